@@ -1,4 +1,7 @@
-"""The step problem by simulated annealing over orders and further runs, in C++."""
+"""Solve the step problem by simulated annealing in the compiled C++ kernel.
+
+The search changes the order of the runs, and adds or removes further runs of a node.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +39,20 @@ def anneal(
     time_limit: float | None = None,
     effort: float = 1.0,
 ) -> ScheduleAnswer:
-    """The cheapest schedule within the capacity that annealing finds.
+    """Return the cheapest schedule within the capacity that simulated annealing finds.
 
-    Every turn begins with all nodes once, or with a schedule that is known; the last ones with the best
-    so far. Bytes over the capacity are a price, not a wall. The bound is that each node runs once.
+    The first turns start from the best schedule known: every node once, an eviction schedule, or
+    one of ``problem.known``. The last turns start from the best schedule found so far. A turn may
+    exceed the capacity at a price. The answer's bound is the cost of running each node once.
 
     Args:
-        compiled: the kernel.
-        problem: what to solve.
-        time_limit: seconds; None: only moves are counted.
-        effort: share of the usual number of moves.
+        compiled: the kernel module.
+        problem: the step problem to solve.
+        time_limit: seconds; None: no clock, and the number of edits alone ends the search.
+        effort: factor on the usual number of edits.
+
+    Returns:
+        The schedule, its bound, and whether the clock ended the search.
 
     Raises:
         BudgetError: no schedule within the capacity was found.
@@ -85,17 +92,18 @@ def improve(
     *,
     moves: int,
 ) -> tuple[tuple[int, ...], int]:
-    """Improve a nearly feasible schedule: cheaper within the capacity, or lower if above it.
+    """Lower a schedule's cost if it fits the capacity, otherwise lower its peak.
 
     Args:
-        compiled: the kernel.
-        problem: what to solve, with a capacity.
-        sequence: the schedule.
-        boundary: position of its first run after the boundary.
+        compiled: the kernel module.
+        problem: the step problem, with a capacity.
+        sequence: the nodes in the order in which they run.
+        boundary: position in ``sequence`` at which backward begins.
         moves: edits to try in each turn.
 
     Returns:
-        The best schedule found, and its boundary: as early as the capacity allows.
+        The best schedule found, and the position at which its backward begins. That position is the
+        earliest one that stays within the capacity.
     """
     core = step_core(problem)
     best = (tuple(sequence), boundary)
@@ -114,14 +122,19 @@ def improve(
 def _rank(
     problem: ScheduleProblem, runs: Sequence[int], boundary: int | None = None
 ) -> tuple[bool, int, int]:
-    """Least for the best schedule: whether it is over the capacity; then its peak, else its cost; its peak."""
+    """Return the sort key of a schedule; the smallest key is best.
+
+    Returns:
+        Whether the peak is above the capacity; the peak if so, otherwise the cost; the peak in
+        bytes.
+    """
     done = evaluate_schedule(problem, runs, boundary)
     over = problem.capacity is not None and done.peak_bytes > problem.capacity
     return over, done.peak_bytes if over else done.cost, done.peak_bytes
 
 
 def _first_boundary(problem: ScheduleProblem, sequence: Sequence[int]) -> int:
-    """The earliest position of a boundary: behind the first runs of all that belongs to forward."""
+    """Return the earliest legal position for backward: after every ``forward`` node has run once."""
     missing = set(problem.forward)
     for position, v in enumerate(sequence):
         if not missing:
@@ -131,7 +144,11 @@ def _first_boundary(problem: ScheduleProblem, sequence: Sequence[int]) -> int:
 
 
 def _starts(problem: ScheduleProblem, core: StepCore) -> list[tuple[int, ...]]:
-    """Every node once, with evictions where memory runs out, and what is known, as far as it can run."""
+    """Return the schedules from which annealing may start, as sequences of the core.
+
+    The list has the core's own sequence, in which each node runs once. It also has the eviction
+    schedule and the known schedules, unless they cannot run.
+    """
     evicted = evicting(problem, problem.order)
     found = [core.start]
     for known in (*problem.known, *((evicted,) if evicted else ())):

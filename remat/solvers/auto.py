@@ -1,4 +1,4 @@
-"""A portfolio of solvers: cheap proofs first, then strong searches; the best of all answers."""
+"""The portfolio solver: cheap proofs first, strong searches later; the best answer wins."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _ROOT_WORK = 12_000
 
 
 class Auto(Solver):
-    """A portfolio of the other solvers; the best answer and the best bound of all.
+    """Portfolio of the other solvers; returns the best answer and the tightest bound among them.
 
-    The compiled kernel comes first: it proves nearly everything in milliseconds. Every member's
-    answer is checked like anyone's. A member that is missing, fails or is refused is passed over;
-    greedy, which cannot fail, is the floor. Without a time limit all members count their work, so
-    that the answer repeats.
+    The compiled kernel runs first, because it proves nearly every optimum in milliseconds. Every
+    member's answer is verified. A member that is not installed, fails, refuses the problem, or
+    returns a wrong answer is skipped. `Greedy` always answers, so there is always a result. Without
+    a time limit, all members count their work, so the answer repeats.
     """
 
     __slots__ = ()
@@ -54,7 +54,7 @@ class Auto(Solver):
     name: ClassVar[str] = "auto"
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
-        """Ask one member after the other until the best answer meets the best bound."""
+        """Run one member after another until the best value equals the tightest bound."""
         deadline = None if time_limit is None else time.monotonic() + time_limit
         answer = _kernel_answer(problem, None if time_limit is None else 0.6 * time_limit)
         if answer is not None and answer.status is Status.OPTIMAL:
@@ -79,11 +79,12 @@ class Auto(Solver):
         )
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
-        """Take turns at the same problem, each turn with more work: beams, the kernel, HiGHS.
+        """Give beam search, the kernel and HiGHS turns at the problem, each turn with more work.
 
-        The kernel is fast where few values are alive at a time, HiGHS where a graph is wide; the other
-        one then takes a hundred times as long. So every member gets a little work before any gets
-        much. HiGHS cannot be stopped at its root, so it waits for a turn with enough work for that.
+        The kernel is fast if few values are alive at a time. HiGHS is fast if the graph is wide. On
+        the wrong kind of graph each can take a hundred times as long, so no member gets much work
+        before every member had a little. HiGHS cannot be interrupted at its root node, so it waits
+        for a turn whose work covers the root.
         """
         search = Search(problem, time_limit=time_limit)
         with_highs, best = unavailable(GraphMilp) is None, search.start()
@@ -102,7 +103,7 @@ class Auto(Solver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Use the kernel; without one, the better of CP-SAT and the given order."""
+        """Solve a step problem with the kernel, or else with CP-SAT, or else with `Greedy`."""
         if unavailable(Native) is None:
             return Native().solve_schedule(problem, time_limit=time_limit)
         if unavailable(CpSat) is None and len(problem) <= MOST_NODES:
@@ -111,7 +112,12 @@ class Auto(Solver):
 
 
 def _kernel_answer(problem: KnapsackProblem, limit: float | None) -> Answer | None:
-    """The unchecked answer of the kernel; None if it cannot run, refuses or fails."""
+    """Return the kernel's unverified answer, or None if the kernel cannot run, refuses or fails.
+
+    Args:
+        problem: the knapsack.
+        limit: seconds; None: no clock.
+    """
     native = Native()
     if native.cannot_run() is not None or native.refuses(problem) is not None:
         return None
@@ -124,7 +130,16 @@ def _kernel_answer(problem: KnapsackProblem, limit: float | None) -> Answer | No
 def _best(
     core: KnapsackProblem, members: Iterable[tuple[Solver, float]], deadline: float | None
 ) -> Answer:
-    """The best answer and the best bound of those members that there is time for."""
+    """Run members until one proves the optimum or the time is up.
+
+    Args:
+        core: the reduced knapsack.
+        members: solvers in order, each with the fraction of the remaining time that it may take.
+        deadline: time of the monotonic clock at which to stop; None: no limit.
+
+    Returns:
+        The best choice of all members, with the lowest upper bound of all members.
+    """
     best = run(Greedy(), core)
     bound, by_clock = best.bound, False
     for member, share in members:
@@ -145,11 +160,11 @@ def _best(
 
 
 def _members(core: KnapsackProblem, *, again: bool) -> Iterator[tuple[Solver, float]]:
-    """The solvers to run in order, each with its fraction of the remaining time.
+    """Yield the solvers to run in order, each with its fraction of the remaining time.
 
     Args:
-        core: the problem.
-        again: ask the kernel again: it refused the whole problem, but may take what is left of it.
+        core: the reduced knapsack.
+        again: run the kernel first. The kernel refused the whole problem, but may accept the core.
     """
     if again:
         yield Native(), 0.6
@@ -171,5 +186,5 @@ def _try(member: Solver, core: KnapsackProblem, limit: float | None) -> Solution
 
 
 def is_auto(solver: Solver) -> bool:
-    """Whether a solver is the portfolio, which mixes proposals; any other solver decides alone."""
+    """Return whether a solver is `Auto`, which combines the answers of several solvers."""
     return solver.name == Auto.name

@@ -1,7 +1,8 @@
-"""Solvers with a small part of their work, so that a table of all solvers takes seconds.
+"""Search solvers with a twentieth of their usual work, for tables of all solvers.
 
-Those that search until they have proven something may take minutes for one plan of a few hundred nodes. Here
-each may do a twentieth of what it does when it is asked for. That is counted, so that its plans repeat.
+A solver that searches until it has a proof may take minutes for one plan of a few hundred nodes.
+With these limits a table of all solvers takes seconds. The limits count work instead of time, so
+the plans repeat.
 """
 
 from __future__ import annotations

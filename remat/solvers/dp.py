@@ -1,9 +1,9 @@
-"""Dynamic programming over capacity, in a bounded number of steps.
+"""Dynamic programming over the capacity of a knapsack, in a bounded number of steps.
 
 Source: the textbook recursion over items and capacities, vectorised over capacities. PyTorch's
-``dp`` rounds weights to the nearest of 10,000 steps and so overshoots its budget. Here weights are
-rounded up and the capacity down, so a choice always fits. Nothing is rounded if the capacity, in units
-of the weights' common divisor, has no more steps than allowed.
+``dp`` rounds weights to the nearest of 10,000 steps, so it can exceed its budget. Here weights are
+rounded up and the capacity is rounded down, so a choice always fits. Nothing is rounded if the
+capacity, divided by the weights' common divisor, is at most the number of steps.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from remat.solvers.solution import Answer
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DynamicProgram(CoreSolver):
-    """Dynamic programming over the capacity in steps; exact where the steps are fine enough.
+    """Dynamic programming over the capacity in steps; exact if the steps are fine enough.
 
     Attributes:
-        steps: capacities to tell apart. Time and memory grow with items times steps.
+        steps: number of different capacities in the table. Time and memory grow with the number of
+            items times this number.
     """
 
     steps: int = 10_000
@@ -37,7 +38,7 @@ class DynamicProgram(CoreSolver):
             raise ProblemError(f"steps must be at least 1, got {self.steps}")
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Fill the table, items by efficiency, and read the choice back from it."""
+        """Fill the table item by item, most efficient first, and read the best choice back from it."""
         deadline = None if time_limit is None else time.monotonic() + time_limit
         unit = -(-core.capacity // self.steps)
         coarse = _coarsen(core, unit) if unit > 1 else core
@@ -54,7 +55,7 @@ class DynamicProgram(CoreSolver):
 
 
 def _coarsen(problem: KnapsackProblem, unit: int) -> KnapsackProblem:
-    """Count weights in multiples of ``unit``: rounded up, and the capacity down."""
+    """Convert weights and capacity to multiples of ``unit``: weights rounded up, the capacity down."""
     return KnapsackProblem(
         weights=tuple(-(-w // unit) for w in problem.weights),
         values=problem.values,
@@ -65,7 +66,17 @@ def _coarsen(problem: KnapsackProblem, unit: int) -> KnapsackProblem:
 def _fill_table(
     problem: KnapsackProblem, order: tuple[int, ...], deadline: float | None
 ) -> tuple[list[int], bool]:
-    """Return the best choice among the items reached, lightest first, and whether all were."""
+    """Fill the table of dynamic programming, and read back the best choice.
+
+    Args:
+        problem: the knapsack, in steps.
+        order: the items in the order in which they enter the table.
+        deadline: time of the monotonic clock at which to stop; None: no limit.
+
+    Returns:
+        The best choice among the items entered, the lightest one in a tie. Whether all items were
+        entered.
+    """
     import numpy as np
 
     columns = problem.capacity + 1

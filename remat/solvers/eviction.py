@@ -1,4 +1,4 @@
-"""A schedule in the given order: what is used last goes first, and is made again when it is read."""
+"""Build a schedule that evicts values if memory runs out, and recomputes them later."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from remat.solvers.schedule_problem import MOST_RUNS_PER_NODE, ScheduleProblem
 
 
 def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | None:
-    """Runs the nodes in an order, and drops values where memory runs out.
+    """Build a schedule that runs nodes in a given order and evicts values if memory runs out.
 
-    Of the values that nobody needs at the moment, the one goes that is largest for what making it
-    again costs and whose next use is furthest (as in "Dynamic tensor rematerialization", Kirisame et
-    al., ICLR 2021, with the future known).
+    Among the values that the current run does not need, those that are large, cheap to recompute
+    and not read for long are evicted first. The score is that of "Dynamic tensor rematerialization"
+    (Kirisame et al., ICLR 2021), except that future reads are known here.
 
     Args:
-        problem: the problem, with its capacity.
-        order: all nodes that run, each once, in a legal order.
+        problem: the step problem, with its capacity.
+        order: all nodes that run, each once, in an order in which they can run.
 
     Returns:
-        The schedule; None where this way does not fit the capacity.
+        The schedule, with a further run of a node wherever an evicted value is read. None if no
+        such schedule fits the capacity. With a capacity of None, ``order`` itself.
     """
     if problem.capacity is None:
         return list(order)
@@ -57,7 +58,16 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
         return False
 
     def run(v: int, position: int, pinned: set[int]) -> bool:
-        """Run a node after its inputs; pinned values are not evicted."""
+        """Run a node, and recompute its evicted inputs first.
+
+        Args:
+            v: the node.
+            position: position in ``order`` of the run that needs the node.
+            pinned: values that must not be evicted meanwhile.
+
+        Returns:
+            False if an input cannot be recomputed, or if the run does not fit the capacity.
+        """
         nonlocal now
         mine = pinned | set(problem.inputs[v])
         for u in problem.inputs[v]:
@@ -79,7 +89,7 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
         return True
 
     def drop(values: list[int], position: int, pinned: set[int]) -> None:
-        """Free values without readers after this position."""
+        """Free those of the given values that no later position of ``order`` reads."""
         nonlocal now
         for i in values:
             if i in alive and i not in stays and i not in pinned and not uses[i]:

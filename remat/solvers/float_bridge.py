@@ -1,12 +1,15 @@
-"""The float signature in which PyTorch's partitioner asks for a knapsack.
+"""Adapter between solvers and the float signature in which PyTorch's partitioner poses a knapsack.
 
-``(memory, runtimes, max_memory) -> (total runtime saved, indices to save, indices to allow
-recomputing)``, as in ``torch/_functorch/_activation_checkpointing/knapsack.py``. What differs:
+The signature is ``(memory, runtimes, max_memory) -> (total runtime saved, indices to save, indices
+to allow recomputing)``, as in ``torch/_functorch/_activation_checkpointing/knapsack.py``. This
+module differs from PyTorch's functions in two points:
 
-- A float means the decimal that it prints as, so three items of 0.1 fit into 0.3. The decimals become
-  integers: exactly, if those fit into 63 bits, and otherwise rounded so that the choice still fits.
-- Shares come out of divisions that round, so a sum may exceed the room by that rounding: an item of
-  0.5000000000000001 fits into 0.5 (`TOLERANCE`).
+- A float counts as the decimal that it prints as, so three items of 0.1 fit into 0.3. The decimals
+  are scaled to integers. Scaling is exact if the integers fit into 63 bits, and otherwise rounds so
+  that the choice still fits.
+- PyTorch computes shares of memory by divisions that round, so a sum of shares may exceed the
+  capacity by the rounding error. An item of 0.5000000000000001 therefore fits into 0.5 (see
+  `TOLERANCE`).
 """
 
 from __future__ import annotations
@@ -32,16 +35,17 @@ _COARSE_WEIGHTS, _COARSE_VALUES = 2**60, 2**53 - 1
 
 
 def knapsack_fn(solver: Solver) -> KnapsackFn:
-    """Wrap a solver as a function of PyTorch's signature.
+    """Wrap a solver as a function with the signature of PyTorch's knapsack solvers.
 
     Args:
-        solver: whom to ask.
+        solver: the solver to run.
 
     Returns:
         A function of ``memory`` (per item, any unit), ``runtimes`` (per item, any unit) and
-        ``max_memory`` (the unit of ``memory``). It returns the total runtime of the saved items
-        and the sorted indices of the saved and of all other items, and raises `ProblemError` if an
-        argument is not finite, negative or no number, and `SolverError` as `run` does.
+        ``max_memory`` (the unit of ``memory``). It returns the total runtime of the saved items,
+        the sorted indices of the saved items, and the sorted indices of all other items. It raises
+        `ProblemError` if an argument is not a number, not finite or negative, and `SolverError` as
+        `run` does.
     """
 
     def solve(
@@ -58,14 +62,20 @@ def knapsack_fn(solver: Solver) -> KnapsackFn:
 def problem_from_floats(
     memory: Iterable[float], runtimes: Iterable[float], max_memory: float
 ) -> KnapsackProblem:
-    """Read floats as the shortest decimals that print like them, and scale those to integers.
+    """Convert floats to a knapsack problem in integers.
 
-    A capacity among numbers that are not whole is raised by `TOLERANCE`. Where the common denominator
-    would lead beyond 63 bits, memory is rounded up, the capacity down and runtimes up, in units that
-    keep the sums of memory within 60 and those of runtimes within 53 bits.
+    Each float is read as the shortest decimal that prints like it. If any weight or the capacity is
+    not a whole number, the capacity is raised by `TOLERANCE`. If exact scaling would exceed 63
+    bits, memory and runtimes are rounded up and the capacity is rounded down. The sum of memory
+    then stays within 60 bits and the sum of runtimes within 53 bits.
+
+    Args:
+        memory: memory of each item, in any unit.
+        runtimes: runtime of each item, in any unit.
+        max_memory: the capacity, in the unit of ``memory``.
 
     Raises:
-        ProblemError: an argument is not finite, negative or no number, or the lengths differ.
+        ProblemError: an argument is not a number, not finite or negative, or the lengths differ.
     """
     weights = [_decimal(f"memory[{i}]", x) for i, x in enumerate(memory)]
     values = [_decimal(f"runtimes[{i}]", x) for i, x in enumerate(runtimes)]
@@ -95,13 +105,13 @@ def problem_from_floats(
 
 
 def _scale(numbers: Sequence[Fraction]) -> Fraction | None:
-    """The factor that makes integers of all numbers; None where their sum would not fit 63 bits."""
+    """Return the factor that turns all numbers into integers; None if their sum exceeds 63 bits."""
     exact = math.lcm(*(x.denominator for x in numbers))
     return Fraction(exact) if sum(numbers, Fraction()) * exact <= INT64_MAX else None
 
 
 def _coarse_scale(numbers: Sequence[Fraction], most: int) -> Fraction:
-    """The largest factor that keeps the sum of the numbers, each rounded up, within ``most``."""
+    """Return the largest factor that keeps the sum of the rounded-up numbers at most ``most``."""
     return (most - len(numbers)) / (sum(numbers, Fraction()) or Fraction(1))
 
 

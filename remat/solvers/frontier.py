@@ -1,8 +1,9 @@
-"""Every trade-off of a knapsack at once: its Pareto-optimal (weight, value) pairs.
+"""Compute all Pareto-optimal (weight, value) pairs of a knapsack in one run.
 
-One run replaces a sweep over capacities: the best choice for any capacity is the last point that
-fits. By the compiled kernel where it was built, in NumPy otherwise; both after Nemhauser and Ullmann
-(1969), item by item with identical items grouped.
+One run replaces a sweep over capacities, because the best choice for any capacity is the last point
+that fits. The compiled kernel computes the frontier if it was built, otherwise NumPy does. Both use
+the algorithm of Nemhauser and Ullmann (1969): item by item, with identical items grouped in the
+kernel.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class KnapsackFrontier:
     Attributes:
         weights: weight of each point, int64, strictly rising.
         values: value of each point, int64, strictly rising.
-        tolerance: 0 if every Pareto-optimal pair is there. Otherwise each missing pair has a point
-            that weighs no more and is worth at least the pair's value / (1 + tolerance).
+        tolerance: 0 if every Pareto-optimal pair is present. Otherwise, for each missing pair, some
+            point weighs no more and has at least the pair's value / (1 + tolerance).
     """
 
     weights: npt.NDArray[np.int64]
@@ -44,32 +45,33 @@ class KnapsackFrontier:
         return len(self.weights)
 
     def items(self, point: int) -> tuple[int, ...]:
-        """The sorted item indices of a point.
+        """Return the sorted item indices of the choice at a point.
 
         Raises:
-            ProblemError: there is no such point.
+            ProblemError: ``point`` is out of range.
         """
         if not 0 <= point < len(self):
             raise ProblemError(f"point is {point}; this frontier has points 0 to {len(self) - 1}")
         return tuple(self._items(point))
 
     def best_within(self, capacity: int) -> int:
-        """The point of highest value that weighs no more than ``capacity``."""
+        """Return the index of the most valuable point that weighs at most ``capacity``."""
         if capacity < 0:
             raise ProblemError(f"capacity is {capacity}; expected 0 or more")
         return int(self.weights.searchsorted(capacity, side="right")) - 1
 
     def knee(self, *, by: str = "origin") -> int:
-        """The point where more weight starts to buy little.
+        """Return the index of the point beyond which more weight adds little value.
 
         Weight and *lost* value are scaled to [0, 1] over the frontier.
 
         Args:
-            by: ``"origin"``: nearest to no weight and no loss; ``"chord"``: farthest below the line
-                from the lightest to the heaviest point.
+            by: ``"origin"``: the point nearest to zero weight and zero loss. ``"chord"``: the point
+                farthest below the line from the lightest to the heaviest point.
 
         Returns:
-            The point; the last where all points weigh or are worth the same.
+            The index of the point; the last index if all points have the same weight or the same
+            value.
         """
         if by not in ("origin", "chord"):
             raise ProblemError(f"by is {by!r}; expected 'origin' or 'chord'")
@@ -85,11 +87,12 @@ class KnapsackFrontier:
 def knapsack_frontier(
     problem: KnapsackProblem, *, most_points: int = MOST_POINTS
 ) -> KnapsackFrontier:
-    """Computes the frontier of a knapsack.
+    """Compute the Pareto frontier of a knapsack.
 
     Args:
-        problem: the problem; points heavier than its capacity are left out.
-        most_points: a frontier of more points is thinned; the result states the tolerance.
+        problem: the knapsack; points heavier than its capacity are left out.
+        most_points: number of points above which the frontier is thinned.
+            `KnapsackFrontier.tolerance` states the resulting error.
 
     Raises:
         ProblemError: ``most_points`` is below 16.
@@ -111,7 +114,11 @@ def knapsack_frontier(
 
 
 def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFrontier:
-    """The same without the kernel; each point keeps the point that it came from and its last item."""
+    """Compute the frontier with NumPy if there is no kernel.
+
+    Each point stores its parent point and the item that was added last, so that `items` can follow
+    the chain back.
+    """
     import numpy as np
 
     free = [
@@ -171,10 +178,10 @@ def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFro
 
 
 class DynamicMemoryBudget(Solver):
-    """The choice at the knee of the frontier below the capacity, where more memory buys little.
+    """Choice at the knee of the frontier below the capacity, where more memory adds little value.
 
-    The name is that of PyTorch's solver, which sweeps a hundred budgets; here the frontier is
-    computed once, and its knee is exact. It saves less than it may, on purpose.
+    PyTorch's solver of the same name sweeps a hundred budgets. This solver computes the frontier
+    once and takes its knee. It deliberately saves fewer bytes than the capacity allows.
     """
 
     __slots__ = ()

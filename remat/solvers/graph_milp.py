@@ -1,8 +1,9 @@
-"""The graph problem as a mixed-integer program, for HiGHS through ``scipy.optimize.milp``.
+"""Solve the graph problem as a mixed-integer program with HiGHS, called through SciPy.
 
-One binary variable per node says that it is saved, a second one that it is recomputed; the second may be
-continuous, as it follows from the first. The hull makes the program smaller: choices that lose more than
-the gap at its price are fixed, and the cost may not exceed that of the decision known already.
+For each node, a binary variable says whether the node is saved, and a second variable whether it is
+recomputed. The second variable may be continuous, because it follows from the first ones. The
+Lagrangian hull makes the program smaller. Choices that lose more than the gap at the hull's price
+are fixed, and the cost may not exceed that of the best known decision.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class GraphMilp(Solver):
     """HiGHS on the whole graph, bounded by the hull; variables that the hull decides are fixed.
 
     Attributes:
-        nodes: where no time limit is given, the most branch-and-bound nodes to open.
-        gap: the gap, as a share of the cost, at which to stop.
+        nodes: the most branch-and-bound nodes to open if there is no time limit.
+        gap: the difference between cost and bound at which to stop, as a fraction of the cost.
     """
 
     nodes: int = 2_000
@@ -43,7 +44,12 @@ class GraphMilp(Solver):
         return search.answer(self.improve(search, search.repair(search.start())))
 
     def improve(self, search: Search, best: Incumbent) -> Incumbent:
-        """A decision no worse than ``best``, and a better bound, by HiGHS."""
+        """Run HiGHS, and return a decision that costs at most as much, with its improved bound.
+
+        Args:
+            search: the problem, with its capacity, hull and deadline.
+            best: the best decision known so far.
+        """
         if best.gap <= self.gap or search.late():
             return best
         program = _Program(search, best)
@@ -76,7 +82,7 @@ class GraphMilp(Solver):
 
 
 class _Program:
-    """The rows and columns; save variables first, then recompute variables."""
+    """Matrix form of the program: save variables of all nodes first, then recompute variables."""
 
     def __init__(self, search: Search, best: Incumbent) -> None:
         import numpy as np

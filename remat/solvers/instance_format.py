@@ -1,7 +1,7 @@
-"""The JSON of an instance: written compactly, read with every entry checked.
+"""JSON format of problem instances, written compactly; reading checks every entry.
 
-One JSON object: what the problem is, then the problem column by column, one line each, with flags as
-text of ``0`` and ``1``::
+A file is one JSON object. The keys of `HEAD` come first and describe the problem. The problem
+follows, one line per column. Columns of flags are text of ``0`` and ``1``::
 
     {"remat_instance":1,
     "kind":"graph",
@@ -54,7 +54,7 @@ _COLUMNS = {
 
 
 def dump(head: Mapping[str, Any], problem: AnyProblem) -> str:
-    """Writes an instance; equal instances give equal texts.
+    """Convert an instance to JSON text; equal instances give equal text.
 
     Args:
         head: a value for each key of `HEAD`.
@@ -77,11 +77,15 @@ def _lines(values: Mapping[str, Any]) -> list[str]:
 
 
 def parse(text: str) -> tuple[dict[str, Any], AnyProblem]:
-    """Parse the text of `dump`: the unchecked head, and the problem, checked except for its texts.
+    """Parse the text of `dump`, or a published graph in node-link JSON.
+
+    Returns:
+        The values of the keys in `HEAD`, unchecked, and the problem. The problem is checked except
+        for the length and printability of its names.
 
     Raises:
-        ProblemError: the text is no instance, cut off, of another version, too large, has unknown
-            keys, or an entry that cannot be meant; the message names it in one line.
+        ProblemError: the text is not a complete instance of this version, is too large, has unknown
+            keys, or has an invalid entry. The message names the fault in one line.
     """
     data = _object(text)
     if is_node_link(data):
@@ -108,7 +112,11 @@ def parse(text: str) -> tuple[dict[str, Any], AnyProblem]:
 
 
 def _problem(kind: Any, columns: Any, unit: str) -> Any:
-    """The problem of a file: its columns' shape is checked here, their entries by the problem."""
+    """Build the problem of a file.
+
+    This function checks that the columns have the right shape. The problem's constructor checks
+    their entries.
+    """
     if type(columns) is not dict:
         raise ProblemError(f"problem is {short(columns)}; expected an object")
     _keys("problem", columns, _COLUMNS[kind.kind])
@@ -123,7 +131,7 @@ def _problem(kind: Any, columns: Any, unit: str) -> Any:
 
 
 def text_of(label: str, value: object) -> str:
-    """The value, if it is a text that can be shown in one line; a `ProblemError` if not."""
+    """Return a text that can be shown in one line, or raise `ProblemError` for any other value."""
     if type(value) is not str or len(value) > MAX_TEXT or not value.isprintable():
         raise ProblemError(
             f"{label} is {short(value)}; expected printable text of at most {MAX_TEXT} characters"
@@ -132,13 +140,13 @@ def text_of(label: str, value: object) -> str:
 
 
 def few(label: str, values: Sequence[Any]) -> None:
-    """Raises a `ProblemError` if there are more than `MAX_NODES`."""
+    """Raise `ProblemError` if there are more than `MAX_NODES` values."""
     if len(values) > MAX_NODES:
         raise ProblemError(f"{label} has {len(values)} entries; at most {MAX_NODES} are read")
 
 
 def _object(text: str) -> dict[str, Any]:
-    """The one object of a JSON text; NaN, infinities and keys given twice are refused."""
+    """Parse a JSON text that is one object; refuse NaN, infinities and duplicate keys."""
 
     def refuse(constant: str) -> None:
         raise ProblemError(f"{constant} stands where only integers may")

@@ -1,7 +1,7 @@
-"""Code that runs inside a solver's own process; the parent's side is in `remat.solvers.isolation`.
+"""Code that runs inside a solver's own process; `remat.solvers.isolation` is the parent's side.
 
-Standard output and error belong to the solver. Questions come and replies go through one connection; a
-question is trusted and pickled, a reply is JSON.
+Standard output and standard error belong to the solver. Questions and replies go through one
+connection. Questions are pickled, because the worker trusts the parent. Replies are JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ _ORPHAN_S = 30.0
 
 
 def main(fd: int) -> None:
-    """Set up the solver, then answer questions until the other side goes away."""
+    """Load the solver, then answer questions until the parent closes the connection.
+
+    Args:
+        fd: file descriptor of the connection to the parent.
+    """
     os.set_inheritable(fd, False)  # what the solver starts must not hold it open
     faulthandler.enable()
     connection: Connection[Any, Any] = Connection(fd)
@@ -42,7 +46,10 @@ def main(fd: int) -> None:
 
 
 def _receive(connection: Connection[Any, Any]) -> bytes:
-    """The next message. Sets the alarm that ends this process should the other side be gone by then."""
+    """Return the next message, and set an alarm that ends this process after its time limit.
+
+    The parent kills a late process sooner. The alarm works even if the parent is gone.
+    """
     within_s, message = connection.recv()
     if within_s is not None:  # the kernel's alarm ends even what hangs in C
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -52,6 +59,14 @@ def _receive(connection: Connection[Any, Any]) -> bytes:
 
 
 def _set_up(message: bytes) -> tuple[Solver | None, bytes]:
+    """Load the solver and limit the memory.
+
+    Args:
+        message: the pickled name, main file, memory limit in bytes, and pickled solver.
+
+    Returns:
+        The solver, and the reply for the parent. If loading fails, None and an error reply.
+    """
     name, main_file, memory_bytes, pickled = pickle.loads(message)
     try:
         if main_file is not None:  # the script whose classes are wanted, not run as a script
@@ -69,7 +84,7 @@ def _set_up(message: bytes) -> tuple[Solver | None, bytes]:
 
 
 def _limit_memory(more: int) -> None:
-    """Allow so many bytes of address space beyond what is mapped now."""
+    """Limit the address space to the mapped size plus ``more`` bytes."""
     import resource
 
     try:
@@ -86,7 +101,7 @@ def _limit_memory(more: int) -> None:
 
 
 def _answer(solver: Solver, message: bytes) -> bytes:
-    """The reply to one question: the parsed but unverified answer, or the error."""
+    """Return the reply to one question: the parsed but unverified answer, or an error."""
     try:
         with solver_errors(solver):
             method, problem, time_limit = pickle.loads(message)

@@ -1,4 +1,4 @@
-"""The compiled kernel: exact on 64-bit integers, and the fastest here on most kinds of problems."""
+"""The compiled kernel as a solver: exact on 64-bit integers, and the fastest here on most problems."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ LARGEST_SUM = 2**60
 class Native(Solver):
     """MINKNAP's expanding core, joined lists, and branches on the number of items, in C++.
 
-    Identical items are grouped, and the greatest common divisor is taken out. Undominated states grow
-    around the break item and are pruned by upper bounds (Pisinger 1997). Larger problems are bounded by
-    capacity and cardinality together (after Martello, Pisinger, Toth 1999), and by the cost of room that
-    no set of items can fill (a group relaxation, after Gomory 1969). The rest is enumerated from both
-    ends of the core. Limits count work, so the answer repeats unless a clock is set.
+    Identical items are grouped, and the greatest common divisor is divided out. Undominated states
+    grow around the break item and are pruned by upper bounds (Pisinger 1997). Larger problems are
+    bounded by capacity and cardinality together (after Martello, Pisinger, Toth 1999). They are
+    also bounded by the cost of capacity that no set of items can fill (a group relaxation, after
+    Gomory 1969). The remaining choices are enumerated from both ends of the core. Limits count
+    work, so the answer repeats unless a time limit is set.
     """
 
     __slots__ = ()
@@ -52,7 +53,10 @@ class Native(Solver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Anneal over orders and further runs: see `remat.solvers.annealing`. Not exact."""
+        """Solve a step problem by simulated annealing; the result is not exact.
+
+        See `remat.solvers.annealing`.
+        """
         compiled = kernel()
         if compiled is None:
             raise SolverError(self.name, f"solver '{self.name}': {self.cannot_run()}")
@@ -61,7 +65,14 @@ class Native(Solver):
     def search(
         self, problem: KnapsackProblem, *, work: int, states: int, time_limit: float | None = None
     ) -> Answer:
-        """What it finds and proves within so much work and so many states; see `WORK`."""
+        """Solve a knapsack within a limit on work and states.
+
+        Args:
+            problem: the knapsack.
+            work: number of states that the search may create; see `WORK`.
+            states: number of states that the search may keep at one time; see `STATES`.
+            time_limit: seconds; None: no clock.
+        """
         compiled = kernel()
         if compiled is None:
             raise SolverError(self.name, f"solver '{self.name}': {self.cannot_run()}")

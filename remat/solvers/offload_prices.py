@@ -1,4 +1,9 @@
-"""Prices on bytes at moments and on the link's time, and the decision with offloads that is best at them."""
+"""Lagrange multipliers for offloading, and the decision that is cheapest under them.
+
+One multiplier prices a byte at a *moment*, another one the time of the host link. A moment is a
+position of the joint graph. In forward it is the position of the run itself, in backward the
+position of the next node that backward always runs.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +24,13 @@ _WINDOWS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lives:
-    """When the values of the graph problem are there, by moments; one entry for each.
+    """Lifetimes of the values of a graph problem, as moments; one entry per node.
 
     Attributes:
-        begin: where it is made.
-        ready: its last use in forward.
-        first: its first use in backward.
-        last: its last use there.
+        begin: the moment at which the value is computed.
+        ready: the moment of its last use in forward.
+        first: the moment of its first use in backward.
+        last: the moment of its last use in backward.
     """
 
     begin: Sequence[int]
@@ -36,13 +41,13 @@ class Lives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadChoice:
-    """A decision with offloads, and its measures.
+    """A decision with offloads, with its memory and cost.
 
     Attributes:
-        saved: positions in the graph problem.
-        over: bytes above the capacity, of all moments together.
-        schedule: its runs, without copies.
-        evaluation: its memory and cost.
+        saved: positions of the saved nodes in the graph problem.
+        over: bytes above the capacity, summed over all positions of the schedule.
+        schedule: the runs of the decision, without copies.
+        evaluation: memory and cost of the schedule with its offloads.
     """
 
     saved: tuple[int, ...]
@@ -52,12 +57,12 @@ class OffloadChoice:
 
     @property
     def offloaded(self) -> tuple[int, ...]:
-        """The offloaded values, by nodes of the step problem."""
+        """The offloaded values, as nodes of the step problem."""
         return self.evaluation.offloaded
 
     @property
     def cost(self) -> int:
-        """Recomputation and exposed transfer time together."""
+        """Recompute cost plus exposed transfer time."""
         return self.evaluation.cost
 
     @property
@@ -67,26 +72,26 @@ class OffloadChoice:
 
     @property
     def peak_bytes(self) -> int:
-        """Peak of the device."""
+        """Peak memory of the device, in bytes."""
         return self.evaluation.peak_bytes
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Least for the best: decisions within the capacity come before others."""
+        """Sort key; the smallest is best. Decisions within the capacity come before all others."""
         return self.over, self.cost
 
 
 class Prices:
-    """Prices, moved along what decisions are over.
+    """Lagrange multipliers on bytes and on link time, raised where decisions exceed a limit.
 
     Args:
-        problem: the problem.
-        graph: what may be saved and what recomputed.
-        node_of: nodes of the step problem by those of the graph problem.
-        lives: when values are there.
-        capacity: the peak.
-        whole: the schedule of a decision that saves all it may.
-        moments: the moment of each of its runs.
+        problem: the step problem with its copy times.
+        graph: the graph problem: which values may be saved and which recomputed.
+        node_of: for each node of the graph problem, the node of the step problem; -1 for none.
+        lives: lifetimes of the values of the graph problem.
+        capacity: peak memory of the device, in bytes.
+        whole: the schedule of a decision that saves every savable value.
+        moments: the moment of each run of ``whole``.
     """
 
     def __init__(
@@ -129,7 +134,12 @@ class Prices:
             self._fetched[i] = min(lives.first[i], moments[min(k, len(runs) - 1)])
 
     def decision(self) -> tuple[tuple[int, ...], list[int]]:
-        """The best values to save at the prices, and the nodes of those that are cheaper offloaded."""
+        """Return the cheapest decision under the multipliers.
+
+        Returns:
+            Positions of the nodes to save in the graph problem, and the nodes of the step problem
+                to offload: the saved values that are cheaper offloaded.
+        """
         graph, problem, lives = self._graph, self._problem, self._lives
         at = sorted(self._moment)
         sums = [0.0, *itertools.accumulate(self._moment[m] for m in at)]
@@ -168,7 +178,17 @@ class Prices:
         return total
 
     def move(self, choice: OffloadChoice, moments: Sequence[int], most: float, step: float) -> bool:
-        """Moves the prices along what a decision is over, by Polyak's rule; False where it is within all."""
+        """Move the multipliers along a subgradient at a decision, with Polyak's step size.
+
+        Args:
+            choice: the decision that is cheapest under the current multipliers.
+            moments: the moment of each run of the decision's schedule.
+            most: cost of the best decision known, or an estimate; it sets the step size.
+            step: factor on the step size.
+
+        Returns:
+            False if the subgradient is zero, so that the multipliers stay; True otherwise.
+        """
         capacity, bytes_scale, time_scale = self._capacity, self._byte_scale, self._time_scale
         highest: dict[int, int] = {}
         # As if nothing waited: waiting is what the link's prices are about.
@@ -196,7 +216,10 @@ class Prices:
         return True
 
     def _open_windows(self, choice: OffloadChoice, moments: Sequence[int]) -> None:
-        """Begins a price for each stretch in which the link was behind, the longest waits first."""
+        """Add a multiplier of 0 for each window in which runs waited for the link.
+
+        Windows with the longest waits come first; each direction has at most `_WINDOWS`.
+        """
         placed, last = choice.evaluation.placement, len(moments) - 1
         for back, waits in ((False, placed.sending), (True, placed.fetching)):
             opened = sum(w[0] == back for w in self._window)
@@ -207,7 +230,13 @@ class Prices:
     def _behind(
         self, window: tuple[bool, int, int], choice: OffloadChoice, moments: Sequence[int]
     ) -> float:
-        """Time by which copies of a window take longer than the runs beside them."""
+        """Return the time by which a window's copies take longer than the runs beside them.
+
+        Args:
+            window: whether the window is for fetches, its first moment and its last moment.
+            choice: the decision whose copies are counted.
+            moments: the moment of each run of the decision's schedule.
+        """
         back, low, high = window
         problem, idle = self._problem, choice.schedule.idle
         copies = 0

@@ -1,4 +1,4 @@
-"""The check that every answer passes: recomputed in integers, refused with the solver's name."""
+"""Verify every answer: evaluate it again in integers, and refuse a wrong one in the solver's name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STATES = 50_000
 
 
 class Claim(NamedTuple):
-    """A solver's answer in plain ints; the attributes are those of `Answer`."""
+    """A solver's answer in plain ints; the attributes have the same meaning as in `Answer`."""
 
     choice: tuple[int, ...]
     bound: int | None
@@ -32,28 +32,28 @@ class Claim(NamedTuple):
 
 
 def verify(problem: Problem[S], solver: Solver, answer: object, *, elapsed_s: float = 0.0) -> S:
-    """Turn a solver's result into a verified solution.
+    """Turn a solver's answer into a verified solution.
 
     Args:
-        problem: what the solver was given.
-        solver: who answered.
+        problem: the problem that the solver was given.
+        solver: the solver that answered.
         answer: an iterable of indices or runs, or an object of the problem's ``answer`` class.
-        elapsed_s: seconds the solver took.
+        elapsed_s: seconds that the solver took.
 
     Returns:
-        The solution. Its bound is the one that holds without a search, or a tighter one that one of our
-        solvers claims. A tighter one from elsewhere is checked by a short search, for knapsacks and
-        graphs; what that does not prove becomes the solution's ``claimed_bound``.
+        The solution. Its bound holds without a search, or is a tighter one that a built-in solver
+        claims. For knapsacks and graph problems, a short search checks a tighter bound of any other
+        solver. An unproven bound becomes the solution's ``claimed_bound``.
 
     Raises:
-        SolverError: the answer is malformed, cannot be carried out, is above the capacity, or claims
-            what is not so; the message names the solver and the first thing wrong.
+        SolverError: the answer is malformed, cannot be carried out, exceeds the capacity, or makes
+            a false claim. The message names the solver and the first fault.
     """
     return judge(problem, solver, read(problem, solver, answer), elapsed_s=elapsed_s)
 
 
 def read(problem: Problem[Any], solver: Solver, answer: object) -> Claim:
-    """Read a solver's result entry by entry, without evaluating it.
+    """Read a solver's answer entry by entry, without evaluating it.
 
     Raises:
         SolverError: the answer is malformed.
@@ -78,7 +78,14 @@ def read(problem: Problem[Any], solver: Solver, answer: object) -> Claim:
 
 
 def judge(problem: Problem[S], solver: Solver, claim: Claim, *, elapsed_s: float) -> S:
-    """Evaluate a solver's answer, and check its claims; as `verify`."""
+    """Evaluate a solver's answer and check its claims; see `verify`.
+
+    Args:
+        problem: the problem that the solver was given.
+        solver: the solver that answered.
+        claim: the answer, as returned by `read`.
+        elapsed_s: seconds that the solver took.
+    """
     try:
         figures = problem.measure(claim.choice)
     except ProblemError as error:
@@ -125,7 +132,13 @@ def judge(problem: Problem[S], solver: Solver, claim: Claim, *, elapsed_s: float
 
 
 def _claimed_bound(problem: Problem[Any], solver: Solver, claim: Claim, reached: int) -> int | None:
-    """The bound that an answer claims; with the status OPTIMAL it is what the answer reaches."""
+    """Return the bound that an answer claims; None if it claims none.
+
+    With the status OPTIMAL, the claimed bound is ``reached``, the objective of the answer.
+
+    Raises:
+        SolverError: the status contradicts the bound, or has nothing that proves it.
+    """
     exact = problem.by_capabilities and solver.exact
     if claim.status is None:
         return reached if exact and claim.bound is None else claim.bound
@@ -143,7 +156,7 @@ def _claimed_bound(problem: Problem[Any], solver: Solver, claim: Claim, reached:
 
 
 def _proven_value(problem: KnapsackProblem, reached: int) -> int:
-    """An upper bound on the value of any choice, by a short search of the kernel."""
+    """Return an upper bound on the value of any choice, proven by a short search of the kernel."""
     native = Native()
     if native.cannot_run() is not None or native.refuses(problem) is not None:
         return problem.total_value
@@ -152,7 +165,10 @@ def _proven_value(problem: KnapsackProblem, reached: int) -> int:
 
 
 def _proven_cost(problem: GraphProblem, reached: int) -> int:
-    """A lower bound on the cost of any decision, by a short search; at most the reached cost."""
+    """Return a lower bound on the cost of any decision, proven by a short search.
+
+    The bound is at most ``reached``, the cost of the solver's decision.
+    """
     if unavailable(Lagrangian) is not None:
         return 0
     search = Search(problem)
@@ -178,5 +194,5 @@ def _number(solver: Solver, what: str, claimed: object) -> int | None:
 
 
 def refuse(solver: Solver, fault: str) -> NoReturn:
-    """Raise the error of an answer that is refused."""
+    """Raise a `SolverError` that names the solver and the fault of its answer."""
     raise SolverError(solver.name, f"solver '{solver.name}' {fault}")

@@ -1,7 +1,7 @@
-"""The cases of the conformance suite, as data.
+"""Cases of the conformance suite, as data.
 
-A bug found in one solver becomes a case for all. Cases are never changed: a new one carries the
-suite version with which it came.
+A bug found in one solver becomes a case for all solvers. Published cases never change. A new case
+carries the version of the suite that added it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Case:
     """A named problem whose optimum is known.
 
     Attributes:
-        name: kebab-case; test ids and tables show it.
-        since: version of the suite that brought it.
-        problem: what to solve.
-        certificate: the optimum where there is too much to try everything.
+        name: name in kebab-case, shown in test ids and tables.
+        since: version of the suite that added the case.
+        problem: the problem to solve.
+        certificate: the optimum, for a problem that is too large to enumerate; otherwise None.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Case:
 
     @property
     def kind(self) -> str:
-        """The kind of the problem: the case is for solvers of that."""
+        """Kind of the problem; only solvers of this kind run the case."""
         return self.problem.kind
 
     @property
     def optimum(self) -> int:
-        """The greatest value, or the least cost: the certificate, or by trying everything."""
+        """Greatest value or least cost: the certificate, or the result of enumeration."""
         best = tried(self.problem) if self.certificate is None else self.certificate
         assert best is not None
         return best
@@ -147,7 +147,7 @@ def _small() -> list[Case]:
 
 
 def _drawn_small() -> list[Case]:
-    """Twelve items of every family at three capacities."""
+    """Build cases with twelve items of every family, each at three capacities."""
     return [
         Case(
             name=f"{name}-12-at-{share}",
@@ -177,7 +177,7 @@ def _steps() -> list[Case]:
 
 
 def _like_models() -> list[Case]:
-    """Hundreds and thousands of items, as models have them."""
+    """Build cases with hundreds and thousands of items, similar to those of real models."""
     values = tuple(10_000 + 7_919 * i % 3_001 for i in range(3_000))
     sizes = tuple(4 * 2**20 + 512 * (37 * i % 101) for i in range(240))
     worth_it = range(0, 240, 3)
@@ -215,9 +215,9 @@ def _like_models() -> list[Case]:
 
 
 def _twenty_thousand() -> list[Case]:
-    """Problems whose best items by value per weight fill the capacity to the byte.
+    """Build cases in which the items of best value per weight fill the capacity exactly.
 
-    What fills it so is worth as much as the relaxation, so nothing beats it.
+    These items have the value of the linear relaxation, so they are optimal.
     """
     drawn = family("uncorrelated", items=20_000, span=10**7, share=101, seed=21)
     best = efficiency_order(drawn)[:8_000]
@@ -245,7 +245,7 @@ def _twenty_thousand() -> list[Case]:
 
 @functools.cache
 def cases() -> tuple[Case, ...]:
-    """All cases of the suite, in a fixed order."""
+    """Return all cases of the suite, in a fixed order."""
     return (
         *_small(),
         *_drawn_small(),

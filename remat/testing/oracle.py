@@ -1,4 +1,4 @@
-"""The optimum of small problems by the simplest means, in integers of any size: an oracle for each kind."""
+"""Optima of small problems by enumeration, in integers of any size, for each kind of problem."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_ITEMS = 20
 
 
 def optimum(problem: Problem[Any]) -> int | None:
-    """The greatest value or least cost within the capacity, by enumeration; None if nothing fits."""
+    """Return the greatest value or least cost within the capacity; None if nothing fits."""
     if isinstance(problem, KnapsackProblem):
         return brute_force(problem)
     if isinstance(problem, ScheduleProblem):
@@ -29,7 +29,7 @@ def optimum(problem: Problem[Any]) -> int | None:
 
 
 def brute_force(problem: KnapsackProblem) -> int:
-    """Return the greatest value of any choice that fits, by trying all of them.
+    """Return the greatest value of any choice that fits, by enumeration.
 
     Raises:
         ProblemError: there are more than 20 items.
@@ -47,7 +47,7 @@ def brute_force(problem: KnapsackProblem) -> int:
 
 
 def decisions(problem: GraphProblem) -> list[Evaluation]:
-    """What every decision that can run comes to."""
+    """Evaluate every legal decision of a graph problem."""
     may, found = [i for i in range(len(problem)) if problem.savable[i]], []
     for picks in itertools.product((False, True), repeat=len(may)):
         with contextlib.suppress(ProblemError):
@@ -56,10 +56,11 @@ def decisions(problem: GraphProblem) -> list[Evaluation]:
 
 
 def least_cost_schedule(problem: ScheduleProblem) -> int | None:
-    """The least cost of any schedule within the capacity, by enumeration; None if there is none.
+    """Return the least cost of any schedule within the capacity; None if no schedule fits.
 
-    A state is what is in memory, what has run, and whether the boundary is behind. Any value may go at
-    any time. The states grow with 4 to the power of the nodes: for up to eight of them.
+    The search enumerates states. A state has the values in memory, the nodes that have run, and
+    whether backward has begun. Any value may be dropped before any run. The number of states grows
+    as 4 to the power of the number of nodes, so use it for at most eight nodes.
     """
     capacity = math.inf if problem.capacity is None else problem.capacity
     makes, read = problem.results, problem.used

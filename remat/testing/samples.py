@@ -1,4 +1,4 @@
-"""Problems of every kind that the conformance suite draws, and how it has them solved."""
+"""Random problems of every kind for the conformance suite, and the function that solves them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from remat.testing.oracle import decisions
 
 
 def refusal(solver: Solver, problem: Problem[Any]) -> str | None:
-    """Why a solver does not take a problem; of knapsacks only, others it has to take."""
+    """Return why a solver refuses a problem; None if it accepts. Solvers may refuse only knapsacks."""
     return solver.refuses(problem) if isinstance(problem, KnapsackProblem) else None
 
 
 def solved(solver: Solver, problem: Problem[Any], *, time_limit: float | None = None) -> Any:
-    """The checked solution; None where no schedule was found within the capacity, which may be.
+    """Return the verified solution; None if no schedule within the capacity was found.
 
-    A problem that the solver refuses, with a reason, skips the test.
+    The test is skipped if the solver refuses the problem.
     """
     reason = refusal(solver, problem)
     if reason is not None:
@@ -43,12 +43,12 @@ def solved(solver: Solver, problem: Problem[Any], *, time_limit: float | None = 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Problems of one kind that are tried together.
+    """Problems of one kind that one test tries together.
 
     Attributes:
-        name: test ids show it.
-        kind: the kind of its problems.
-        draw: draws them, always the same.
+        name: name shown in test ids.
+        kind: kind of the problems.
+        draw: a function that draws the problems, the same ones in every call.
     """
 
     name: str
@@ -57,13 +57,13 @@ class Sample:
 
 
 def _small_knapsacks(name: str) -> Iterator[Problem[Any]]:
-    """Of one family, at all capacities from tight to loose."""
+    """Yield problems of one family, at capacities from tight to loose."""
     for seed in range(20):
         yield family(name, items=1 + seed % 10, span=30, share=5 * seed + 3, seed=seed)
 
 
 def _small_graphs(block: int) -> Iterator[Problem[Any]]:
-    """Each under a capacity for which there is a decision."""
+    """Yield graph problems, each with a capacity that some decision fits."""
     draw = random.Random(block)
     for seed in range(30 * block, 30 * block + 30):
         problem = graphs.random_graph(seed, nodes=9)
@@ -73,7 +73,7 @@ def _small_graphs(block: int) -> Iterator[Problem[Any]]:
 
 
 def _small_steps(block: int) -> Iterator[Problem[Any]]:
-    """Each under a capacity that may or may not do."""
+    """Yield step problems, each with a capacity that may be too small."""
     draw = random.Random(block)
     for seed in range(25 * block, 25 * block + 25):
         problem = steps.random_step(seed, nodes=5, plain=seed % 3 == 0)
@@ -147,5 +147,5 @@ ROOMY = (
 
 
 def _full(step: ScheduleProblem) -> int:
-    """The peak of a step in its own order."""
+    """Return the peak of a step in the problem's own order, in bytes."""
     return evaluate_schedule(step, step.order).peak_bytes

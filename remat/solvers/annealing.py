@@ -16,19 +16,20 @@ from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, n
 from remat.solvers.solution import ScheduleAnswer
 from remat.solvers.step_core import StepCore, step_core
 
-#: Edits tried in one turn, for each node, and at most.
+#: Edits of one turn: for each node of the problem, and at most.
 _MOVES, _MOST = 30_000, 10_000_000
-#: Turns from the given order: hot and cold (in mean costs), margin below the capacity wide and narrow (in
-#: shares), price of bytes too many. Two run at a time. Which one ends lowest differs from graph to graph.
+#: Turns from the best known start: first and last temperature (in mean costs of a node), first and last
+#: margin below the capacity (as a fraction), first price of excess bytes. The kernel runs two turns at a
+#: time. Which turn ends with the lowest cost differs from graph to graph, so several are needed.
 _FRESH = (
     (1.0, 1e-3, 0.1, 0.01, 0.01),
     (3.0, 1e-2, 0.1, 0.01, 0.002),
     (1.0, 1e-3, 0.1, 0.01, 0.0005),
     (0.3, 1e-3, 0.2, 0.01, 0.01),
 )
-#: Turns from the best of those.
+#: Turns from the best schedule of the turns above.
 _AGAIN = ((0.3, 1e-3, 0.05, 0.005, 0.05), (0.1, 1e-3, 0.02, 0.002, 0.25))
-#: Turns from a schedule that is nearly right.
+#: Turns from a nearly feasible schedule: less hot, so that they stay near it.
 _NEAR = ((0.5, 1e-3, 0.05, 0.002, 0.05), (0.1, 1e-3, 0.02, 0.002, 0.25))
 
 
@@ -65,17 +66,20 @@ def anneal(
 
     start = best = min(_starts(problem, core), key=rank)
     by_clock = False
+    # A schedule within the capacity that runs each node once cannot be cheaper: nothing to search.
     if rank(best)[:2] != (False, least):
         graph = compiled.StepGraph(*core.columns())
         capacity = core.capacity >> core.shift
         deadline = None if time_limit is None else time.monotonic() + time_limit
         moves = min(_MOST, int(effort * _MOVES * len(problem)) + 1_000)
         for rows in (_FRESH[:2], _FRESH[2:], _AGAIN):
+            # To the kernel, 0 seconds mean no clock, so a spent limit becomes a millisecond.
             left = 0.0 if deadline is None else max(0.001, deadline - time.monotonic())
             turns = [(seed, moves, *row) for seed, row in enumerate(rows, 1)]
             found = graph.anneal(best if rows is _AGAIN else start, capacity, turns, left)
             by_clock = any(clock for _, clock, *_ in found)
             best = min((best, *(tuple(sequence) for *_, sequence in found)), key=rank)
+            # A turn that the clock ended has used up the time of the next ones.
             if rank(best)[:2] == (False, least) or by_clock:
                 break
     over, _, peak = rank(best)
@@ -152,7 +156,7 @@ def _starts(problem: ScheduleProblem, core: StepCore) -> list[tuple[int, ...]]:
     evicted = evicting(problem, problem.order)
     found = [core.start]
     for known in (*problem.known, *((evicted,) if evicted else ())):
-        with contextlib.suppress(ProblemError):
+        with contextlib.suppress(ProblemError):  # `known` is unchecked: it may not be able to run
             evaluate_schedule(problem, known)
             found.append(core.apply(problem, known))
     return found

@@ -25,18 +25,18 @@ from remat.solvers.schedule_problem import ScheduleProblem
 from remat.solvers.solution import Answer, ScheduleAnswer, Solution, Status
 from remat.solvers.verify import verify
 
-#: Items times capacities: tables up to this size are filled in well under a second.
+#: Number of items times capacity: a table of up to this size is filled in well under a second.
 _TABLE_CELLS = 50_000_000
-#: With more items, engines for general programs take 100 MB and more, and prove nothing.
+#: With more items, CP-SAT and HiGHS take 100 MB and more, and prove nothing.
 _MOST_ITEMS = 3_000
-#: For each turn at a graph: the prefixes that a beam keeps, and the work of each search of the kernel.
+#: For each turn at a graph problem: the prefixes that a beam keeps, and the work of each kernel search.
 #: A few hundred million units of work take a second.
 _TURNS = ((500, 200_000), (1_500, 1_000_000), (3_000, 3_000_000))
-#: One more turn for graphs of more than `_MOST_NODES` nodes.
+#: One more turn, for graphs of more than `_MOST_NODES` nodes.
 _LONG_TURN = (4_000, 30_000_000)
 _MOST_NODES = 1_000
-#: Work of HiGHS at its root, for every node and edge, in the kernel's units. Each further node of its
-#: tree takes about an eighth of the root.
+#: Work of HiGHS at the root of its search tree, per node and edge of the graph, in the kernel's units.
+#: Each further node of the tree takes about an eighth of the root.
 _ROOT_WORK = 12_000
 
 
@@ -56,9 +56,10 @@ class Auto(Solver):
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
         """Run one member after another until the best value equals the tightest bound."""
         deadline = None if time_limit is None else time.monotonic() + time_limit
+        # If the kernel proves nothing, the other members need the rest of the time.
         answer = _kernel_answer(problem, None if time_limit is None else 0.6 * time_limit)
         if answer is not None and answer.status is Status.OPTIMAL:
-            return answer  # whoever runs `auto` checks it
+            return answer  # not verified here: `run` verifies the answer of `Auto` itself
         first = None
         if answer is not None:
             with contextlib.suppress(SolverError):
@@ -87,6 +88,7 @@ class Auto(Solver):
         for a turn whose work covers the root.
         """
         search = Search(problem, time_limit=time_limit)
+        # All members work on the same `Search`, so the hull is computed once.
         with_highs, best = unavailable(GraphMilp) is None, search.start()
         root = _ROOT_WORK * (len(search.core) + sum(map(len, search.core.inputs)))
         for most, work in (*_TURNS, _LONG_TURN) if len(problem) > _MOST_NODES else _TURNS:
@@ -123,7 +125,7 @@ def _kernel_answer(problem: KnapsackProblem, limit: float | None) -> Answer | No
         return None
     try:
         return native.solve(problem, time_limit=limit)
-    except Exception:  # a member that fails is passed over
+    except Exception:  # other members can still answer
         return None
 
 
@@ -168,6 +170,7 @@ def _members(core: KnapsackProblem, *, again: bool) -> Iterator[tuple[Solver, fl
     """
     if again:
         yield Native(), 0.6
+    # With as many steps as capacities, the dynamic program is exact.
     if len(core) * core.capacity <= _TABLE_CELLS:
         yield DynamicProgram(steps=core.capacity), 1.0
     if len(core) <= _MOST_ITEMS:
@@ -187,4 +190,5 @@ def _try(member: Solver, core: KnapsackProblem, limit: float | None) -> Solution
 
 def is_auto(solver: Solver) -> bool:
     """Return whether a solver is `Auto`, which combines the answers of several solvers."""
+    # By name: an `Isolated` portfolio has the name of `Auto`, but another class.
     return solver.name == Auto.name

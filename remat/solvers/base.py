@@ -13,7 +13,7 @@ from remat.solvers.schedule_problem import ScheduleProblem
 from remat.solvers.solution import Answer, ScheduleAnswer
 
 AnyProblem = KnapsackProblem | GraphProblem | ScheduleProblem
-#: The kinds of problems, in the order of tables.
+#: The kinds of problems, in the order in which tables list them.
 KINDS: tuple[type[Problem[Any]], ...] = (KnapsackProblem, GraphProblem, ScheduleProblem)
 
 
@@ -60,6 +60,7 @@ class Solver:
             for kind in KINDS
             if getattr(cls, kind.method) is not getattr(Solver, kind.method)
         )
+        # Not by getattr: a subclass of another solver must not inherit its summary.
         if "summary" not in cls.__dict__:
             cls.summary = (cls.__doc__ or "").strip().partition("\n")[0]
 
@@ -156,9 +157,10 @@ def built_in(solver: Solver) -> bool:
     built in if the solver that it wraps is.
     """
     kind = type(solver)
-    if kind.__module__ == "remat.solvers.isolation":  # made by `isolated` around another
+    if kind.__module__ == "remat.solvers.isolation":  # `isolated` made the class
         inner = getattr(solver, "inner", None)
         return isinstance(inner, Solver) and built_in(inner)
+    # A plugin can set `__module__` on its class, so the module must really have this very class.
     ours = kind.__module__.startswith("remat.solvers.")
     return ours and getattr(sys.modules[kind.__module__], kind.__qualname__, None) is kind
 
@@ -178,5 +180,8 @@ def unavailable(solver: type[Solver]) -> str | None:
 def _exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # no parent package; a stub in sys.modules without a spec
+    except (
+        ImportError,
+        ValueError,
+    ):  # no parent package, or a module in sys.modules without a spec
         return False

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from remat.solvers.kernel import kernel
 
-if TYPE_CHECKING:  # problems know their bounds
+if TYPE_CHECKING:  # `problem` imports this module for its limits
     from remat.solvers.problem import KnapsackProblem
 
 
@@ -45,7 +45,7 @@ def efficiency_order(problem: KnapsackProblem) -> tuple[int, ...]:
     # Two distinct fractions with denominators below 2**k differ by more than 2**-2k, so their
     # floors differ after a shift by 2k bits, and equal fractions stay equal.
     shift = 2 * max(weights, default=0).bit_length()
-    top = 1 << (shift + 64)  # above every quotient: what weighs nothing comes first
+    top = 1 << (shift + 64)  # above every quotient, so items of weight 0 come first
     keys = [-((v << shift) // w) if w else -top for w, v in zip(weights, values, strict=True)]
     return tuple(sorted(range(len(keys)), key=keys.__getitem__))
 
@@ -98,6 +98,7 @@ def relax_in_python(problem: KnapsackProblem) -> Relaxation:
         room -= weights[i]
         bound += values[i]
     picked = fill(problem, order, capacity)
+    # Only the better of the greedy choice and the best single item is worth half the optimum.
     if max((values[i] for i in order), default=0) > problem.value_of(picked):
         best = max(order, key=lambda i: (values[i], -weights[i], -i))
         picked = [best, *fill(problem, (i for i in order if i != best), capacity - weights[best])]

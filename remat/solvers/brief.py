@@ -17,10 +17,10 @@ from remat.solvers.lagrangian import Lagrangian
 from remat.solvers.milp import Milp
 from remat.solvers.pulp_cbc import PulpCbc
 
-#: One over the share of its work that such a solver may do; the command's help and its tables name it.
+#: Divisor of the usual work; the command's help and its tables show this number.
 PARTS = 20
 
-#: Those that are told to do less, by name.
+#: The search solvers with less work, by name. Limits on nodes stay ints, and CP-SAT's seconds floats.
 BRIEF: Mapping[str, Solver] = {
     solver.name: replace(solver, **{limit: type(of)(of / PARTS)})
     for solver, limit in (

@@ -18,7 +18,7 @@ from remat.solvers.problem import KnapsackProblem
 from remat.solvers.solution import GraphSolution, Solution
 from remat.solvers.verify import verify
 
-#: How often the solver is asked, at most, to fill what the completing cut left of the budget.
+#: Most rounds in which the solver gets the bytes that the completing cut left unused.
 ROUNDS = 4
 
 
@@ -50,11 +50,14 @@ def by_knapsack(
         raise infeasible(capacity, least_bytes)
     scored = [(d, evaluate(problem, d)) for d in problem.known]
     fitting = [d for d, e in scored if e.saved_bytes <= capacity]
+    # The cut of fewest bytes fits whenever any decision does, so there is always an answer.
     found = [verify(problem, solver, d) for d in (reduction.invert(least), *fitting)]
     weight = _weights(core)
     items = [i for i in range(len(core)) if core.cost[i] and weight[i]]
     sets = [items]
-    if scored:  # where a decision fits, its like in stricter rules is the aim
+    if scored:
+        # `known` starts with the strictest rules, which recompute least. If any known decision fits, the
+        # strictest one is the aim, although it may not fit itself; otherwise the loosest one.
         again = set(scored[0 if fitting else -1][1].recomputed)
         sets.append([i for i in items if reduction.kept[i] not in again])
     elapsed_s, deterministic = 0.0, True
@@ -108,6 +111,7 @@ def _rounds(
         saved = Network(core, fixed=fixed).cut(core.size).saved
         room = capacity - sum(core.size[i] for i in saved)
         yield picked, saved if room >= 0 else None
+        # Less than a percent is left, or no item is: another round can hardly gain anything.
         if room < 0 or room * 100 < capacity or len(picked.saved) == len(items):
             return
         offered += room

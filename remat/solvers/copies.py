@@ -89,6 +89,8 @@ def with_copies(
     for v, row in enumerate(problem.inputs):
         read = [fetch_of[u] for u in row if u in fetch_of] if v in late else []
         inputs.append((*(u + k for u in row), *read))
+    # The run before which a fetch begins reads the fetched value too, so a search cannot move the fetch
+    # behind that run. A send reads the run after which its memory is free, so it cannot move before it.
     for f, c in enumerate(copies):
         reader = sequence[c.fetched]
         if reader in late and f not in inputs[reader + k]:
@@ -96,6 +98,7 @@ def with_copies(
     away, sends = range(n + k, n + 2 * k), range(n + 2 * k, n + 3 * k)
     inputs += [()] * k
     inputs += [(a, sequence[c.sent] + k) for a, c in zip(away, copies, strict=True)]
+    # The offloaded bytes become a second result (`away`) of the value's maker, last read by the send.
     size = list(problem.size)
     for c in copies:
         size[c.value] -= c.nbytes

@@ -18,8 +18,8 @@ from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, n
 from remat.solvers.solution import Answer, ScheduleAnswer
 from remat.solvers.step_core import step_core
 
-_SUM_LIMIT = 2**62 - 1  # CP-SAT calls larger sums a possible overflow
-_DOUBLE_LIMIT = 2**53  # it reports bounds as doubles
+_SUM_LIMIT = 2**62 - 1  # CP-SAT rejects models whose sums may exceed this
+_DOUBLE_LIMIT = 2**53  # CP-SAT reports bounds as doubles, which are exact up to here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -67,7 +67,9 @@ class CpSat(CoreSolver):
         saved, bound = relaxed.saved, relaxed.bound
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             found = [i for i, pick in enumerate(picks) if solver.boolean_value(pick)]
-            if status == cp_model.FEASIBLE:
+            if (
+                status == cp_model.FEASIBLE
+            ):  # an interrupted search may leave room for further items
                 found = list(repair(core, found))
             if core.value_of(found) >= relaxed.value:
                 saved = tuple(found)
@@ -105,8 +107,10 @@ class CpSat(CoreSolver):
         status = solver.solve(model)
         by_clock = time_limit is not None and status != cp_model.OPTIMAL
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            # Positions are distinct but may have gaps, where absent runs would stand.
             runs = sorted((solver.value(t), v) for v, p, t in rows if solver.boolean_value(p))
             found = core.invert([v for _, v in runs])[0]
+            # An interrupted search may end with a schedule that is worse than its hint.
             if start is None or _cost(problem, found) <= _cost(problem, start):
                 return ScheduleAnswer(found, by_clock=by_clock)
         if start is None:

@@ -33,6 +33,7 @@ class CutSolver(Solver):
         hull = Hull.of(problem)
         if capacity < hull.least_bytes:
             raise infeasible(capacity, hull.least_bytes)
+        # If rules gave cuts and none fits, only the cut of fewest bytes is left.
         vertices = () if problem.known else (hull.ends[1],)
         fits = next((v for v in vertices if v.saved_bytes <= capacity), hull.ends[0])
         return Answer(hull.reduction.invert(fits.saved))

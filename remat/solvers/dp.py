@@ -40,13 +40,13 @@ class DynamicProgram(CoreSolver):
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
         """Fill the table item by item, most efficient first, and read the best choice back from it."""
         deadline = None if time_limit is None else time.monotonic() + time_limit
-        unit = -(-core.capacity // self.steps)
+        unit = -(-core.capacity // self.steps)  # 1, and so exact, if the steps suffice
         coarse = _coarsen(core, unit) if unit > 1 else core
         relaxed = relax(core)
         picked, done = _fill_table(coarse, relaxed.order, deadline)
         saved = tuple(sorted(picked))
         if unit > 1 or not done:
-            saved = repair(core, picked)  # rounding left room
+            saved = repair(core, picked)  # rounding, or the deadline, left room
         value = core.value_of(saved)
         if value < relaxed.value:
             saved, value = relaxed.saved, relaxed.value
@@ -80,8 +80,8 @@ def _fill_table(
     import numpy as np
 
     columns = problem.capacity + 1
-    best = np.zeros(columns, dtype=np.int64)  # best[c]: most value within capacity c
-    taken: list[tuple[int, np.ndarray]] = []  # per item, one bit per capacity
+    best = np.zeros(columns, dtype=np.int64)  # best[c]: greatest value within capacity c
+    taken: list[tuple[int, np.ndarray]] = []  # per item, one bit per capacity, to save memory
     done = True
     for i in order:
         if deadline is not None and time.monotonic() >= deadline:
@@ -90,13 +90,13 @@ def _fill_table(
         weight, value = problem.weights[i], problem.values[i]
         if weight >= columns:
             continue
-        with_item = best[: columns - weight] + value
+        with_item = best[: columns - weight] + value  # a copy, so that no item is taken twice
         better = np.zeros(columns, dtype=np.bool_)
         np.greater(with_item, best[weight:], out=better[weight:])
         np.maximum(best[weight:], with_item, out=best[weight:])
         taken.append((i, np.packbits(better)))
 
-    room = int(np.argmax(best))  # the first of the greatest: no heavier than needed
+    room = int(np.argmax(best))  # argmax takes the first maximum: the lightest best choice
     picked = []
     for i, bits in reversed(taken):
         if bits[room >> 3] >> (7 - (room & 7)) & 1:

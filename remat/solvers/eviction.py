@@ -24,9 +24,11 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
         return list(order)
     maker = [problem.maker(i) for i in range(len(problem))]
     made, given = problem.results, problem.given
-    fixed = {*problem.once, *given}
+    fixed = {*problem.once, *given}  # their values cannot be recomputed, so they are never evicted
     stays, size = set(problem.to_end), problem.size
-    uses: list[list[int]] = [[] for _ in maker]  # positions in `order` that read a node, last first
+    uses: list[list[int]] = [
+        [] for _ in maker
+    ]  # for each node, the positions in `order` that read it, last first
     for position in reversed(range(len(order))):
         for u in problem.inputs[order[position]]:
             uses[u].append(position)
@@ -35,8 +37,8 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
     now = problem.resident + sum(size[i] for i in alive)
     backward, crossed = set(problem.backward), False
     runs: list[int] = []
-    most = MOST_RUNS_PER_NODE * len(problem)
-    gone = set(given)  # cannot be made again
+    most = MOST_RUNS_PER_NODE * len(problem)  # `ScheduleProblem.read` refuses longer schedules
+    gone = set(given)  # nodes that cannot run, or not again
 
     def room(bytes_wanted: int, pinned: set[int], position: int) -> bool:
         nonlocal now
@@ -98,6 +100,7 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
 
     for position, v in enumerate(order):
         if v in backward and not crossed:
+            # Values of `at_boundary` take memory from here on, so make room for them first.
             crossed = True
             fresh = [i for i in problem.at_boundary if i in read]
             if not room(sum(size[i] for i in fresh), set(problem.inputs[v]), position):
@@ -108,7 +111,7 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
             uses[u].pop()
         try:
             done = run(v, position, set())
-        except RecursionError:  # a chain of runs deeper than Python goes
+        except RecursionError:  # a chain of recomputations deeper than Python's stack
             return None
         if not done:
             return None

@@ -25,12 +25,12 @@ from remat.solvers.problem import KnapsackProblem
 from remat.solvers.run import run
 
 KnapsackFn = Callable[[Sequence[float], Sequence[float], float], tuple[float, list[int], list[int]]]
-#: By how much a sum of shares may exceed the room, as a share of it: eight halves of a unit in the
-#: last place. PyTorch's shares (a size over 10^9, over a difference of sums) are off by up to about
-#: five. One byte is more than this tolerance as long as there are fewer than 2^50 bytes.
+#: Fraction by which a sum of weights may exceed the capacity: eight halves of a unit in the last place
+#: of a double. PyTorch's weights (a size over 10^9, over a difference of sums) are off by up to about
+#: five. The tolerance is less than one byte as long as there are fewer than 2^50 bytes.
 TOLERANCE = Fraction(1, 2**50)
-#: Largest sums of weights and of values that were rounded: fine enough to tell rounding from a byte, and
-#: what a double holds.
+#: Largest sums of rounded weights and of rounded values. The first is fine enough to tell a rounding
+#: error from a byte, the second is exact in a double.
 _COARSE_WEIGHTS, _COARSE_VALUES = 2**60, 2**53 - 1
 
 
@@ -85,13 +85,14 @@ def problem_from_floats(
             f"memory and runtimes must have the same length, got {len(weights)} and "
             f"{len(values)}: give one runtime per item"
         )
+    # Whole numbers, such as bytes, carry no rounding error.
     if any(x.denominator != 1 for x in (*weights, capacity)):
         capacity *= 1 + TOLERANCE
     everything = sum(weights, Fraction())
-    all_fit = everything <= capacity  # more room than that changes nothing
+    all_fit = everything <= capacity  # a capacity above the total weight changes nothing
     capacity = min(capacity, everything)
     weight_scale, value_scale = _scale(weights), _scale(values)
-    if weight_scale is None:  # what is too heavy anyway need not be told apart
+    if weight_scale is None:  # items that fit in no case may weigh less here, for a finer unit
         weights = [min(w, 2 * capacity) for w in weights] if capacity else weights
         weight_scale = _coarse_scale(weights, _COARSE_WEIGHTS)
     if value_scale is None:
@@ -128,6 +129,7 @@ def _decimal(name: str, number: object) -> Fraction:
             raise ProblemError(f"{name} must be a number, got {number!r}") from None
         if not math.isfinite(as_float):
             raise ProblemError(f"{name} must be finite, got {as_float!r}")
+        # By way of `repr`: the exact binary value of 0.1 is slightly more than a tenth.
         fraction = Fraction(repr(as_float))
     if fraction < 0:
         raise ProblemError(f"{name} must not be negative, got {number!r}")

@@ -105,7 +105,8 @@ class Network:
         if fixed is not None:
             free = [r and not f for r, f in zip(free, fixed, strict=True)]
         inputs = problem.inputs
-        # Only what backward can reach upwards through recomputable nodes takes part.
+        # Only nodes that backward can reach upwards through recomputable nodes take part. The loop runs in
+        # reverse topological order, because a reader gives vertices to its inputs.
         for i in range(n - 1, -1, -1):
             if out[i] == -1:
                 continue
@@ -206,8 +207,9 @@ class Network:
             return None
         weights = np.asarray(weight, dtype=np.int64)
         penalties = None if penalty is None else np.asarray(penalty, dtype=np.int64)
+        # Summed as doubles, because a sum in int64 would overflow without an error.
         total = sum(int(x.sum(dtype=np.float64)) for x in (weights, penalties) if x is not None)
-        infinite = 2 * total + 1
+        infinite = 2 * total + 1  # more than any cut that exists
         if infinite > INT64_MAX // 2:
             raise ProblemError(
                 f"the prices of the cut sum to about {total}; expected less than {INT64_MAX // 4}: "

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-#: A frontier of more points is thinned; after four million merged points, one of more than 32,768.
+#: A frontier of more points is thinned. After four million merged points, the kernel thins a frontier of
+#: more than 32,768 points.
 MOST_POINTS = 200_000
 
 
@@ -138,6 +139,7 @@ def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFro
         fits = weight <= capacity - w
         all_w = np.concatenate([weight, weight[fits] + w])
         all_v = np.concatenate([value, value[fits] + v])
+        # -1 marks the empty choice; -2 - k marks a new point that adds this item to point k.
         all_n = np.concatenate([node, -2 - np.flatnonzero(fits)])
         order = np.lexsort((-all_v, all_w))
         all_w, all_v, all_n = all_w[order], all_v[order], all_n[order]
@@ -149,7 +151,7 @@ def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFro
             while True:
                 level = np.floor(np.log(np.maximum(all_v, 1)) / np.log1p(step))
                 first = np.concatenate([[True], np.diff(level) > 0])
-                if first.sum() <= most // 2:
+                if first.sum() <= most // 2:  # half the limit, so that not every item thins again
                     break
                 step *= 4
             all_w, all_v, all_n = all_w[first], all_v[first], all_n[first]
@@ -189,7 +191,7 @@ class DynamicMemoryBudget(Solver):
     name: ClassVar[str] = "dynamic_memory_budget_dp"
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> list[int]:
-        # Enough points for a knee, and no more than can be merged in a second or so, or in time.
+        # Enough points to find a knee, but no more than can be merged in about a second or the time limit.
         merged = 2e8 if time_limit is None else min(2e8, 4e7 * time_limit)
         most = max(16, min(32_768, int(merged / max(1, len(problem)))))
         frontier = knapsack_frontier(problem, most_points=most)

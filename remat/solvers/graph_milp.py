@@ -65,12 +65,13 @@ class GraphMilp(Solver):
             bounds=Bounds(0, program.most),
             options={"mip_rel_gap": self.gap, **limit},
         )
+        # SciPy's status 1 means that a limit was reached: nodes, or time if there is a deadline.
         by_clock = best.by_clock or (result.status == 1 and search.deadline is not None)
         bound = best.bound
         if result.mip_dual_bound is not None and math.isfinite(result.mip_dual_bound):
             dual = result.mip_dual_bound - _MARGIN * max(1.0, abs(result.mip_dual_bound))
             bound = max(bound, min(best.cost, math.ceil(dual * program.unit)))  # costs are integers
-        elif result.status == 2:  # infeasible: nothing is cheaper than what is known
+        elif result.status == 2:  # infeasible: no decision is as cheap as the program demands
             bound = best.cost
         saved, cost = best.saved, best.cost
         if result.x is not None:
@@ -94,6 +95,7 @@ class _Program:
         most_loss = best.cost * edge.scale + edge.price * search.capacity - edge.value
         may_save = [core.savable[i] and losses.save[i] <= most_loss for i in range(n)]
         may_again = [core.recomputable[i] and losses.recompute[i] <= most_loss for i in range(n)]
+        # HiGHS's tolerances are absolute, so costs and bytes are scaled to about a thousand.
         self.unit = max(1.0, best.cost / 1e3)
         scale = max(1.0, search.capacity / 1e3)
         size = np.asarray(core.size, dtype=np.float64) / scale
@@ -101,6 +103,7 @@ class _Program:
             [np.zeros(n), np.asarray(core.cost, dtype=np.float64) / self.unit]
         )
         self.most = np.asarray([*may_save, *may_again], dtype=np.float64)
+        # Recompute variables are continuous: fewer integer variables to branch on, with the same optimum.
         self.integral = np.concatenate([np.ones(n), np.zeros(n)])
         rows: list[int] = []
         columns: list[int] = []

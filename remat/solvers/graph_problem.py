@@ -164,6 +164,7 @@ def evaluate(problem: GraphProblem, saved: Iterable[int]) -> Evaluation:
         again[i] = 1
         stack.extend(problem.inputs[i])
     kept = tuple(i for i in range(n) if keep[i] and read[i])
+    # A saved node outside forward runs in forward, with its inputs, so running these again has a cost.
     forward = bytearray(problem.in_forward)
     stack = [i for i in kept if not forward[i]]
     while stack:

@@ -43,6 +43,7 @@ def reduce_graph(problem: GraphProblem) -> Reduction[GraphProblem]:
         unit=problem.unit,
         capacity=problem.capacity,
     )
+    # Saved nodes that backward does not read are harmless: `evaluate` ignores them.
     always = tuple(i for i, s in enumerate(problem.size) if s == 0 and problem.savable[i])
     return Reduction(core=core, kept=tuple(alive), always=always)
 
@@ -64,6 +65,7 @@ class _Work:
         p = self.problem
         free = [s and b == 0 for s, b in zip(p.savable, p.size, strict=True)]
         for i, reads in enumerate(p.inputs):
+            # Backward never runs a node that is not recomputable, so its inputs do not matter.
             if not free[i] and p.recomputable[i]:
                 self.inputs[i] = [j for j in dict.fromkeys(reads) if not free[j]]
                 free[i] = not self.inputs[i] and self.cost[i] == 0
@@ -106,6 +108,7 @@ class _Work:
             for j in self.inputs[i]:
                 readers[j].add(i)
         gone = set[int]()
+        # In reverse order, a chain merges into its last reader in one pass.
         for i in reversed(self.alive):
             if self.needed[i] or len(readers[i]) != 1 or not p.recomputable[i]:
                 continue

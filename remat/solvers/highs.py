@@ -61,11 +61,11 @@ def quiet_stdout() -> Iterator[None]:
         caught = None
         with contextlib.suppress(OSError):
             caught = opened.enter_context(tempfile.TemporaryFile())
-        if caught is None:  # no folder for the lines: they are shown
+        if caught is None:  # no temporary folder: show the debug lines
             yield
             return
         libc = ctypes.CDLL(None)
-        _flush(libc)
+        _flush(libc)  # text buffered before the call must not land in the temporary file
         _redirect.true_stdout = true = os.dup(1)
         os.dup2(caught.fileno(), 1)
         try:
@@ -80,6 +80,6 @@ def quiet_stdout() -> Iterator[None]:
 
 
 def _flush(libc: ctypes.CDLL) -> None:
-    with contextlib.suppress(AttributeError, ValueError):  # no stdout, or a closed one
+    with contextlib.suppress(AttributeError, ValueError):  # sys.stdout is None or closed
         sys.stdout.flush()
     libc.fflush(None)

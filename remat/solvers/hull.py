@@ -22,7 +22,7 @@ from remat.solvers.graph_problem import GraphProblem, evaluate
 from remat.solvers.graph_reduction import reduce_graph
 from remat.solvers.kernel import kernel
 
-#: Prices times bytes and costs sum to less than this, so that every flow fits 64-bit integers.
+#: Bytes and costs times their prices sum to less than this, so that every flow fits 64-bit integers.
 ROOM = 2**60
 
 
@@ -60,9 +60,9 @@ class Edge:
         return max(0, -((self.price * capacity - self.value) // self.scale))
 
 
-#: What makes a problem but for its capacity.
+#: The fields that determine a problem's hull: all but names, unit, capacity and known decisions.
 _SHAPE = ("inputs", "cost", "size", "savable", "recomputable", "in_forward", "needed")
-#: Hulls that somebody holds, by the identities of what makes their problems.
+#: Hulls that are still referenced, by the ids of the `_SHAPE` fields of their problems.
 _HULLS: weakref.WeakValueDictionary[tuple[int, ...], Hull] = weakref.WeakValueDictionary()
 
 
@@ -93,6 +93,8 @@ class Hull:
         least = self._vertex(1, 0)[0]
         scale = max(1, (ROOM - self._total_size) // max(1, self._total_cost))
         self._vertices = [least]
+        # The first cut has least cost and, among those, the fewest bytes. If 64 bits leave no room for a
+        # large enough `scale`, only the second cut is sure to have least cost.
         self._insert(self._vertex(1, scale)[0])
         self._insert(self._vertex(0, 1)[0])
         self.least_bytes = least.saved_bytes
@@ -106,7 +108,7 @@ class Hull:
         key = tuple(id(getattr(problem, f)) for f in _SHAPE)
         hull = _HULLS.get(key)
         if hull is None:
-            hull = _HULLS[key] = cls(problem)  # it holds what the identities are of
+            hull = _HULLS[key] = cls(problem)  # it keeps the fields alive, so no id is reused
         return hull
 
     def compiled(self, edge: Edge) -> Any:
@@ -120,6 +122,7 @@ class Hull:
         module = kernel()
         assert module is not None
         core = module.GraphCore(*_columns(self.core, self.losses(edge)), edge.price)
+        # One assignment, because another thread may ask for another edge in the meantime.
         self._compiled = (key, core)
         return core
 
@@ -132,7 +135,7 @@ class Hull:
         while True:
             i = bisect_right(self._vertices, capacity, key=lambda v: v.saved_bytes) - 1
             fits = self._vertices[i]
-            if i + 1 == len(self._vertices):  # everything that saving can avoid is avoided
+            if i + 1 == len(self._vertices):  # saving more avoids no cost
                 return Edge(fits=fits, over=fits, price=0, scale=1, value=fits.cost)
             over = self._vertices[i + 1]
             known = self._edges.get((fits.saved_bytes, over.saved_bytes))
@@ -187,6 +190,7 @@ class Hull:
         if total <= ROOM:
             times = ROOM // max(1, total)
             return cost * times, saved_bytes * times
+        # Rounding may miss the exact slope, but the bound holds at any price.
         return cost * ROOM // total, max(1, saved_bytes * ROOM // total)
 
     def _vertex(self, price: int, scale: int) -> tuple[Vertex, int]:
@@ -198,7 +202,7 @@ class Hull:
         """
         cut = self._network.cut(price * self._size, scale * self._cost)
         saved_bytes = int(self._size[list(cut.saved)].sum()) if cut.saved else 0
-        if scale:
+        if scale:  # cheaper than following the decision through the graph
             cost = (cut.value - price * saved_bytes) // scale
         else:
             cost = evaluate(self.core, cut.saved).recompute_cost

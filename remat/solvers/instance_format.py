@@ -31,22 +31,22 @@ from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.node_link import is_node_link, read_node_link
 from remat.solvers.problem import KnapsackProblem
 
-#: Version of the format; a file of another one is refused.
+#: Version of the format; files of other versions are refused.
 VERSION = 1
-#: Nodes, or items, that a problem in a file may have.
+#: Most nodes or items of a problem in a file.
 MAX_NODES = 1_000_000
-#: Bytes that a file may have.
+#: Most bytes of a file.
 MAX_BYTES = 128 * 2**20
-#: Characters that a name or another text in a file may have.
+#: Most characters of a name or another text in a file.
 MAX_TEXT = 1_000
 
-#: What stands before the problem, besides version and kind.
+#: Keys that come before the problem, in addition to version and kind.
 HEAD = ("name", "source", "cost", "unit", "full_bytes", "least_bytes")
-#: Columns of True and False.
+#: Columns of bools.
 _FLAGS = ("savable", "recomputable", "in_forward")
-#: What is no list in a file.
+#: Fields whose value in a file is a number or null, not a list.
 _NUMBERS = ("capacity", "resident")
-#: By kind, the fields of the problem that a file has: not the unit, which stands before it, nor hints.
+#: By kind, the fields of the problem in a file. `HEAD` has the unit, and `known` decisions are only hints.
 _COLUMNS = {
     kind.kind: tuple(f.name for f in fields(kind) if f.name not in ("unit", "known"))  # type: ignore[arg-type]
     for kind in KINDS
@@ -88,6 +88,7 @@ def parse(text: str) -> tuple[dict[str, Any], AnyProblem]:
             keys, or has an invalid entry. The message names the fault in one line.
     """
     data = _object(text)
+    # Published graphs have no head, so their costs have no unit.
     if is_node_link(data):
         named = data["graph"].get("name") if isinstance(data.get("graph"), dict) else None
         head = dict.fromkeys(HEAD) | {"source": "", "cost": "", "unit": ""}
@@ -151,6 +152,7 @@ def _object(text: str) -> dict[str, Any]:
     def refuse(constant: str) -> None:
         raise ProblemError(f"{constant} stands where only integers may")
 
+    # Of duplicate keys, json would silently take the last.
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in pairs:
@@ -167,7 +169,7 @@ def _object(text: str) -> dict[str, Any]:
         raise ProblemError("this is no instance: it is nested too deeply") from None
     except ProblemError:
         raise
-    except ValueError as error:  # an integer of more digits than Python reads
+    except ValueError as error:  # an integer with more digits than Python's limit
         raise ProblemError(f"a number is too long: {error}") from None
     if type(data) is not dict:
         raise ProblemError(f"this is no instance: expected a JSON object, got {short(data)}")

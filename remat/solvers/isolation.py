@@ -83,6 +83,7 @@ def isolated(
         "cannot_run": classmethod(lambda cls: kind.cannot_run()),
     }
     wrapper: type[Isolated] = type(f"Isolated{kind.__name__}", (Isolated,), namespace)
+    # After the class is created, because `__init_subclass__` would derive `solves` from `Isolated`.
     for capability in Solver.__annotations__:
         setattr(wrapper, capability, getattr(kind, capability))
     made = wrapper(solver, memory_bytes, grace_s, hang_s, environment or {})
@@ -222,7 +223,7 @@ class Isolated(Solver):
             self._fail(process, f"killed its process{when}: {process.death()}")
         except ValueError as error:
             self._fail(process, f"garbled the reply of its process{when}: {error}")
-        except BaseException:  # an interrupt: this reply must not answer the next question
+        except BaseException:  # an interrupt: a late reply must not answer the next question
             self._end()
             raise
         if reply.get("exhausted"):
@@ -266,7 +267,7 @@ class _Process:
         with theirs:
             self._child = subprocess.Popen(
                 [sys.executable, "-c", code],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL,  # a solver that reads it must not wait for the user
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(),),
@@ -276,10 +277,12 @@ class _Process:
         self._owner = os.getpid()
         self._printed = deque[int](maxlen=_TAIL_BYTES)
         assert self._child.stdout is not None
+        # Read all the time: a full pipe would block a solver that prints much.
         self._drain = threading.Thread(
             target=_drain, args=(self._child.stdout, self._printed), daemon=True
         )
         self._drain.start()
+        # Also kills the process when this object is garbage collected, and at interpreter exit.
         self._finalizer = weakref.finalize(self, _end, self._child, self._owner, self._connection)
 
     def alive(self) -> bool:
@@ -302,12 +305,13 @@ class _Process:
             OSError: the process has ended.
         """
         deadline = time.monotonic() + (float("inf") if within_s is None else within_s)
-        # Ends a process that does not read, or that stops in the middle of its reply.
+        # Kills a process that does not read the message, or stops in the middle of its reply.
         watchdog = threading.Timer(within_s or 0.0, _kill, (self._child,))
         watchdog.daemon = True
         if within_s is not None:
             watchdog.start()
         try:
+            # With the limit, because the process sets an alarm in case this process dies.
             self._connection.send((within_s, message))
             if self._connection.poll(within_s):
                 return self._connection.recv_bytes()
@@ -356,7 +360,7 @@ def _end(child: subprocess.Popen[bytes], owner: int, connection: Connection[Any,
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
     try:
-        os.killpg(child.pid, signal.SIGKILL)  # a session of its own, so a group of its own
+        os.killpg(child.pid, signal.SIGKILL)  # its own session, so its group has no others
     except (ProcessLookupError, PermissionError):
         child.kill()
 

@@ -23,7 +23,9 @@ from remat.solvers.base import Solver
 from remat.solvers.run import solver_errors
 from remat.solvers.verify import read
 
-_EXHAUSTED = json.dumps({"exhausted": True}).encode()  # ready before there is no memory left
+_EXHAUSTED = json.dumps(
+    {"exhausted": True}
+).encode()  # built now, because later no memory may be left
 _ORPHAN_S = 30.0
 
 
@@ -33,7 +35,9 @@ def main(fd: int) -> None:
     Args:
         fd: file descriptor of the connection to the parent.
     """
-    os.set_inheritable(fd, False)  # what the solver starts must not hold it open
+    os.set_inheritable(
+        fd, False
+    )  # processes that the solver starts must not keep the connection open
     faulthandler.enable()
     connection: Connection[Any, Any] = Connection(fd)
     with contextlib.suppress(EOFError):
@@ -51,7 +55,7 @@ def _receive(connection: Connection[Any, Any]) -> bytes:
     The parent kills a late process sooner. The alarm works even if the parent is gone.
     """
     within_s, message = connection.recv()
-    if within_s is not None:  # the kernel's alarm ends even what hangs in C
+    if within_s is not None:  # the operating system's alarm also ends C code that hangs
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, within_s + _ORPHAN_S)
     data: bytes = message
@@ -69,7 +73,9 @@ def _set_up(message: bytes) -> tuple[Solver | None, bytes]:
     """
     name, main_file, memory_bytes, pickled = pickle.loads(message)
     try:
-        if main_file is not None:  # the script whose classes are wanted, not run as a script
+        if (
+            main_file is not None
+        ):  # named `__mp_main__`, so its `if __name__ == "__main__"` is false
             spawn.import_main_path(main_file)
         solver: Solver = pickle.loads(pickled)
     except (Exception, SystemExit) as error:
@@ -90,7 +96,7 @@ def _limit_memory(more: int) -> None:
     try:
         with open("/proc/self/statm") as file:
             mapped = int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         mapped = 0
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = mapped + more
@@ -119,7 +125,7 @@ def _answer(solver: Solver, message: bytes) -> bytes:
         if not isinstance(cause, MemoryError):
             notes = ["".join(traceback.format_exception(cause))]
             return _fault(str(error), notes, refused=isinstance(error, RefusalError))
-    # Cycles may hold the memory that the next question needs.
+    # Reference cycles may hold memory that the next question needs.
     gc.collect()
     return _EXHAUSTED
 

@@ -19,13 +19,13 @@ from remat.solvers.hull import Edge, Hull
 from remat.solvers.kernel import kernel
 from remat.solvers.solution import Answer
 
-#: Prefixes that a beam keeps at a time.
+#: Number of prefixes that a beam keeps.
 BEAM = 4_000
-#: The largest loss that a beam looks at, as a share of the bound: one beam after the other.
+#: Largest loss of a prefix in each of the successive beams, as a fraction of the bound.
 BEAM_SHARES = (0.002, 0.01)
-#: The gap, as a share of the cost, at which a search ends.
+#: Gap at which a search ends, as a fraction of the cost.
 TOLERANCE = 0.001
-#: Cores of up to `SMALL` nodes are searched to a gap of zero, within `LAST_WORK`: some milliseconds.
+#: Cores of up to `SMALL` nodes are searched to a gap of zero, with at most `LAST_WORK`: milliseconds.
 SMALL, LAST_WORK = 500, 1_000_000
 
 
@@ -116,6 +116,7 @@ class Search:
         for share in BEAM_SHARES:
             if best.gap <= TOLERANCE or self.late() or kernel() is None:
                 break
+            # The beam's width limits the search, so the work needs no limit.
             best, _, _ = self._run(best, share=share, most=most, work=2**40)
         return best
 
@@ -127,7 +128,8 @@ class Search:
             work: limit on the enumeration, in the kernel's units.
             tolerance: the gap at which to stop, as a fraction of the cost.
         """
-        # The largest loss grows in steps: better decisions are found early, and each step is a proof.
+        # The limit on the loss grows in steps: a better decision found early makes later steps needless, and
+        # each finished step proves a bound. No beam, because a dropped prefix would void the proof.
         floor, share = max(1, self.edge.bound(self.capacity)), 0.0
         while kernel() is not None and best.gap > 0 and work > 0 and not self.late():
             all_of_it = (best.cost - floor) / floor
@@ -168,6 +170,7 @@ class Search:
             )
             best = replace(best, by_clock=best.by_clock or by_clock)
             if complete:
+                # Every decision loses at least `loss`; the kernel looks no further than `limit`.
                 proven = self._costs_more_than(min(loss, limit + 1) - 1)
                 best = replace(best, bound=min(best.cost, max(best.bound, proven)))
         return best
@@ -232,7 +235,7 @@ class Search:
         cost, proven = best.cost, best.bound
         if found:
             cost = (edge.value + loss - edge.price * saved_bytes) // edge.scale
-        if complete:  # whatever lost more than the limit costs more than this
+        if complete:  # all other decisions lose more than the limit
             proven = max(proven, self._costs_more_than(limit))
         better = found and cost < best.cost
         cost = min(cost, best.cost)

@@ -12,7 +12,7 @@ from remat.solvers.problem import KnapsackProblem
 from remat.solvers.schedule_problem import ScheduleProblem
 from remat.solvers.solution import Answer, ScheduleAnswer, Status
 
-#: States that one search may make, and those that it may keep at a time: at most 100 MB.
+#: States that one search may create, and states that it may keep at one time, in at most 100 MB.
 WORK = 400_000_000
 STATES = 400_000
 #: With sums up to this, the kernel's products and shifts fit its integers.
@@ -41,7 +41,7 @@ class Native(Solver):
         return missing()
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        # More room than everything weighs changes nothing, so the capacity need not fit.
+        # `search` lowers the capacity to the total weight, so the capacity itself need not fit.
         for what, total in (("weights", problem.total_weight), ("values", problem.total_value)):
             if total > LARGEST_SUM:
                 return f"the sum of the {what} is {total}, above the {LARGEST_SUM} that it can hold"

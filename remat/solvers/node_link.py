@@ -70,6 +70,7 @@ def read_node_link(data: dict[str, Any]) -> ScheduleProblem:
     if sorted(order) != list(range(len(nodes))):
         raise ProblemError("graph.order must name every node once")
     at = {v: i for i, v in enumerate(order)}
+    # Names in a file may repeat, but those of a `ScheduleProblem` must differ; ids do.
     names = [str(nodes[v].get("name", ids[v])) for v in order]
     if len(set(names)) < len(names):
         names = [str(ids[v]) for v in order]

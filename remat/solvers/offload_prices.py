@@ -16,9 +16,9 @@ from remat.solvers.flow import Network
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.offload_problem import CarriedSchedule, OffloadEvaluation, OffloadProblem
 
-#: Prices and costs sum to less than this, so that every flow fits 64-bit integers.
+#: Scaled prices and costs sum to less than this, so that every flow fits 64-bit integers.
 _ROOM = 2**58
-#: Windows of the link that have a price, in each direction.
+#: Most windows of the link with a multiplier, in each direction.
 _WINDOWS = 12
 
 
@@ -110,7 +110,7 @@ class Prices:
         self._moment: dict[int, float] = {}
         self._window: dict[tuple[bool, int, int], float] = {}
         edge = whole.boundary
-        # Time at the start of each run, to know when what is sent at once has left.
+        # Time at the start of each run: tells when a copy that is sent without delay has ended.
         self._starts = [0, *itertools.accumulate(problem.times[v] for v in whole.sequence)]
         runs = whole.sequence
         self._time_scale = max(1, self._starts[-1] // 2)
@@ -128,7 +128,7 @@ class Prices:
             end = self._starts[r + 1] + problem.send[v]
             k = min(edge, bisect_left(self._starts, end)) - 1
             self._sent[i] = max(lives.ready[i], moments[max(0, min(k, len(runs) - 1))])
-            # Moments of backward are in order.
+            # In backward, moments never fall from run to run, so bisection works.
             start = self._starts[f] - problem.fetch[v]
             k = max(edge, bisect_right(self._starts, start) - 1)
             self._fetched[i] = min(lives.first[i], moments[min(k, len(runs) - 1)])
@@ -144,6 +144,7 @@ class Prices:
         at = sorted(self._moment)
         sums = [0.0, *itertools.accumulate(self._moment[m] for m in at)]
 
+        # An empty range (high below low) would otherwise give a negative difference of sums.
         def priced(low: int, high: int) -> float:
             return max(0.0, sums[bisect_left(at, high + 1)] - sums[bisect_left(at, low)])
 
@@ -164,6 +165,7 @@ class Prices:
             keep.append(least)
             held = nbytes * priced(first, last) if nbytes and at else 0.0
             again.append((graph.cost[i] if graph.in_forward[i] else 0) + held)
+        # The maximum flow takes integers, so prices are scaled up to keep their fractions.
         scale = min(2.0**20, _ROOM / max(1.0, sum(keep) + sum(again)))
         saved = self._network.cut(
             [int(x * scale) for x in keep], [int(x * scale) for x in again]
@@ -191,20 +193,20 @@ class Prices:
         """
         capacity, bytes_scale, time_scale = self._capacity, self._byte_scale, self._time_scale
         highest: dict[int, int] = {}
-        # As if nothing waited: waiting is what the link's prices are about.
         for m, nbytes in zip(moments, choice.evaluation.placement.bytes_alive, strict=True):
             if nbytes > highest.get(m, 0):
                 highest[m] = nbytes
         slope: dict[int, float] = {
             m: (nbytes - capacity) / bytes_scale
             for m, nbytes in highest.items()
-            if nbytes > capacity or m in self._moment
+            if nbytes > capacity or m in self._moment  # a price of 0 cannot fall
         }
         self._open_windows(choice, moments)
         behind = {w: self._behind(w, choice, moments) / time_scale for w in self._window}
         length = sum(s * s for s in slope.values()) + sum(s * s for s in behind.values())
         if not length:
             return False
+        # Exposed time is left out of the cost, because the link's multipliers stand for it.
         value = float(choice.cost - choice.exposed)
         value += sum(self._moment.get(m, 0.0) * s * bytes_scale for m, s in slope.items())
         value += sum(self._window[w] * s * time_scale for w, s in behind.items())
@@ -212,6 +214,7 @@ class Prices:
         moved = {m: self._moment.get(m, 0.0) + move * s / bytes_scale for m, s in slope.items()}
         self._moment = {m: p for m, p in moved.items() if p > 0}
         for w, s in behind.items():
+            # A late copy delays the step by at most its own time, so a unit of link time costs at most 1.
             self._window[w] = min(1.0, max(0.0, self._window[w] + move * s / time_scale))
         return True
 

@@ -106,7 +106,7 @@ def carried(
                 needed[u] = at
         for u in made[v]:
             if u not in needed:
-                ready.pop(u, None)  # its later run is what backward reads
+                ready.pop(u, None)  # backward reads the value of this run, not the one of forward
     idle = {
         i: (ready[i], needed[i])
         for i in sorted(needed)
@@ -141,6 +141,7 @@ def evaluate_offloads(
         if problem.send[v] < 0:
             raise ProblemError(f"'{step.names[v]}' is offloaded, and must not be")
         first, last = idle[v]
+        # `place` adds the bytes back for as long as the copies take.
         change[first + 1] -= step.size[v]
         change[last] += step.size[v]
         transfers.append(
@@ -156,6 +157,7 @@ def evaluate_offloads(
     times = [problem.times[v] for v in schedule.sequence]
     placed = place(times, schedule.boundary, alive, transfers, capacity)
     return OffloadEvaluation(
+        # The first run of each node is not recomputation.
         cost=evaluation.cost - sum(step.cost) + placed.exposed_time,
         peak_bytes=max(placed.bytes_alive, default=evaluation.peak_bytes),
         offloaded=used,

@@ -26,22 +26,22 @@ from remat.solvers.offload_problem import (
     evaluate_offloads,
 )
 
-#: Cuts that the prices take at most.
+#: Most minimum cuts, one for each move of the Lagrange multipliers.
 _CUTS = 30
-#: Runs that all evaluations together may walk over, and evaluations that there are at least.
+#: A search ends after `_WORK` runs of evaluated schedules, but not before `_LEAST` evaluations.
 _WORK, _LEAST = 1_500_000, 250
-#: Share of that work which may be spent on one further schedule.
+#: Fraction of this work for the search around one further schedule.
 _AROUND = 0.2
-#: Decisions on saving and offloading up to which all are evaluated.
+#: Up to this number of decisions, all are enumerated.
 WHOLE = 4_096
-#: Changes that are tried at the highest moment.
+#: Most changes tried at the position with the most bytes.
 _MENDS = 12
-#: Bytes per second that differ by less than 2 to the power of one over this count as the same.
+#: Rates in bytes per unit of time count as equal if they differ by less than a factor of about 2**(1/8).
 _ALIKE = 8
-#: Decisions from which one value at a time is changed.
+#: Number of best decisions that local moves improve.
 _IMPROVED = 2
 
-#: A schedule: its runs, the moment of each, and its boundary.
+#: A schedule: its runs, the moment of each run, and the position at which backward begins.
 Scheduled = tuple[Sequence[int], Sequence[int], int]
 
 
@@ -206,6 +206,7 @@ class OffloadSearch:
         if self._count() <= WHOLE:
             return self.whole()
         self._grant(1.0)
+        # Local moves only find nearby decisions, so start from several kinds.
         begun = [self.choice(saved, ()) for saved in starts]
         begun += [self.greedy(c) for c in begun]
         best = min(begun, key=lambda c: c.rank)
@@ -242,7 +243,7 @@ class OffloadSearch:
             except ProblemError:
                 continue
             if start.saved in seen or (best and not best.over and start.cost >= best.cost):
-                continue  # what more it needs is not free
+                continue  # offloads can only add to the cost of the recomputation
             seen.add(start.saved)
             nodes = [v for v in start.schedule.idle if self.may_offload(v)]
             for away in itertools.product((False, True), repeat=len(nodes)):
@@ -267,7 +268,7 @@ class OffloadSearch:
                 rate = math.floor(_ALIKE * math.log2(problem.step.size[v] / (1 + time)))
                 rates.append((-rate, ready, v))
         order = [v for *_, v in sorted(rates)]
-        low, high = 0, len(order)  # the shortest part of the list that fits, or all of it
+        low, high = 0, len(order)  # bisects for the shortest prefix that fits, or the whole list
         best = start
         while low < high:
             middle = (low + high) // 2
@@ -376,7 +377,7 @@ class OffloadSearch:
                 break
             try:
                 choice = self.choice([k for k in best.saved if k != i], best.offloaded)
-            except ProblemError:  # what one needs that was given up cannot be made again
+            except ProblemError:  # node i needs a value that cannot be recomputed
                 continue
             if choice.rank < best.rank:
                 return choice

@@ -110,6 +110,7 @@ class Problem(Generic[S]):
         return self._with(capacity=columns.capacity(label, capacity))
 
     def _with(self: P, **changes: Any) -> P:
+        # Without `__post_init__`, because the unchanged fields are already checked.
         same = object.__new__(type(self))
         for f in fields(self):  # type: ignore[arg-type]
             object.__setattr__(same, f.name, changes.get(f.name, getattr(self, f.name)))
@@ -132,7 +133,9 @@ def read_indices(entries: list[Any], count: int, what: str) -> tuple[int, ...]:
     Raises:
         ProblemError: an entry is not an index, or an index occurs twice.
     """
-    if entries and set(map(type, entries)) == {int}:  # the loop below costs three times as much
+    if entries and set(map(type, entries)) == {
+        int
+    }:  # fast path: the loop takes three times as long
         entries.sort()
         if entries[0] >= 0 and entries[-1] < count and len(set(entries)) == len(entries):
             return tuple(entries)
@@ -221,6 +224,7 @@ class KnapsackProblem(Problem[Solution]):
 
     def within(self, capacity: int | None) -> KnapsackProblem:
         """Return the same items with another capacity; None: a capacity for all items."""
+        # Not by `super()`, which fails without arguments in a dataclass with slots.
         return Problem.within(self, self.total_weight if capacity is None else capacity)
 
     def read(self, entries: list[Any]) -> tuple[int, ...]:

@@ -67,10 +67,11 @@ class PulpCbc(ToleranceSolver):
         started = time.monotonic()
         pulp = load_pulp()
         model = pulp.LpProblem("knapsack", pulp.LpMaximize)
-        new = getattr(model, "add_variable", pulp.LpVariable)  # since and before PuLP 3.3
+        new = getattr(model, "add_variable", pulp.LpVariable)  # `add_variable` came with PuLP 3.3
         picks = [new(f"x{i}", cat=pulp.LpBinary) for i in range(len(problem))]
         model += pulp.LpAffineExpression(list(zip(picks, problem.values, strict=True)))
         load = pulp.LpAffineExpression(list(zip(picks, problem.weights, strict=True)))
+        # Half a unit of margin, so that rounding cannot cut off a choice that fills the capacity exactly.
         model += load <= problem.capacity + 0.5
         with tempfile.TemporaryDirectory() as folder:
             limits: dict[str, Any] = {"maxNodes": self.nodes}
@@ -92,9 +93,9 @@ def pulp_engine(name: str, **options: Any) -> Any:
     CBC runs the binary that comes with PuLP, or one on the path if PuLP brings none.
     """
     pulp = load_pulp()
-    if name == _CBC:  # or with one on the path where PuLP brings none
+    if name == _CBC:  # a path of None makes PuLP look for a CBC on the search path
         own = getattr(getattr(pulp, "PULP_CBC_CMD", None), "pulp_cbc_path", None)
-        # CBC runs in one thread unless told; told to use one, it may sleep ten seconds at the end.
+        # By default CBC runs in one thread. If it is told to use one, it may sleep ten seconds at the end.
         return pulp.COIN_CMD(path=own, msg=False, **{**options, "threads": None})
     taken = inspect.signature(getattr(pulp, name)).parameters
     return pulp.getSolver(name, msg=False, **{k: v for k, v in options.items() if k in taken})
@@ -104,6 +105,7 @@ def load_pulp() -> Any:
     """Import PuLP without ``highspy``, unless ``highspy`` is already imported."""
     if "pulp" in sys.modules or "highspy" in sys.modules:
         return importlib.import_module("pulp")
+    # None makes `import highspy` fail.
     sys.modules["highspy"] = None  # type: ignore[assignment]
     try:
         return importlib.import_module("pulp")

@@ -100,9 +100,11 @@ def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[Knaps
         room -= weights[i]
         worth += values[i]
         prefix.add(i)
-    weight, value = weights[i], values[i]  # of the break item, which a core has
-    top = worth * weight + value * room  # the relaxation's optimum, times that weight
-    most_loss = top - (relaxed.value + 1) * weight  # what leaves a better answer possible
+    weight, value = weights[i], values[i]  # of the break item; it exists, as not all items fit
+    top = (
+        worth * weight + value * room
+    )  # optimum of the relaxation, times `weight` to stay an integer
+    most_loss = top - (relaxed.value + 1) * weight  # with a larger loss, no better answer exists
     kept = [
         j
         for j, (w, v) in enumerate(zip(weights, values, strict=True))
@@ -149,6 +151,7 @@ class CoreSolver(Solver):
             found = self.search(inner.core, time_limit=time_limit)
         answer = fixed.invert_answer(inner.invert_answer(found))
         bound = relaxed.bound if answer.bound is None else min(answer.bound, relaxed.bound)
+        # The core fixed for answers better than `relaxed` may have a bound below `relaxed.value`.
         bound = max(bound, relaxed.value)
         if core.value_of(answer.saved) < relaxed.value:
             answer = replace(answer, saved=relaxed.saved)

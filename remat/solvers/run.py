@@ -20,7 +20,7 @@ from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.problem import Problem, S
 from remat.solvers.verify import judge, read, refuse
 
-#: Seconds beyond which a limit is none: clocks count in floats.
+#: Time limits from here on are refused as infinite: adding them to a clock in floats loses precision.
 _LONGEST = 10.0**15
 
 
@@ -76,7 +76,7 @@ def run(
         given = _contents(problem)
         with solver_errors(solver) as elapsed:
             answer = getattr(solver, problem.method)(problem, time_limit=time_limit)
-            claim = read(problem, solver, answer)  # a lazy answer does its work here
+            claim = read(problem, solver, answer)  # timed too: a generator does its work here
             elapsed_s = elapsed()
         if given != _contents(problem):
             refuse(solver, "changed the problem it was given")
@@ -125,11 +125,11 @@ def solver_errors(solver: Solver) -> Iterator[Callable[[], float]]:
     started = time.perf_counter()
     try:
         yield lambda: time.perf_counter() - started
-    except BudgetError:
+    except BudgetError:  # not a fault of the solver: no answer fits
         raise
-    except (Exception, SystemExit) as error:  # the plugin border: anything may come out of it
+    except (Exception, SystemExit) as error:  # plugins may raise anything, even exit
         if isinstance(error, SolverError) and error.solver == solver.name:
-            raise  # its own account, such as why its process died
+            raise  # the solver's own message, such as how its process died
         raise SolverError(
             solver.name, f"solver '{solver.name}' raised {type(error).__name__}: {error}"
         ) from error

@@ -15,7 +15,7 @@ from typing import Any
 
 from remat.solvers.step_core import StepCore
 
-#: Most nodes of a model: it has a variable for each two runs of a node and of its reader.
+#: Most nodes of a model. Its size grows fast: one variable per edge, run of the input and run of the reader.
 MOST_NODES = 300
 
 
@@ -48,7 +48,7 @@ def schedule_model(core: StepCore, *, runs: int, start: Sequence[int]) -> tuple[
             if core.extra[v]:
                 memory.append(moment)
                 bytes_of.append(core.extra[v])
-            if k:
+            if k:  # ordered runs: their permutations would be the same schedule
                 model.add_implication(there[v][k], there[v][k - 1])
                 model.add(at[v][k] > at[v][k - 1]).only_enforce_if(there[v][k])
     model.add_no_overlap(moments)

@@ -20,7 +20,7 @@ from remat.solvers.columns import as_integer
 from remat.solvers.problem import Limits, Problem
 from remat.solvers.solution import Schedule, ScheduleAnswer
 
-#: Runs that a schedule may have for each node, on average; more are taken for a solver's mistake.
+#: Most runs per node of a schedule, on average. A longer one is refused as a solver's mistake.
 MOST_RUNS_PER_NODE = 64
 
 
@@ -184,6 +184,7 @@ class ScheduleProblem(Problem[Schedule]):
         late = bytearray(len(self))
         for i in (*self.backward, *self.at_boundary):
             late[i] = 1
+        # A node ordered after a backward node can also run only in backward.
         behind = dict(pairwise(reversed(self.ordered)))
         for i, row in enumerate(self.inputs):
             if i in behind and behind[i] < i:
@@ -300,7 +301,7 @@ class ScheduleProblem(Problem[Schedule]):
             )
 
 
-#: How `ScheduleEvaluator` tells nodes that may run once only, and those that have no runs of their own.
+#: Marks of `ScheduleEvaluator`: nodes that may run only once, and nodes without runs of their own.
 _ONCE, _NEVER = 1, 2
 _SETS = ("once", "ordered", "at_start", "forward", "backward", "at_boundary", "to_end")
 
@@ -354,10 +355,10 @@ class ScheduleEvaluator:
         self._problem, self._results = problem, problem.results
         self._runnable = problem.runnable
         self._backward, given, used = set(problem.backward), problem.given, problem.used
-        #: What is given takes memory only where it is used.
+        #: Bytes of given values; an unused given value takes no memory.
         self._idle_bytes = sum(problem.size[i] for i in given & used)
         self._held = [i for i in range(len(problem)) if i in used or i not in given]
-        #: Nodes that may not run, or not again.
+        #: For each node, whether it may never run, or not again.
         self._special = bytearray(len(problem))
         for i in problem.once:
             self._special[i] = _ONCE
@@ -376,7 +377,7 @@ class ScheduleEvaluator:
             )
         n, inputs, size, results = len(problem), problem.inputs, problem.size, self._results
         special = self._special
-        started = [-1] * n  # position at which the value of each node that is there now was made
+        started = [-1] * n  # for each node, the position of the run that made its current value
         ended, first = [-1] * n, [-1] * n
         change = [0] * (len(sequence) + 2)
         for i in problem.at_start:
@@ -404,6 +405,7 @@ class ScheduleEvaluator:
                         f"'{problem.names[u]}' is there"
                     )
                 ended[u] = position
+            # A later run starts a new lifetime; the earlier one has ended with its last reader.
             for made in results[v]:
                 if started[made] >= 0:
                     change[started[made]] += size[made]
@@ -466,6 +468,7 @@ def least_peak(problem: ScheduleProblem) -> tuple[int, int]:
     Returns:
         The bytes, and the node; -1 if the end needs that many bytes.
     """
+    # A value that stays but is made by a run may not exist yet during other runs.
     stays = set(problem.to_end)
     always = {i for i in problem.at_start if i in stays}
     base = problem.resident + sum(problem.size[i] for i in always)

@@ -13,7 +13,7 @@ from itertools import accumulate, chain, pairwise
 
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
 
-#: Sums of bytes or costs up to this are exact in the search, which counts in doubles.
+#: Sums of bytes or costs up to this are exact in the kernel's search, which uses doubles.
 _EXACT = 2**52
 
 
@@ -112,7 +112,7 @@ def step_core(problem: ScheduleProblem) -> StepCore:
         maker[i] = head
     for i in problem.at_boundary:
         maker[i] = boundary
-    for i in problem.given - problem.used:  # never there, as nobody reads it
+    for i in problem.given - problem.used:  # never read, so never in memory
         size[i] = 0
     reads: list[tuple[int, ...]] = [tuple(dict.fromkeys(row)) for row in problem.inputs]
     reads += [()] * (count - n)
@@ -126,6 +126,8 @@ def step_core(problem: ScheduleProblem) -> StepCore:
 
     runnable = problem.runnable
     begun = token(head)
+    # Only reads order the runs, so nodes without inputs read from the first node, and the last node reads
+    # from every node (below).
     for v in runnable:
         if not reads[v]:
             reads[v] = (begun,)

@@ -21,8 +21,8 @@ from remat.solvers.problem import KnapsackProblem
 from remat.solvers.reduction import CoreSolver
 from remat.solvers.solution import Answer
 
-_WEIGHT_LIMIT = 10**8
-_RELATIVE_TRUST = 1e-6  # HiGHS's bounds were seen 1e-7 too low
+_WEIGHT_LIMIT = 10**8  # see the module's docstring on weights of a billion
+_RELATIVE_TRUST = 1e-6  # relative; HiGHS's bounds were seen 1e-7 too low
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class ToleranceSolver(CoreSolver):
         )
         relaxed, attempt = relax(core), self.attempt(scaled, time_limit)
         bound = relaxed.bound
-        if math.isfinite(attempt.upper):  # no sharper than a bound in doubles justifies
+        if math.isfinite(attempt.upper):  # loosened by the possible rounding error
             margin = max(0.5, abs(attempt.upper) * _RELATIVE_TRUST)
             bound = min(bound, value_unit * math.floor(attempt.upper + margin))
         saved = max(relaxed.saved, repair(core, attempt.picked), key=core.value_of)

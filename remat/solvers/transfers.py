@@ -107,6 +107,7 @@ def place(
     freed, sending = _through(times[:boundary], head, queue, capacity)
     order = sorted(range(len(transfers)), key=lambda i: (-transfers[i].needed, -i))
     queue = [(n - 1 - t.needed, t.nbytes, t.fetch, i) for i in order for t in (transfers[i],)]
+    # Fetches are sends with time reversed, so both directions share `_through`.
     tail = alive[: boundary - 1 if boundary else None : -1]
     mirrored, waits = _through(
         times[: boundary - 1 if boundary else None : -1], tail, queue, capacity
@@ -157,7 +158,7 @@ def _exposed_time(times: Sequence[int], queue: Sequence[tuple[int, int, int]]) -
             which it must have left.
     """
     now = idle_from = exposed_time = entered = 0
-    due: dict[int, int] = {}  # by runs: when all that leave behind them have left
+    due: dict[int, int] = {}  # by run: the time at which the copies that leave after it have ended
     for at, time in enumerate(times):
         now += time
         while entered < len(queue) and queue[entered][0] == at:
@@ -193,7 +194,7 @@ def _through(
     waits: list[Wait] = []
     last = len(times) - 1
     for at in range(len(times) + 1):
-        room = capacity if at <= last else -1  # at the end everything has left
+        room = capacity if at <= last else -1  # at the end, -1 forces every copy out
         while inside:
             end, nbytes, which, begun = inside[0]
             full = room is not None and held > room - (alive[at] if at <= last else 0)

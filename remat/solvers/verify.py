@@ -15,8 +15,9 @@ from remat.solvers.native import Native
 from remat.solvers.problem import KnapsackProblem, Problem, S
 from remat.solvers.solution import Status
 
-#: Limits for checking a bound that a solver from outside claims: work of either kernel, and states of
-#: the knapsack's. Some hundredths of a second; enough for nearly all problems of a few hundred items.
+#: Limits on the search that checks a plugin's claimed bound: work of either kernel search, and states of
+#: the knapsack search. It takes hundredths of a second and settles nearly all problems of a few hundred
+#: items.
 _WORK = 2_000_000
 _STATES = 50_000
 
@@ -58,12 +59,15 @@ def read(problem: Problem[Any], solver: Solver, answer: object) -> Claim:
     Raises:
         SolverError: the answer is malformed.
     """
+    # A bare iterable becomes an answer without claims.
     claim = answer if isinstance(answer, problem.answer) else problem.answer(answer)  # type: ignore[arg-type]
     if claim.status is not None and not isinstance(claim.status, Status):
         refuse(solver, f"returned {claim.status!r} as status: use Status.OPTIMAL or .FEASIBLE")
     if not isinstance(claim.choice, Iterable):
         refuse(solver, f"returned {type(claim.choice).__name__} where {problem.expected}")
-    entries = list(islice(claim.choice, problem.most_entries + 1))  # a generator may be endless
+    entries = list(
+        islice(claim.choice, problem.most_entries + 1)
+    )  # one more shows an excess; generators may be endless
     try:
         choice = problem.read(entries)
     except ProblemError as error:
@@ -111,6 +115,7 @@ def judge(problem: Problem[S], solver: Solver, claim: Claim, *, elapsed_s: float
                 solver,
                 f"claims that {problem.bound_text} {bound}, but {problem.own_text} {reached}",
             )
+        # A false bound may only show against a better choice than the solver's own.
         if reachable is not None and tighter(bound, reachable) != reachable:
             refuse(
                 solver,
@@ -176,11 +181,11 @@ def _proven_cost(problem: GraphProblem, reached: int) -> int:
     return search.exact(known, work=_WORK, tolerance=0.0).bound
 
 
-#: By kind of problem, a bound that a short search proves; it knows what the solver reached.
+#: By kind of problem, a function of the problem and the solver's objective that proves a bound quickly.
 _PROOFS: Mapping[str, Callable[[Any, int], int]] = {
     "knapsack": _proven_value,
     "graph": _proven_cost,
-    "schedule": lambda problem, _: problem.limits().bound,  # no search is that short
+    "schedule": lambda problem, _: problem.limits().bound,  # no short search proves more
 }
 
 

@@ -48,14 +48,14 @@ class Case:
         return best
 
 
-#: The optimum by trying everything, once for all solvers.
+#: The optimum by enumeration, cached because every solver's tests need it.
 tried = functools.cache(optimum)
 
 _GIB = 2**30
 _PETA = 10**15
 _FIRST_FAMILIES = ("uncorrelated", "weakly-correlated", "strongly-correlated", "subset-sum")
 
-# name: (weights, values, capacity); at most 20 items, the optimum by trying everything.
+# name: (weights, values, capacity). At most 20 items, so that the optimum can be enumerated.
 _SMALL: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
     "empty": ((), (), 10),
     "empty-no-room": ((), (), 0),
@@ -96,7 +96,7 @@ _SMALL: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
 }
 
 _SMALL_2: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
-    # Ten times an eleventh is more than ten elevenths, in floating point.
+    # In floating point, ten times 1/11 is more than 10/11.
     "eleven-equal-room-for-ten": ((7,) * 11, (9,) * 11, 70),
     "thirds": ((1, 1, 1), (5, 4, 3), 2),
     "weightless-among-heavy": ((0, 9, 4, 0, 7), (3, 9, 8, 1, 2), 12),
@@ -114,7 +114,7 @@ _SMALL_2: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
     "ascending-efficiency": (tuple(range(1, 15)), tuple(i * i for i in range(1, 15)), 50),
 }
 
-# (family, items, span, share of 101, seed): the optimum, item by item over undominated weights.
+# (family, items, span, share of 101, seed): optimum, computed item by item over undominated weights.
 _LARGE_2: dict[tuple[str, int, int, int, int], int] = {
     ("inverse-strongly-correlated", 50, 1000, 40, 11): 10_808,
     ("almost-strongly-correlated", 60, 1000, 60, 12): 21_301,
@@ -125,7 +125,7 @@ _LARGE_2: dict[tuple[str, int, int, int, int], int] = {
     ("circle", 60, 1000, 50, 17): 30_557,
 }
 
-# (family, items, span, share of 101, seed): the optimum, by dynamic programming over capacity.
+# (family, items, span, share of 101, seed): optimum, computed by dynamic programming over capacity.
 _LARGE: dict[tuple[str, int, int, int, int], int] = {
     ("uncorrelated", 50, 1000, 30, 1): 17_533,
     ("weakly-correlated", 50, 1000, 50, 2): 15_011,
@@ -184,22 +184,22 @@ def _like_models() -> list[Case]:
     costs = tuple((6 if i in worth_it else 3) * size for i, size in enumerate(sizes))
     mib = 2**20
     return [
-        # Equal weights, so the most valuable that fit in number. A quantiser that rounds weights
-        # to the nearest of 10,000 steps packs too many.
+        # With equal weights, the most valuable items are optimal, as many as fit. A solver that rounds
+        # weights to the nearest of 10,000 steps takes too many.
         Case(
             name="3000-equal-weights",
             since=1,
             problem=KnapsackProblem((27,) * 3_000, values, 60_003),
             certificate=sum(sorted(values, reverse=True)[: 60_003 // 27]),
         ),
-        # The tensors of better ratio fill the capacity to the byte: the relaxation's optimum.
+        # The tensors with the better ratio fill the capacity exactly, so they reach the relaxation's bound.
         Case(
             name="240-tensors-exact-fill",
             since=1,
             problem=KnapsackProblem(sizes, costs, sum(sizes[i] for i in worth_it)),
             certificate=sum(costs[i] for i in worth_it),
         ),
-        # By dynamic programming over capacity, in units of 1 MiB.
+        # The certificate comes from dynamic programming over capacity, in units of 1 MiB.
         Case(
             name="32-identical-layers",
             since=1,
@@ -231,7 +231,8 @@ def _twenty_thousand() -> list[Case]:
             problem=KnapsackProblem(drawn.weights, drawn.values, drawn.weight_of(best)),
             certificate=drawn.value_of(best),
         ),
-        # 2,800 / 56 is the best ratio, then 700 / 16: all of the former, 1,234 of the latter.
+        # 2,800 / 56 is the best ratio and 700 / 16 the second: all items of the first kind fit, and 1,234
+        # of the second.
         Case(
             name="20000-items-of-four-kinds",
             since=2,

@@ -81,10 +81,11 @@ def available() -> tuple[Candidate, ...]:
 
 def _candidate(name: str, folder: Path) -> Candidate:
     if ":" in name and str(folder) not in sys.path:
-        sys.path.append(str(folder))  # behind what is installed
+        sys.path.append(str(folder))  # at the end, so that installed modules win
     try:
         kind = registry().solver_class(name)
     except SolverError as error:
+        # If the solver's own module is missing, its name is wrong; any other module is a missing dependency.
         missing = _missing_module(error)
         if missing is None or name.partition(":")[0].partition(".")[0] == missing.partition(".")[0]:
             raise pytest.UsageError(f"--solver={name}: {error}") from None

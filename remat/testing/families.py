@@ -19,7 +19,7 @@ Items = tuple[list[int], list[int]]
 Family = Callable[[int, int, Draw], Items]
 """So many items, of weights or values up to a span, from a source."""
 
-_MULTIPLES = 10  # of a spanner's base items
+_MULTIPLES = 10  # largest multiple of a base item in a spanner family
 _BASE_ITEMS = 2
 
 
@@ -117,7 +117,9 @@ def drawer(seed: int) -> Draw:
     source = random.Random(seed)
 
     def draw(low: int, high: int) -> int:
-        return low + int(source.random() * (high - low + 1))  # random() is what Python promises
+        return low + int(
+            source.random() * (high - low + 1)
+        )  # Python guarantees the sequence of random() alone
 
     return draw
 

@@ -24,9 +24,10 @@ def random_graph(seed: int, *, nodes: int = 10, outside: bool = True) -> GraphPr
         cost.append(draw.choice((0, 0, 1, 2, 3, 5, 8, 40)))
         size.append(draw.choice((0, 1, 2, 3, 4, 8, 30)))
         savable.append(draw.random() < 0.8)
+        # Every node can be saved or recomputed, so that most problems are feasible.
         again.append(draw.random() < 0.85 or not savable[-1])
         forward.append(not outside or draw.random() < 0.8)
-    for i in reversed(range(nodes)):  # what forward reads is in forward
+    for i in reversed(range(nodes)):  # inputs of nodes in forward must be in forward
         if forward[i]:
             for j in inputs[i]:
                 forward[j] = True

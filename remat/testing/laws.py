@@ -32,8 +32,8 @@ def holds(law: Callable[[Draw], None], *, draws: int) -> None:
 
     @settings(
         max_examples=draws,
-        deadline=None,
-        derandomize=True,
+        deadline=None,  # a slow solver is not a wrong solver
+        derandomize=True,  # the suite must give the same verdict in every run
         database=None,
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),

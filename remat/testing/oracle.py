@@ -67,10 +67,11 @@ def least_cost_schedule(problem: ScheduleProblem) -> int | None:
     runnable, size, inputs = problem.runnable, problem.size, problem.inputs
     once, backward, forward = set(problem.once), set(problem.backward), set(problem.forward)
     arriving = frozenset(i for i in problem.at_boundary if i in read)
+    # Dijkstra's algorithm: costs are not negative, so the first final state popped is cheapest.
     begin = (frozenset(i for i in problem.at_start if i in read), frozenset[int](), False)
     least = {begin: 0}
     queue: list[tuple[int, int, tuple[frozenset[int], frozenset[int], bool]]] = [(0, 0, begin)]
-    ticket = itertools.count(1)
+    ticket = itertools.count(1)  # breaks ties, so that heapq never compares states
     while queue:
         cost, _, state = heapq.heappop(queue)
         if cost > least[state]:
@@ -92,7 +93,7 @@ def least_cost_schedule(problem: ScheduleProblem) -> int | None:
             if not set(inputs[v]) <= there:
                 continue
             kept = there | set(makes[v])
-            # What may be dropped before this run: anything that it does not read or make.
+            # Before this run, every value that the run neither reads nor makes may be dropped.
             loose = [i for i in there if i not in inputs[v] and i not in makes[v]]
             for count in range(len(loose) + 1):
                 for gone in itertools.combinations(loose, count):

@@ -83,11 +83,12 @@ def _known_failures(config: pytest.Config) -> Mapping[str, str]:
     folder, asked = config.invocation_params.dir, config.getoption("remat_known_failures")
     if asked:
         return known.read(folder / asked)
+    # Without --solver, a file of this name may belong to another project.
     default = folder / known.DEFAULT
     return known.read(default) if _CHOSEN in config.stash and default.is_file() else {}
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(trylast=True)  # after the tests' own parametrization, which `_is_ours` checks
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run every solver test once per chosen solver."""
     if FIXTURE not in metafunc.fixturenames or not _is_ours(metafunc):
@@ -104,7 +105,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(FIXTURE, chosen, ids=ids, indirect=True, scope="session")
 
 
-@pytest.hookimpl(tryfirst=True)  # before -k takes tests out that are listed as failing
+@pytest.hookimpl(tryfirst=True)  # before -k deselects tests that the list of failures names
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With ``--solver``, keep only solver tests; mark tests that are known to fail.
 
@@ -125,7 +126,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _candidate(item: pytest.Item) -> Candidate | None:
     """Return the solver of a solver test; None for any other test."""
-    choices = sys.modules.get("remat.testing.choices")  # not loaded before a solver is wanted
+    choices = sys.modules.get("remat.testing.choices")  # imported only once a solver is needed
     callspec = getattr(item, "callspec", None)
     if choices is None or callspec is None:
         return None
@@ -150,7 +151,7 @@ def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[
 
     left = mark(items, known)
     if any("::" in argument for argument in config.args):
-        return  # asked for single tests, so not all are there to be found
+        return  # single tests were requested, so the others are missing for a good reason
     for candidate in config.stash.get(_CHOSEN, ()):
         for name in sorted(left):
             if items and name.endswith((f"[{candidate.name}]", f"-{candidate.name}]")):

@@ -77,10 +77,11 @@ def _small_steps(block: int) -> Iterator[Problem[Any]]:
     draw = random.Random(block)
     for seed in range(25 * block, 25 * block + 25):
         problem = steps.random_step(seed, nodes=5, plain=seed % 3 == 0)
+        # From one byte less than any schedule needs, up to the peak of the given order, which fits.
         yield problem.within(draw.randint(max(0, least_peak(problem)[0] - 1), _full(problem)))
 
 
-#: Small enough to try everything.
+#: Problems small enough for enumeration.
 SMALL = (
     *(Sample(name, "knapsack", functools.partial(_small_knapsacks, name)) for name in FAMILIES),
     *(Sample(f"graphs-{k}", "graph", functools.partial(_small_graphs, k)) for k in range(4)),
@@ -105,7 +106,7 @@ def _tight_step(nodes: int, seed: int) -> Iterator[Problem[Any]]:
     yield step.within(_full(step) * 9 // 10)
 
 
-#: Some milliseconds of work, at capacities that bind.
+#: Problems that take milliseconds, with capacities that rule out saving everything.
 PLAIN = (
     Sample("knapsack", "knapsack", _plain_knapsacks),
     Sample("graph", "graph", _plain_graphs),
@@ -122,7 +123,7 @@ def _wide_graph() -> Iterator[Problem[Any]]:
     yield graph.within(sum(graph.size) // 3)
 
 
-#: Work for minutes, unless a clock or a count ends it.
+#: Problems that take minutes unless a clock or a limit on work ends the search.
 HARD = (
     *(
         Sample(name, "knapsack", functools.partial(_hard_knapsack, name))
@@ -139,7 +140,7 @@ def _roomy_steps() -> Iterator[Problem[Any]]:
         yield from (step.within(room) for room in (None, _full(step)))
 
 
-#: Room for everything: nothing has to run again.
+#: Problems with enough capacity to save everything, so that nothing has to run again.
 ROOMY = (
     Sample("graph", "graph", lambda: (graphs.layers(5),)),
     Sample("schedule", "schedule", _roomy_steps),

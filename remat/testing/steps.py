@@ -23,7 +23,7 @@ def _step(
     )
 
 
-#: A network of three layers and its backward, which reads every layer's value again.
+#: Inputs of a network of three layers and its backward, which reads every layer's value again.
 _CHAIN = ((), (0,), (1,), (2,), (2, 3), (1, 4), (0, 5))
 
 #: Named step problems, each with its capacity.
@@ -151,6 +151,7 @@ def random_step(seed: int, *, nodes: int = 6, plain: bool = False) -> SchedulePr
             resident=draw.choice((0, 3)) if rich else 0,
             unit="ps",
         )
+        # `at_boundary` needs a node that runs in backward: draw again with another seed.
         if backward or not late_given
         else random_step(seed + 1_000_003, nodes=nodes, plain=plain)
     )

@@ -28,11 +28,11 @@ from remat.testing.oracle import brute_force, decisions
 from remat.testing.plugin import for_solvers_of
 from remat.testing.samples import HARD, PLAIN, ROOMY, SMALL, Sample, refusal, solved
 
-#: A checked answer to any kind of problem.
+#: A verified answer to any kind of problem.
 AnySolution = CheckedAnswer | Schedule
 
 _DRAWS = 40
-_GRACE_S = 3.0  # what a busy machine may add to a time limit
+_GRACE_S = 3.0  # a busy machine may delay a solver by this much
 
 
 def each(samples: Sequence[Sample]) -> pytest.MarkDecorator:
@@ -111,7 +111,7 @@ def taken(solver: Solver, sample: Sample) -> list[Problem[Any]]:
 
 def assert_alike(one: AnySolution | None, other: AnySolution | None) -> None:
     """Assert that two answers to one problem are the same, unless a clock ended a search."""
-    if one is None or other is None:
+    if one is None or other is None:  # no schedule was found
         assert one is other
     elif one.deterministic and other.deterministic:
         assert choice(one) == choice(other)
@@ -205,7 +205,7 @@ def test_any_problem(solver: Solver) -> None:
 def test_numbers_up_to_its_limit(solver: Solver) -> None:
     """The solver solves problems with sums at its ``integer_limit``, or at 2**63 - 1."""
     limit = INT64_MAX if solver.integer_limit is None else solver.integer_limit
-    unit = limit // 25
+    unit = limit // 25  # 25 units and the remainder make both sums equal to the limit
     problem = KnapsackProblem(
         (3 * unit, 4 * unit, 5 * unit, 6 * unit, 7 * unit + limit % 25),
         (7 * unit + limit % 25, 3 * unit, 4 * unit, 6 * unit, 5 * unit),
@@ -243,6 +243,7 @@ def test_order_of_items_does_not_matter(solver: Solver) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_units_do_not_matter(solver: Solver, name: str) -> None:
     """The optimum stays the same if bytes or costs are counted in another unit."""
+    # `factor - 1` further bytes of capacity are less than one coarse unit, so they allow nothing new.
     problem = family(name, items=30, span=200, share=40, seed=3)
     coarse = solved(solver, problem)
     for factor in (3, 2**20 + 1):

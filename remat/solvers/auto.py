@@ -166,7 +166,8 @@ def _members(core: KnapsackProblem, *, again: bool) -> Iterator[tuple[Solver, fl
 
     Args:
         core: the reduced knapsack.
-        again: run the kernel first. The kernel refused the whole problem, but may accept the core.
+        again: whether to run the kernel first, which refused the whole problem but may accept the
+            core.
     """
     if again:
         yield Native(), 0.6

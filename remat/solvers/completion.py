@@ -1,8 +1,9 @@
 """Decide a graph problem with a solver that knows only knapsacks.
 
 The items are the nodes worth saving. The items that the solver picks must not be recomputed. A
-minimum cut over bytes finds the cheapest way to avoid their recomputation. Saving exactly the
-picked nodes is one such cut, so the completed decision takes no more bytes than the picked items.
+minimum cut over bytes finds the smallest set of values to save that achieves this. Saving exactly
+the picked nodes is one such cut, so the completed decision takes no more bytes than the picked
+items.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ def by_knapsack(
     """Decide a graph problem with a knapsack solver, and return the cheapest decision found.
 
     The first set of items has every node of the reduced problem that costs something to recompute.
-    If ``problem.known`` has decisions, a second set leaves out the nodes that one of them
-    recomputes. A compiler's rules call the remaining nodes expensive, and these are often the
-    better items.
+    If ``problem.known`` has decisions, a second set leaves out the nodes that one of the known
+    decisions recomputes. A compiler's rules call the remaining nodes expensive, and these nodes are
+    often the better items.
 
     Args:
-        solver: the knapsack solver; answers are verified in its name.
+        solver: the knapsack solver; the decisions are verified as its answers.
         problem: the graph problem, with its capacity.
         pick: a function that solves a knapsack with the solver.
 

@@ -16,7 +16,7 @@ class CutSolver(Solver):
     The rules ban operators such as reductions from recomputation. A `GraphProblem` does not know
     its operators, so the cuts of the rules come with it in ``known``, strictest rules first. If
     ``known`` is empty, the solver tries the cut of least cost and then the cut that saves the
-    fewest bytes. It proves no bound.
+    fewest bytes. The solver proves no bound.
     """
 
     __slots__ = ()

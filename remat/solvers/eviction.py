@@ -1,4 +1,4 @@
-"""Build a schedule that evicts values if memory runs out, and recomputes them later."""
+"""Run nodes in a given order; evict values if memory runs out, and recompute them later."""
 
 from __future__ import annotations
 

@@ -75,7 +75,8 @@ class Network:
 
     Args:
         problem: the nodes and edges, with the nodes that may be saved or recomputed.
-        fixed: flags of further nodes that may not be recomputed.
+        fixed: for each node, whether to forbid its recomputation in addition to the problem's
+            rules. None: no further nodes.
 
     Raises:
         InfeasibleCutError: backward reads a node that can be neither saved nor recomputed.

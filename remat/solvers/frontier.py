@@ -56,7 +56,11 @@ class KnapsackFrontier:
         return tuple(self._items(point))
 
     def best_within(self, capacity: int) -> int:
-        """Return the index of the most valuable point that weighs at most ``capacity``."""
+        """Return the index of the most valuable point that weighs at most ``capacity``.
+
+        Raises:
+            ProblemError: ``capacity`` is negative.
+        """
         if capacity < 0:
             raise ProblemError(f"capacity is {capacity}; expected 0 or more")
         return int(self.weights.searchsorted(capacity, side="right")) - 1
@@ -73,6 +77,9 @@ class KnapsackFrontier:
         Returns:
             The index of the point; the last index if all points have the same weight or the same
             value.
+
+        Raises:
+            ProblemError: ``by`` is another text.
         """
         if by not in ("origin", "chord"):
             raise ProblemError(f"by is {by!r}; expected 'origin' or 'chord'")

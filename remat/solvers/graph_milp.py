@@ -1,9 +1,9 @@
 """Solve the graph problem as a mixed-integer program with HiGHS, called through SciPy.
 
 For each node, a binary variable says whether the node is saved, and a second variable whether it is
-recomputed. The second variable may be continuous, because it follows from the first ones. The
-Lagrangian hull makes the program smaller. Choices that lose more than the gap at the hull's price
-are fixed, and the cost may not exceed that of the best known decision.
+recomputed. The recompute variables may be continuous, because their values follow from the save
+variables. The Lagrangian hull makes the program smaller. Choices that lose more than the gap at the
+hull's price are fixed, and the cost may not exceed that of the best known decision.
 """
 
 from __future__ import annotations

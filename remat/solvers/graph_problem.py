@@ -38,7 +38,7 @@ class GraphProblem(Problem[GraphSolution]):
         capacity: bytes that may be saved in total; None: no limit.
         known: legal decisions that a solver may start from, each as positions of the nodes to save.
             They come from the minimum cuts of a compiler's rules, the cut that recomputes least
-            first, and may exceed the capacity. They do not count when problems are compared.
+            first, and may exceed the capacity. Problems that differ only in this field are equal.
     """
 
     kind: ClassVar[str] = "graph"
@@ -189,7 +189,8 @@ def conflict(problem: GraphProblem, fixed: Sequence[bool] | None = None) -> tupl
 
     Args:
         problem: the graph problem.
-        fixed: flags of further nodes that may not be recomputed.
+        fixed: for each node, whether to forbid its recomputation in addition to the problem's
+            rules. None: no further nodes.
     """
     n = len(problem)
     parent = [-2] * n

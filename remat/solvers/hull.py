@@ -112,7 +112,7 @@ class Hull:
         return hull
 
     def compiled(self, edge: Edge) -> Any:
-        """Build the kernel's `GraphCore` from the core and its losses at an edge.
+        """Build the kernel's `GraphCore`: the core with the loss of each choice at an edge's price.
 
         The result for the latest edge is cached.
         """
@@ -162,7 +162,7 @@ class Hull:
         return tuple(self._vertices)
 
     def losses(self, edge: Edge) -> Losses:
-        """Return the loss of each choice at an edge's Lagrange multiplier."""
+        """Return the loss of each choice at an edge's price."""
         return self._network.losses(edge.price * self._size, edge.scale * self._cost)
 
     def _refine(self, fits: Vertex, over: Vertex) -> None:

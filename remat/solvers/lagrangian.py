@@ -2,8 +2,9 @@
 
 The lower convex hull of the (bytes, cost) frontier gives a bound for every budget. It also gives a
 decision that fits but may not use the whole budget. The compiled kernel then enumerates the
-decisions that lose little at the hull's price, node by node in topological order. It enumerates all
-of them if they are few, and otherwise keeps a beam.
+decisions that lose little at the hull's price, node by node in topological order. A *prefix* is a
+decision on the first nodes of that order. The kernel keeps all prefixes if they are few, and
+otherwise a beam of the best ones.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Lagrangian(Solver):
 
     Attributes:
         work: limit on the enumeration, in the kernel's units. A hundred million units take one to
-            three seconds. With 0, decisions are only repaired from the hull.
+            three seconds. With 0, only beam search runs, and a short enumeration on small graphs.
         gap: the difference between cost and bound at which to stop, as a fraction of the cost.
     """
 
@@ -146,10 +147,10 @@ class Search:
     def tightened(self, best: Incumbent, *, work: int, tolerance: float = TOLERANCE) -> Incumbent:
         """Raise the bound if no decision can use up the remaining budget.
 
-        Bytes are counted modulo the step by which the two decisions at the price differ. In a model
-        of equal layers this step is the difference in one layer. Prefixes that differ only in the
-        number of layers that took the step then become equal. So far fewer prefixes remain, and the
-        bound is nearly always the same.
+        Bytes are counted modulo a *step*: a difference in bytes between the two decisions that are
+        best at the hull's price. In a model of equal layers, this step is the difference in one
+        layer. Prefixes that differ only in the number of layers that took the step then become
+        equal. So far fewer prefixes remain, and the bound is nearly always the same.
 
         Args:
             best: the best decision known so far.
@@ -178,7 +179,7 @@ class Search:
     def _steps(self) -> list[int]:
         """Return up to three step sizes in bytes for `tightened`, the most likely one first.
 
-        They are differences in bytes between the two decisions at the price.
+        Each is a difference in bytes between the two decisions that are best at the hull's price.
         """
         size = self.core.size
         fits, over = set(self.edge.fits.saved), set(self.edge.over.saved)

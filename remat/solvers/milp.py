@@ -29,7 +29,7 @@ class Milp(ToleranceSolver):
     requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
 
     def attempt(self, problem: KnapsackProblem, time_limit: float | None) -> Attempt:
-        """Run HiGHS to a gap of zero, or until its limit."""
+        """Run HiGHS to proven optimality, or until its limit on time or nodes."""
         import numpy as np
         from scipy.optimize import Bounds, LinearConstraint
 

@@ -32,8 +32,8 @@ def read_node_link(data: dict[str, Any]) -> ScheduleProblem:
     topologically.
 
     Raises:
-        ProblemError: a node has no known cost or size, an edge leads to a missing node, or the
-            graph has a cycle. Also if the order contradicts the edges. The message names the fault.
+        ProblemError: a node has no known cost or size, an edge leads to a missing node, the graph
+            has a cycle, or the order contradicts the edges. The message names the fault.
     """
     import networkx as nx
 

@@ -138,7 +138,7 @@ class Prices:
 
         Returns:
             Positions of the nodes to save in the graph problem, and the nodes of the step problem
-                to offload: the saved values that are cheaper offloaded.
+            to offload. The offloaded values are the saved ones that are cheaper offloaded.
         """
         graph, problem, lives = self._graph, self._problem, self._lives
         at = sorted(self._moment)

@@ -50,11 +50,11 @@ class OffloadSearch:
 
     Args:
         problem: the step problem with its copy times.
-        graph: the graph problem: which values may be saved and which recomputed, at the step's
-            costs.
+        graph: the graph problem: which values may be saved and which recomputed. Its costs are
+            those of the step problem.
         node_of: for each node of the graph problem, the node of the step problem; -1 for none.
-        schedule: a function from saved nodes to the runs, their moments, and the position at which
-            backward begins.
+        schedule: a function from saved nodes to a schedule: its runs, the moment of each run (see
+            `remat.solvers.offload_prices`), and the position at which backward begins.
         lives: lifetimes of the values of the graph problem.
         capacity: peak memory of the device, in bytes.
     """
@@ -105,8 +105,8 @@ class OffloadSearch:
     def settled(self, choice: OffloadChoice) -> OffloadChoice:
         """Improve the offloads of a schedule, and return the improved choice.
 
-        Values are offloaded until the schedule fits the peak. Offloads that do not pay are then
-        dropped.
+        Values are offloaded until the schedule fits the peak. Then each offload is dropped if the
+        choice is better without it.
         """
         self._grant(_AROUND)
         return self._dropped(self._mended(choice, again=False))
@@ -129,10 +129,10 @@ class OffloadSearch:
         return self.evaluated(saved, carried(self._problem, sequence, boundary), offloaded)
 
     def sent(self, saved: tuple[int, ...], sequence: Sequence[int], boundary: int) -> OffloadChoice:
-        """Offload values of a schedule until it fits the peak, those ready earliest first.
+        """Offload values of a schedule until it fits the peak.
 
-        A value is ready after its last use in forward. At first, only offloads that add no exposed
-        transfer time are taken. If the schedule still exceeds the peak, others follow.
+        Values whose last use in forward is earliest come first. At first, only offloads that add no
+        exposed transfer time are taken. If the schedule still exceeds the peak, others follow.
 
         Args:
             saved: positions of the saved nodes in the graph problem.
@@ -256,10 +256,10 @@ class OffloadSearch:
         return best
 
     def greedy(self, start: OffloadChoice) -> OffloadChoice:
-        """Offload values of a decision until it fits: the most bytes per second first.
+        """Offload values of a decision until it fits: the most bytes per unit of copy time first.
 
-        Among values with similar rates, those ready earliest in forward come first. A binary search
-        finds the shortest part of the list that fits.
+        Among values with similar rates, those with the earliest last use in forward come first. A
+        binary search finds the shortest part of the list that fits.
         """
         problem, rates = self._problem, []
         for v, (ready, _) in start.schedule.idle.items():
@@ -324,10 +324,10 @@ class OffloadSearch:
         return best
 
     def _mended(self, best: OffloadChoice, *, again: bool = True) -> OffloadChoice:
-        """Lower the highest position of the schedule while it exceeds the peak.
+        """Lower the bytes at the peak of the schedule while the schedule exceeds the capacity.
 
-        Each step offloads a value that is carried over this position. If no offload helps, a saved
-        value is recomputed instead, provided that ``again`` is set.
+        Each step offloads a value that is carried over the position of the peak. If no offload
+        helps, a saved value is recomputed instead, provided that ``again`` is set.
         """
         sizes, send, fetch = self._problem.step.size, self._problem.send, self._problem.fetch
         while best.over and not self._spent():

@@ -63,7 +63,7 @@ class PulpCbc(ToleranceSolver):
         return None
 
     def attempt(self, problem: KnapsackProblem, time_limit: float | None) -> Attempt:
-        """Run the solver to a gap of zero, or until its limit."""
+        """Run the solver to proven optimality, or until its limit on time or nodes."""
         started = time.monotonic()
         pulp = load_pulp()
         model = pulp.LpProblem("knapsack", pulp.LpMaximize)

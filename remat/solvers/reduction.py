@@ -79,11 +79,12 @@ def reduce(problem: KnapsackProblem) -> Reduction[KnapsackProblem]:
 def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[KnapsackProblem]:
     """Decide every item whose opposite decision cannot lead to a better answer than ``relaxed``.
 
-    The value per weight of the break item is the price of capacity. The loss of an item is the
-    least amount that the relaxation loses if the item is decided against this price. An item is
-    decided if its loss leaves no better answer than the known one. On problems of ten thousand
-    items, a few dozen items remain. An optimum of the remaining items inverts to an optimum, unless
-    ``relaxed.saved`` is already optimal.
+    The break item is the first item in order of efficiency that no longer fits. Its value per
+    weight is the price of capacity. The loss of an item is the least amount that the relaxation
+    loses if the item is decided against this price. An item is decided if its loss leaves no better
+    answer than the known one. On problems of ten thousand items, a few dozen items remain. An
+    optimum of the remaining items inverts to an optimum, unless ``relaxed.saved`` is already
+    optimal.
 
     Source: R. S. Dembo, P. L. Hammer, "A reduction algorithm for knapsack problems", Methods of
     Operations Research 36 (1980).
@@ -160,5 +161,10 @@ class CoreSolver(Solver):
         return replace(answer, bound=bound)
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Solve a core whose variables have been fixed as far as possible; to be overridden."""
+        """Solve a core whose variables have been fixed as far as possible; defined by subclasses.
+
+        Args:
+            core: the knapsack of the undecided items.
+            time_limit: seconds; None: no clock.
+        """
         raise NotImplementedError

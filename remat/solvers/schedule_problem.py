@@ -52,15 +52,15 @@ class ScheduleProblem(Problem[Schedule]):
         ordered: nodes whose first runs must come in this order.
         at_start: nodes that never run. Their values exist from the start to their last use.
         forward: nodes whose first run must come before the boundary.
-        backward: nodes that run only after the boundary. Nodes that read a value available only
-            after the boundary are added. The boundary is at the latest right before the first run
-            of these nodes.
+        backward: nodes that run only after the boundary. The constructor adds nodes that read a
+            value available only after the boundary, and nodes that ``ordered`` places behind such
+            nodes. The boundary is at the latest right before the first run of these nodes.
         at_boundary: nodes that never run. Their values exist from the boundary to their last use.
         to_end: nodes whose value stays from its last run to the end.
         resident: bytes that are alive all the time.
         unit: unit of ``cost``.
-        known: schedules that a solver may start from, which may exceed the capacity. They do not
-            count when problems are compared.
+        known: schedules that a solver may start from, which may exceed the capacity. Problems that
+            differ only in this field are equal.
 
     Raises:
         ProblemError: an argument is invalid; the message names it, with the node.
@@ -211,7 +211,7 @@ class ScheduleProblem(Problem[Schedule]):
 
     @property
     def runnable(self) -> tuple[int, ...]:
-        """Nodes with runs of their own: all nodes that are neither given nor parts."""
+        """Nodes with runs of their own: all nodes that are neither in `given` nor in `parts`."""
         idle = self.given | self.parts
         return tuple(i for i in range(len(self)) if i not in idle)
 
@@ -485,7 +485,7 @@ def least_peak(problem: ScheduleProblem) -> tuple[int, int]:
 def not_found(problem: ScheduleProblem, least_found: int) -> BudgetError:
     """Build the error for a search that found no schedule within the capacity.
 
-    Such a schedule may still exist.
+    A schedule within the capacity may still exist.
 
     Args:
         problem: the step problem.

@@ -17,7 +17,7 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer of a solver that states more than indices. Every claim in it is verified.
+    """Answer of a solver that states more than indices. remat checks every claim in it.
 
     Attributes:
         saved: indices of the items (for a graph problem: nodes) to save, in any order.
@@ -109,8 +109,8 @@ class Solution(CheckedAnswer):
     """A verified answer to a knapsack problem; see `CheckedAnswer` for the other attributes.
 
     Attributes:
-        value: total value of the saved items, recomputed; at most ``bound``.
-        weight: total weight of the saved items, recomputed; at most the capacity.
+        value: total value of the saved items, as computed by remat; at most ``bound``.
+        weight: total weight of the saved items, as computed by remat; at most the capacity.
     """
 
     value: int
@@ -122,9 +122,9 @@ class GraphSolution(CheckedAnswer):
     """A verified answer to a graph problem; see `CheckedAnswer` for the other attributes.
 
     Attributes:
-        cost: summed cost of the nodes that run a second time, recomputed, in the problem's unit; at
-            least ``bound``.
-        saved_bytes: bytes of the saved nodes, recomputed; at most the capacity.
+        cost: summed cost of the nodes that run a second time, in the problem's unit; at least
+            ``bound``. Computed by remat.
+        saved_bytes: bytes of the saved nodes, as computed by remat; at most the capacity.
     """
 
     cost: int
@@ -137,8 +137,8 @@ class Schedule(Checked):
 
     Attributes:
         sequence: nodes in the order in which they run.
-        cost: summed cost of all runs, recomputed, in the problem's unit; at least ``bound``.
-        peak_bytes: most bytes alive at one time, recomputed; at most the capacity.
+        cost: summed cost of all runs, in the problem's unit; at least ``bound``. Computed by remat.
+        peak_bytes: most bytes alive at one time, as computed by remat; at most the capacity.
         boundary: position in ``sequence`` at which backward begins; the length if no run belongs to
             backward.
     """

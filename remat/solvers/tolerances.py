@@ -64,7 +64,7 @@ class ToleranceSolver(CoreSolver):
         return Answer(saved, max(bound, value), by_clock=bound > value and time_limit is not None)
 
     def attempt(self, problem: KnapsackProblem, time_limit: float | None) -> Attempt:
-        """Solve a problem to a gap of zero, or to a limit.
+        """Solve a problem to proven optimality, or until a limit on time or nodes.
 
         The picked items may exceed the capacity slightly.
         """

@@ -132,7 +132,7 @@ def family(name: str, *, items: int, span: int, share: int, seed: int) -> Knapsa
         items: number of items.
         span: weights are drawn from 1 to this number. In ``inverse-strongly-correlated`` the values
             are, because weights follow from values there. ``similar-weights`` ignores it.
-        share: the capacity, in 101st parts of the total weight.
+        share: the capacity is this number times the total weight, divided by 101.
         seed: seed of the random source.
     """
     weights, values = FAMILIES[name](items, span, drawer(seed))

@@ -26,7 +26,7 @@ def read(path: Path) -> Mapping[str, str]:
 
     Raises:
         pytest.UsageError: the file cannot be read, a line does not name a test, or a test is listed
-        twice.
+            twice.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

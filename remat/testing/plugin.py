@@ -144,8 +144,8 @@ def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[
     """Mark tests that are known to fail.
 
     Raises:
-        pytest.UsageError: a listed name is not a test of a chosen solver, and the run collects
-        whole files.
+        pytest.UsageError: a name in the list of a chosen solver is not a test. Not raised if the
+            command line selects single tests.
     """
     from remat.testing.known import mark
 

@@ -63,7 +63,11 @@ def _small_knapsacks(name: str) -> Iterator[Problem[Any]]:
 
 
 def _small_graphs(block: int) -> Iterator[Problem[Any]]:
-    """Yield graph problems, each with a capacity that some decision fits."""
+    """Yield small graph problems, each with a capacity that some decision fits.
+
+    Args:
+        block: selects the 30 seeds from ``30 * block`` on.
+    """
     draw = random.Random(block)
     for seed in range(30 * block, 30 * block + 30):
         problem = graphs.random_graph(seed, nodes=9)
@@ -73,7 +77,11 @@ def _small_graphs(block: int) -> Iterator[Problem[Any]]:
 
 
 def _small_steps(block: int) -> Iterator[Problem[Any]]:
-    """Yield step problems, each with a capacity that may be too small."""
+    """Yield small step problems, each with a capacity that may be too small.
+
+    Args:
+        block: selects the 25 seeds from ``25 * block`` on.
+    """
     draw = random.Random(block)
     for seed in range(25 * block, 25 * block + 25):
         problem = steps.random_step(seed, nodes=5, plain=seed % 3 == 0)

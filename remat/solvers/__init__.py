@@ -1,4 +1,8 @@
-"""Problems, checked solutions, and one file per solver. Imports no torch and no back end."""
+"""Solvers, the problems that they solve, and their verified solutions.
+
+Each solver has its own module. Importing this package imports neither torch nor any solver back
+end.
+"""
 
 from remat.solvers.base import Solver as Solver
 from remat.solvers.base import unavailable as unavailable

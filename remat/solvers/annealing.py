@@ -1,4 +1,7 @@
-"""The step problem by simulated annealing over orders and further runs, in C++."""
+"""Solve the step problem by simulated annealing in the compiled C++ kernel.
+
+The search changes the order of the runs, and adds or removes further runs of a node.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,20 @@ from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, n
 from remat.solvers.solution import ScheduleAnswer
 from remat.solvers.step_core import StepCore, step_core
 
-#: Edits tried in one turn, for each node, and at most.
+#: Edits of one turn: for each node of the problem, and at most.
 _MOVES, _MOST = 30_000, 10_000_000
-#: Turns from the given order: hot and cold (in mean costs), margin below the capacity wide and narrow (in
-#: shares), price of bytes too many. Two run at a time. Which one ends lowest differs from graph to graph.
+#: Turns from the best known start: first and last temperature (in mean costs of a node), first and last
+#: margin below the capacity (as a fraction), first price of excess bytes. The kernel runs two turns at a
+#: time. Which turn ends with the lowest cost differs from graph to graph, so several are needed.
 _FRESH = (
     (1.0, 1e-3, 0.1, 0.01, 0.01),
     (3.0, 1e-2, 0.1, 0.01, 0.002),
     (1.0, 1e-3, 0.1, 0.01, 0.0005),
     (0.3, 1e-3, 0.2, 0.01, 0.01),
 )
-#: Turns from the best of those.
+#: Turns from the best schedule of the turns above.
 _AGAIN = ((0.3, 1e-3, 0.05, 0.005, 0.05), (0.1, 1e-3, 0.02, 0.002, 0.25))
-#: Turns from a schedule that is nearly right.
+#: Turns from a nearly feasible schedule: less hot, so that they stay near it.
 _NEAR = ((0.5, 1e-3, 0.05, 0.002, 0.05), (0.1, 1e-3, 0.02, 0.002, 0.25))
 
 
@@ -36,16 +40,20 @@ def anneal(
     time_limit: float | None = None,
     effort: float = 1.0,
 ) -> ScheduleAnswer:
-    """The cheapest schedule within the capacity that annealing finds.
+    """Return the cheapest schedule within the capacity that simulated annealing finds.
 
-    Every turn begins with all nodes once, or with a schedule that is known; the last ones with the best
-    so far. Bytes over the capacity are a price, not a wall. The bound is that each node runs once.
+    The first turns start from the best schedule known: every node once, an eviction schedule, or
+    one of ``problem.known``. The last turns start from the best schedule found so far. A turn may
+    exceed the capacity at a price. The answer's bound is the cost of running each node once.
 
     Args:
-        compiled: the kernel.
-        problem: what to solve.
-        time_limit: seconds; None: only moves are counted.
-        effort: share of the usual number of moves.
+        compiled: the kernel module.
+        problem: the step problem to solve.
+        time_limit: seconds; None: no clock, and the number of edits alone ends the search.
+        effort: factor on the usual number of edits.
+
+    Returns:
+        The schedule, its bound, and whether the clock ended the search.
 
     Raises:
         BudgetError: no schedule within the capacity was found.
@@ -58,17 +66,20 @@ def anneal(
 
     start = best = min(_starts(problem, core), key=rank)
     by_clock = False
+    # A schedule within the capacity that runs each node once cannot be cheaper: nothing to search.
     if rank(best)[:2] != (False, least):
         graph = compiled.StepGraph(*core.columns())
         capacity = core.capacity >> core.shift
         deadline = None if time_limit is None else time.monotonic() + time_limit
         moves = min(_MOST, int(effort * _MOVES * len(problem)) + 1_000)
         for rows in (_FRESH[:2], _FRESH[2:], _AGAIN):
+            # To the kernel, 0 seconds mean no clock, so a spent limit becomes a millisecond.
             left = 0.0 if deadline is None else max(0.001, deadline - time.monotonic())
             turns = [(seed, moves, *row) for seed, row in enumerate(rows, 1)]
             found = graph.anneal(best if rows is _AGAIN else start, capacity, turns, left)
             by_clock = any(clock for _, clock, *_ in found)
             best = min((best, *(tuple(sequence) for *_, sequence in found)), key=rank)
+            # A turn that the clock ended has used up the time of the next ones.
             if rank(best)[:2] == (False, least) or by_clock:
                 break
     over, _, peak = rank(best)
@@ -85,17 +96,18 @@ def improve(
     *,
     moves: int,
 ) -> tuple[tuple[int, ...], int]:
-    """Improve a nearly feasible schedule: cheaper within the capacity, or lower if above it.
+    """Lower a schedule's cost if it fits the capacity, otherwise lower its peak.
 
     Args:
-        compiled: the kernel.
-        problem: what to solve, with a capacity.
-        sequence: the schedule.
-        boundary: position of its first run after the boundary.
+        compiled: the kernel module.
+        problem: the step problem, with a capacity.
+        sequence: the nodes in the order in which they run.
+        boundary: position in ``sequence`` at which backward begins.
         moves: edits to try in each turn.
 
     Returns:
-        The best schedule found, and its boundary: as early as the capacity allows.
+        The best schedule found, and the position at which its backward begins. That position is the
+        earliest one that stays within the capacity.
     """
     core = step_core(problem)
     best = (tuple(sequence), boundary)
@@ -114,14 +126,19 @@ def improve(
 def _rank(
     problem: ScheduleProblem, runs: Sequence[int], boundary: int | None = None
 ) -> tuple[bool, int, int]:
-    """Least for the best schedule: whether it is over the capacity; then its peak, else its cost; its peak."""
+    """Return the sort key of a schedule; the smallest key is best.
+
+    Returns:
+        Whether the peak is above the capacity; the peak if so, otherwise the cost; the peak in
+        bytes.
+    """
     done = evaluate_schedule(problem, runs, boundary)
     over = problem.capacity is not None and done.peak_bytes > problem.capacity
     return over, done.peak_bytes if over else done.cost, done.peak_bytes
 
 
 def _first_boundary(problem: ScheduleProblem, sequence: Sequence[int]) -> int:
-    """The earliest position of a boundary: behind the first runs of all that belongs to forward."""
+    """Return the earliest legal position for backward: after every ``forward`` node has run once."""
     missing = set(problem.forward)
     for position, v in enumerate(sequence):
         if not missing:
@@ -131,11 +148,15 @@ def _first_boundary(problem: ScheduleProblem, sequence: Sequence[int]) -> int:
 
 
 def _starts(problem: ScheduleProblem, core: StepCore) -> list[tuple[int, ...]]:
-    """Every node once, with evictions where memory runs out, and what is known, as far as it can run."""
+    """Return the schedules from which annealing may start, as sequences of the core.
+
+    The list has the core's own sequence, in which each node runs once. It also has the eviction
+    schedule and the known schedules, unless they cannot run.
+    """
     evicted = evicting(problem, problem.order)
     found = [core.start]
     for known in (*problem.known, *((evicted,) if evicted else ())):
-        with contextlib.suppress(ProblemError):
+        with contextlib.suppress(ProblemError):  # `known` is unchecked: it may not be able to run
             evaluate_schedule(problem, known)
             found.append(core.apply(problem, known))
     return found

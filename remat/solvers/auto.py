@@ -1,4 +1,4 @@
-"""A portfolio of solvers: cheap proofs first, then strong searches; the best of all answers."""
+"""The portfolio solver: cheap proofs first, strong searches later; the best answer wins."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from remat.solvers.schedule_problem import ScheduleProblem
 from remat.solvers.solution import Answer, ScheduleAnswer, Solution, Status
 from remat.solvers.verify import verify
 
-#: Items times capacities: tables up to this size are filled in well under a second.
+#: Number of items times capacity: a table of up to this size is filled in well under a second.
 _TABLE_CELLS = 50_000_000
-#: With more items, engines for general programs take 100 MB and more, and prove nothing.
+#: With more items, CP-SAT and HiGHS take 100 MB and more, and prove nothing.
 _MOST_ITEMS = 3_000
-#: For each turn at a graph: the prefixes that a beam keeps, and the work of each search of the kernel.
+#: For each turn at a graph problem: the prefixes that a beam keeps, and the work of each kernel search.
 #: A few hundred million units of work take a second.
 _TURNS = ((500, 200_000), (1_500, 1_000_000), (3_000, 3_000_000))
-#: One more turn for graphs of more than `_MOST_NODES` nodes.
+#: One more turn, for graphs of more than `_MOST_NODES` nodes.
 _LONG_TURN = (4_000, 30_000_000)
 _MOST_NODES = 1_000
-#: Work of HiGHS at its root, for every node and edge, in the kernel's units. Each further node of its
-#: tree takes about an eighth of the root.
+#: Work of HiGHS at the root of its search tree, per node and edge of the graph, in the kernel's units.
+#: Each further node of the tree takes about an eighth of the root.
 _ROOT_WORK = 12_000
 
 
 class Auto(Solver):
-    """A portfolio of the other solvers; the best answer and the best bound of all.
+    """Portfolio of the other solvers; returns the best answer and the tightest bound among them.
 
-    The compiled kernel comes first: it proves nearly everything in milliseconds. Every member's
-    answer is checked like anyone's. A member that is missing, fails or is refused is passed over;
-    greedy, which cannot fail, is the floor. Without a time limit all members count their work, so
-    that the answer repeats.
+    The compiled kernel runs first, because it proves nearly every optimum in milliseconds. Every
+    member's answer is verified. A member that is not installed, fails, refuses the problem, or
+    returns a wrong answer is skipped. `Greedy` always answers, so there is always a result. Without
+    a time limit, all members count their work, so the answer repeats.
     """
 
     __slots__ = ()
@@ -54,11 +54,12 @@ class Auto(Solver):
     name: ClassVar[str] = "auto"
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
-        """Ask one member after the other until the best answer meets the best bound."""
+        """Run one member after another until the best value equals the tightest bound."""
         deadline = None if time_limit is None else time.monotonic() + time_limit
+        # If the kernel proves nothing, the other members need the rest of the time.
         answer = _kernel_answer(problem, None if time_limit is None else 0.6 * time_limit)
         if answer is not None and answer.status is Status.OPTIMAL:
-            return answer  # whoever runs `auto` checks it
+            return answer  # not verified here: `run` verifies the answer of `Auto` itself
         first = None
         if answer is not None:
             with contextlib.suppress(SolverError):
@@ -79,13 +80,15 @@ class Auto(Solver):
         )
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
-        """Take turns at the same problem, each turn with more work: beams, the kernel, HiGHS.
+        """Give beam search, the kernel and HiGHS turns at the problem, each turn with more work.
 
-        The kernel is fast where few values are alive at a time, HiGHS where a graph is wide; the other
-        one then takes a hundred times as long. So every member gets a little work before any gets
-        much. HiGHS cannot be stopped at its root, so it waits for a turn with enough work for that.
+        The kernel is fast if few values are alive at a time. HiGHS is fast if the graph is wide. On
+        the wrong kind of graph each can take a hundred times as long, so no member gets much work
+        before every member had a little. HiGHS cannot be interrupted at its root node, so it waits
+        for a turn whose work covers the root.
         """
         search = Search(problem, time_limit=time_limit)
+        # All members work on the same `Search`, so the hull is computed once.
         with_highs, best = unavailable(GraphMilp) is None, search.start()
         root = _ROOT_WORK * (len(search.core) + sum(map(len, search.core.inputs)))
         for most, work in (*_TURNS, _LONG_TURN) if len(problem) > _MOST_NODES else _TURNS:
@@ -102,7 +105,7 @@ class Auto(Solver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Use the kernel; without one, the better of CP-SAT and the given order."""
+        """Solve a step problem with the kernel, or else with CP-SAT, or else with `Greedy`."""
         if unavailable(Native) is None:
             return Native().solve_schedule(problem, time_limit=time_limit)
         if unavailable(CpSat) is None and len(problem) <= MOST_NODES:
@@ -111,20 +114,34 @@ class Auto(Solver):
 
 
 def _kernel_answer(problem: KnapsackProblem, limit: float | None) -> Answer | None:
-    """The unchecked answer of the kernel; None if it cannot run, refuses or fails."""
+    """Return the kernel's unverified answer, or None if the kernel cannot run, refuses or fails.
+
+    Args:
+        problem: the knapsack.
+        limit: seconds; None: no clock.
+    """
     native = Native()
     if native.cannot_run() is not None or native.refuses(problem) is not None:
         return None
     try:
         return native.solve(problem, time_limit=limit)
-    except Exception:  # a member that fails is passed over
+    except Exception:  # other members can still answer
         return None
 
 
 def _best(
     core: KnapsackProblem, members: Iterable[tuple[Solver, float]], deadline: float | None
 ) -> Answer:
-    """The best answer and the best bound of those members that there is time for."""
+    """Run members until one proves the optimum or the time is up.
+
+    Args:
+        core: the reduced knapsack.
+        members: solvers in order, each with the fraction of the remaining time that it may take.
+        deadline: time of the monotonic clock at which to stop; None: no limit.
+
+    Returns:
+        The best choice of all members, with the lowest upper bound of all members.
+    """
     best = run(Greedy(), core)
     bound, by_clock = best.bound, False
     for member, share in members:
@@ -145,14 +162,16 @@ def _best(
 
 
 def _members(core: KnapsackProblem, *, again: bool) -> Iterator[tuple[Solver, float]]:
-    """The solvers to run in order, each with its fraction of the remaining time.
+    """Yield the solvers to run in order, each with its fraction of the remaining time.
 
     Args:
-        core: the problem.
-        again: ask the kernel again: it refused the whole problem, but may take what is left of it.
+        core: the reduced knapsack.
+        again: whether to run the kernel first, which refused the whole problem but may accept the
+            core.
     """
     if again:
         yield Native(), 0.6
+    # With as many steps as capacities, the dynamic program is exact.
     if len(core) * core.capacity <= _TABLE_CELLS:
         yield DynamicProgram(steps=core.capacity), 1.0
     if len(core) <= _MOST_ITEMS:
@@ -171,5 +190,6 @@ def _try(member: Solver, core: KnapsackProblem, limit: float | None) -> Solution
 
 
 def is_auto(solver: Solver) -> bool:
-    """Whether a solver is the portfolio, which mixes proposals; any other solver decides alone."""
+    """Return whether a solver is `Auto`, which combines the answers of several solvers."""
+    # By name: an `Isolated` portfolio has the name of `Auto`, but another class.
     return solver.name == Auto.name

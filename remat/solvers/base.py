@@ -1,4 +1,4 @@
-"""The class that every solver derives from, ours and anyone's."""
+"""The base class of every solver, built-in or from a plugin."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from remat.solvers.schedule_problem import ScheduleProblem
 from remat.solvers.solution import Answer, ScheduleAnswer
 
 AnyProblem = KnapsackProblem | GraphProblem | ScheduleProblem
-#: The kinds of problems, in the order of tables.
+#: The kinds of problems, in the order in which tables list them.
 KINDS: tuple[type[Problem[Any]], ...] = (KnapsackProblem, GraphProblem, ScheduleProblem)
 
 
 class Solver:
-    """Base class of solvers. A subclass sets `name` and defines one method.
+    """Base class of solvers. A subclass sets `name` and defines at least one ``solve`` method.
 
-    Capabilities are class data, so that a table of solvers can be drawn without running or
-    importing any back end; import the back end inside ``solve``. Solvers hold no run state: their
-    instances are interchangeable and compare equal by class.
+    Capabilities are class attributes, so a table of solvers needs no instance and no back end. A
+    subclass imports its back end inside ``solve``. Solvers hold no run state: instances are
+    interchangeable and compare equal by class.
 
     Attributes:
-        name: the name to ask for it by, kebab-case.
-        summary: one line for tables; the docstring's first line if not given.
-        exact: its answers are optimal, unless an `Answer` says otherwise.
-        deterministic: the same problem gets the same answer in every process, unless an answer
-            says that a clock decided.
-        time_limit: it returns soon after the time limit that it is given.
-        integer_limit: the largest sum of weights, sum of values or capacity that it can hold; larger
-            problems are refused. None: whatever a problem can hold.
-        requires: importable modules that it needs.
-        extra: what to ``pip install`` for them, such as ``"my-package[highs]"``; the missing
-            module's own name if not given.
-        solves: the kinds of problems that it has a method for: ``"knapsack"`` where it has ``solve``,
-            ``"graph"`` where it has ``solve_graph``, ``"schedule"`` where it has ``solve_schedule``. Set
-            when the class is made.
+        name: the name under which users select the solver, in kebab-case.
+        summary: one line for tables; the first line of the class docstring by default.
+        exact: whether answers to knapsacks are optimal unless an `Answer` says otherwise.
+        deterministic: whether the same problem gets the same answer in every process, unless an
+            answer sets ``by_clock``.
+        time_limit: whether the solver returns soon after the time limit passed to it.
+        integer_limit: the largest sum of weights, sum of values or capacity that the solver
+            accepts. `refuses` rejects larger problems. None: no limit beyond that of the problem.
+        requires: names of the modules that the solver imports.
+        extra: the argument of ``pip install`` that installs these modules, such as
+            ``"my-package[highs]"``. By default it is the name of the missing module.
+        solves: the kinds of problems that the class has a method for: ``"knapsack"`` for ``solve``,
+            ``"graph"`` for ``solve_graph``, ``"schedule"`` for ``solve_schedule``. Set when the
+            class is created.
     """
 
     __slots__ = ()
@@ -60,36 +60,37 @@ class Solver:
             for kind in KINDS
             if getattr(cls, kind.method) is not getattr(Solver, kind.method)
         )
+        # Not by getattr: a subclass of another solver must not inherit its summary.
         if "summary" not in cls.__dict__:
             cls.summary = (cls.__doc__ or "").strip().partition("\n")[0]
 
     def solve(
         self, problem: KnapsackProblem, *, time_limit: float | None = None
     ) -> Answer | Iterable[int]:
-        """Choose items whose weight stays within the capacity.
+        """Choose items whose total weight stays within the capacity.
 
-        ``solve(self, problem, **kwargs)`` is a legal signature too.
+        A subclass may also use the signature ``solve(self, problem, **kwargs)``.
 
         Args:
-            problem: what to solve.
-            time_limit: seconds after which to return the best found so far; None: no clock, so
-                a search that must end counts its work.
+            problem: the knapsack to solve.
+            time_limit: seconds after which to return the best choice found so far. None: no clock.
+                A search that needs a limit then counts its work.
 
         Returns:
-            Indices of the items to save, or an `Answer` that says more.
+            Indices of the items to save, or an `Answer` with further claims such as a bound.
         """
         raise NotImplementedError(f"solver '{self.name}' does not solve knapsack problems")
 
     def solve_graph(
         self, problem: GraphProblem, *, time_limit: float | None = None
     ) -> Answer | Iterable[int]:
-        """Choose nodes whose bytes stay within the problem's capacity; optional.
+        """Choose nodes to save whose total bytes stay within the problem's capacity; optional.
 
-        A solver without it still plays on graphs: the nodes become items of a knapsack, and a
-        minimum cut completes what it picks.
+        For a solver without this method, `remat.solvers.completion` turns the nodes into items of a
+        knapsack, and a minimum cut completes the chosen items to a decision.
 
         Args:
-            problem: what to solve; a capacity of None allows everything.
+            problem: the graph problem to solve; a capacity of None sets no limit.
             time_limit: as for ``solve``.
 
         Returns:
@@ -100,24 +101,26 @@ class Solver:
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer | Iterable[int]:
-        """Choose the order in which nodes run, and what runs again, within the capacity; optional.
+        """Choose the order in which nodes run and which nodes run again; optional.
+
+        The peak of the schedule must stay within the problem's capacity.
 
         Args:
-            problem: what to solve; a capacity of None allows everything.
+            problem: the step problem to solve; a capacity of None sets no limit.
             time_limit: as for ``solve``.
 
         Returns:
-            Nodes in the order in which they run, or a `ScheduleAnswer` that has a bound too.
+            Nodes in the order in which they run, or a `ScheduleAnswer`, which also has a bound.
 
         Raises:
-            remat.errors.BudgetError: no schedule within the capacity exists, or was found.
+            remat.errors.BudgetError: no schedule within the capacity exists, or none was found.
         """
         raise NotImplementedError(f"solver '{self.name}' does not solve step problems")
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        """Return why the solver does not take this problem, or None. Called before ``solve``.
+        """Return why the solver refuses a knapsack, or None. Called before ``solve``.
 
-        By default it refuses what exceeds ``integer_limit``.
+        The default implementation refuses sums and capacities above ``integer_limit``.
         """
         limit = self.integer_limit
         if limit is None:
@@ -134,7 +137,7 @@ class Solver:
 
     @classmethod
     def cannot_run(cls) -> str | None:
-        """Return why this solver cannot run here although its modules exist, or None."""
+        """Return why the solver cannot run here although its modules are installed; None if it can."""
         return None
 
     def __eq__(self, other: object) -> bool:
@@ -148,22 +151,24 @@ class Solver:
 
 
 def built_in(solver: Solver) -> bool:
-    """Whether a solver is remat's own, so that its bounds are taken as proven.
+    """Return whether a solver is remat's own, so that its bounds count as proven.
 
-    A class elsewhere that derives from one of ours is not; one of ours in a process of its own is.
+    A subclass that is defined outside `remat.solvers` is not built in. An `Isolated` solver is
+    built in if the solver that it wraps is.
     """
     kind = type(solver)
-    if kind.__module__ == "remat.solvers.isolation":  # made by `isolated` around another
+    if kind.__module__ == "remat.solvers.isolation":  # `isolated` made the class
         inner = getattr(solver, "inner", None)
         return isinstance(inner, Solver) and built_in(inner)
+    # A plugin can set `__module__` on its class, so the module must really have this very class.
     ours = kind.__module__.startswith("remat.solvers.")
     return ours and getattr(sys.modules[kind.__module__], kind.__qualname__, None) is kind
 
 
 def unavailable(solver: type[Solver]) -> str | None:
-    """Return why a solver cannot run here and what to install, or None if it can.
+    """Return why a solver cannot run here and how to install its modules; None if it can run.
 
-    Looks for the modules it requires without importing them.
+    The check finds the modules in ``requires`` without importing them.
     """
     for module in solver.requires:
         if not _exists(module):
@@ -175,5 +180,8 @@ def unavailable(solver: type[Solver]) -> str | None:
 def _exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # no parent package; a stub in sys.modules without a spec
+    except (
+        ImportError,
+        ValueError,
+    ):  # no parent package, or a module in sys.modules without a spec
         return False

@@ -1,7 +1,7 @@
-"""The linear relaxation of a knapsack: a good answer and a proven upper bound for one sort.
+"""Linear relaxation of a knapsack: a feasible choice and a proven upper bound from one sort.
 
-The compiled kernel computes the same, item for item, about ten times as fast; the Python here defines
-it, and runs where there was no compiler.
+The compiled kernel computes exactly the same result about ten times as fast. The Python code here
+defines that result, and runs if remat was installed without a compiler.
 
 Source: G. B. Dantzig, "Discrete-variable extremum problems", Operations Research 5 (1957).
 """
@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING
 
 from remat.solvers.kernel import kernel
 
-if TYPE_CHECKING:  # problems know their bounds
+if TYPE_CHECKING:  # `problem` imports this module for its limits
     from remat.solvers.problem import KnapsackProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relaxation:
-    """The linear relaxation of a knapsack and the best of two simple roundings of it.
+    """Result of the linear relaxation of a knapsack, with the better of two greedy choices.
 
     Attributes:
-        order: the items that fit on their own, by value per weight, best first; ties by index.
-        bound: no choice of items is worth more.
-        saved: a feasible choice, worth at least half the best; sorted.
-        value: what ``saved`` is worth.
+        order: the items that fit on their own, sorted by value per weight, best first; ties by
+            index.
+        bound: upper bound on the value of any choice that fits.
+        saved: sorted items of a choice that fits and is worth at least half the optimum.
+        value: total value of ``saved``.
     """
 
     order: tuple[int, ...]
@@ -36,18 +37,21 @@ class Relaxation:
 
 
 def efficiency_order(problem: KnapsackProblem) -> tuple[int, ...]:
-    """Return the items by value per weight, best first, compared exactly; ties by index."""
+    """Return the item indices sorted by value per weight, best first; ties by index.
+
+    Ratios are compared exactly. Items of weight 0 come first.
+    """
     weights, values = problem.weights, problem.values
     # Two distinct fractions with denominators below 2**k differ by more than 2**-2k, so their
     # floors differ after a shift by 2k bits, and equal fractions stay equal.
     shift = 2 * max(weights, default=0).bit_length()
-    top = 1 << (shift + 64)  # above every quotient: what weighs nothing comes first
+    top = 1 << (shift + 64)  # above every quotient, so items of weight 0 come first
     keys = [-((v << shift) // w) if w else -top for w, v in zip(weights, values, strict=True)]
     return tuple(sorted(range(len(keys)), key=keys.__getitem__))
 
 
 def fill(problem: KnapsackProblem, order: Iterable[int], room: int) -> list[int]:
-    """Return the items of ``order``, taken one after the other, that still fit into ``room``."""
+    """Take items greedily in the given order, and return those that fit into ``room``."""
     weights, taken = problem.weights, []
     for i in order:
         if weights[i] <= room:
@@ -57,7 +61,14 @@ def fill(problem: KnapsackProblem, order: Iterable[int], room: int) -> list[int]
 
 
 def repair(problem: KnapsackProblem, picked: Iterable[int]) -> tuple[int, ...]:
-    """Drop the least efficient picks until the rest fits, then fill up; in integers, sorted."""
+    """Make a choice of items fit the capacity, and fill the remaining capacity greedily.
+
+    The least efficient items of ``picked`` are dropped until the rest fits. The remaining capacity
+    is filled with other items, most efficient first.
+
+    Returns:
+        The sorted item indices.
+    """
     order = efficiency_order(problem)
     chosen = set(picked)
     kept = fill(problem, (i for i in order if i in chosen), problem.capacity)
@@ -67,7 +78,7 @@ def repair(problem: KnapsackProblem, picked: Iterable[int]) -> tuple[int, ...]:
 
 
 def relax(problem: KnapsackProblem) -> Relaxation:
-    """Solve the linear relaxation exactly and round it greedily."""
+    """Solve the linear relaxation exactly, and round it to a choice that fits."""
     compiled = kernel()
     if compiled is None:
         return relax_in_python(problem)
@@ -76,7 +87,7 @@ def relax(problem: KnapsackProblem) -> Relaxation:
 
 
 def relax_in_python(problem: KnapsackProblem) -> Relaxation:
-    """`relax` without the kernel."""
+    """Compute the same result as `relax` without the compiled kernel."""
     weights, values, capacity = problem.weights, problem.values, problem.capacity
     order = tuple(i for i in efficiency_order(problem) if weights[i] <= capacity)
     bound, room = 0, capacity
@@ -87,6 +98,7 @@ def relax_in_python(problem: KnapsackProblem) -> Relaxation:
         room -= weights[i]
         bound += values[i]
     picked = fill(problem, order, capacity)
+    # Only the better of the greedy choice and the best single item is worth half the optimum.
     if max((values[i] for i in order), default=0) > problem.value_of(picked):
         best = max(order, key=lambda i: (values[i], -weights[i], -i))
         picked = [best, *fill(problem, (i for i in order if i != best), capacity - weights[best])]

@@ -1,7 +1,8 @@
-"""Solvers with a small part of their work, so that a table of all solvers takes seconds.
+"""Search solvers with a twentieth of their usual work, for tables of all solvers.
 
-Those that search until they have proven something may take minutes for one plan of a few hundred nodes. Here
-each may do a twentieth of what it does when it is asked for. That is counted, so that its plans repeat.
+A solver that searches until it has a proof may take minutes for one plan of a few hundred nodes.
+With these limits a table of all solvers takes seconds. The limits count work instead of time, so
+the plans repeat.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from remat.solvers.lagrangian import Lagrangian
 from remat.solvers.milp import Milp
 from remat.solvers.pulp_cbc import PulpCbc
 
-#: One over the share of its work that such a solver may do; the command's help and its tables name it.
+#: Divisor of the usual work; the command's help and its tables show this number.
 PARTS = 20
 
-#: Those that are told to do less, by name.
+#: The search solvers with less work, by name. Limits on nodes stay ints, and CP-SAT's seconds floats.
 BRIEF: Mapping[str, Solver] = {
     solver.name: replace(solver, **{limit: type(of)(of / PARTS)})
     for solver, limit in (

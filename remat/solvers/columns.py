@@ -1,6 +1,7 @@
-"""Checks of the columns that problems are made of.
+"""Checks of the columns of a problem, such as its weights, names or inputs.
 
-Every fault is a `ProblemError` of one line: the place, what stands there, what is expected.
+Every check returns the checked value, or raises a `ProblemError` whose message is one line. The
+message names the place, the value found there, and the expected value.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ INT64_MAX = 2**63 - 1
 
 
 def as_integer(number: object) -> int | None:
-    """Return a true integer, NumPy's included, as an ``int``; None for anything else, bools too."""
-    if isinstance(number, bool):
+    """Return an integer, also of a NumPy type, as an ``int``; None for bools and all other values."""
+    if isinstance(number, bool):  # Python counts bools as ints, but here they are usually a mask
         return None
     try:
         return operator.index(number)  # type: ignore[arg-type]
@@ -26,12 +27,15 @@ def as_integer(number: object) -> int | None:
 
 
 def short(value: object) -> str:
-    """A value in a message: one line of sixty characters at most."""
+    """Format a value for an error message, in at most sixty characters.
+
+    A list or dict is shown as its type and length.
+    """
     if isinstance(value, (list, dict)):
         return f"a {type(value).__name__} of {len(value)}"
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an int of more digits than Python writes
+    except (ValueError, RecursionError):  # an int with too many digits for `repr`
         return f"a {type(value).__name__} too long to show"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -39,7 +43,14 @@ def short(value: object) -> str:
 def sequence(
     label: str, values: Any, length: int | None = None, *, each: str = "name"
 ) -> tuple[Any, ...]:
-    """The entries of an ordered iterable; where a length is given, one for ``each`` of something."""
+    """Check that a value is an ordered iterable, and return its entries.
+
+    Args:
+        label: name of the value in error messages.
+        values: the value to check; text, sets and dicts are refused.
+        length: the required number of entries; None: any number.
+        each: name of the thing that each entry belongs to, for error messages.
+    """
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes, set, frozenset, dict)):
         raise ProblemError(
             f"{label} is {short(values)}; expected an ordered sequence: give a tuple or a list"
@@ -53,7 +64,7 @@ def sequence(
 
 
 def integer(label: str, value: object, low: int = 0, high: int = INT64_MAX) -> int:
-    """An integer within a range, as an ``int``."""
+    """Check that a value is an integer from ``low`` to ``high``, and return it as an ``int``."""
     number = as_integer(value)
     if number is None or not low <= number <= high:
         limit = "2**63 - 1" if high == INT64_MAX else str(high)
@@ -65,16 +76,19 @@ def integer(label: str, value: object, low: int = 0, high: int = INT64_MAX) -> i
 
 
 def capacity(label: str, value: object) -> int | None:
-    """Bytes, or None for as many as one likes."""
+    """Check a capacity: a number of bytes, or None for no limit."""
     return None if value is None else integer(label, value)
 
 
 def integers(
     label: str, values: Any, low: int = 0, high: int = INT64_MAX, *, names: Sequence[str] = ()
 ) -> tuple[int, ...]:
-    """Integers within a range; error messages give the index, and the name if there are names."""
+    """Check that all entries are integers from ``low`` to ``high``, and return them.
+
+    Error messages give the index of the entry, and its name if ``names`` is not empty.
+    """
     entries = sequence(label, values)
-    # Checking one after the other takes ten times as long.
+    # Fast path: checking each entry on its own takes ten times as long.
     if set(map(type, entries)) <= {int} and (
         not entries or (low <= min(entries) and max(entries) <= high)
     ):
@@ -83,7 +97,13 @@ def integers(
 
 
 def amounts(label: str, values: Any, names: Sequence[str] | None = None) -> tuple[int, ...]:
-    """Integers from 0 whose sum fits 64 bits; where there are names, one for each."""
+    """Check that all entries are integers of at least 0 whose sum is at most 2**63 - 1.
+
+    Args:
+        label: name of the column in error messages.
+        values: the entries.
+        names: names of the nodes; if given, there must be one entry for each.
+    """
     entries = sequence(label, values, None if names is None else len(names))
     numbers = integers(label, entries, names=names or ())
     if sum(numbers) > INT64_MAX:
@@ -94,7 +114,7 @@ def amounts(label: str, values: Any, names: Sequence[str] | None = None) -> tupl
 
 
 def flags(label: str, values: Any, names: Sequence[str]) -> tuple[bool, ...]:
-    """True or False for each name."""
+    """Check that the entries are bools, one for each name, and return them."""
     entries = sequence(label, values, len(names))
     if not set(map(type, entries)) <= {bool}:
         i, bad = next((i, x) for i, x in enumerate(entries) if type(x) is not bool)
@@ -103,11 +123,18 @@ def flags(label: str, values: Any, names: Sequence[str]) -> tuple[bool, ...]:
 
 
 def earlier_nodes(label: str, rows: Any, names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """For each node the nodes that it reads, which stand before it."""
+    """Check the inputs of each node, and return them as tuples.
+
+    Args:
+        label: name of the column in error messages.
+        rows: for each node, the positions of the nodes that it reads. Each must be smaller than the
+            node's own position.
+        names: names of the nodes; there must be one row for each.
+    """
     given = sequence(label, rows, len(names))
     if set(map(type, given)) <= {tuple, list}:
         given = tuple(map(tuple, given))
-        # Checking one after the other takes ten times as long.
+        # Fast path: checking each entry on its own takes ten times as long.
         if set(map(type, chain.from_iterable(given))) <= {int} and all(
             min(row) >= 0 and max(row) < i for i, row in enumerate(given) if row
         ):
@@ -124,7 +151,7 @@ def earlier_nodes(label: str, rows: Any, names: Sequence[str]) -> tuple[tuple[in
 
 
 def texts(label: str, values: Any) -> tuple[str, ...]:
-    """Names."""
+    """Check that all entries are of type ``str``, and return them."""
     entries = sequence(label, values)
     for i, name in enumerate(entries):
         if type(name) is not str:
@@ -133,5 +160,5 @@ def texts(label: str, values: Any) -> tuple[str, ...]:
 
 
 def place(label: str, index: int, names: Sequence[str] = ()) -> str:
-    """Name of an entry in messages."""
+    """Format the place of a column entry for an error message, such as ``cost[3] ('mul')``."""
     return f"{label}[{index}] ({short(names[index])})" if names else f"{label}[{index}]"

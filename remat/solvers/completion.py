@@ -1,8 +1,9 @@
-"""How a knapsack solver decides a graph problem.
+"""Decide a graph problem with a solver that knows only knapsacks.
 
-The items are the nodes worth saving. What the solver picks must not be recomputed, and a minimum cut
-over bytes finds the smallest way to achieve that. Saving just what was picked is one such cut, so the
-capacity holds whatever the solver answers.
+The items are the nodes worth saving. The items that the solver picks must not be recomputed. A
+minimum cut over bytes finds the smallest set of values to save that achieves this. Saving exactly
+the picked nodes is one such cut, so the completed decision takes no more bytes than the picked
+items.
 """
 
 from __future__ import annotations
@@ -18,27 +19,28 @@ from remat.solvers.problem import KnapsackProblem
 from remat.solvers.solution import GraphSolution, Solution
 from remat.solvers.verify import verify
 
-#: How often the solver is asked, at most, to fill what the completing cut left of the budget.
+#: Most rounds in which the solver gets the bytes that the completing cut left unused.
 ROUNDS = 4
 
 
 def by_knapsack(
     solver: Solver, problem: GraphProblem, pick: Callable[[KnapsackProblem], Solution]
 ) -> GraphSolution:
-    """Let a knapsack solver decide a graph problem.
+    """Decide a graph problem with a knapsack solver, and return the cheapest decision found.
 
-    The items are all nodes of the problem's core that cost something. Where the problem knows decisions,
-    the nodes that one of them does not recompute are tried as a second set of items: what a compiler's
-    rules take for expensive is often the better choice. The answer is the cheapest decision of all.
+    The first set of items has every node of the reduced problem that costs something to recompute.
+    If ``problem.known`` has decisions, a second set leaves out the nodes that one of the known
+    decisions recomputes. A compiler's rules call the remaining nodes expensive, and these nodes are
+    often the better items.
 
     Args:
-        solver: whom to ask.
-        problem: what to decide, with its capacity.
-        pick: has the solver decide a knapsack.
+        solver: the knapsack solver; the decisions are verified as its answers.
+        problem: the graph problem, with its capacity.
+        pick: a function that solves a knapsack with the solver.
 
     Raises:
         BudgetError: no decision keeps to the capacity.
-        SolverError: as from `remat.solvers.run.run`.
+        SolverError: the solver fails; see `remat.solvers.run.run`.
     """
     reduction = reduce_graph(problem)
     core = reduction.core
@@ -49,11 +51,14 @@ def by_knapsack(
         raise infeasible(capacity, least_bytes)
     scored = [(d, evaluate(problem, d)) for d in problem.known]
     fitting = [d for d, e in scored if e.saved_bytes <= capacity]
+    # The cut of fewest bytes fits whenever any decision does, so there is always an answer.
     found = [verify(problem, solver, d) for d in (reduction.invert(least), *fitting)]
     weight = _weights(core)
     items = [i for i in range(len(core)) if core.cost[i] and weight[i]]
     sets = [items]
-    if scored:  # where a decision fits, its like in stricter rules is the aim
+    if scored:
+        # `known` starts with the strictest rules, which recompute least. If any known decision fits, the
+        # strictest one is the aim, although it may not fit itself; otherwise the loosest one.
         again = set(scored[0 if fitting else -1][1].recomputed)
         sets.append([i for i in items if reduction.kept[i] not in again])
     elapsed_s, deterministic = 0.0, True
@@ -77,10 +82,22 @@ def _rounds(
     capacity: int,
     offered: int,
 ) -> Iterator[tuple[Solution, tuple[int, ...] | None]]:
-    """A solver's choice, completed by the cut; None if the completed decision exceeds the capacity.
+    """Solve knapsacks round by round, and complete each choice with a minimum cut.
 
-    The completing cut often finds something smaller than what was picked; the room that leaves is
-    offered to the solver again, a few times.
+    The cut often takes fewer bytes than the picked items. The bytes left over are added to the
+    knapsack's capacity in the next round.
+
+    Args:
+        pick: a function that solves a knapsack with the solver.
+        core: the reduced graph problem.
+        items: nodes of the core that are the items.
+        weight: weight of each node of the core, in bytes.
+        capacity: bytes that a decision may save.
+        offered: capacity of the first knapsack, in bytes.
+
+    Yields:
+        The knapsack solution, and the saved nodes of the completed decision. These are None if they
+        take more bytes than the capacity.
     """
     for _ in range(ROUNDS):
         knapsack = KnapsackProblem(
@@ -95,16 +112,18 @@ def _rounds(
         saved = Network(core, fixed=fixed).cut(core.size).saved
         room = capacity - sum(core.size[i] for i in saved)
         yield picked, saved if room >= 0 else None
+        # Less than a percent is left, or no item is: another round can hardly gain anything.
         if room < 0 or room * 100 < capacity or len(picked.saved) == len(items):
             return
         offered += room
 
 
 def _weights(core: GraphProblem) -> list[int]:
-    """Upper bound on the bytes that spare each node its recomputation; 0 if none can.
+    """Return, for each node, the bytes that suffice to avoid its recomputation; 0 if none suffice.
 
-    Its own, where it can be saved; otherwise, as for an operator of several results, those of all
-    that is computed from it.
+    A savable node takes its own size. For a node that cannot be saved, such as an operator with
+    several results, saving all values computed from it avoids the recomputation. Its weight is then
+    the sum of the weights of its readers.
     """
     readers: list[list[int]] = [[] for _ in core.names]
     for i, reads in enumerate(core.inputs):

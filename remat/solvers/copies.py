@@ -1,8 +1,9 @@
-"""Copies to the host as part of the step problem, so that searches over orders see when memory is free.
+"""Offload copies as nodes of the step problem, so that schedule searches see their memory.
 
-A value that is offloaded keeps its memory until it has been sent, and takes memory again from the moment its fetch
-begins. For both there is a node of its own: one run that ends the memory in forward, behind the run beside which the copy
-ended, and one that begins it anew in backward, before the run beside which the copy back began.
+An offloaded value keeps its memory until its copy to the host has ended. It takes memory again when
+its fetch begins. Two extra nodes model this. A *send* node in forward ends the memory after the run
+during which the copy ended. A *fetch* node in backward takes the memory again before the run during
+which the copy back began.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from remat.solvers.schedule_problem import ScheduleProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A value that is away between two runs of a schedule.
+    """A value that is offloaded between two runs of a schedule.
 
     Attributes:
-        value: its node.
-        nbytes: bytes that are away.
-        sent: position of the run of forward after which they are free.
-        fetched: position of the run of backward before which they are taken again.
+        value: the node that makes the value.
+        nbytes: bytes that are offloaded.
+        sent: position of the forward run after which the bytes are free.
+        fetched: position of the backward run before which the bytes are taken again.
     """
 
     value: int
@@ -32,14 +33,17 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithCopies:
-    """A step problem with nodes for copies: those that fetch stand before its own nodes, all others behind them.
+    """A step problem extended by nodes for copies, with a schedule of it.
+
+    The fetch nodes come before the nodes of the original problem. All other nodes for copies come
+    after them.
 
     Attributes:
-        problem: the problem.
-        sequence: the schedule that the copies were placed in, with their runs.
-        boundary: position of its first run after the boundary.
-        fetches: number of nodes that fetch.
-        nodes: number of nodes of the problem without copies.
+        problem: the extended problem.
+        sequence: the given schedule with the runs of the send and fetch nodes.
+        boundary: position in ``sequence`` at which backward begins.
+        fetches: number of fetch nodes.
+        nodes: number of nodes of the original problem.
     """
 
     problem: ScheduleProblem
@@ -49,7 +53,15 @@ class WithCopies:
     nodes: int
 
     def invert(self, sequence: Sequence[int], boundary: int) -> tuple[tuple[int, ...], int]:
-        """A schedule of this problem as one of the problem without copies, and its boundary."""
+        """Convert a schedule of the extended problem to one of the original problem.
+
+        Args:
+            sequence: nodes of the extended problem in the order in which they run.
+            boundary: position in ``sequence`` at which backward begins.
+
+        Returns:
+            The schedule without the runs of copies, and the position at which its backward begins.
+        """
         own = [v - self.fetches for v in sequence]
         before = sum(0 <= v < self.nodes for v in own[:boundary])
         return tuple(v for v in own if 0 <= v < self.nodes), before
@@ -58,9 +70,17 @@ class WithCopies:
 def with_copies(
     problem: ScheduleProblem, sequence: Sequence[int], boundary: int, copies: Sequence[Copy]
 ) -> WithCopies:
-    """Adds copies to a problem, and their runs to a schedule of it.
+    """Add copies to a step problem, and add the runs of these copies to a schedule.
 
-    What runs of forward that are made again read is not counted while it is away: they are not known here.
+    Only the problem's backward nodes read a fetched value. If a forward node runs again in
+    backward, the offloaded values that it reads are not counted, because ``inputs`` does not tell
+    its runs apart.
+
+    Args:
+        problem: the step problem.
+        sequence: a schedule of the problem.
+        boundary: position in ``sequence`` at which backward begins.
+        copies: the offloaded values, with their positions in ``sequence``.
     """
     k, n = len(copies), len(problem)
     late = frozenset(problem.backward)
@@ -69,6 +89,8 @@ def with_copies(
     for v, row in enumerate(problem.inputs):
         read = [fetch_of[u] for u in row if u in fetch_of] if v in late else []
         inputs.append((*(u + k for u in row), *read))
+    # The run before which a fetch begins reads the fetched value too, so a search cannot move the fetch
+    # behind that run. A send reads the run after which its memory is free, so it cannot move before it.
     for f, c in enumerate(copies):
         reader = sequence[c.fetched]
         if reader in late and f not in inputs[reader + k]:
@@ -76,6 +98,7 @@ def with_copies(
     away, sends = range(n + k, n + 2 * k), range(n + 2 * k, n + 3 * k)
     inputs += [()] * k
     inputs += [(a, sequence[c.sent] + k) for a, c in zip(away, copies, strict=True)]
+    # The offloaded bytes become a second result (`away`) of the value's maker, last read by the send.
     size = list(problem.size)
     for c in copies:
         size[c.value] -= c.nbytes

@@ -1,4 +1,4 @@
-"""OR-Tools' CP-SAT."""
+"""Knapsack and step problems on OR-Tools' CP-SAT."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, n
 from remat.solvers.solution import Answer, ScheduleAnswer
 from remat.solvers.step_core import step_core
 
-_SUM_LIMIT = 2**62 - 1  # CP-SAT calls larger sums a possible overflow
-_DOUBLE_LIMIT = 2**53  # it reports bounds as doubles
+_SUM_LIMIT = 2**62 - 1  # CP-SAT rejects models whose sums may exceed this
+_DOUBLE_LIMIT = 2**53  # CP-SAT reports bounds as doubles, which are exact up to here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CpSat(CoreSolver):
     """OR-Tools' CP-SAT: integer arithmetic, clause learning, proven bounds.
 
-    One worker and a fixed seed: more workers find more, but not the same twice.
+    The solver uses one worker and a fixed seed, because answers of several workers do not repeat.
 
     Attributes:
-        work: where no time limit is given, the most work to spend, in CP-SAT's deterministic
-            seconds, which are counted, not measured.
+        work: the most work to spend if there is no time limit, in CP-SAT's deterministic seconds.
+            These count operations and do not depend on the machine's speed.
     """
 
     work: float = 10.0
@@ -40,7 +40,7 @@ class CpSat(CoreSolver):
     requires: ClassVar[tuple[str, ...]] = ("ortools",)
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        """Refuse sums that CP-SAT cannot hold."""
+        """Return why CP-SAT cannot hold the sums of the reduced knapsack; None if it can."""
         core = reduce(problem).core
         for what, total in (("weights", core.total_weight), ("values", core.total_value)):
             if total > _SUM_LIMIT:
@@ -48,7 +48,7 @@ class CpSat(CoreSolver):
         return None
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Search from the greedy answer until proven or out of work."""
+        """Search from the greedy choice until the optimum is proven or the work is spent."""
         from ortools.sat.python import cp_model
 
         started = time.monotonic()
@@ -67,7 +67,9 @@ class CpSat(CoreSolver):
         saved, bound = relaxed.saved, relaxed.bound
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             found = [i for i, pick in enumerate(picks) if solver.boolean_value(pick)]
-            if status == cp_model.FEASIBLE:
+            if (
+                status == cp_model.FEASIBLE
+            ):  # an interrupted search may leave room for further items
                 found = list(repair(core, found))
             if core.value_of(found) >= relaxed.value:
                 saved = tuple(found)
@@ -78,9 +80,9 @@ class CpSat(CoreSolver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Search for a schedule in which no node runs more than twice, from that of `Greedy`.
+        """Search from the schedule of `Greedy` for one in which no node runs more than twice.
 
-        That schedules with more runs are no better is not proven, so there is no bound.
+        The answer has no bound, because a schedule with more runs might be cheaper.
         """
         from ortools.sat.python import cp_model
 
@@ -105,8 +107,10 @@ class CpSat(CoreSolver):
         status = solver.solve(model)
         by_clock = time_limit is not None and status != cp_model.OPTIMAL
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            # Positions are distinct but may have gaps, where absent runs would stand.
             runs = sorted((solver.value(t), v) for v, p, t in rows if solver.boolean_value(p))
             found = core.invert([v for _, v in runs])[0]
+            # An interrupted search may end with a schedule that is worse than its hint.
             if start is None or _cost(problem, found) <= _cost(problem, start):
                 return ScheduleAnswer(found, by_clock=by_clock)
         if start is None:
@@ -114,7 +118,12 @@ class CpSat(CoreSolver):
         return ScheduleAnswer(start, by_clock=by_clock)
 
     def _engine(self, started: float, time_limit: float | None) -> Any:
-        """CP-SAT with one worker, and with what is left of the time, or with counted work."""
+        """Return a CP-SAT engine with one worker and a limit on its time or work.
+
+        Args:
+            started: time of the monotonic clock at which the solver was called.
+            time_limit: seconds from ``started``; None: the engine's limit is `work`.
+        """
         from ortools.sat.python import cp_model
 
         solver = cp_model.CpSolver()

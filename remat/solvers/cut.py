@@ -1,4 +1,4 @@
-"""The minimum cuts of a compiler's rules as a solver; costs count only as far as the rules look at them."""
+"""A solver that takes the minimum cuts of a compiler's rules instead of comparing costs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from remat.solvers.solution import Answer
 
 
 class CutSolver(Solver):
-    """The first minimum cut that fits: of the compiler's rules, stricter ones first, then of bytes alone.
+    """First minimum cut that fits the capacity: strict compiler rules first, fewest bytes last.
 
-    The rules ban operators from recomputation, for example reductions. A bare problem knows no
-    operators, so the cuts come with it (`GraphProblem.known`). Without them, the solver tries the cut
-    that recomputes nothing that costs, then the one that saves the fewest bytes. It proves nothing.
+    The rules ban operators such as reductions from recomputation. A `GraphProblem` does not know
+    its operators, so the cuts of the rules come with it in ``known``, strictest rules first. If
+    ``known`` is empty, the solver tries the cut of least cost and then the cut that saves the
+    fewest bytes. The solver proves no bound.
     """
 
     __slots__ = ()
@@ -24,7 +25,7 @@ class CutSolver(Solver):
     requires: ClassVar[tuple[str, ...]] = ("ortools", "numpy")
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
-        """Decide a graph problem by the first of those cuts that fits."""
+        """Return the first of the candidate cuts whose saved bytes fit the capacity."""
         capacity = sum(problem.size) if problem.capacity is None else problem.capacity
         for saved in problem.known:
             if evaluate(problem, saved).saved_bytes <= capacity:
@@ -32,6 +33,7 @@ class CutSolver(Solver):
         hull = Hull.of(problem)
         if capacity < hull.least_bytes:
             raise infeasible(capacity, hull.least_bytes)
+        # If rules gave cuts and none fits, only the cut of fewest bytes is left.
         vertices = () if problem.known else (hull.ends[1],)
         fits = next((v for v in vertices if v.saved_bytes <= capacity), hull.ends[0])
         return Answer(hull.reduction.invert(fits.saved))

@@ -1,9 +1,9 @@
-"""Dynamic programming over capacity, in a bounded number of steps.
+"""Dynamic programming over the capacity of a knapsack, in a bounded number of steps.
 
 Source: the textbook recursion over items and capacities, vectorised over capacities. PyTorch's
-``dp`` rounds weights to the nearest of 10,000 steps and so overshoots its budget. Here weights are
-rounded up and the capacity down, so a choice always fits. Nothing is rounded if the capacity, in units
-of the weights' common divisor, has no more steps than allowed.
+``dp`` rounds weights to the nearest of 10,000 steps, so it can exceed its budget. Here weights are
+rounded up and the capacity is rounded down, so a choice always fits. Nothing is rounded if the
+capacity, divided by the weights' common divisor, is at most the number of steps.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from remat.solvers.solution import Answer
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DynamicProgram(CoreSolver):
-    """Dynamic programming over the capacity in steps; exact where the steps are fine enough.
+    """Dynamic programming over the capacity in steps; exact if the steps are fine enough.
 
     Attributes:
-        steps: capacities to tell apart. Time and memory grow with items times steps.
+        steps: number of different capacities in the table. Time and memory grow with the number of
+            items times this number.
     """
 
     steps: int = 10_000
@@ -37,15 +38,15 @@ class DynamicProgram(CoreSolver):
             raise ProblemError(f"steps must be at least 1, got {self.steps}")
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Fill the table, items by efficiency, and read the choice back from it."""
+        """Fill the table item by item, most efficient first, and read the best choice back from it."""
         deadline = None if time_limit is None else time.monotonic() + time_limit
-        unit = -(-core.capacity // self.steps)
+        unit = -(-core.capacity // self.steps)  # 1, and so exact, if the steps suffice
         coarse = _coarsen(core, unit) if unit > 1 else core
         relaxed = relax(core)
         picked, done = _fill_table(coarse, relaxed.order, deadline)
         saved = tuple(sorted(picked))
         if unit > 1 or not done:
-            saved = repair(core, picked)  # rounding left room
+            saved = repair(core, picked)  # rounding, or the deadline, left room
         value = core.value_of(saved)
         if value < relaxed.value:
             saved, value = relaxed.saved, relaxed.value
@@ -54,7 +55,7 @@ class DynamicProgram(CoreSolver):
 
 
 def _coarsen(problem: KnapsackProblem, unit: int) -> KnapsackProblem:
-    """Count weights in multiples of ``unit``: rounded up, and the capacity down."""
+    """Convert weights and capacity to multiples of ``unit``: weights rounded up, the capacity down."""
     return KnapsackProblem(
         weights=tuple(-(-w // unit) for w in problem.weights),
         values=problem.values,
@@ -65,12 +66,22 @@ def _coarsen(problem: KnapsackProblem, unit: int) -> KnapsackProblem:
 def _fill_table(
     problem: KnapsackProblem, order: tuple[int, ...], deadline: float | None
 ) -> tuple[list[int], bool]:
-    """Return the best choice among the items reached, lightest first, and whether all were."""
+    """Fill the table of dynamic programming, and read back the best choice.
+
+    Args:
+        problem: the knapsack, in steps.
+        order: the items in the order in which they enter the table.
+        deadline: time of the monotonic clock at which to stop; None: no limit.
+
+    Returns:
+        The best choice among the items entered, the lightest one in a tie. Whether all items were
+        entered.
+    """
     import numpy as np
 
     columns = problem.capacity + 1
-    best = np.zeros(columns, dtype=np.int64)  # best[c]: most value within capacity c
-    taken: list[tuple[int, np.ndarray]] = []  # per item, one bit per capacity
+    best = np.zeros(columns, dtype=np.int64)  # best[c]: greatest value within capacity c
+    taken: list[tuple[int, np.ndarray]] = []  # per item, one bit per capacity, to save memory
     done = True
     for i in order:
         if deadline is not None and time.monotonic() >= deadline:
@@ -79,13 +90,13 @@ def _fill_table(
         weight, value = problem.weights[i], problem.values[i]
         if weight >= columns:
             continue
-        with_item = best[: columns - weight] + value
+        with_item = best[: columns - weight] + value  # a copy, so that no item is taken twice
         better = np.zeros(columns, dtype=np.bool_)
         np.greater(with_item, best[weight:], out=better[weight:])
         np.maximum(best[weight:], with_item, out=best[weight:])
         taken.append((i, np.packbits(better)))
 
-    room = int(np.argmax(best))  # the first of the greatest: no heavier than needed
+    room = int(np.argmax(best))  # argmax takes the first maximum: the lightest best choice
     picked = []
     for i, bits in reversed(taken):
         if bits[room >> 3] >> (7 - (room & 7)) & 1:

@@ -1,4 +1,4 @@
-"""A schedule in the given order: what is used last goes first, and is made again when it is read."""
+"""Run nodes in a given order; evict values if memory runs out, and recompute them later."""
 
 from __future__ import annotations
 
@@ -6,26 +6,29 @@ from remat.solvers.schedule_problem import MOST_RUNS_PER_NODE, ScheduleProblem
 
 
 def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | None:
-    """Runs the nodes in an order, and drops values where memory runs out.
+    """Build a schedule that runs nodes in a given order and evicts values if memory runs out.
 
-    Of the values that nobody needs at the moment, the one goes that is largest for what making it
-    again costs and whose next use is furthest (as in "Dynamic tensor rematerialization", Kirisame et
-    al., ICLR 2021, with the future known).
+    Among the values that the current run does not need, those that are large, cheap to recompute
+    and not read for long are evicted first. The score is that of "Dynamic tensor rematerialization"
+    (Kirisame et al., ICLR 2021), except that future reads are known here.
 
     Args:
-        problem: the problem, with its capacity.
-        order: all nodes that run, each once, in a legal order.
+        problem: the step problem, with its capacity.
+        order: all nodes that run, each once, in an order in which they can run.
 
     Returns:
-        The schedule; None where this way does not fit the capacity.
+        The schedule, with a further run of a node wherever an evicted value is read. None if no
+        such schedule fits the capacity. With a capacity of None, ``order`` itself.
     """
     if problem.capacity is None:
         return list(order)
     maker = [problem.maker(i) for i in range(len(problem))]
     made, given = problem.results, problem.given
-    fixed = {*problem.once, *given}
+    fixed = {*problem.once, *given}  # their values cannot be recomputed, so they are never evicted
     stays, size = set(problem.to_end), problem.size
-    uses: list[list[int]] = [[] for _ in maker]  # positions in `order` that read a node, last first
+    uses: list[list[int]] = [
+        [] for _ in maker
+    ]  # for each node, the positions in `order` that read it, last first
     for position in reversed(range(len(order))):
         for u in problem.inputs[order[position]]:
             uses[u].append(position)
@@ -34,8 +37,8 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
     now = problem.resident + sum(size[i] for i in alive)
     backward, crossed = set(problem.backward), False
     runs: list[int] = []
-    most = MOST_RUNS_PER_NODE * len(problem)
-    gone = set(given)  # cannot be made again
+    most = MOST_RUNS_PER_NODE * len(problem)  # `ScheduleProblem.read` refuses longer schedules
+    gone = set(given)  # nodes that cannot run, or not again
 
     def room(bytes_wanted: int, pinned: set[int], position: int) -> bool:
         nonlocal now
@@ -57,7 +60,16 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
         return False
 
     def run(v: int, position: int, pinned: set[int]) -> bool:
-        """Run a node after its inputs; pinned values are not evicted."""
+        """Run a node, and recompute its evicted inputs first.
+
+        Args:
+            v: the node.
+            position: position in ``order`` of the run that needs the node.
+            pinned: values that must not be evicted meanwhile.
+
+        Returns:
+            False if an input cannot be recomputed, or if the run does not fit the capacity.
+        """
         nonlocal now
         mine = pinned | set(problem.inputs[v])
         for u in problem.inputs[v]:
@@ -79,7 +91,7 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
         return True
 
     def drop(values: list[int], position: int, pinned: set[int]) -> None:
-        """Free values without readers after this position."""
+        """Free those of the given values that no later position of ``order`` reads."""
         nonlocal now
         for i in values:
             if i in alive and i not in stays and i not in pinned and not uses[i]:
@@ -88,6 +100,7 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
 
     for position, v in enumerate(order):
         if v in backward and not crossed:
+            # Values of `at_boundary` take memory from here on, so make room for them first.
             crossed = True
             fresh = [i for i in problem.at_boundary if i in read]
             if not room(sum(size[i] for i in fresh), set(problem.inputs[v]), position):
@@ -98,7 +111,7 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
             uses[u].pop()
         try:
             done = run(v, position, set())
-        except RecursionError:  # a chain of runs deeper than Python goes
+        except RecursionError:  # a chain of recomputations deeper than Python's stack
             return None
         if not done:
             return None

@@ -1,12 +1,15 @@
-"""The float signature in which PyTorch's partitioner asks for a knapsack.
+"""Adapter between solvers and the float signature in which PyTorch's partitioner poses a knapsack.
 
-``(memory, runtimes, max_memory) -> (total runtime saved, indices to save, indices to allow
-recomputing)``, as in ``torch/_functorch/_activation_checkpointing/knapsack.py``. What differs:
+The signature is ``(memory, runtimes, max_memory) -> (total runtime saved, indices to save, indices
+to allow recomputing)``, as in ``torch/_functorch/_activation_checkpointing/knapsack.py``. This
+module differs from PyTorch's functions in two points:
 
-- A float means the decimal that it prints as, so three items of 0.1 fit into 0.3. The decimals become
-  integers: exactly, if those fit into 63 bits, and otherwise rounded so that the choice still fits.
-- Shares come out of divisions that round, so a sum may exceed the room by that rounding: an item of
-  0.5000000000000001 fits into 0.5 (`TOLERANCE`).
+- A float counts as the decimal that it prints as, so three items of 0.1 fit into 0.3. The decimals
+  are scaled to integers. Scaling is exact if the integers fit into 63 bits, and otherwise rounds so
+  that the choice still fits.
+- PyTorch computes shares of memory by divisions that round, so a sum of shares may exceed the
+  capacity by the rounding error. An item of 0.5000000000000001 therefore fits into 0.5 (see
+  `TOLERANCE`).
 """
 
 from __future__ import annotations
@@ -22,26 +25,27 @@ from remat.solvers.problem import KnapsackProblem
 from remat.solvers.run import run
 
 KnapsackFn = Callable[[Sequence[float], Sequence[float], float], tuple[float, list[int], list[int]]]
-#: By how much a sum of shares may exceed the room, as a share of it: eight halves of a unit in the
-#: last place. PyTorch's shares (a size over 10^9, over a difference of sums) are off by up to about
-#: five. One byte is more than this tolerance as long as there are fewer than 2^50 bytes.
+#: Fraction by which a sum of weights may exceed the capacity: eight halves of a unit in the last place
+#: of a double. PyTorch's weights (a size over 10^9, over a difference of sums) are off by up to about
+#: five. The tolerance is less than one byte as long as there are fewer than 2^50 bytes.
 TOLERANCE = Fraction(1, 2**50)
-#: Largest sums of weights and of values that were rounded: fine enough to tell rounding from a byte, and
-#: what a double holds.
+#: Largest sums of rounded weights and of rounded values. The first is fine enough to tell a rounding
+#: error from a byte, the second is exact in a double.
 _COARSE_WEIGHTS, _COARSE_VALUES = 2**60, 2**53 - 1
 
 
 def knapsack_fn(solver: Solver) -> KnapsackFn:
-    """Wrap a solver as a function of PyTorch's signature.
+    """Wrap a solver as a function with the signature of PyTorch's knapsack solvers.
 
     Args:
-        solver: whom to ask.
+        solver: the solver to run.
 
     Returns:
         A function of ``memory`` (per item, any unit), ``runtimes`` (per item, any unit) and
-        ``max_memory`` (the unit of ``memory``). It returns the total runtime of the saved items
-        and the sorted indices of the saved and of all other items, and raises `ProblemError` if an
-        argument is not finite, negative or no number, and `SolverError` as `run` does.
+        ``max_memory`` (the unit of ``memory``). It returns the total runtime of the saved items,
+        the sorted indices of the saved items, and the sorted indices of all other items. It raises
+        `ProblemError` if an argument is not a number, not finite or negative, and `SolverError` as
+        `run` does.
     """
 
     def solve(
@@ -58,14 +62,20 @@ def knapsack_fn(solver: Solver) -> KnapsackFn:
 def problem_from_floats(
     memory: Iterable[float], runtimes: Iterable[float], max_memory: float
 ) -> KnapsackProblem:
-    """Read floats as the shortest decimals that print like them, and scale those to integers.
+    """Convert floats to a knapsack problem in integers.
 
-    A capacity among numbers that are not whole is raised by `TOLERANCE`. Where the common denominator
-    would lead beyond 63 bits, memory is rounded up, the capacity down and runtimes up, in units that
-    keep the sums of memory within 60 and those of runtimes within 53 bits.
+    Each float is read as the shortest decimal that prints like it. If any weight or the capacity is
+    not a whole number, the capacity is raised by `TOLERANCE`. If exact scaling would exceed 63
+    bits, memory and runtimes are rounded up and the capacity is rounded down. The sum of memory
+    then stays within 60 bits and the sum of runtimes within 53 bits.
+
+    Args:
+        memory: memory of each item, in any unit.
+        runtimes: runtime of each item, in any unit.
+        max_memory: the capacity, in the unit of ``memory``.
 
     Raises:
-        ProblemError: an argument is not finite, negative or no number, or the lengths differ.
+        ProblemError: an argument is not a number, not finite or negative, or the lengths differ.
     """
     weights = [_decimal(f"memory[{i}]", x) for i, x in enumerate(memory)]
     values = [_decimal(f"runtimes[{i}]", x) for i, x in enumerate(runtimes)]
@@ -75,13 +85,14 @@ def problem_from_floats(
             f"memory and runtimes must have the same length, got {len(weights)} and "
             f"{len(values)}: give one runtime per item"
         )
+    # Whole numbers, such as bytes, carry no rounding error.
     if any(x.denominator != 1 for x in (*weights, capacity)):
         capacity *= 1 + TOLERANCE
     everything = sum(weights, Fraction())
-    all_fit = everything <= capacity  # more room than that changes nothing
+    all_fit = everything <= capacity  # a capacity above the total weight changes nothing
     capacity = min(capacity, everything)
     weight_scale, value_scale = _scale(weights), _scale(values)
-    if weight_scale is None:  # what is too heavy anyway need not be told apart
+    if weight_scale is None:  # items that fit in no case may weigh less here, for a finer unit
         weights = [min(w, 2 * capacity) for w in weights] if capacity else weights
         weight_scale = _coarse_scale(weights, _COARSE_WEIGHTS)
     if value_scale is None:
@@ -95,13 +106,13 @@ def problem_from_floats(
 
 
 def _scale(numbers: Sequence[Fraction]) -> Fraction | None:
-    """The factor that makes integers of all numbers; None where their sum would not fit 63 bits."""
+    """Return the factor that turns all numbers into integers; None if their sum exceeds 63 bits."""
     exact = math.lcm(*(x.denominator for x in numbers))
     return Fraction(exact) if sum(numbers, Fraction()) * exact <= INT64_MAX else None
 
 
 def _coarse_scale(numbers: Sequence[Fraction], most: int) -> Fraction:
-    """The largest factor that keeps the sum of the numbers, each rounded up, within ``most``."""
+    """Return the largest factor that keeps the sum of the rounded-up numbers at most ``most``."""
     return (most - len(numbers)) / (sum(numbers, Fraction()) or Fraction(1))
 
 
@@ -118,6 +129,7 @@ def _decimal(name: str, number: object) -> Fraction:
             raise ProblemError(f"{name} must be a number, got {number!r}") from None
         if not math.isfinite(as_float):
             raise ProblemError(f"{name} must be finite, got {as_float!r}")
+        # By way of `repr`: the exact binary value of 0.1 is slightly more than a tenth.
         fraction = Fraction(repr(as_float))
     if fraction < 0:
         raise ProblemError(f"{name} must not be negative, got {number!r}")

@@ -1,10 +1,12 @@
-"""Minimum cuts of a graph problem, on OR-Tools' push-relabel maximum flow in 64-bit integers.
+"""Minimum cuts of a graph problem, by OR-Tools' push-relabel maximum flow in 64-bit integers.
 
-Each node is split into an *in* and an *out* vertex. If *in* is on the sink side of the cut, the node is
-recomputed in backward; if *out* is, backward has its value. So cutting the arc in→out saves the node,
-and cutting the arc source→in recomputes it. The arc out(u)→in(v) is never cut: a recomputed node needs
-each of its inputs. If a node must not be recomputed, its *in* is merged with the source; if backward
-reads it, its *out* is merged with the sink. That takes far fewer arcs than infinite capacities.
+Each node is split into an *in* and an *out* vertex. If *in* is on the sink side of the cut, the
+node is recomputed in backward. If *out* is on the sink side, the node's value is available in
+backward. So cutting the arc in→out saves the node, and cutting the arc source→in recomputes the
+node. The arc out(u)→in(v) is never cut, because a recomputed node needs each of its inputs. If a
+node must not be recomputed, its *in* vertex is merged with the source. If backward reads a node,
+its *out* vertex is merged with the sink. Merging takes far fewer arcs than arcs of infinite
+capacity.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ _SOURCE, _SINK = 0, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinimumCut:
-    """A minimum cut.
+    """A minimum cut and the nodes that it saves.
 
     Attributes:
         value: capacity of the cut.
@@ -35,14 +37,14 @@ class MinimumCut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """Value of a minimum cut, and the loss of each other choice against it.
+    """Value of a minimum cut, and the loss of each other choice relative to the cut.
 
     Attributes:
         value: capacity of the cut.
         save: loss of saving each node.
         recompute: loss of recomputing each node.
-        edges: for an edge (input, reader), the loss where backward has the input and does not
-            recompute the reader; edges that are absent lose nothing.
+        edges: for each edge (input, reader), the loss if backward has the input and does not
+            recompute the reader. Missing edges have loss 0.
     """
 
     value: int
@@ -52,10 +54,11 @@ class Losses:
 
 
 class InfeasibleCutError(ProblemError):
-    """No finite cut exists.
+    """Raised if no finite cut exists.
 
     Attributes:
-        chain: positions of the nodes that make it so, the one that cannot be recomputed first.
+        chain: positions of nodes that must each be recomputed from the node before. The first node
+            can be neither saved nor recomputed, and backward reads the last one.
     """
 
     def __init__(self, problem: GraphProblem, chain: Sequence[int]) -> None:
@@ -68,14 +71,15 @@ class InfeasibleCutError(ProblemError):
 
 
 class Network:
-    """The vertices and arcs of one graph problem; prices are given for each cut.
+    """Vertices and arcs of one graph problem; each call of `cut` or `losses` gives its own prices.
 
     Args:
-        problem: nodes, edges, and what may be saved and recomputed.
-        fixed: nodes that may not be recomputed in addition to the problem's own.
+        problem: the nodes and edges, with the nodes that may be saved or recomputed.
+        fixed: for each node, whether to forbid its recomputation in addition to the problem's
+            rules. None: no further nodes.
 
     Raises:
-        InfeasibleCutError: backward reads something that can neither be saved nor recomputed.
+        InfeasibleCutError: backward reads a node that can be neither saved nor recomputed.
     """
 
     def __init__(self, problem: GraphProblem, *, fixed: Sequence[bool] | None = None) -> None:
@@ -102,7 +106,8 @@ class Network:
         if fixed is not None:
             free = [r and not f for r, f in zip(free, fixed, strict=True)]
         inputs = problem.inputs
-        # Only what backward can reach upwards through recomputable nodes takes part.
+        # Only nodes that backward can reach upwards through recomputable nodes take part. The loop runs in
+        # reverse topological order, because a reader gives vertices to its inputs.
         for i in range(n - 1, -1, -1):
             if out[i] == -1:
                 continue
@@ -135,13 +140,15 @@ class Network:
         )
 
     def cut(self, weight: Any, penalty: Any = None) -> MinimumCut:
-        """The decision of least Σ weight saved + Σ penalty recomputed.
+        """Return the decision with the smallest Σ weight saved + Σ penalty recomputed.
 
-        Of several, it is the one that recomputes least: the cut nearest to backward.
+        If several decisions have that sum, the one that recomputes least is returned: the cut
+        nearest to backward.
 
         Args:
-            weight: price of saving each node of the problem, ints of 0 or more (sequence or array).
-            penalty: price of recomputing each node likewise; all free where None.
+            weight: price of saving each node of the problem, as non-negative ints in a sequence or
+                array.
+            penalty: price of recomputing each node, in the same form; None: recomputation is free.
 
         Raises:
             ProblemError: the prices sum past the range of 64-bit integers.
@@ -158,10 +165,14 @@ class Network:
         return MinimumCut(value=int(flow[0].optimal_flow()), saved=tuple(sorted(saved.tolist())))
 
     def losses(self, weight: Any, penalty: Any) -> Losses:
-        """The loss of every choice against the minimum cut, from the maximum flow.
+        """Return the loss of every choice relative to the minimum cut, from the maximum flow.
 
-        For any decision, Σ weight saved + Σ penalty recomputed is the value of the cut plus the
-        losses of what it does, all of which are 0 or more.
+        For any decision, Σ weight saved + Σ penalty recomputed equals the value of the cut plus the
+        losses of the decision's choices. Every loss is at least 0.
+
+        Args:
+            weight: price of saving each node of the problem, as non-negative ints.
+            penalty: price of recomputing each node, in the same form.
         """
         import numpy as np
 
@@ -184,7 +195,12 @@ class Network:
         return Losses(value=value, save=save.tolist(), recompute=again.tolist(), edges=edges)
 
     def _flow(self, weight: Any, penalty: Any) -> tuple[Any, Any, Any] | None:
-        """The maximum flow, the capacities of its arcs, and which nodes have a penalty."""
+        """Solve the maximum flow.
+
+        Returns:
+            The solved flow, the capacities of its arcs, and a mask of the recomputable nodes that
+            have a penalty above 0. None if no node takes part.
+        """
         import numpy as np
         from ortools.graph.python import max_flow
 
@@ -192,8 +208,9 @@ class Network:
             return None
         weights = np.asarray(weight, dtype=np.int64)
         penalties = None if penalty is None else np.asarray(penalty, dtype=np.int64)
+        # Summed as doubles, because a sum in int64 would overflow without an error.
         total = sum(int(x.sum(dtype=np.float64)) for x in (weights, penalties) if x is not None)
-        infinite = 2 * total + 1
+        infinite = 2 * total + 1  # more than any cut that exists
         if infinite > INT64_MAX // 2:
             raise ProblemError(
                 f"the prices of the cut sum to about {total}; expected less than {INT64_MAX // 4}: "

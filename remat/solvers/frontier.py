@@ -1,8 +1,9 @@
-"""Every trade-off of a knapsack at once: its Pareto-optimal (weight, value) pairs.
+"""Compute all Pareto-optimal (weight, value) pairs of a knapsack in one run.
 
-One run replaces a sweep over capacities: the best choice for any capacity is the last point that
-fits. By the compiled kernel where it was built, in NumPy otherwise; both after Nemhauser and Ullmann
-(1969), item by item with identical items grouped.
+One run replaces a sweep over capacities, because the best choice for any capacity is the last point
+that fits. The compiled kernel computes the frontier if it was built, otherwise NumPy does. Both use
+the algorithm of Nemhauser and Ullmann (1969): item by item, with identical items grouped in the
+kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-#: A frontier of more points is thinned; after four million merged points, one of more than 32,768.
+#: A frontier of more points is thinned. After four million merged points, the kernel thins a frontier of
+#: more than 32,768 points.
 MOST_POINTS = 200_000
 
 
@@ -31,8 +33,8 @@ class KnapsackFrontier:
     Attributes:
         weights: weight of each point, int64, strictly rising.
         values: value of each point, int64, strictly rising.
-        tolerance: 0 if every Pareto-optimal pair is there. Otherwise each missing pair has a point
-            that weighs no more and is worth at least the pair's value / (1 + tolerance).
+        tolerance: 0 if every Pareto-optimal pair is present. Otherwise, for each missing pair, some
+            point weighs no more and has at least the pair's value / (1 + tolerance).
     """
 
     weights: npt.NDArray[np.int64]
@@ -44,32 +46,40 @@ class KnapsackFrontier:
         return len(self.weights)
 
     def items(self, point: int) -> tuple[int, ...]:
-        """The sorted item indices of a point.
+        """Return the sorted item indices of the choice at a point.
 
         Raises:
-            ProblemError: there is no such point.
+            ProblemError: ``point`` is out of range.
         """
         if not 0 <= point < len(self):
             raise ProblemError(f"point is {point}; this frontier has points 0 to {len(self) - 1}")
         return tuple(self._items(point))
 
     def best_within(self, capacity: int) -> int:
-        """The point of highest value that weighs no more than ``capacity``."""
+        """Return the index of the most valuable point that weighs at most ``capacity``.
+
+        Raises:
+            ProblemError: ``capacity`` is negative.
+        """
         if capacity < 0:
             raise ProblemError(f"capacity is {capacity}; expected 0 or more")
         return int(self.weights.searchsorted(capacity, side="right")) - 1
 
     def knee(self, *, by: str = "origin") -> int:
-        """The point where more weight starts to buy little.
+        """Return the index of the point beyond which more weight adds little value.
 
         Weight and *lost* value are scaled to [0, 1] over the frontier.
 
         Args:
-            by: ``"origin"``: nearest to no weight and no loss; ``"chord"``: farthest below the line
-                from the lightest to the heaviest point.
+            by: ``"origin"``: the point nearest to zero weight and zero loss. ``"chord"``: the point
+                farthest below the line from the lightest to the heaviest point.
 
         Returns:
-            The point; the last where all points weigh or are worth the same.
+            The index of the point; the last index if all points have the same weight or the same
+            value.
+
+        Raises:
+            ProblemError: ``by`` is another text.
         """
         if by not in ("origin", "chord"):
             raise ProblemError(f"by is {by!r}; expected 'origin' or 'chord'")
@@ -85,11 +95,12 @@ class KnapsackFrontier:
 def knapsack_frontier(
     problem: KnapsackProblem, *, most_points: int = MOST_POINTS
 ) -> KnapsackFrontier:
-    """Computes the frontier of a knapsack.
+    """Compute the Pareto frontier of a knapsack.
 
     Args:
-        problem: the problem; points heavier than its capacity are left out.
-        most_points: a frontier of more points is thinned; the result states the tolerance.
+        problem: the knapsack; points heavier than its capacity are left out.
+        most_points: number of points above which the frontier is thinned.
+            `KnapsackFrontier.tolerance` states the resulting error.
 
     Raises:
         ProblemError: ``most_points`` is below 16.
@@ -111,7 +122,11 @@ def knapsack_frontier(
 
 
 def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFrontier:
-    """The same without the kernel; each point keeps the point that it came from and its last item."""
+    """Compute the frontier with NumPy if there is no kernel.
+
+    Each point stores its parent point and the item that was added last, so that `items` can follow
+    the chain back.
+    """
     import numpy as np
 
     free = [
@@ -131,6 +146,7 @@ def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFro
         fits = weight <= capacity - w
         all_w = np.concatenate([weight, weight[fits] + w])
         all_v = np.concatenate([value, value[fits] + v])
+        # -1 marks the empty choice; -2 - k marks a new point that adds this item to point k.
         all_n = np.concatenate([node, -2 - np.flatnonzero(fits)])
         order = np.lexsort((-all_v, all_w))
         all_w, all_v, all_n = all_w[order], all_v[order], all_n[order]
@@ -142,7 +158,7 @@ def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFro
             while True:
                 level = np.floor(np.log(np.maximum(all_v, 1)) / np.log1p(step))
                 first = np.concatenate([[True], np.diff(level) > 0])
-                if first.sum() <= most // 2:
+                if first.sum() <= most // 2:  # half the limit, so that not every item thins again
                     break
                 step *= 4
             all_w, all_v, all_n = all_w[first], all_v[first], all_n[first]
@@ -171,10 +187,10 @@ def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFro
 
 
 class DynamicMemoryBudget(Solver):
-    """The choice at the knee of the frontier below the capacity, where more memory buys little.
+    """Choice at the knee of the frontier below the capacity, where more memory adds little value.
 
-    The name is that of PyTorch's solver, which sweeps a hundred budgets; here the frontier is
-    computed once, and its knee is exact. It saves less than it may, on purpose.
+    PyTorch's solver of the same name sweeps a hundred budgets. This solver computes the frontier
+    once and takes its knee. It deliberately saves fewer bytes than the capacity allows.
     """
 
     __slots__ = ()
@@ -182,7 +198,7 @@ class DynamicMemoryBudget(Solver):
     name: ClassVar[str] = "dynamic_memory_budget_dp"
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> list[int]:
-        # Enough points for a knee, and no more than can be merged in a second or so, or in time.
+        # Enough points to find a knee, but no more than can be merged in about a second or the time limit.
         merged = 2e8 if time_limit is None else min(2e8, 4e7 * time_limit)
         most = max(16, min(32_768, int(merged / max(1, len(problem)))))
         frontier = knapsack_frontier(problem, most_points=most)

@@ -1,8 +1,9 @@
-"""The graph problem as a mixed-integer program, for HiGHS through ``scipy.optimize.milp``.
+"""Solve the graph problem as a mixed-integer program with HiGHS, called through SciPy.
 
-One binary variable per node says that it is saved, a second one that it is recomputed; the second may be
-continuous, as it follows from the first. The hull makes the program smaller: choices that lose more than
-the gap at its price are fixed, and the cost may not exceed that of the decision known already.
+For each node, a binary variable says whether the node is saved, and a second variable whether it is
+recomputed. The recompute variables may be continuous, because their values follow from the save
+variables. The Lagrangian hull makes the program smaller. Choices that lose more than the gap at the
+hull's price are fixed, and the cost may not exceed that of the best known decision.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class GraphMilp(Solver):
     """HiGHS on the whole graph, bounded by the hull; variables that the hull decides are fixed.
 
     Attributes:
-        nodes: where no time limit is given, the most branch-and-bound nodes to open.
-        gap: the gap, as a share of the cost, at which to stop.
+        nodes: the most branch-and-bound nodes to open if there is no time limit.
+        gap: the difference between cost and bound at which to stop, as a fraction of the cost.
     """
 
     nodes: int = 2_000
@@ -43,7 +44,12 @@ class GraphMilp(Solver):
         return search.answer(self.improve(search, search.repair(search.start())))
 
     def improve(self, search: Search, best: Incumbent) -> Incumbent:
-        """A decision no worse than ``best``, and a better bound, by HiGHS."""
+        """Run HiGHS, and return a decision that costs at most as much, with its improved bound.
+
+        Args:
+            search: the problem, with its capacity, hull and deadline.
+            best: the best decision known so far.
+        """
         if best.gap <= self.gap or search.late():
             return best
         program = _Program(search, best)
@@ -59,12 +65,13 @@ class GraphMilp(Solver):
             bounds=Bounds(0, program.most),
             options={"mip_rel_gap": self.gap, **limit},
         )
+        # SciPy's status 1 means that a limit was reached: nodes, or time if there is a deadline.
         by_clock = best.by_clock or (result.status == 1 and search.deadline is not None)
         bound = best.bound
         if result.mip_dual_bound is not None and math.isfinite(result.mip_dual_bound):
             dual = result.mip_dual_bound - _MARGIN * max(1.0, abs(result.mip_dual_bound))
             bound = max(bound, min(best.cost, math.ceil(dual * program.unit)))  # costs are integers
-        elif result.status == 2:  # infeasible: nothing is cheaper than what is known
+        elif result.status == 2:  # infeasible: no decision is as cheap as the program demands
             bound = best.cost
         saved, cost = best.saved, best.cost
         if result.x is not None:
@@ -76,7 +83,7 @@ class GraphMilp(Solver):
 
 
 class _Program:
-    """The rows and columns; save variables first, then recompute variables."""
+    """Matrix form of the program: save variables of all nodes first, then recompute variables."""
 
     def __init__(self, search: Search, best: Incumbent) -> None:
         import numpy as np
@@ -88,6 +95,7 @@ class _Program:
         most_loss = best.cost * edge.scale + edge.price * search.capacity - edge.value
         may_save = [core.savable[i] and losses.save[i] <= most_loss for i in range(n)]
         may_again = [core.recomputable[i] and losses.recompute[i] <= most_loss for i in range(n)]
+        # HiGHS's tolerances are absolute, so costs and bytes are scaled to about a thousand.
         self.unit = max(1.0, best.cost / 1e3)
         scale = max(1.0, search.capacity / 1e3)
         size = np.asarray(core.size, dtype=np.float64) / scale
@@ -95,6 +103,7 @@ class _Program:
             [np.zeros(n), np.asarray(core.cost, dtype=np.float64) / self.unit]
         )
         self.most = np.asarray([*may_save, *may_again], dtype=np.float64)
+        # Recompute variables are continuous: fewer integer variables to branch on, with the same optimum.
         self.integral = np.concatenate([np.ones(n), np.zeros(n)])
         rows: list[int] = []
         columns: list[int] = []

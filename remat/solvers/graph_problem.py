@@ -1,8 +1,8 @@
-"""The graph problem: which values to save from forward to backward, on the whole graph, in plain integers.
+"""The graph problem: choose the values of a training step to save for backward, in integers.
 
-Every value that can be computed from the inputs of a training step is a node. A decision names the
-nodes that are *saved*; whatever else backward reads is *recomputed* from them. ``evaluate`` is the
-one yardstick: it follows the decision through the graph and counts bytes and cost.
+Every value that can be computed from the inputs of the training step is a node. A decision names
+the *saved* nodes. All other nodes that backward reads are *recomputed* from the saved nodes.
+`evaluate` defines the bytes and the cost of a decision, by following it through the graph.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from remat.solvers.solution import GraphSolution
 class GraphProblem(Problem[GraphSolution]):
     """A rematerialisation problem over ``n`` nodes in topological order.
 
-    Sequences may be any ordered iterables and are kept as tuples; all but ``needed`` have length ``n``.
-    Indices refer to positions in them. Sums may not exceed 2**63 - 1.
+    Sequences may be any ordered iterables and are stored as tuples. Those with one entry per node
+    have length ``n``. Node indices are positions in these sequences. Sums may not exceed 2**63 - 1.
 
     Attributes:
-        names: what each node is called, for messages.
-        inputs: for each node, the nodes it is computed from (all at smaller positions).
-        cost: cost of running the node once more, in ``unit``.
-        size: bytes that saving the node takes; 0 for what is alive anyway.
-        savable: whether the node may be saved.
-        recomputable: whether the node may run again in backward.
-        in_forward: whether forward runs the node whatever is decided. A node outside it costs
-            nothing the first time it runs, in either half.
+        names: name of each node, for messages.
+        inputs: for each node, the nodes from which it is computed, all at smaller positions.
+        cost: cost of one further run of each node, in ``unit``.
+        size: bytes that saving each node takes; 0 for a value that is alive in any case.
+        savable: whether each node may be saved.
+        recomputable: whether each node may run again in backward.
+        in_forward: whether forward runs each node under every decision. The first run of any other
+            node costs nothing, in forward or in backward.
         needed: the nodes that backward reads.
         unit: unit of ``cost``.
-        capacity: bytes that may be saved in total; None: as many as one likes.
-        known: legal decisions (positions of the nodes to save) that a solver may start from, whether
-            or not they fit the capacity: the minimum cuts of a compiler's rules, the one that
-            recomputes least first. They are no part of the problem.
+        capacity: bytes that may be saved in total; None: no limit.
+        known: legal decisions that a solver may start from, each as positions of the nodes to save.
+            They come from the minimum cuts of a compiler's rules, the cut that recomputes least
+            first, and may exceed the capacity. Problems that differ only in this field are equal.
     """
 
     kind: ClassVar[str] = "graph"
@@ -81,11 +81,11 @@ class GraphProblem(Problem[GraphSolution]):
         return len(self.names)
 
     def knowing(self, known: tuple[tuple[int, ...], ...]) -> GraphProblem:
-        """The same problem with decisions that are known to be legal."""
+        """Return the same problem with other known decisions, which must be legal."""
         return self._with(known=known)
 
     def priced(self, cost: tuple[int, ...], unit: str) -> GraphProblem:
-        """The same problem under other costs, in another unit; only the costs are checked again."""
+        """Return the same problem with other costs in another unit; only the costs are checked."""
         return self._with(cost=columns.amounts("GraphProblem.cost", cost, self.names), unit=unit)
 
     def read(self, entries: list[Any]) -> tuple[int, ...]:
@@ -111,13 +111,14 @@ class GraphProblem(Problem[GraphSolution]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Figures of a decision: saved and recomputed nodes, bytes and cost.
+    """Bytes and cost of a decision.
 
     Attributes:
-        saved: the nodes that are saved and that backward really reads, in node order.
+        saved: the saved nodes that backward really reads, in node order.
         recomputed: the nodes that run again in backward, in node order.
-        saved_bytes: bytes of ``saved``.
-        recompute_cost: summed cost of what runs a second time, in the problem's unit.
+        saved_bytes: total bytes of ``saved``.
+        recompute_cost: total cost of the second runs, in the problem's unit. A recomputed node that
+            does not run in forward adds nothing.
     """
 
     saved: tuple[int, ...]
@@ -127,19 +128,16 @@ class Evaluation:
 
 
 def evaluate(problem: GraphProblem, saved: Iterable[int]) -> Evaluation:
-    """Follows a decision through the graph.
+    """Compute the bytes and the cost of a decision by following it through the graph.
 
     Args:
-        problem: the problem.
-        saved: positions of the nodes to save. Saving a node that nothing in backward reads is legal
-            and counts for nothing.
-
-    Returns:
-        The bytes, the cost and the sets that the decision comes to.
+        problem: the graph problem.
+        saved: positions of the nodes to save. A saved node that backward does not read adds no
+            bytes.
 
     Raises:
-        ProblemError: the decision saves what cannot be saved, or leaves backward with a node that
-            is neither saved nor recomputable; the message names the node.
+        ProblemError: a node in ``saved`` cannot be saved, or backward reads a node that is neither
+            saved nor recomputable. The message names the node.
     """
     n = len(problem)
     keep = bytearray(n)
@@ -166,6 +164,7 @@ def evaluate(problem: GraphProblem, saved: Iterable[int]) -> Evaluation:
         again[i] = 1
         stack.extend(problem.inputs[i])
     kept = tuple(i for i in range(n) if keep[i] and read[i])
+    # A saved node outside forward runs in forward, with its inputs, so running these again has a cost.
     forward = bytearray(problem.in_forward)
     stack = [i for i in kept if not forward[i]]
     while stack:
@@ -183,14 +182,15 @@ def evaluate(problem: GraphProblem, saved: Iterable[int]) -> Evaluation:
 
 
 def conflict(problem: GraphProblem, fixed: Sequence[bool] | None = None) -> tuple[int, ...] | None:
-    """A chain of nodes that no decision can satisfy, or None.
+    """Return a chain of nodes that makes the problem infeasible; None if the problem is feasible.
 
-    The chain ends in a node that backward reads and starts in one that may neither be saved nor
-    recomputed; every node between cannot be saved, so each must be recomputed from the one before.
+    The first node of the chain may be neither saved nor recomputed, and backward reads the last
+    one. The nodes after the first cannot be saved, so each must be recomputed from the node before.
 
     Args:
-        problem: the problem.
-        fixed: nodes that may not be recomputed in addition to the problem's own.
+        problem: the graph problem.
+        fixed: for each node, whether to forbid its recomputation in addition to the problem's
+            rules. None: no further nodes.
     """
     n = len(problem)
     parent = [-2] * n
@@ -214,7 +214,7 @@ def conflict(problem: GraphProblem, fixed: Sequence[bool] | None = None) -> tupl
 
 
 def infeasible(capacity: int, least_bytes: int) -> BudgetError:
-    """The error for a capacity that no decision keeps to."""
+    """Build the error for a capacity that is smaller than the saved bytes of every decision."""
     return BudgetError(
         f"no decision saves as little as {capacity} bytes; the least possible is {least_bytes}: "
         "raise the budget, or loosen MUST_SAVE tags"

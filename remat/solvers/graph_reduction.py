@@ -1,7 +1,7 @@
-"""Reduce a graph problem to its core, and extend an answer on the core to the whole problem.
+"""Reduce a graph problem to its core, and extend an answer for the core to the whole problem.
 
 Most values of a captured graph are never worth saving: views, values in a chain whose next value is
-smaller, values that cost nothing. Without them about a quarter of the nodes is left.
+smaller, values that cost nothing. About a quarter of the nodes remain.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from remat.solvers.reduction import Reduction
 
 
 def reduce_graph(problem: GraphProblem) -> Reduction[GraphProblem]:
-    """Remove nodes that an optimal decision need not save; every optimum of the core extends to an optimum.
+    """Remove nodes that an optimal decision need not save, and return the reduced problem.
 
-    Every node of the core is in forward and keeps its name. Nodes outside forward count as free to run, so
-    a bound for the core is a bound for the whole problem; where a decision makes such a node run in both
-    halves, `evaluate` on the whole problem says what that costs.
+    Every optimum of the core extends to an optimum of the problem. Every node of the core counts as
+    run by forward, and keeps its name. Nodes outside forward get cost 0 in the core, so a bound for
+    the core also holds for the whole problem. A decision may run such a node in forward and in
+    backward; only `evaluate` on the whole problem counts that cost.
 
-    - What takes no bytes is saved; what is computed from that alone at no cost is free too.
+    - A savable value of 0 bytes is always saved. A node computed only from such values at no cost
+      is free too.
     - A node that cannot be saved and costs nothing is replaced by its inputs.
-    - A node whose only reader takes no more bytes is not worth saving: saving the reader spares more.
-      A node that cannot be saved becomes part of its only reader.
-    - A node that costs nothing and has one input, of no more bytes, is not worth saving.
+    - A node whose only reader takes no more bytes is not worth saving, because saving the reader
+      avoids more cost. A node that cannot be saved is merged into its only reader.
+    - A node that costs nothing and has a single input of no more bytes is not worth saving.
     """
     work = _Work(problem)
     work.drop_free()
@@ -41,12 +43,13 @@ def reduce_graph(problem: GraphProblem) -> Reduction[GraphProblem]:
         unit=problem.unit,
         capacity=problem.capacity,
     )
+    # Saved nodes that backward does not read are harmless: `evaluate` ignores them.
     always = tuple(i for i, s in enumerate(problem.size) if s == 0 and problem.savable[i])
     return Reduction(core=core, kept=tuple(alive), always=always)
 
 
 class _Work:
-    """The graph while it shrinks; indices are those of the original problem."""
+    """The graph during reduction; node indices are those of the original problem."""
 
     def __init__(self, problem: GraphProblem) -> None:
         n = len(problem)
@@ -58,10 +61,11 @@ class _Work:
         self.alive: list[int] = []
 
     def drop_free(self) -> None:
-        """Keeps the nodes that backward may read and that are not free."""
+        """Keep only the nodes that backward may read and that are not free."""
         p = self.problem
         free = [s and b == 0 for s, b in zip(p.savable, p.size, strict=True)]
         for i, reads in enumerate(p.inputs):
+            # Backward never runs a node that is not recomputable, so its inputs do not matter.
             if not free[i] and p.recomputable[i]:
                 self.inputs[i] = [j for j in dict.fromkeys(reads) if not free[j]]
                 free[i] = not self.inputs[i] and self.cost[i] == 0
@@ -71,7 +75,7 @@ class _Work:
         self._drop_unread()
 
     def simplify(self) -> bool:
-        """Applies each of the other rules once; returns whether anything changed."""
+        """Apply each of the other rules once, and return whether the graph changed."""
         changed = self._merge_into_readers()
         changed |= self._skip_worthless()
         changed |= self._inline()
@@ -79,9 +83,9 @@ class _Work:
         return changed
 
     def order(self) -> list[int]:
-        """What is left, each node outside forward right behind the last of its inputs.
+        """Return the remaining nodes, each node outside forward right after the last of its inputs.
 
-        That keeps few values alive at any place, which `GraphCore` needs.
+        In this order few values are alive at any position, which the kernel's `GraphCore` needs.
         """
         anchor: dict[int, int] = {}
         for i in self.alive:
@@ -104,6 +108,7 @@ class _Work:
             for j in self.inputs[i]:
                 readers[j].add(i)
         gone = set[int]()
+        # In reverse order, a chain merges into its last reader in one pass.
         for i in reversed(self.alive):
             if self.needed[i] or len(readers[i]) != 1 or not p.recomputable[i]:
                 continue
@@ -151,5 +156,5 @@ class _Work:
         return changed
 
     def _is_nothing(self, i: int) -> bool:
-        """Follows from its inputs at no cost, and cannot be saved itself."""
+        """Return whether a node costs nothing to recompute and cannot be saved."""
         return not self.savable[i] and self.cost[i] == 0 and self.problem.recomputable[i]

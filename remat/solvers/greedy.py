@@ -1,4 +1,4 @@
-"""Greedy by value per weight."""
+"""Greedy solver: items by value per weight, and evictions for step problems."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from remat.solvers.solution import Answer
 
 
 class Greedy(CoreSolver):
-    """Value per weight, best first; worth at least half the optimum.
+    """Items by value per weight, best first; the choice has at least half the optimal value.
 
-    The guarantee comes from comparing with the choice built on the most valuable single item.
+    The guarantee holds because the choice is compared with one that contains the most valuable
+    item.
     """
 
     __slots__ = ()
@@ -21,14 +22,14 @@ class Greedy(CoreSolver):
     name = "greedy"
 
     def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Take the better of the two greedy choices; one sort, so no limit applies."""
+        """Return the better of the two greedy choices. One sort suffices, so no limit applies."""
         relaxed = relax(core)
         return Answer(relaxed.saved, relaxed.bound)
 
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> list[int]:
-        """Keep the given order and drop what is used last; no limit applies."""
+        """Run the nodes in the given order, and evict values if memory runs out; no limit applies."""
         found = evicting(problem, problem.order)
         if found is None:
             raise not_found(problem, evaluate_schedule(problem, problem.order).peak_bytes)

@@ -1,10 +1,11 @@
-"""HiGHS, through ``scipy.optimize.milp``, without its stray debug output.
+"""Call HiGHS through ``scipy.optimize.milp`` without its stray debug output.
 
-HiGHS prints debug lines from C++ whatever its options say, and standard output is where machines read. So
-while it runs, file descriptor 1 leads into a temporary file, **for all threads of this process**: only
-around the one call, one at a time, under a lock. What others write meanwhile comes out when the call ends;
-a process that is forked meanwhile has the true standard output. A program that another thread starts
-meanwhile by ``subprocess`` with an inherited standard output is not heard; give it a pipe.
+HiGHS prints debug lines from C++ regardless of its options, and other programs parse standard
+output. During a call, file descriptor 1 therefore points to a temporary file, **for all threads of
+this process**. A lock admits one call at a time. Lines that other threads print during the call
+appear after it. A process forked during the call has the real standard output. If another thread
+starts a ``subprocess`` during the call with inherited standard output, that program's output may be
+lost, so give it a pipe.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ _NOISE = b"HighsMipSolverData::"
 
 
 class _Redirect:
-    """The lock, and the true standard output while file descriptor 1 leads elsewhere."""
+    """State of the redirection: its lock, and the real standard output during a call."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.true_stdout: int | None = None
 
     def end_in_child(self) -> None:
-        """End the redirection in a forked child, in which the redirecting thread does not exist."""
+        """End the redirection in a forked child, where the redirecting thread does not exist."""
         # The old lock may be held by a thread that the child does not have.
         self.lock = threading.Lock()
         if self.true_stdout is not None:
@@ -43,7 +44,7 @@ if os.name == "posix":
 
 
 def milp(*args: Any, **kwargs: Any) -> Any:
-    """`scipy.optimize.milp` with the same arguments and result."""
+    """Call `scipy.optimize.milp` with the same arguments and result, and drop its debug lines."""
     from scipy import optimize
 
     with quiet_stdout():
@@ -52,7 +53,7 @@ def milp(*args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def quiet_stdout() -> Iterator[None]:
-    """Drop HiGHS's debug lines from the output to file descriptor 1."""
+    """Drop HiGHS's debug lines from the output to file descriptor 1 during a ``with`` block."""
     if os.name != "posix":
         yield
         return
@@ -60,11 +61,11 @@ def quiet_stdout() -> Iterator[None]:
         caught = None
         with contextlib.suppress(OSError):
             caught = opened.enter_context(tempfile.TemporaryFile())
-        if caught is None:  # no folder for the lines: they are shown
+        if caught is None:  # no temporary folder: show the debug lines
             yield
             return
         libc = ctypes.CDLL(None)
-        _flush(libc)
+        _flush(libc)  # text buffered before the call must not land in the temporary file
         _redirect.true_stdout = true = os.dup(1)
         os.dup2(caught.fileno(), 1)
         try:
@@ -79,6 +80,6 @@ def quiet_stdout() -> Iterator[None]:
 
 
 def _flush(libc: ctypes.CDLL) -> None:
-    with contextlib.suppress(AttributeError, ValueError):  # no stdout, or a closed one
+    with contextlib.suppress(AttributeError, ValueError):  # sys.stdout is None or closed
         sys.stdout.flush()
     libc.fflush(None)

@@ -1,11 +1,12 @@
-"""The lower convex hull of a graph problem's frontier, by minimum cuts: a proven bound for every capacity.
+"""Lower convex hull of a graph problem's (bytes, cost) frontier: a proven bound for every capacity.
 
-With a price on each byte instead of a capacity, the problem is a minimum cut. The decisions that are
-best at some price are the vertices of the lower hull of the (bytes, cost) of all decisions; no decision
-lies below the line between two neighbours.
+If each byte has a price instead of a capacity, the problem is a minimum cut. The decisions that are
+best at some price are the vertices of the lower hull of the (bytes, cost) pairs of all decisions.
+No decision lies below the line between two neighbouring vertices.
 
 Source: H. Everett, "Generalized Lagrange multiplier method", Operations Research 11 (1963), for the
-bound; the search for the price is that of M. J. Eisner and D. G. Severance, Journal of the ACM 23 (1976).
+bound. The search for the price follows M. J. Eisner and D. G. Severance, Journal of the ACM 23
+(1976).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from remat.solvers.graph_problem import GraphProblem, evaluate
 from remat.solvers.graph_reduction import reduce_graph
 from remat.solvers.kernel import kernel
 
-#: Prices times bytes and costs sum to less than this, so that every flow fits 64-bit integers.
+#: Bytes and costs times their prices sum to less than this, so that every flow fits 64-bit integers.
 ROOM = 2**60
 
 
@@ -36,14 +37,14 @@ class Vertex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """Two neighbours on the hull and the price at which both are best.
+    """Two neighbouring vertices of the hull, and the price at which both are best.
 
     Attributes:
-        fits: the one with fewer bytes.
-        over: the other; equal to ``fits`` where the hull ends.
-        price: price of a byte, ``scale`` the price of a unit of cost.
-        scale: see ``price``.
-        value: least of ``price`` · bytes + ``scale`` · cost over all decisions.
+        fits: the vertex with fewer bytes.
+        over: the vertex with more bytes; equal to ``fits`` at the end of the hull.
+        price: price of one byte.
+        scale: price of one unit of cost.
+        value: the smallest ``price`` · bytes + ``scale`` · cost of all decisions.
     """
 
     fits: Vertex
@@ -53,26 +54,26 @@ class Edge:
     value: int
 
     def bound(self, capacity: int) -> int:
-        """A proven lower bound on the cost of any decision within ``capacity`` bytes."""
+        """Return a proven lower bound on the cost of any decision within ``capacity`` bytes."""
         if self.scale == 0:
             return self.fits.cost
         return max(0, -((self.price * capacity - self.value) // self.scale))
 
 
-#: What makes a problem but for its capacity.
+#: The fields that determine a problem's hull: all but names, unit, capacity and known decisions.
 _SHAPE = ("inputs", "cost", "size", "savable", "recomputable", "in_forward", "needed")
-#: Hulls that somebody holds, by the identities of what makes their problems.
+#: Hulls that are still referenced, by the ids of the `_SHAPE` fields of their problems.
 _HULLS: weakref.WeakValueDictionary[tuple[int, ...], Hull] = weakref.WeakValueDictionary()
 
 
 class Hull:
-    """The hull of one problem; each part is computed when it is first asked for.
+    """Hull of one graph problem; its edges are computed when they are first needed.
 
     Args:
-        problem: the problem; its capacity plays no part.
+        problem: the graph problem; its capacity is ignored.
 
     Attributes:
-        reduction: the problem's core, which all computation is on.
+        reduction: the reduction of the problem to its core, on which all cuts are computed.
         least_bytes: the fewest bytes that any decision saves.
     """
 
@@ -92,36 +93,49 @@ class Hull:
         least = self._vertex(1, 0)[0]
         scale = max(1, (ROOM - self._total_size) // max(1, self._total_cost))
         self._vertices = [least]
+        # The first cut has least cost and, among those, the fewest bytes. If 64 bits leave no room for a
+        # large enough `scale`, only the second cut is sure to have least cost.
         self._insert(self._vertex(1, scale)[0])
         self._insert(self._vertex(0, 1)[0])
         self.least_bytes = least.saved_bytes
 
     @classmethod
     def of(cls, problem: GraphProblem) -> Hull:
-        """The hull of a problem, shared by problems that differ only in capacity while a reference exists."""
+        """Return the hull of a problem, shared by problems that differ only in their capacity.
+
+        A hull is shared as long as any caller holds a reference to it.
+        """
         key = tuple(id(getattr(problem, f)) for f in _SHAPE)
         hull = _HULLS.get(key)
         if hull is None:
-            hull = _HULLS[key] = cls(problem)  # it holds what the identities are of
+            hull = _HULLS[key] = cls(problem)  # it keeps the fields alive, so no id is reused
         return hull
 
     def compiled(self, edge: Edge) -> Any:
-        """The core with its losses at an edge, for the compiled kernel."""
+        """Build the kernel's `GraphCore`: the core with the loss of each choice at an edge's price.
+
+        The result for the latest edge is cached.
+        """
         key, known = (edge.price, edge.scale), self._compiled
         if known is not None and known[0] == key:
             return known[1]
         module = kernel()
         assert module is not None
         core = module.GraphCore(*_columns(self.core, self.losses(edge)), edge.price)
+        # One assignment, because another thread may ask for another edge in the meantime.
         self._compiled = (key, core)
         return core
 
     def edge(self, capacity: int) -> Edge:
-        """The edge of the hull below a capacity; ``capacity`` is at least `least_bytes`."""
+        """Return the edge whose ``fits`` vertex is the last vertex within ``capacity`` bytes.
+
+        Args:
+            capacity: bytes, at least `least_bytes`.
+        """
         while True:
             i = bisect_right(self._vertices, capacity, key=lambda v: v.saved_bytes) - 1
             fits = self._vertices[i]
-            if i + 1 == len(self._vertices):  # everything that saving can avoid is avoided
+            if i + 1 == len(self._vertices):  # saving more avoids no cost
                 return Edge(fits=fits, over=fits, price=0, scale=1, value=fits.cost)
             over = self._vertices[i + 1]
             known = self._edges.get((fits.saved_bytes, over.saved_bytes))
@@ -131,12 +145,12 @@ class Hull:
 
     @property
     def ends(self) -> tuple[Vertex, Vertex]:
-        """The vertex of fewest bytes, and that of least cost."""
+        """The vertex of fewest bytes, and the vertex of least cost."""
         return self._vertices[0], self._vertices[-1]
 
     @cached_property
     def vertices(self) -> tuple[Vertex, ...]:
-        """All vertices, fewest bytes first."""
+        """All vertices of the hull, fewest bytes first."""
         i = 0
         while i + 1 < len(self._vertices):
             fits, over = self._vertices[i : i + 2]
@@ -148,11 +162,11 @@ class Hull:
         return tuple(self._vertices)
 
     def losses(self, edge: Edge) -> Losses:
-        """The loss of each choice at an edge's Lagrange multiplier."""
+        """Return the loss of each choice at an edge's price."""
         return self._network.losses(edge.price * self._size, edge.scale * self._cost)
 
     def _refine(self, fits: Vertex, over: Vertex) -> None:
-        """Find a vertex below the line between two vertices, or prove that there is none."""
+        """Find a vertex below the line between two vertices, or record the line as an edge."""
         price, scale = self._prices(fits.cost - over.cost, over.saved_bytes - fits.saved_bytes)
         vertex, value = self._vertex(price, scale)
         of_line = min(price * v.saved_bytes + scale * v.cost for v in (fits, over))
@@ -163,25 +177,39 @@ class Hull:
         )
 
     def _prices(self, cost: int, saved_bytes: int) -> tuple[int, int]:
-        """The price that makes ``saved_bytes`` worth ``cost``, as large as 64 bits allow."""
+        """Return the prices at which ``saved_bytes`` are worth ``cost``, as large as 64 bits allow.
+
+        Args:
+            cost: difference in cost between two vertices.
+            saved_bytes: difference in bytes between the two vertices.
+
+        Returns:
+            The price of a byte, and the price of a unit of cost.
+        """
         total = cost * self._total_size + saved_bytes * self._total_cost
         if total <= ROOM:
             times = ROOM // max(1, total)
             return cost * times, saved_bytes * times
+        # Rounding may miss the exact slope, but the bound holds at any price.
         return cost * ROOM // total, max(1, saved_bytes * ROOM // total)
 
     def _vertex(self, price: int, scale: int) -> tuple[Vertex, int]:
-        """The decision that is best at a price, and its value there."""
+        """Return the decision that is best at a price, and its value at that price.
+
+        Args:
+            price: price of a byte.
+            scale: price of a unit of cost.
+        """
         cut = self._network.cut(price * self._size, scale * self._cost)
         saved_bytes = int(self._size[list(cut.saved)].sum()) if cut.saved else 0
-        if scale:
+        if scale:  # cheaper than following the decision through the graph
             cost = (cut.value - price * saved_bytes) // scale
         else:
             cost = evaluate(self.core, cut.saved).recompute_cost
         return Vertex(saved_bytes=saved_bytes, cost=cost, saved=cut.saved), cut.value
 
     def _insert(self, vertex: Vertex) -> bool:
-        """Add a vertex to the hull; False if the hull does not change."""
+        """Add a vertex to the hull, and return whether it is on the hull."""
         before = self._vertices
         by_bytes = sorted((*before, vertex), key=lambda v: (v.saved_bytes, v.cost))
         hull: list[Vertex] = []
@@ -196,13 +224,13 @@ class Hull:
 
 
 def _above(a: Vertex, b: Vertex, c: Vertex) -> bool:
-    """Whether ``b`` lies on or above the line from ``a`` to ``c``."""
+    """Return whether ``b`` lies on or above the line from ``a`` to ``c``."""
     left = (b.cost - a.cost) * (c.saved_bytes - a.saved_bytes)
     return left >= (c.cost - a.cost) * (b.saved_bytes - a.saved_bytes)
 
 
 def _columns(core: GraphProblem, losses: Losses) -> tuple[Any, ...]:
-    """A core and its losses as the columns that the compiled kernel reads."""
+    """Convert a core and its losses to the columns that the kernel's `GraphCore` reads."""
     needed = set(core.needed)
     flags = [
         core.savable[i] | core.recomputable[i] << 1 | (i in needed) << 2 for i in range(len(core))

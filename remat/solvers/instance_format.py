@@ -1,7 +1,7 @@
-"""The JSON of an instance: written compactly, read with every entry checked.
+"""JSON format of problem instances, written compactly; reading checks every entry.
 
-One JSON object: what the problem is, then the problem column by column, one line each, with flags as
-text of ``0`` and ``1``::
+A file is one JSON object. The keys of `HEAD` come first and describe the problem. The problem
+follows, one line per column. Columns of flags are text of ``0`` and ``1``::
 
     {"remat_instance":1,
     "kind":"graph",
@@ -31,22 +31,22 @@ from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.node_link import is_node_link, read_node_link
 from remat.solvers.problem import KnapsackProblem
 
-#: Version of the format; a file of another one is refused.
+#: Version of the format; files of other versions are refused.
 VERSION = 1
-#: Nodes, or items, that a problem in a file may have.
+#: Most nodes or items of a problem in a file.
 MAX_NODES = 1_000_000
-#: Bytes that a file may have.
+#: Most bytes of a file.
 MAX_BYTES = 128 * 2**20
-#: Characters that a name or another text in a file may have.
+#: Most characters of a name or another text in a file.
 MAX_TEXT = 1_000
 
-#: What stands before the problem, besides version and kind.
+#: Keys that come before the problem, in addition to version and kind.
 HEAD = ("name", "source", "cost", "unit", "full_bytes", "least_bytes")
-#: Columns of True and False.
+#: Columns of bools.
 _FLAGS = ("savable", "recomputable", "in_forward")
-#: What is no list in a file.
+#: Fields whose value in a file is a number or null, not a list.
 _NUMBERS = ("capacity", "resident")
-#: By kind, the fields of the problem that a file has: not the unit, which stands before it, nor hints.
+#: By kind, the fields of the problem in a file. `HEAD` has the unit, and `known` decisions are only hints.
 _COLUMNS = {
     kind.kind: tuple(f.name for f in fields(kind) if f.name not in ("unit", "known"))  # type: ignore[arg-type]
     for kind in KINDS
@@ -54,7 +54,7 @@ _COLUMNS = {
 
 
 def dump(head: Mapping[str, Any], problem: AnyProblem) -> str:
-    """Writes an instance; equal instances give equal texts.
+    """Convert an instance to JSON text; equal instances give equal text.
 
     Args:
         head: a value for each key of `HEAD`.
@@ -77,13 +77,18 @@ def _lines(values: Mapping[str, Any]) -> list[str]:
 
 
 def parse(text: str) -> tuple[dict[str, Any], AnyProblem]:
-    """Parse the text of `dump`: the unchecked head, and the problem, checked except for its texts.
+    """Parse the text of `dump`, or a published graph in node-link JSON.
+
+    Returns:
+        The values of the keys in `HEAD`, unchecked, and the problem. The problem is checked except
+        for the length and printability of its names.
 
     Raises:
-        ProblemError: the text is no instance, cut off, of another version, too large, has unknown
-            keys, or an entry that cannot be meant; the message names it in one line.
+        ProblemError: the text is not a complete instance of this version, is too large, has unknown
+            keys, or has an invalid entry. The message names the fault in one line.
     """
     data = _object(text)
+    # Published graphs have no head, so their costs have no unit.
     if is_node_link(data):
         named = data["graph"].get("name") if isinstance(data.get("graph"), dict) else None
         head = dict.fromkeys(HEAD) | {"source": "", "cost": "", "unit": ""}
@@ -108,7 +113,11 @@ def parse(text: str) -> tuple[dict[str, Any], AnyProblem]:
 
 
 def _problem(kind: Any, columns: Any, unit: str) -> Any:
-    """The problem of a file: its columns' shape is checked here, their entries by the problem."""
+    """Build the problem of a file.
+
+    This function checks that the columns have the right shape. The problem's constructor checks
+    their entries.
+    """
     if type(columns) is not dict:
         raise ProblemError(f"problem is {short(columns)}; expected an object")
     _keys("problem", columns, _COLUMNS[kind.kind])
@@ -123,7 +132,7 @@ def _problem(kind: Any, columns: Any, unit: str) -> Any:
 
 
 def text_of(label: str, value: object) -> str:
-    """The value, if it is a text that can be shown in one line; a `ProblemError` if not."""
+    """Return a text that can be shown in one line, or raise `ProblemError` for any other value."""
     if type(value) is not str or len(value) > MAX_TEXT or not value.isprintable():
         raise ProblemError(
             f"{label} is {short(value)}; expected printable text of at most {MAX_TEXT} characters"
@@ -132,17 +141,18 @@ def text_of(label: str, value: object) -> str:
 
 
 def few(label: str, values: Sequence[Any]) -> None:
-    """Raises a `ProblemError` if there are more than `MAX_NODES`."""
+    """Raise `ProblemError` if there are more than `MAX_NODES` values."""
     if len(values) > MAX_NODES:
         raise ProblemError(f"{label} has {len(values)} entries; at most {MAX_NODES} are read")
 
 
 def _object(text: str) -> dict[str, Any]:
-    """The one object of a JSON text; NaN, infinities and keys given twice are refused."""
+    """Parse a JSON text that is one object; refuse NaN, infinities and duplicate keys."""
 
     def refuse(constant: str) -> None:
         raise ProblemError(f"{constant} stands where only integers may")
 
+    # Of duplicate keys, json would silently take the last.
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in pairs:
@@ -159,7 +169,7 @@ def _object(text: str) -> dict[str, Any]:
         raise ProblemError("this is no instance: it is nested too deeply") from None
     except ProblemError:
         raise
-    except ValueError as error:  # an integer of more digits than Python reads
+    except ValueError as error:  # an integer with more digits than Python's limit
         raise ProblemError(f"a number is too long: {error}") from None
     if type(data) is not dict:
         raise ProblemError(f"this is no instance: expected a JSON object, got {short(data)}")

@@ -1,4 +1,4 @@
-"""Instances: problems with their origin, as files that hold data only."""
+"""Instances: problems with a record of their origin, stored in files that contain only data."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from remat.solvers.problem import Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """A problem with its source.
+    """A problem with a record of its origin.
 
     Attributes:
-        name: what to call it.
-        problem: the problem; a graph's ``capacity`` may be None, and its ``unit`` is `unit`.
-        full_bytes: bytes that the runtime-optimal partition saves; a ratio budget is a share of them.
-            None for a knapsack, where a ratio is a share of the weight of all items, and for a step,
-            where it is a share of the peak of the given order.
-        least_bytes: the least bytes that any plan saves. None for a knapsack and a step.
+        name: name of the instance.
+        problem: the problem. For a graph problem, ``capacity`` may be None, and ``unit`` equals
+            `unit`.
+        full_bytes: bytes that the runtime-optimal partition saves; a budget ratio refers to these
+            bytes. None for a knapsack and a step problem. There a ratio refers to the weight of all
+            items, or to the peak of the given order.
+        least_bytes: the fewest bytes that any plan saves. None for a knapsack and a step problem.
         cost: the cost model behind the costs or values, such as ``"roofline:h100"``.
         unit: unit of the costs or values.
-        source: what the problem was made from, for people.
+        source: description of the model and input behind the problem, for readers.
 
     Raises:
-        ProblemError: an attribute is not what it must be; the message names it.
+        ProblemError: an attribute is invalid; the message names it.
     """
 
     name: str
@@ -76,11 +77,11 @@ class Instance:
 
     @property
     def kind(self) -> str:
-        """``"graph"``, ``"knapsack"`` or ``"schedule"``."""
+        """Kind of the problem: ``"graph"``, ``"knapsack"`` or ``"schedule"``."""
         return self.problem.kind
 
     def to_json(self) -> str:
-        """The instance as JSON; equal instances give equal texts."""
+        """Convert the instance to JSON text; equal instances give equal text."""
         return form.dump({key: getattr(self, key) for key in form.HEAD}, self.problem)
 
     @classmethod
@@ -88,19 +89,20 @@ class Instance:
         """Parse the result of `to_json`.
 
         Raises:
-            ProblemError: the text is no instance, cut off, of another version, has unknown keys or
-                too many nodes, or an entry that cannot be meant; one line names it.
+            ProblemError: the text is not a complete instance of this version, has unknown keys or
+                too many nodes, or has an invalid entry. The message names the fault in one line.
         """
         head, problem = form.parse(text)
         return cls(problem=problem, **head)
 
 
 def save_instance(path: str | os.PathLike[str], instance: Instance) -> None:
-    """Writes an instance to a file, whole or not at all.
+    """Write an instance to a file atomically.
 
     Raises:
-        ProblemError: this is no instance, or the file would be larger than what can be read again.
-        RematError: the file cannot be written; what was there before is as it was.
+        ProblemError: ``instance`` is not an `Instance`, or the file would be too large to be read
+            again.
+        RematError: the file cannot be written; an existing file stays unchanged.
     """
     if not isinstance(instance, Instance):
         raise ProblemError(
@@ -117,17 +119,16 @@ def save_instance(path: str | os.PathLike[str], instance: Instance) -> None:
 
 
 def load_instance(source: str | os.PathLike[str]) -> Instance:
-    """Reads an instance from a file; nothing in a file can run.
+    """Read an instance from a file. Loading runs no code from the file.
 
-    Graphs that others have published as networkx's node-link JSON are read as step problems.
-
-    A million nodes take seconds; more, or more than 128 MiB, are refused.
+    Published graphs in networkx's node-link JSON are read as step problems. A file with a million
+    nodes takes seconds. Files with more nodes, or of more than 128 MiB, are refused.
 
     Args:
-        source: a path, or the text itself: a ``str`` that starts with ``{``.
+        source: a path, or the JSON text itself: a ``str`` that starts with ``{``.
 
     Raises:
-        ProblemError: there is no such file, or it holds no instance; one line says why.
+        ProblemError: the file does not exist or does not hold an instance; the message is one line.
     """
     if isinstance(source, str) and source.lstrip().startswith("{"):
         return Instance.from_json(source)

@@ -1,11 +1,12 @@
-"""Run a solver in a process of its own, so that its crash does not end the planner.
+"""Run a solver in its own process, so that its crash does not end the planner.
 
-`isolated` wraps a solver. Its process starts at once and stays between calls, so that what is timed
-is the solver; it is a fresh interpreter, never a fork. What it prints is caught, memory is limited,
-and a process that does not come back in time is killed, with whatever processes it has started. All of
-this ends in a `SolverError` that says what happened; the next call starts a new process.
+`isolated` wraps a solver. Its process is a fresh interpreter, not a fork. It starts immediately and
+stays alive between calls, so start-up does not count in the solver's time. The process's output is
+captured and its memory is limited. A process that does not return in time is killed, together with
+all processes that it started. Each of these failures raises a `SolverError` that names the cause,
+and the next call starts a new process.
 
-This keeps accidents apart, not enemies: the process runs with the user's rights.
+Isolation protects against accidents, not against attacks: the process has the user's rights.
 """
 
 from __future__ import annotations
@@ -45,22 +46,22 @@ def isolated(
     hang_s: float | None = 600.0,
     environment: Mapping[str, str] | None = None,
 ) -> Solver:
-    """Wrap a solver so that it runs in a process of its own.
+    """Wrap a solver so that it runs in its own process.
 
     Args:
-        solver: whom to run there; its class must be importable by name.
-        memory_bytes: how much it may allocate beyond what it has after its imports; None: no
-            limit. Not enforced on macOS.
-        grace_s: seconds beyond a time limit after which it is killed.
-        hang_s: seconds after which it is killed where there is no time limit; None: never.
-        environment: variables of the process, on top of this one's.
+        solver: the solver to run there; its class must be importable by name.
+        memory_bytes: bytes that the process may allocate after its imports; None: no limit. Not
+            enforced on macOS.
+        grace_s: seconds beyond a time limit after which the process is killed.
+        hang_s: seconds after which the process is killed if there is no time limit; None: never.
+        environment: environment variables of the process, in addition to those of this process.
 
     Returns:
         A solver with the same name and capabilities.
 
     Raises:
-        SolverError: it cannot run in a process of its own; the message says why.
-        ProblemError: an argument is not what it must be.
+        SolverError: the solver cannot run in its own process; the message says why.
+        ProblemError: an argument is invalid.
     """
     if isinstance(solver, Isolated):
         return solver
@@ -82,6 +83,7 @@ def isolated(
         "cannot_run": classmethod(lambda cls: kind.cannot_run()),
     }
     wrapper: type[Isolated] = type(f"Isolated{kind.__name__}", (Isolated,), namespace)
+    # After the class is created, because `__init_subclass__` would derive `solves` from `Isolated`.
     for capability in Solver.__annotations__:
         setattr(wrapper, capability, getattr(kind, capability))
     made = wrapper(solver, memory_bytes, grace_s, hang_s, environment or {})
@@ -90,7 +92,7 @@ def isolated(
 
 
 def obstacle(solver: Solver) -> str | None:
-    """Return why a solver cannot run in a process of its own, or None if it can."""
+    """Return why a solver cannot run in its own process; None if it can."""
     kind = type(solver)
     if os.name != "posix":
         return "that needs a POSIX system"
@@ -106,7 +108,7 @@ def obstacle(solver: Solver) -> str | None:
 
 
 class Isolated(Solver):
-    """A solver in a process of its own; made by `isolated`.
+    """A solver that runs another solver in a separate process; created by `isolated`.
 
     Attributes:
         inner: the solver that runs in the process.
@@ -131,32 +133,32 @@ class Isolated(Solver):
         self._lock = threading.Lock()
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        """Ask the solver, in its process."""
+        """Return why the solver, in its process, refuses a knapsack; None if it accepts."""
         reason: str | None = self._ask(("refuses", problem, None), _ASK_S)["reason"]
         return reason
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
-        """Let the solver work in its process, and end it if it does not come back."""
+        """Solve a knapsack in the process, and kill the process if it does not return in time."""
         return self._choose(problem, time_limit)
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
-        """Let the solver work on a graph in its process, and end it if it does not come back."""
+        """Solve a graph problem in the process, and kill the process if it does not return in time."""
         return self._choose(problem, time_limit)
 
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Let the solver work on a step in its process, and end it if it does not come back."""
+        """Solve a step problem in the process, and kill the process if it does not return in time."""
         answer = self._choose(problem, time_limit)
         return ScheduleAnswer(answer.saved, answer.bound, by_clock=answer.by_clock)
 
     def start(self) -> None:
-        """Start the process, unless it runs."""
+        """Start the process unless it is running."""
         with self._lock:
             self._running()
 
     def close(self) -> None:
-        """End the process; the next call starts a new one."""
+        """Kill the process; the next call starts a new one."""
         with self._lock:
             self._end()
 
@@ -164,7 +166,11 @@ class Isolated(Solver):
         return isolated, (self.inner,)
 
     def _choose(self, problem: Problem[Any], time_limit: float | None) -> Answer:
-        """What `remat.solvers.verify.read` makes of the answer, there: it is judged here only."""
+        """Run the solver on a problem in the process, and return its unverified answer.
+
+        The process parses the answer with `remat.solvers.verify.read`. Only this process judges the
+        answer.
+        """
         within_s, when = self._hang_s, ""
         if time_limit is not None:
             within_s, when = time_limit + self._grace_s, f" (time limit {time_limit:g} s)"
@@ -181,10 +187,16 @@ class Isolated(Solver):
     def _ask(
         self, question: tuple[Any, ...], within_s: float | None, when: str = ""
     ) -> dict[str, Any]:
-        """The reply to a question.
+        """Send a question to the process and return its reply.
+
+        Args:
+            question: name of the solver's method, the problem and the time limit.
+            within_s: seconds after which the process is killed; None: no limit.
+            when: text for error messages that says in which situation the process failed.
 
         Raises:
-            SolverError: the solver raised, answered wrongly, died or was killed.
+            BudgetError: the solver found no answer within the capacity.
+            SolverError: the solver raised, returned an invalid answer, died or was killed.
         """
         with self._lock:
             return self._exchange(self._running(), pickle.dumps(question), within_s, when)
@@ -211,7 +223,7 @@ class Isolated(Solver):
             self._fail(process, f"killed its process{when}: {process.death()}")
         except ValueError as error:
             self._fail(process, f"garbled the reply of its process{when}: {error}")
-        except BaseException:  # an interrupt: this reply must not answer the next question
+        except BaseException:  # an interrupt: a late reply must not answer the next question
             self._end()
             raise
         if reply.get("exhausted"):
@@ -244,7 +256,7 @@ class Isolated(Solver):
 
 
 class _Process:
-    """A fresh interpreter that answers messages on a connection of its own."""
+    """A fresh interpreter that answers messages over its own connection."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._connection, theirs = Pipe()
@@ -255,7 +267,7 @@ class _Process:
         with theirs:
             self._child = subprocess.Popen(
                 [sys.executable, "-c", code],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL,  # a solver that reads it must not wait for the user
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(),),
@@ -265,30 +277,41 @@ class _Process:
         self._owner = os.getpid()
         self._printed = deque[int](maxlen=_TAIL_BYTES)
         assert self._child.stdout is not None
+        # Read all the time: a full pipe would block a solver that prints much.
         self._drain = threading.Thread(
             target=_drain, args=(self._child.stdout, self._printed), daemon=True
         )
         self._drain.start()
+        # Also kills the process when this object is garbage collected, and at interpreter exit.
         self._finalizer = weakref.finalize(self, _end, self._child, self._owner, self._connection)
 
     def alive(self) -> bool:
-        """Whether it runs, and is ours: after a fork it belongs to the parent."""
+        """Return whether the process runs and was started by this process.
+
+        After a fork, the child must not use its parent's process.
+        """
         return self._owner == os.getpid() and self._child.poll() is None
 
     def exchange(self, message: bytes, within_s: float | None) -> bytes:
-        """Send a message and wait for one.
+        """Send a message, and wait for the reply.
+
+        Args:
+            message: the pickled question.
+            within_s: seconds to wait; None: no limit.
 
         Raises:
-            TimeoutError: the time is over.
-            EOFError, OSError: the process is gone.
+            TimeoutError: no reply arrived in time.
+            EOFError: the process has ended.
+            OSError: the process has ended.
         """
         deadline = time.monotonic() + (float("inf") if within_s is None else within_s)
-        # Ends a process that does not read, or that stops in the middle of its reply.
+        # Kills a process that does not read the message, or stops in the middle of its reply.
         watchdog = threading.Timer(within_s or 0.0, _kill, (self._child,))
         watchdog.daemon = True
         if within_s is not None:
             watchdog.start()
         try:
+            # With the limit, because the process sets an alarm in case this process dies.
             self._connection.send((within_s, message))
             if self._connection.poll(within_s):
                 return self._connection.recv_bytes()
@@ -300,7 +323,7 @@ class _Process:
         raise TimeoutError
 
     def death(self) -> str:
-        """How it ended, once its connection is closed."""
+        """Describe how the process ended; call this once its connection is closed."""
         try:
             code = self._child.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -313,12 +336,12 @@ class _Process:
             return f"signal {-code}"
 
     def tail(self) -> str:
-        """The last of what it printed; complete once it is dead."""
+        """Return the last text that the process printed; complete once the process is dead."""
         self._drain.join(timeout=1)
         return bytes(self._printed).decode(errors="replace").strip()
 
     def kill(self) -> None:
-        """End it and all that it has started."""
+        """Kill the process and all processes that it started."""
         self._finalizer()
 
 
@@ -337,12 +360,12 @@ def _end(child: subprocess.Popen[bytes], owner: int, connection: Connection[Any,
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
     try:
-        os.killpg(child.pid, signal.SIGKILL)  # a session of its own, so a group of its own
+        os.killpg(child.pid, signal.SIGKILL)  # its own session, so its group has no others
     except (ProcessLookupError, PermissionError):
         child.kill()
 
 
 def _main_file() -> str | None:
-    """The script that this process runs, if it is one."""
+    """Return the path of the script that this process runs; None if it does not run a file."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     return os.path.abspath(path) if isinstance(path, str) and os.path.isfile(path) else None

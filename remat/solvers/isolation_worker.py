@@ -1,7 +1,7 @@
-"""Code that runs inside a solver's own process; the parent's side is in `remat.solvers.isolation`.
+"""Code that runs inside a solver's own process; `remat.solvers.isolation` is the parent's side.
 
-Standard output and error belong to the solver. Questions come and replies go through one connection; a
-question is trusted and pickled, a reply is JSON.
+Standard output and standard error belong to the solver. Questions and replies go through one
+connection. Questions are pickled, because the worker trusts the parent. Replies are JSON.
 """
 
 from __future__ import annotations
@@ -23,13 +23,21 @@ from remat.solvers.base import Solver
 from remat.solvers.run import solver_errors
 from remat.solvers.verify import read
 
-_EXHAUSTED = json.dumps({"exhausted": True}).encode()  # ready before there is no memory left
+_EXHAUSTED = json.dumps(
+    {"exhausted": True}
+).encode()  # built now, because later no memory may be left
 _ORPHAN_S = 30.0
 
 
 def main(fd: int) -> None:
-    """Set up the solver, then answer questions until the other side goes away."""
-    os.set_inheritable(fd, False)  # what the solver starts must not hold it open
+    """Load the solver, then answer questions until the parent closes the connection.
+
+    Args:
+        fd: file descriptor of the connection to the parent.
+    """
+    os.set_inheritable(
+        fd, False
+    )  # processes that the solver starts must not keep the connection open
     faulthandler.enable()
     connection: Connection[Any, Any] = Connection(fd)
     with contextlib.suppress(EOFError):
@@ -42,9 +50,12 @@ def main(fd: int) -> None:
 
 
 def _receive(connection: Connection[Any, Any]) -> bytes:
-    """The next message. Sets the alarm that ends this process should the other side be gone by then."""
+    """Return the next message, and set an alarm that ends this process after its time limit.
+
+    The parent kills a late process sooner. The alarm works even if the parent is gone.
+    """
     within_s, message = connection.recv()
-    if within_s is not None:  # the kernel's alarm ends even what hangs in C
+    if within_s is not None:  # the operating system's alarm also ends C code that hangs
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, within_s + _ORPHAN_S)
     data: bytes = message
@@ -52,9 +63,19 @@ def _receive(connection: Connection[Any, Any]) -> bytes:
 
 
 def _set_up(message: bytes) -> tuple[Solver | None, bytes]:
+    """Load the solver and limit the memory.
+
+    Args:
+        message: the pickled name, main file, memory limit in bytes, and pickled solver.
+
+    Returns:
+        The solver, and the reply for the parent. If loading fails, None and an error reply.
+    """
     name, main_file, memory_bytes, pickled = pickle.loads(message)
     try:
-        if main_file is not None:  # the script whose classes are wanted, not run as a script
+        if (
+            main_file is not None
+        ):  # named `__mp_main__`, so its `if __name__ == "__main__"` is false
             spawn.import_main_path(main_file)
         solver: Solver = pickle.loads(pickled)
     except (Exception, SystemExit) as error:
@@ -69,13 +90,13 @@ def _set_up(message: bytes) -> tuple[Solver | None, bytes]:
 
 
 def _limit_memory(more: int) -> None:
-    """Allow so many bytes of address space beyond what is mapped now."""
+    """Limit the address space to the mapped size plus ``more`` bytes."""
     import resource
 
     try:
         with open("/proc/self/statm") as file:
             mapped = int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         mapped = 0
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = mapped + more
@@ -86,7 +107,7 @@ def _limit_memory(more: int) -> None:
 
 
 def _answer(solver: Solver, message: bytes) -> bytes:
-    """The reply to one question: the parsed but unverified answer, or the error."""
+    """Return the reply to one question: the parsed but unverified answer, or an error."""
     try:
         with solver_errors(solver):
             method, problem, time_limit = pickle.loads(message)
@@ -104,7 +125,7 @@ def _answer(solver: Solver, message: bytes) -> bytes:
         if not isinstance(cause, MemoryError):
             notes = ["".join(traceback.format_exception(cause))]
             return _fault(str(error), notes, refused=isinstance(error, RefusalError))
-    # Cycles may hold the memory that the next question needs.
+    # Reference cycles may hold memory that the next question needs.
     gc.collect()
     return _EXHAUSTED
 

@@ -1,4 +1,4 @@
-"""The compiled kernel, if it was built."""
+"""Access to the compiled kernel, which is optional."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import ModuleType
 
 @cache
 def kernel() -> ModuleType | None:
-    """The compiled module, None where remat was installed without a C++17 compiler."""
+    """Return the compiled module; None if remat was installed without a C++17 compiler."""
     try:
         return importlib.import_module("remat.solvers._kernel")
     except ImportError:
@@ -17,7 +17,7 @@ def kernel() -> ModuleType | None:
 
 
 def missing() -> str | None:
-    """Reason why there is no kernel, with a remedy; None if there is one."""
+    """Return why the kernel is missing, with a remedy; None if it was compiled."""
     if kernel() is not None:
         return None
     return (

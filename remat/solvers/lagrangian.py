@@ -1,8 +1,10 @@
-"""The graph problem at a price: the hull of its frontier, and better decisions near it.
+"""Solve the graph problem with Lagrange multipliers, and search for decisions near the hull.
 
-The hull gives a bound for every budget and a decision that fits, but may not use all of the budget. The
-compiled kernel then enumerates the decisions that lose little at the hull's price, node by node in
-topological order: all of them if they are few, otherwise a beam of them.
+The lower convex hull of the (bytes, cost) frontier gives a bound for every budget. It also gives a
+decision that fits but may not use the whole budget. The compiled kernel then enumerates the
+decisions that lose little at the hull's price, node by node in topological order. A *prefix* is a
+decision on the first nodes of that order. The kernel keeps all prefixes if they are few, and
+otherwise a beam of the best ones.
 """
 
 from __future__ import annotations
@@ -18,25 +20,25 @@ from remat.solvers.hull import Edge, Hull
 from remat.solvers.kernel import kernel
 from remat.solvers.solution import Answer
 
-#: Prefixes that a beam keeps at a time.
+#: Number of prefixes that a beam keeps.
 BEAM = 4_000
-#: The largest loss that a beam looks at, as a share of the bound: one beam after the other.
+#: Largest loss of a prefix in each of the successive beams, as a fraction of the bound.
 BEAM_SHARES = (0.002, 0.01)
-#: The gap, as a share of the cost, at which a search ends.
+#: Gap at which a search ends, as a fraction of the cost.
 TOLERANCE = 0.001
-#: Cores of up to `SMALL` nodes are searched to a gap of zero, within `LAST_WORK`: some milliseconds.
+#: Cores of up to `SMALL` nodes are searched to a gap of zero, with at most `LAST_WORK`: milliseconds.
 SMALL, LAST_WORK = 500, 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incumbent:
-    """The best decision found on the core of a problem, with its cost and bound.
+    """The best decision found so far on the core of a problem, with its cost and bound.
 
     Attributes:
-        saved: nodes of the core.
+        saved: saved nodes of the core.
         cost: cost of the decision; nodes outside forward cost nothing.
-        bound: no decision within the capacity costs less.
-        by_clock: a clock ended the search.
+        bound: lower bound on the cost of every decision within the capacity.
+        by_clock: whether a clock ended a search.
     """
 
     saved: tuple[int, ...]
@@ -46,7 +48,7 @@ class Incumbent:
 
     @property
     def gap(self) -> float:
-        """The difference between cost and bound, as a share of the cost."""
+        """Difference between cost and bound, as a fraction of the cost."""
         return (self.cost - self.bound) / self.cost if self.cost else 0.0
 
 
@@ -55,9 +57,9 @@ class Lagrangian(Solver):
     """Parametric minimum cut with a proven bound at every budget, then enumeration near the hull.
 
     Attributes:
-        work: of the enumeration, in units of the kernel; a hundred million take a second or three.
-            0: plans are repaired from the hull, and nothing is enumerated to the end.
-        gap: the share of the cost by which cost and bound may differ at the end.
+        work: limit on the enumeration, in the kernel's units. A hundred million units take one to
+            three seconds. With 0, only beam search runs, and a short enumeration on small graphs.
+        gap: the difference between cost and bound at which to stop, as a fraction of the cost.
     """
 
     work: int = 100_000_000
@@ -74,15 +76,15 @@ class Lagrangian(Solver):
 
 
 class Search:
-    """One graph problem with its hull, and the ways to search it.
+    """One graph problem with its hull, and the methods that search for decisions near the hull.
 
     Args:
-        problem: the problem, with its capacity.
-        time_limit: seconds; None: work is counted.
-        hull: the problem's hull where it is known from other capacities.
+        problem: the graph problem, with its capacity.
+        time_limit: seconds; None: no clock, work is counted.
+        hull: the problem's hull, if the caller has computed it for another capacity.
 
     Raises:
-        ProblemError: no decision keeps to the capacity; the message names the least possible.
+        BudgetError: no decision keeps to the capacity; the message has the least possible bytes.
     """
 
     def __init__(
@@ -99,34 +101,36 @@ class Search:
         self.deadline = None if time_limit is None else time.monotonic() + time_limit
 
     def start(self) -> Incumbent:
-        """The vertex of the hull that fits; nothing is searched."""
+        """Return the vertex of the hull that fits the capacity, without a search."""
         fits = self.edge.fits
         return Incumbent(
             saved=fits.saved, cost=fits.cost, bound=min(fits.cost, self.edge.bound(self.capacity))
         )
 
     def repair(self, best: Incumbent, *, most: int = BEAM) -> Incumbent:
-        """A decision near the hull, by the kernel; without one, the decision that is known.
+        """Run a beam search near the hull; without the kernel, return ``best`` unchanged.
 
         Args:
-            best: what is known so far.
-            most: prefixes that are kept at a time.
+            best: the best decision known so far.
+            most: number of prefixes that the beam keeps.
         """
         for share in BEAM_SHARES:
             if best.gap <= TOLERANCE or self.late() or kernel() is None:
                 break
+            # The beam's width limits the search, so the work needs no limit.
             best, _, _ = self._run(best, share=share, most=most, work=2**40)
         return best
 
     def exact(self, best: Incumbent, *, work: int, tolerance: float = TOLERANCE) -> Incumbent:
-        """Enumerates all decisions that could be better, as far as ``work`` goes.
+        """Enumerate all decisions that could be better, until the work is spent.
 
         Args:
-            best: what is known so far.
-            work: how much, in units of the kernel.
-            tolerance: the gap, as a share of the cost, that is small enough.
+            best: the best decision known so far.
+            work: limit on the enumeration, in the kernel's units.
+            tolerance: the gap at which to stop, as a fraction of the cost.
         """
-        # The largest loss grows in steps: better decisions are found early, and each step is a proof.
+        # The limit on the loss grows in steps: a better decision found early makes later steps needless, and
+        # each finished step proves a bound. No beam, because a dropped prefix would void the proof.
         floor, share = max(1, self.edge.bound(self.capacity)), 0.0
         while kernel() is not None and best.gap > 0 and work > 0 and not self.late():
             all_of_it = (best.cost - floor) / floor
@@ -141,16 +145,17 @@ class Search:
         return best
 
     def tightened(self, best: Incumbent, *, work: int, tolerance: float = TOLERANCE) -> Incumbent:
-        """Raise the bound if no decision can use the rest of the budget.
+        """Raise the bound if no decision can use up the remaining budget.
 
-        Bytes are counted modulo the step by which the two decisions at the price differ; in a model of
-        equal layers that is the step of one layer. Prefixes then differ no longer by how many layers
-        have taken the step, so there are far fewer, and the bound is nearly always the same.
+        Bytes are counted modulo a *step*: a difference in bytes between the two decisions that are
+        best at the hull's price. In a model of equal layers, this step is the difference in one
+        layer. Prefixes that differ only in the number of layers that took the step then become
+        equal. So far fewer prefixes remain, and the bound is nearly always the same.
 
         Args:
-            best: what is known so far.
-            work: how much at most, in units of the kernel, for each of a few steps.
-            tolerance: the gap, as a share of the cost, that is small enough.
+            best: the best decision known so far.
+            work: limit for each of up to three steps, in the kernel's units.
+            tolerance: the gap at which to stop, as a fraction of the cost.
         """
         edge = self.edge
         if kernel() is None or edge.price == 0:
@@ -166,12 +171,16 @@ class Search:
             )
             best = replace(best, by_clock=best.by_clock or by_clock)
             if complete:
+                # Every decision loses at least `loss`; the kernel looks no further than `limit`.
                 proven = self._costs_more_than(min(loss, limit + 1) - 1)
                 best = replace(best, bound=min(best.cost, max(best.bound, proven)))
         return best
 
     def _steps(self) -> list[int]:
-        """Differences in bytes between the decisions at the price, the most frequent one first."""
+        """Return up to three step sizes in bytes for `tightened`, the most likely one first.
+
+        Each is a difference in bytes between the two decisions that are best at the hull's price.
+        """
         size = self.core.size
         fits, over = set(self.edge.fits.saved), set(self.edge.over.saved)
         more = Counter(size[i] for i in sorted(over - fits))
@@ -183,7 +192,7 @@ class Search:
         return [s for s in dict.fromkeys(steps) if s > 0][:3]
 
     def _costs_more_than(self, loss: int) -> int:
-        """The least cost of a decision within the capacity that loses more than that."""
+        """Return the least cost of a decision within the capacity whose loss exceeds ``loss``."""
         edge = self.edge
         return -((edge.price * self.capacity - edge.value - loss) // edge.scale)
 
@@ -191,9 +200,9 @@ class Search:
         return 0.0 if self.deadline is None else max(1e-3, self.deadline - time.monotonic())
 
     def answer(self, found: Incumbent) -> Answer:
-        """Extend the incumbent to an answer on the whole problem.
+        """Extend the incumbent to an answer for the whole problem.
 
-        A small core is searched to a gap of zero first, so that more budget never costs more.
+        A small core is first searched to a gap of zero, so that a larger budget never costs more.
         """
         if len(self.core) <= SMALL:
             found = self.exact(found, work=LAST_WORK, tolerance=0.0)
@@ -201,16 +210,23 @@ class Search:
         return Answer(self.hull.reduction.invert(found.saved), found.bound, by_clock=by_clock)
 
     def late(self) -> bool:
-        """Whether the time is up."""
+        """Return whether the deadline has passed."""
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def _run(
         self, best: Incumbent, *, share: float, most: int, work: int
     ) -> tuple[Incumbent, int, bool]:
-        """Enumerates decisions that lose at most a share of the bound, ``most`` prefixes at a time.
+        """Enumerate decisions whose loss is at most a fraction ``share`` of the bound.
+
+        Args:
+            best: the best decision known so far.
+            share: the largest loss, as a fraction of the bound.
+            most: number of prefixes to keep.
+            work: limit on the enumeration, in the kernel's units.
 
         Returns:
-            The best decision known then, the work done, and whether no such decision was left out.
+            The best decision known afterwards, the work done, and whether the enumeration was
+            complete.
         """
         edge = self.edge
         limit = int(max(1, edge.bound(self.capacity)) * share) * edge.scale
@@ -220,7 +236,7 @@ class Search:
         cost, proven = best.cost, best.bound
         if found:
             cost = (edge.value + loss - edge.price * saved_bytes) // edge.scale
-        if complete:  # whatever lost more than the limit costs more than this
+        if complete:  # all other decisions lose more than the limit
             proven = max(proven, self._costs_more_than(limit))
         better = found and cost < best.cost
         cost = min(cost, best.cost)

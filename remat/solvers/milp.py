@@ -1,8 +1,8 @@
-"""HiGHS, through ``scipy.optimize.milp``.
+"""Knapsacks on HiGHS, through ``scipy.optimize.milp``.
 
-HiGHS computes in floating point. The capacity gets half a unit of margin, so that a choice that
-fills it exactly is not cut off; what is chosen is checked and completed in integers; its bound
-counts only as far as doubles justify.
+HiGHS computes in floating point. The capacity is raised by half a unit, so a choice that fills the
+capacity exactly is not cut off. The chosen items are checked and completed in integers. HiGHS's
+bound is used only as far as the precision of doubles justifies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Milp(ToleranceSolver):
     """HiGHS: branch and cut in floating point, checked and repaired in integers.
 
     Attributes:
-        nodes: where no time limit is given, the most branch-and-bound nodes to open.
+        nodes: the most branch-and-bound nodes to open if there is no time limit.
     """
 
     nodes: int = 20_000
@@ -29,7 +29,7 @@ class Milp(ToleranceSolver):
     requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
 
     def attempt(self, problem: KnapsackProblem, time_limit: float | None) -> Attempt:
-        """Run it to a gap of zero, or to its limit."""
+        """Run HiGHS to proven optimality, or until its limit on time or nodes."""
         import numpy as np
         from scipy.optimize import Bounds, LinearConstraint
 

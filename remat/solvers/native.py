@@ -1,4 +1,4 @@
-"""The compiled kernel: exact on 64-bit integers, and the fastest here on most kinds of problems."""
+"""The compiled kernel as a solver: exact on 64-bit integers, and the fastest here on most problems."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from remat.solvers.problem import KnapsackProblem
 from remat.solvers.schedule_problem import ScheduleProblem
 from remat.solvers.solution import Answer, ScheduleAnswer, Status
 
-#: States that one search may make, and those that it may keep at a time: at most 100 MB.
+#: States that one search may create, and states that it may keep at one time, in at most 100 MB.
 WORK = 400_000_000
 STATES = 400_000
 #: With sums up to this, the kernel's products and shifts fit its integers.
@@ -22,11 +22,12 @@ LARGEST_SUM = 2**60
 class Native(Solver):
     """MINKNAP's expanding core, joined lists, and branches on the number of items, in C++.
 
-    Identical items are grouped, and the greatest common divisor is taken out. Undominated states grow
-    around the break item and are pruned by upper bounds (Pisinger 1997). Larger problems are bounded by
-    capacity and cardinality together (after Martello, Pisinger, Toth 1999), and by the cost of room that
-    no set of items can fill (a group relaxation, after Gomory 1969). The rest is enumerated from both
-    ends of the core. Limits count work, so the answer repeats unless a clock is set.
+    Identical items are grouped, and the greatest common divisor is divided out. Undominated states
+    grow around the break item and are pruned by upper bounds (Pisinger 1997). Larger problems are
+    bounded by capacity and cardinality together (after Martello, Pisinger, Toth 1999). They are
+    also bounded by the cost of capacity that no set of items can fill (a group relaxation, after
+    Gomory 1969). The remaining choices are enumerated from both ends of the core. Limits count
+    work, so the answer repeats unless a time limit is set.
     """
 
     __slots__ = ()
@@ -40,7 +41,7 @@ class Native(Solver):
         return missing()
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        # More room than everything weighs changes nothing, so the capacity need not fit.
+        # `search` lowers the capacity to the total weight, so the capacity itself need not fit.
         for what, total in (("weights", problem.total_weight), ("values", problem.total_value)):
             if total > LARGEST_SUM:
                 return f"the sum of the {what} is {total}, above the {LARGEST_SUM} that it can hold"
@@ -52,7 +53,10 @@ class Native(Solver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Anneal over orders and further runs: see `remat.solvers.annealing`. Not exact."""
+        """Solve a step problem by simulated annealing; the result is not exact.
+
+        See `remat.solvers.annealing`.
+        """
         compiled = kernel()
         if compiled is None:
             raise SolverError(self.name, f"solver '{self.name}': {self.cannot_run()}")
@@ -61,7 +65,14 @@ class Native(Solver):
     def search(
         self, problem: KnapsackProblem, *, work: int, states: int, time_limit: float | None = None
     ) -> Answer:
-        """What it finds and proves within so much work and so many states; see `WORK`."""
+        """Solve a knapsack within a limit on work and states.
+
+        Args:
+            problem: the knapsack.
+            work: number of states that the search may create; see `WORK`.
+            states: number of states that the search may keep at one time; see `STATES`.
+            time_limit: seconds; None: no clock.
+        """
         compiled = kernel()
         if compiled is None:
             raise SolverError(self.name, f"solver '{self.name}': {self.cannot_run()}")

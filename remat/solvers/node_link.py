@@ -1,8 +1,9 @@
-"""Step problems from published graphs: networkx's node-link JSON, one object with nodes and links.
+"""Read step problems from published graphs in networkx's node-link JSON.
 
-Two kinds of files are known: those of Checkmate (``cost_cpu``, ``cost_ram``, ``source`` to ``target``; the
-order is networkx's topological one) and the random layered graphs of MOCCASIN (``duration``,
-``out_cost``, keys ``"0"`` to ``"1"``, and the order in ``graph.order``).
+Two kinds of files are supported. Checkmate's files have ``cost_cpu``, ``cost_ram`` and edges from
+``source`` to ``target``; the nodes run in networkx's topological order. MOCCASIN's random layered
+graphs have ``duration``, ``out_cost`` and edges from ``"0"`` to ``"1"``; ``graph.order`` has the
+order.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ _EDGES = (("source", "target"), ("0", "1"))
 
 
 def is_node_link(data: Any) -> bool:
-    """Whether a JSON value looks like a node-link graph."""
+    """Return whether a JSON value looks like a node-link graph."""
     if not isinstance(data, dict) or "remat_instance" in data:
         return False
     return isinstance(data.get("nodes"), list) and _links(data) is not None
 
 
 def read_node_link(data: dict[str, Any]) -> ScheduleProblem:
-    """The step problem of a node-link graph, its nodes in the given order; without a capacity.
+    """Convert a node-link graph to a step problem without a capacity.
+
+    The nodes keep the order of the file; without an order in the file, they are sorted
+    topologically.
 
     Raises:
-        ProblemError: the graph has no costs or bytes that are read here, an edge to nowhere, a cycle,
-            or an order that its edges do not allow; the message names it.
+        ProblemError: a node has no known cost or size, an edge leads to a missing node, the graph
+            has a cycle, or the order contradicts the edges. The message names the fault.
     """
     import networkx as nx
 
@@ -66,6 +70,7 @@ def read_node_link(data: dict[str, Any]) -> ScheduleProblem:
     if sorted(order) != list(range(len(nodes))):
         raise ProblemError("graph.order must name every node once")
     at = {v: i for i, v in enumerate(order)}
+    # Names in a file may repeat, but those of a `ScheduleProblem` must differ; ids do.
     names = [str(nodes[v].get("name", ids[v])) for v in order]
     if len(set(names)) < len(names):
         names = [str(ids[v]) for v in order]

@@ -1,4 +1,9 @@
-"""Prices on bytes at moments and on the link's time, and the decision with offloads that is best at them."""
+"""Lagrange multipliers for offloading, and the decision that is cheapest under them.
+
+One multiplier prices a byte at a *moment*, another one the time of the host link. A moment is a
+position of the joint graph. In forward it is the position of the run itself, in backward the
+position of the next node that backward always runs.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +16,21 @@ from remat.solvers.flow import Network
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.offload_problem import CarriedSchedule, OffloadEvaluation, OffloadProblem
 
-#: Prices and costs sum to less than this, so that every flow fits 64-bit integers.
+#: Scaled prices and costs sum to less than this, so that every flow fits 64-bit integers.
 _ROOM = 2**58
-#: Windows of the link that have a price, in each direction.
+#: Most windows of the link with a multiplier, in each direction.
 _WINDOWS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lives:
-    """When the values of the graph problem are there, by moments; one entry for each.
+    """Lifetimes of the values of a graph problem, as moments; one entry per node.
 
     Attributes:
-        begin: where it is made.
-        ready: its last use in forward.
-        first: its first use in backward.
-        last: its last use there.
+        begin: the moment at which the value is computed.
+        ready: the moment of its last use in forward.
+        first: the moment of its first use in backward.
+        last: the moment of its last use in backward.
     """
 
     begin: Sequence[int]
@@ -36,13 +41,13 @@ class Lives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadChoice:
-    """A decision with offloads, and its measures.
+    """A decision with offloads, with its memory and cost.
 
     Attributes:
-        saved: positions in the graph problem.
-        over: bytes above the capacity, of all moments together.
-        schedule: its runs, without copies.
-        evaluation: its memory and cost.
+        saved: positions of the saved nodes in the graph problem.
+        over: bytes above the capacity, summed over all positions of the schedule.
+        schedule: the runs of the decision, without copies.
+        evaluation: memory and cost of the schedule with its offloads.
     """
 
     saved: tuple[int, ...]
@@ -52,12 +57,12 @@ class OffloadChoice:
 
     @property
     def offloaded(self) -> tuple[int, ...]:
-        """The offloaded values, by nodes of the step problem."""
+        """The offloaded values, as nodes of the step problem."""
         return self.evaluation.offloaded
 
     @property
     def cost(self) -> int:
-        """Recomputation and exposed transfer time together."""
+        """Recompute cost plus exposed transfer time."""
         return self.evaluation.cost
 
     @property
@@ -67,26 +72,26 @@ class OffloadChoice:
 
     @property
     def peak_bytes(self) -> int:
-        """Peak of the device."""
+        """Peak memory of the device, in bytes."""
         return self.evaluation.peak_bytes
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Least for the best: decisions within the capacity come before others."""
+        """Sort key; the smallest is best. Decisions within the capacity come before all others."""
         return self.over, self.cost
 
 
 class Prices:
-    """Prices, moved along what decisions are over.
+    """Lagrange multipliers on bytes and on link time, raised where decisions exceed a limit.
 
     Args:
-        problem: the problem.
-        graph: what may be saved and what recomputed.
-        node_of: nodes of the step problem by those of the graph problem.
-        lives: when values are there.
-        capacity: the peak.
-        whole: the schedule of a decision that saves all it may.
-        moments: the moment of each of its runs.
+        problem: the step problem with its copy times.
+        graph: the graph problem: which values may be saved and which recomputed.
+        node_of: for each node of the graph problem, the node of the step problem; -1 for none.
+        lives: lifetimes of the values of the graph problem.
+        capacity: peak memory of the device, in bytes.
+        whole: the schedule of a decision that saves every savable value.
+        moments: the moment of each run of ``whole``.
     """
 
     def __init__(
@@ -105,7 +110,7 @@ class Prices:
         self._moment: dict[int, float] = {}
         self._window: dict[tuple[bool, int, int], float] = {}
         edge = whole.boundary
-        # Time at the start of each run, to know when what is sent at once has left.
+        # Time at the start of each run: tells when a copy that is sent without delay has ended.
         self._starts = [0, *itertools.accumulate(problem.times[v] for v in whole.sequence)]
         runs = whole.sequence
         self._time_scale = max(1, self._starts[-1] // 2)
@@ -123,17 +128,23 @@ class Prices:
             end = self._starts[r + 1] + problem.send[v]
             k = min(edge, bisect_left(self._starts, end)) - 1
             self._sent[i] = max(lives.ready[i], moments[max(0, min(k, len(runs) - 1))])
-            # Moments of backward are in order.
+            # In backward, moments never fall from run to run, so bisection works.
             start = self._starts[f] - problem.fetch[v]
             k = max(edge, bisect_right(self._starts, start) - 1)
             self._fetched[i] = min(lives.first[i], moments[min(k, len(runs) - 1)])
 
     def decision(self) -> tuple[tuple[int, ...], list[int]]:
-        """The best values to save at the prices, and the nodes of those that are cheaper offloaded."""
+        """Return the cheapest decision under the multipliers.
+
+        Returns:
+            Positions of the nodes to save in the graph problem, and the nodes of the step problem
+            to offload. The offloaded values are the saved ones that are cheaper offloaded.
+        """
         graph, problem, lives = self._graph, self._problem, self._lives
         at = sorted(self._moment)
         sums = [0.0, *itertools.accumulate(self._moment[m] for m in at)]
 
+        # An empty range (high below low) would otherwise give a negative difference of sums.
         def priced(low: int, high: int) -> float:
             return max(0.0, sums[bisect_left(at, high + 1)] - sums[bisect_left(at, low)])
 
@@ -154,6 +165,7 @@ class Prices:
             keep.append(least)
             held = nbytes * priced(first, last) if nbytes and at else 0.0
             again.append((graph.cost[i] if graph.in_forward[i] else 0) + held)
+        # The maximum flow takes integers, so prices are scaled up to keep their fractions.
         scale = min(2.0**20, _ROOM / max(1.0, sum(keep) + sum(again)))
         saved = self._network.cut(
             [int(x * scale) for x in keep], [int(x * scale) for x in again]
@@ -168,23 +180,33 @@ class Prices:
         return total
 
     def move(self, choice: OffloadChoice, moments: Sequence[int], most: float, step: float) -> bool:
-        """Moves the prices along what a decision is over, by Polyak's rule; False where it is within all."""
+        """Move the multipliers along a subgradient at a decision, with Polyak's step size.
+
+        Args:
+            choice: the decision that is cheapest under the current multipliers.
+            moments: the moment of each run of the decision's schedule.
+            most: cost of the best decision known, or an estimate; it sets the step size.
+            step: factor on the step size.
+
+        Returns:
+            False if the subgradient is zero, so that the multipliers stay; True otherwise.
+        """
         capacity, bytes_scale, time_scale = self._capacity, self._byte_scale, self._time_scale
         highest: dict[int, int] = {}
-        # As if nothing waited: waiting is what the link's prices are about.
         for m, nbytes in zip(moments, choice.evaluation.placement.bytes_alive, strict=True):
             if nbytes > highest.get(m, 0):
                 highest[m] = nbytes
         slope: dict[int, float] = {
             m: (nbytes - capacity) / bytes_scale
             for m, nbytes in highest.items()
-            if nbytes > capacity or m in self._moment
+            if nbytes > capacity or m in self._moment  # a price of 0 cannot fall
         }
         self._open_windows(choice, moments)
         behind = {w: self._behind(w, choice, moments) / time_scale for w in self._window}
         length = sum(s * s for s in slope.values()) + sum(s * s for s in behind.values())
         if not length:
             return False
+        # Exposed time is left out of the cost, because the link's multipliers stand for it.
         value = float(choice.cost - choice.exposed)
         value += sum(self._moment.get(m, 0.0) * s * bytes_scale for m, s in slope.items())
         value += sum(self._window[w] * s * time_scale for w, s in behind.items())
@@ -192,11 +214,15 @@ class Prices:
         moved = {m: self._moment.get(m, 0.0) + move * s / bytes_scale for m, s in slope.items()}
         self._moment = {m: p for m, p in moved.items() if p > 0}
         for w, s in behind.items():
+            # A late copy delays the step by at most its own time, so a unit of link time costs at most 1.
             self._window[w] = min(1.0, max(0.0, self._window[w] + move * s / time_scale))
         return True
 
     def _open_windows(self, choice: OffloadChoice, moments: Sequence[int]) -> None:
-        """Begins a price for each stretch in which the link was behind, the longest waits first."""
+        """Add a multiplier of 0 for each window in which runs waited for the link.
+
+        Windows with the longest waits come first; each direction has at most `_WINDOWS`.
+        """
         placed, last = choice.evaluation.placement, len(moments) - 1
         for back, waits in ((False, placed.sending), (True, placed.fetching)):
             opened = sum(w[0] == back for w in self._window)
@@ -207,7 +233,13 @@ class Prices:
     def _behind(
         self, window: tuple[bool, int, int], choice: OffloadChoice, moments: Sequence[int]
     ) -> float:
-        """Time by which copies of a window take longer than the runs beside them."""
+        """Return the time by which a window's copies take longer than the runs beside them.
+
+        Args:
+            window: whether the window is for fetches, its first moment and its last moment.
+            choice: the decision whose copies are counted.
+            moments: the moment of each run of the decision's schedule.
+        """
         back, low, high = window
         problem, idle = self._problem, choice.schedule.idle
         copies = 0

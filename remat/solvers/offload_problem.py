@@ -1,6 +1,7 @@
-"""Schedules of the step problem in which values are offloaded to the host between forward and backward.
+"""Step problems whose values may be offloaded to the host between forward and backward.
 
-``evaluate_offloads`` is the one yardstick: it follows the runs and the copies, in integers.
+`evaluate_offloads` defines the memory and cost of a schedule with offloads. It follows the runs and
+the copies in integers.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ class OffloadProblem:
     """A step problem whose values may also be offloaded.
 
     Attributes:
-        step: the step problem; its costs are times, its capacity bounds the device's memory.
-        times: time of one run of each node, backward's own included.
-        send: for each node, time of its copy to the host; -1: it must not be offloaded.
-        fetch: for each node, time of the copy back; likewise.
+        step: the step problem; its costs are times, and its capacity limits the device's memory.
+        times: time of one run of each node, including the nodes that belong to backward.
+        send: for each node, the time to copy its value to the host; -1 if the value must not be
+            offloaded.
+        fetch: for each node, the time to copy its value back; -1 if the value must not be
+            offloaded.
     """
 
     step: ScheduleProblem
@@ -37,12 +40,15 @@ class OffloadProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarriedSchedule:
-    """A schedule with the values that it carries over the boundary, for many evaluations of offloads.
+    """A schedule with the values that it carries from forward to backward.
+
+    Many sets of offloads can be evaluated on one such schedule.
 
     Attributes:
-        sequence: its runs.
-        evaluation: its memory and cost without offloads.
-        idle: for each value that is carried over the boundary, its last use before and its first after.
+        sequence: the nodes in the order in which they run.
+        evaluation: memory and cost of the schedule without offloads.
+        idle: for each value carried into backward, the position of its last use in forward and the
+            position of its first use in backward.
     """
 
     sequence: tuple[int, ...]
@@ -51,7 +57,7 @@ class CarriedSchedule:
 
     @property
     def boundary(self) -> int:
-        """Position of the first run after the boundary."""
+        """Position in the schedule at which backward begins."""
         return self.evaluation.boundary
 
 
@@ -60,10 +66,10 @@ class OffloadEvaluation:
     """Memory and cost of a schedule with offloads.
 
     Attributes:
-        cost: recomputation and exposed transfer time together.
-        peak_bytes: most bytes alive on the device.
-        offloaded: the values that are offloaded, in the order of ``placement``.
-        placement: where copies stand, by positions of the schedule.
+        cost: recompute cost plus exposed transfer time.
+        peak_bytes: most bytes alive on the device at one time.
+        offloaded: the offloaded values, in the order of ``placement``.
+        placement: positions in the schedule at which copies take place.
     """
 
     cost: int
@@ -75,10 +81,15 @@ class OffloadEvaluation:
 def carried(
     problem: OffloadProblem, sequence: Sequence[int], boundary: int | None = None
 ) -> CarriedSchedule:
-    """Finds what a schedule carries over its boundary.
+    """Find the values that a schedule carries from forward to backward.
+
+    Args:
+        problem: the step problem with its copy times.
+        sequence: the nodes in the order in which they run.
+        boundary: position in ``sequence`` at which backward begins; None: as late as possible.
 
     Raises:
-        ProblemError: it cannot run.
+        ProblemError: the schedule cannot run.
     """
     step = problem.step
     evaluation = evaluate_schedule(step, sequence, boundary)
@@ -95,7 +106,7 @@ def carried(
                 needed[u] = at
         for u in made[v]:
             if u not in needed:
-                ready.pop(u, None)  # its later run is what backward reads
+                ready.pop(u, None)  # backward reads the value of this run, not the one of forward
     idle = {
         i: (ready[i], needed[i])
         for i in sorted(needed)
@@ -110,16 +121,17 @@ def evaluate_offloads(
     offloaded: Iterable[int],
     capacity: int | None,
 ) -> OffloadEvaluation:
-    """Follows copies through a schedule.
+    """Compute the memory and cost of a schedule with offloads.
 
     Args:
-        problem: the problem.
-        schedule: the schedule.
-        offloaded: the nodes whose values are offloaded; those that are not carried over the boundary stay.
-        capacity: bytes within which copies are placed; None: any number.
+        problem: the step problem with its copy times.
+        schedule: the schedule, with the values that it carries into backward.
+        offloaded: nodes whose values are offloaded. Values that are not carried into backward stay
+            on the device.
+        capacity: bytes that may be alive while copies are placed; None: no limit.
 
     Raises:
-        ProblemError: a value must not be offloaded.
+        ProblemError: a value in ``offloaded`` must not be offloaded.
     """
     step, evaluation, idle = problem.step, schedule.evaluation, schedule.idle
     used = tuple(sorted({v for v in offloaded if v in idle}))
@@ -129,6 +141,7 @@ def evaluate_offloads(
         if problem.send[v] < 0:
             raise ProblemError(f"'{step.names[v]}' is offloaded, and must not be")
         first, last = idle[v]
+        # `place` adds the bytes back for as long as the copies take.
         change[first + 1] -= step.size[v]
         change[last] += step.size[v]
         transfers.append(
@@ -144,6 +157,7 @@ def evaluate_offloads(
     times = [problem.times[v] for v in schedule.sequence]
     placed = place(times, schedule.boundary, alive, transfers, capacity)
     return OffloadEvaluation(
+        # The first run of each node is not recomputation.
         cost=evaluation.cost - sum(step.cost) + placed.exposed_time,
         peak_bytes=max(placed.bytes_alive, default=evaluation.peak_bytes),
         offloaded=used,

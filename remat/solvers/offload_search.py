@@ -1,9 +1,11 @@
-"""Choose values to save and to offload within a peak, by Lagrange multipliers per program point and on the link, then local moves.
+"""Choose the values to save and to offload within a peak.
 
-With a price on every byte at every moment and on every copy's time, each saved value stays or is offloaded,
-whichever is cheaper, and what to save is a minimum cut. The prices follow where a schedule is over the peak,
-and where the link is behind. Around what that finds, single decisions are changed, by what the evaluator says.
-Problems with few decisions are searched whole.
+The search uses Lagrange multipliers first, then local moves. Every byte at every moment and the
+time of every copy has a multiplier. Under these prices each saved value stays or is offloaded,
+whichever is cheaper, and a minimum cut decides which values to save. The multipliers rise where a
+schedule exceeds the peak and where the link is late. Local moves then change single choices of the
+best decisions, as long as the evaluated cost falls. Problems with few decisions are enumerated
+completely.
 """
 
 from __future__ import annotations
@@ -24,35 +26,37 @@ from remat.solvers.offload_problem import (
     evaluate_offloads,
 )
 
-#: Cuts that the prices take at most.
+#: Most minimum cuts, one for each move of the Lagrange multipliers.
 _CUTS = 30
-#: Runs that all evaluations together may walk over, and evaluations that there are at least.
+#: A search ends after `_WORK` runs of evaluated schedules, but not before `_LEAST` evaluations.
 _WORK, _LEAST = 1_500_000, 250
-#: Share of that work which may be spent on one further schedule.
+#: Fraction of this work for the search around one further schedule.
 _AROUND = 0.2
-#: Decisions on saving and offloading up to which all are evaluated.
+#: Up to this number of decisions, all are enumerated.
 WHOLE = 4_096
-#: Changes that are tried at the highest moment.
+#: Most changes tried at the position with the most bytes.
 _MENDS = 12
-#: Bytes per second that differ by less than 2 to the power of one over this count as the same.
+#: Rates in bytes per unit of time count as equal if they differ by less than a factor of about 2**(1/8).
 _ALIKE = 8
-#: Decisions from which one value at a time is changed.
+#: Number of best decisions that local moves improve.
 _IMPROVED = 2
 
-#: A schedule: its runs, the moment of each, and its boundary.
+#: A schedule: its runs, the moment of each run, and the position at which backward begins.
 Scheduled = tuple[Sequence[int], Sequence[int], int]
 
 
 class OffloadSearch:
-    """Searches decisions with offloads, within one peak.
+    """Search for decisions with offloads within one peak.
 
     Args:
-        problem: the problem.
-        graph: what may be saved and what recomputed; costs are those of the step.
-        node_of: for each node of the graph problem, the node of the step whose value it is; -1 without.
-        schedule: makes a schedule of what is saved.
-        lives: when values are there.
-        capacity: the peak.
+        problem: the step problem with its copy times.
+        graph: the graph problem: which values may be saved and which recomputed. Its costs are
+            those of the step problem.
+        node_of: for each node of the graph problem, the node of the step problem; -1 for none.
+        schedule: a function from saved nodes to a schedule: its runs, the moment of each run (see
+            `remat.solvers.offload_prices`), and the position at which backward begins.
+        lives: lifetimes of the values of the graph problem.
+        capacity: peak memory of the device, in bytes.
     """
 
     def __init__(
@@ -73,17 +77,21 @@ class OffloadSearch:
     # ---- evaluation -----------------------------------------------------------------------------------
     @cached_property
     def _always(self) -> tuple[int, ...]:
-        """Values that can only be saved, or cost nothing to save."""
+        """Values that must be saved, or that take no bytes to save."""
         p = self._graph
         return tuple(
             i for i in range(len(p)) if p.savable[i] and (not p.recomputable[i] or not p.size[i])
         )
 
     def choice(self, saved: Iterable[int], offloaded: Iterable[int]) -> OffloadChoice:
-        """A decision with its measures.
+        """Build the schedule of a decision, and evaluate it.
+
+        Args:
+            saved: positions of the saved nodes in the graph problem.
+            offloaded: nodes of the step problem whose values are offloaded.
 
         Raises:
-            ProblemError: backward is left with something that is neither saved nor recomputable.
+            ProblemError: backward reads a value that is neither saved nor recomputable.
         """
         kept = evaluate(self._graph, {*saved, *self._always}).saved
         known = self._schedules.get(kept)
@@ -95,7 +103,11 @@ class OffloadSearch:
         return self.evaluated(kept, known[0], offloaded)
 
     def settled(self, choice: OffloadChoice) -> OffloadChoice:
-        """The same schedule with further offloads where it is over the peak, and without those that do not pay."""
+        """Improve the offloads of a schedule, and return the improved choice.
+
+        Values are offloaded until the schedule fits the peak. Then each offload is dropped if the
+        choice is better without it.
+        """
         self._grant(_AROUND)
         return self._dropped(self._mended(choice, again=False))
 
@@ -106,11 +118,27 @@ class OffloadSearch:
         boundary: int,
         offloaded: Iterable[int],
     ) -> OffloadChoice:
-        """Another schedule with offloads, and its measures."""
+        """Evaluate a decision on another schedule.
+
+        Args:
+            saved: positions of the saved nodes in the graph problem.
+            sequence: nodes of the step problem in the order in which they run.
+            boundary: position in ``sequence`` at which backward begins.
+            offloaded: nodes of the step problem whose values are offloaded.
+        """
         return self.evaluated(saved, carried(self._problem, sequence, boundary), offloaded)
 
     def sent(self, saved: tuple[int, ...], sequence: Sequence[int], boundary: int) -> OffloadChoice:
-        """Another schedule, with values offloaded until it fits: those that nobody waits for, the earliest first."""
+        """Offload values of a schedule until it fits the peak.
+
+        Values whose last use in forward is earliest come first. At first, only offloads that add no
+        exposed transfer time are taken. If the schedule still exceeds the peak, others follow.
+
+        Args:
+            saved: positions of the saved nodes in the graph problem.
+            sequence: nodes of the step problem in the order in which they run.
+            boundary: position in ``sequence`` at which backward begins.
+        """
         self._grant(_AROUND)
         best = self.on(saved, sequence, boundary, ())
         idle = best.schedule.idle
@@ -126,7 +154,7 @@ class OffloadSearch:
     def evaluated(
         self, saved: tuple[int, ...], schedule: CarriedSchedule, offloaded: Iterable[int]
     ) -> OffloadChoice:
-        """A schedule with offloads, and its measures."""
+        """Evaluate offloads on a schedule, and return them as a choice."""
         evaluation = evaluate_offloads(self._problem, schedule, offloaded, self._capacity)
         self._walked += len(schedule.sequence)
         self._evaluations += 1
@@ -139,7 +167,12 @@ class OffloadSearch:
         )
 
     def copies(self, choice: OffloadChoice, *, at_once: bool) -> list[Copy]:
-        """The offloaded values, and when each is away: with the time of copies, or as if they took none."""
+        """Return the offloaded values of a choice with the positions between which each is away.
+
+        Args:
+            choice: the decision.
+            at_once: whether copies count as instantaneous; if False, they take their time.
+        """
         offloaded, placement = choice.offloaded, choice.evaluation.placement
         places = [*zip(placement.freed, placement.fetched, strict=True)]
         if at_once:
@@ -150,11 +183,11 @@ class OffloadSearch:
         ]
 
     def may_offload(self, v: int) -> bool:
-        """Whether the value of a node of the step may be offloaded."""
+        """Return whether the value of a node of the step problem may be offloaded."""
         return self._problem.send[v] >= 0
 
     def _grant(self, share: float) -> None:
-        """Begins a search that may take a share of the usual work."""
+        """Set the limits of the next search to a fraction of the usual work."""
         self._work = self._walked + int(share * _WORK)
         self._least = self._evaluations + int(share * _LEAST)
 
@@ -163,14 +196,17 @@ class OffloadSearch:
 
     # ---- the search -----------------------------------------------------------------------------------
     def best(self, starts: Iterable[Iterable[int]]) -> OffloadChoice:
-        """The cheapest decision found within the peak; if none, the one with the fewest bytes above it.
+        """Return the cheapest decision found within the peak.
+
+        If no decision fits, the one with the fewest bytes above the peak is returned.
 
         Args:
-            starts: decisions on what to save; at least one.
+            starts: sets of nodes to save from which the search starts; at least one.
         """
         if self._count() <= WHOLE:
             return self.whole()
         self._grant(1.0)
+        # Local moves only find nearby decisions, so start from several kinds.
         begun = [self.choice(saved, ()) for saved in starts]
         begun += [self.greedy(c) for c in begun]
         best = min(begun, key=lambda c: c.rank)
@@ -179,7 +215,7 @@ class OffloadSearch:
         return min((self.improved(c) for c in begun[:_IMPROVED]), key=lambda c: c.rank)
 
     def _count(self) -> int:
-        """How many decisions there are, or a number above `WHOLE`."""
+        """Return the number of decisions, or some number above `WHOLE`."""
         count, p = 1, self._graph
         for i in range(len(p)):
             if p.savable[i] and p.size[i]:
@@ -190,7 +226,12 @@ class OffloadSearch:
         return count
 
     def whole(self) -> OffloadChoice:
-        """The best of all decisions."""
+        """Enumerate all decisions, and return the best.
+
+        Raises:
+            ProblemError: in every decision, backward reads a value that is neither saved nor
+                recomputable.
+        """
         p = self._graph
         free = [i for i in range(len(p)) if p.savable[i] and p.recomputable[i] and p.size[i]]
         best: OffloadChoice | None = None
@@ -202,7 +243,7 @@ class OffloadSearch:
             except ProblemError:
                 continue
             if start.saved in seen or (best and not best.over and start.cost >= best.cost):
-                continue  # what more it needs is not free
+                continue  # offloads can only add to the cost of the recomputation
             seen.add(start.saved)
             nodes = [v for v in start.schedule.idle if self.may_offload(v)]
             for away in itertools.product((False, True), repeat=len(nodes)):
@@ -215,7 +256,11 @@ class OffloadSearch:
         return best
 
     def greedy(self, start: OffloadChoice) -> OffloadChoice:
-        """Offloads of what a decision keeps until it fits: the most bytes per second first, then what is ready first."""
+        """Offload values of a decision until it fits: the most bytes per unit of copy time first.
+
+        Among values with similar rates, those with the earliest last use in forward come first. A
+        binary search finds the shortest part of the list that fits.
+        """
         problem, rates = self._problem, []
         for v, (ready, _) in start.schedule.idle.items():
             if self.may_offload(v):
@@ -223,7 +268,7 @@ class OffloadSearch:
                 rate = math.floor(_ALIKE * math.log2(problem.step.size[v] / (1 + time)))
                 rates.append((-rate, ready, v))
         order = [v for *_, v in sorted(rates)]
-        low, high = 0, len(order)  # the shortest part of the list that fits, or all of it
+        low, high = 0, len(order)  # bisects for the shortest prefix that fits, or the whole list
         best = start
         while low < high:
             middle = (low + high) // 2
@@ -239,7 +284,7 @@ class OffloadSearch:
 
     # ---- prices ---------------------------------------------------------------------------------------
     def _by_prices(self, start: OffloadChoice) -> OffloadChoice:
-        """The best decision that prices on moments and on the link lead to."""
+        """Return the best decision found by moving the Lagrange multipliers up to `_CUTS` times."""
         p = self._graph
         whole = self.choice([i for i in range(len(p)) if p.savable[i]], ())
         prices, best = (
@@ -269,7 +314,7 @@ class OffloadSearch:
 
     # ---- local moves ----------------------------------------------------------------------------------
     def improved(self, best: OffloadChoice) -> OffloadChoice:
-        """Change one value at a time while it improves the decision, the most expensive first."""
+        """Change one value at a time until no change improves the decision."""
         while not self._spent():
             before = best
             for change in (self._mended, self._dropped, self._saved_more):
@@ -279,7 +324,11 @@ class OffloadSearch:
         return best
 
     def _mended(self, best: OffloadChoice, *, again: bool = True) -> OffloadChoice:
-        """Offloads values that are carried over the highest moment, while it is too high."""
+        """Lower the bytes at the peak of the schedule while the schedule exceeds the capacity.
+
+        Each step offloads a value that is carried over the position of the peak. If no offload
+        helps, a saved value is recomputed instead, provided that ``again`` is set.
+        """
         sizes, send, fetch = self._problem.step.size, self._problem.send, self._problem.fetch
         while best.over and not self._spent():
             alive, over = best.evaluation.placement.bytes_alive, best.over
@@ -304,7 +353,10 @@ class OffloadSearch:
         return best
 
     def _of_nodes(self, nodes: Iterable[int]) -> list[int]:
-        """The graph problem's nodes of values that may be made again, the cheapest per byte first."""
+        """Return the recomputable values of some step nodes, as nodes of the graph problem.
+
+        The values that are cheapest to recompute per byte come first.
+        """
         p, wanted = self._graph, set(nodes)
         found = [
             i
@@ -314,20 +366,25 @@ class OffloadSearch:
         return sorted(found, key=lambda i: (p.cost[i] / p.size[i], i))
 
     def _given_up(self, best: OffloadChoice, nodes: Sequence[int]) -> OffloadChoice:
-        """The first decision without one of some saved values that is better."""
+        """Stop saving one of the given nodes, and return the first decision that is better.
+
+        Args:
+            best: the decision to improve; returned if no change improves it.
+            nodes: saved nodes of the graph problem, in the order in which they are tried.
+        """
         for i in nodes:
             if self._spent():
                 break
             try:
                 choice = self.choice([k for k in best.saved if k != i], best.offloaded)
-            except ProblemError:  # what one needs that was given up cannot be made again
+            except ProblemError:  # node i needs a value that cannot be recomputed
                 continue
             if choice.rank < best.rank:
                 return choice
         return best
 
     def _dropped(self, best: OffloadChoice) -> OffloadChoice:
-        """Keeps values on the device where that costs less."""
+        """Keep offloaded values on the device if that is better; try the longest copies first."""
         send, fetch = self._problem.send, self._problem.fetch
         for v in sorted(best.offloaded, key=lambda v: (-(send[v] + fetch[v]), v)):
             if self._spent():
@@ -339,7 +396,10 @@ class OffloadSearch:
         return best
 
     def _saved_more(self, best: OffloadChoice) -> OffloadChoice:
-        """Saves what is recomputed, on the device or offloaded; and recomputes what is offloaded."""
+        """Save or offload values that are recomputed, then recompute values that are offloaded.
+
+        A change is kept only if it improves the decision.
+        """
         p, node_of = self._graph, self._node_of
         again = [
             i

@@ -1,7 +1,7 @@
-"""Base of the problems for solvers, and the first of three kinds: the 0/1 knapsack problem, in plain integers.
+"""Base class of the three kinds of problems, and the 0/1 knapsack problem, in integers.
 
-Kinds of problems differ in data: the solver's method, how its answer is read, what an answer takes
-and comes to, and the bound that holds without a search. `remat.solvers.run.run` does the rest.
+The kinds differ in data: the solver's method, the format of its answer, the figures of a choice,
+and the bound that holds without a search. `remat.solvers.run.run` works for every kind.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Limits(NamedTuple):
     """Bounds on every answer to a problem, known without a search.
 
     Attributes:
-        bound: no answer is better.
-        reachable: some answer is as good; None where none is known.
+        bound: no answer has a better objective.
+        reachable: an objective that some answer is known to reach; None if none is known.
     """
 
     bound: int
@@ -35,20 +35,20 @@ class Limits(NamedTuple):
 
 
 class Problem(Generic[S]):
-    """Base of the kinds of problems.
+    """Base class of the kinds of problems.
 
     Attributes:
-        kind: what files and tables call the kind.
-        method: a solver's method for it.
-        answer: what the method may return when a bare choice does not say enough.
-        expected: what it has to return, for messages.
-        solution: what a checked answer becomes.
-        objective: what is optimised, a figure of the solution.
-        bytes_taken: what counts against the capacity, likewise.
-        bound_text: what a bound says, followed by it.
-        own_text: what the solver's own answer comes to, likewise.
-        maximises: more of it is better.
-        by_capabilities: the solver's ``refuses`` and ``exact`` are about this kind.
+        kind: name of the kind in files and tables.
+        method: name of the `Solver` method that solves the kind.
+        answer: class of an answer with claims; the method may also return a bare choice.
+        expected: text for error messages about what the method must return.
+        solution: class of a verified answer.
+        objective: attribute of ``solution`` that is optimised.
+        bytes_taken: attribute of ``solution`` that the capacity limits.
+        bound_text: text that precedes a bound in error messages.
+        own_text: text that precedes the objective of the solver's answer in error messages.
+        maximises: whether a larger objective is better.
+        by_capabilities: whether the solver's ``refuses`` and ``exact`` apply to this kind.
     """
 
     __slots__ = ()
@@ -72,56 +72,70 @@ class Problem(Generic[S]):
 
     @property
     def most_entries(self) -> int:
-        """Entries that an answer may have; more are not read, as some iterables never end."""
+        """Most entries that an answer may have. No more are read, because some iterables never end."""
         return len(self)
 
     def read(self, entries: list[Any]) -> tuple[int, ...]:
-        """The choice that a solver returned, as ints.
+        """Check the entries of a solver's answer, and return them as ints.
 
         Raises:
-            ProblemError: it cannot be meant; the message goes on from the solver's name.
+            ProblemError: an entry is invalid; the message continues a sentence that starts with the
+                solver.
         """
         raise NotImplementedError
 
     def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
-        """The figures of the solution that a choice makes, recomputed.
+        """Evaluate a choice, and return the figures for the attributes of ``solution``.
 
         Raises:
-            ProblemError: it cannot be done; the message goes on from the solver's name.
+            ProblemError: the choice is not possible; the message continues a sentence that starts
+                with the solver.
         """
         raise NotImplementedError
 
     def excess(self, figures: Mapping[str, Any]) -> str:
-        """Describe an answer above the capacity, with its bytes."""
+        """Describe an answer above the capacity, with its bytes, for an error message."""
         raise NotImplementedError
 
     def limits(self) -> Limits:
-        """What holds for every answer."""
+        """Return bounds that hold for every answer."""
         raise NotImplementedError
 
     def refuse_infeasible(self) -> None:
-        """Raise a `BudgetError` if no answer can be within the capacity."""
+        """Raise `BudgetError` if every answer provably exceeds the capacity."""
 
     def within(self: P, capacity: int | None) -> P:
-        """The same problem under another capacity, in bytes; nothing else is checked again."""
+        """Return the same problem with another capacity in bytes; only the capacity is checked."""
         label = f"{type(self).__name__}.capacity"
         return self._with(capacity=columns.capacity(label, capacity))
 
     def _with(self: P, **changes: Any) -> P:
+        # Without `__post_init__`, because the unchanged fields are already checked.
         same = object.__new__(type(self))
         for f in fields(self):  # type: ignore[arg-type]
             object.__setattr__(same, f.name, changes.get(f.name, getattr(self, f.name)))
         return same
 
     def _put(self, **checked: Any) -> None:
-        """Set columns once they are checked."""
+        """Set checked columns on the frozen instance."""
         for label, value in checked.items():
             object.__setattr__(self, label, value)
 
 
 def read_indices(entries: list[Any], count: int, what: str) -> tuple[int, ...]:
-    """Different positions below a count, sorted; `Problem.read` of items and of nodes."""
-    if entries and set(map(type, entries)) == {int}:  # the loop below costs three times as much
+    """Check that entries are different indices below ``count``, and return them sorted.
+
+    Args:
+        entries: the entries of an answer.
+        count: number of items or nodes.
+        what: ``"item"`` or ``"node"``, for error messages.
+
+    Raises:
+        ProblemError: an entry is not an index, or an index occurs twice.
+    """
+    if entries and set(map(type, entries)) == {
+        int
+    }:  # fast path: the loop takes three times as long
         entries.sort()
         if entries[0] >= 0 and entries[-1] < count and len(set(entries)) == len(entries):
             return tuple(entries)
@@ -146,18 +160,18 @@ def read_indices(entries: list[Any], count: int, what: str) -> tuple[int, ...]:
 class KnapsackProblem(Problem[Solution]):
     """Pick items of the greatest total value whose total weight stays within the capacity.
 
-    An item is an expensive candidate of a joint graph. Its weight is the bytes that saving it takes, its
-    value the recompute cost that saving it avoids. Arguments may be any ordered iterables of integers,
-    NumPy's included; they are kept as tuples of ``int``. Every number and both sums lie between 0 and
-    2**63 - 1.
+    An item is a tensor of the joint graph that is expensive to recompute. Its weight is the bytes
+    that saving it takes. Its value is the recompute cost that saving it avoids. Arguments may be
+    any ordered iterables of integers, also of NumPy types; they are stored as tuples of ``int``.
+    Every number and both sums lie between 0 and 2**63 - 1.
 
     Args:
-        weights: bytes each item takes if saved.
-        values: recompute cost each item avoids if saved; one per weight.
+        weights: bytes that each item takes if saved.
+        values: recompute cost that each item avoids if saved; one per weight.
         capacity: bytes that may be saved in total.
 
     Raises:
-        ProblemError: an argument is not what it must be; the message names it, with the index.
+        ProblemError: an argument is invalid; the message names it, with the index.
     """
 
     kind: ClassVar[str] = "knapsack"
@@ -192,24 +206,25 @@ class KnapsackProblem(Problem[Solution]):
 
     @property
     def total_weight(self) -> int:
-        """The weight of all items together."""
+        """Weight of all items together."""
         return sum(self.weights)
 
     @property
     def total_value(self) -> int:
-        """The value of all items together."""
+        """Value of all items together."""
         return sum(self.values)
 
     def weight_of(self, items: Iterable[int]) -> int:
-        """The weight of the items at the given indices."""
+        """Return the total weight of the items at the given indices."""
         return sum(map(self.weights.__getitem__, items))
 
     def value_of(self, items: Iterable[int]) -> int:
-        """The value of the items at the given indices."""
+        """Return the total value of the items at the given indices."""
         return sum(map(self.values.__getitem__, items))
 
     def within(self, capacity: int | None) -> KnapsackProblem:
-        """The same items under another capacity; None: room for all."""
+        """Return the same items with another capacity; None: a capacity for all items."""
+        # Not by `super()`, which fails without arguments in a dataclass with slots.
         return Problem.within(self, self.total_weight if capacity is None else capacity)
 
     def read(self, entries: list[Any]) -> tuple[int, ...]:

@@ -1,10 +1,11 @@
-"""CBC, through PuLP and the binary that it brings; PuLP's other solvers by option.
+"""Knapsacks on PuLP's solvers; by default on CBC, whose binary comes with PuLP.
 
-They compute in floating point, as HiGHS does. PuLP writes numbers with
-thirteen digits, so sums stay below that; of bounds it returns only whether the answer is optimal.
+These solvers compute in floating point, as HiGHS does. PuLP writes numbers with thirteen digits, so
+the sums stay below that. PuLP does not return a bound, only whether the answer is optimal.
 
-PuLP imports ``highspy`` if it is there. The ``libhighs`` of ``highspy`` and that of OR-Tools have the
-same name, and whichever is loaded second fails. remat needs OR-Tools, so PuLP may not import ``highspy``.
+PuLP imports ``highspy`` if it is installed. The ``libhighs`` libraries of ``highspy`` and OR-Tools
+have the same name, and the one loaded second fails. remat needs OR-Tools, so `load_pulp` keeps PuLP
+from importing ``highspy``.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class PulpCbc(ToleranceSolver):
     """CBC: branch and cut in floating point, in a process of its own.
 
     Attributes:
-        solver: PuLP's name of the solver to ask, such as ``"HiGHS_CMD"`` or ``"SCIP_CMD"``.
-        nodes: where no time limit is given, the most branch-and-bound nodes to open, if the
-            solver can count them; CBC can.
+        solver: PuLP's name of the solver to run, such as ``"HiGHS_CMD"`` or ``"SCIP_CMD"``.
+        nodes: the most branch-and-bound nodes to open if there is no time limit. Solvers that
+            cannot count nodes, unlike CBC, ignore this limit.
     """
 
     solver: str = _CBC
@@ -42,13 +43,16 @@ class PulpCbc(ToleranceSolver):
 
     @classmethod
     def cannot_run(cls) -> str | None:
-        """CBC is a binary of its own, which not every build of PuLP brings."""
+        """Return why CBC cannot run; None if PuLP finds its binary. Some PuLP builds bring none."""
         if pulp_engine(_CBC).available():
             return None
         return "PuLP is installed, but no CBC binary: pip install 'pulp[cbc]'"
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        """Refuse to ask a solver that PuLP does not know or that is not installed."""
+        """Return why the chosen PuLP solver cannot run; None if it can.
+
+        The reason is that PuLP does not know the solver, or that its program is missing.
+        """
         if self.solver == _CBC:
             return None
         known = load_pulp().listSolvers()
@@ -59,14 +63,15 @@ class PulpCbc(ToleranceSolver):
         return None
 
     def attempt(self, problem: KnapsackProblem, time_limit: float | None) -> Attempt:
-        """Run it to a gap of zero, or to its limit."""
+        """Run the solver to proven optimality, or until its limit on time or nodes."""
         started = time.monotonic()
         pulp = load_pulp()
         model = pulp.LpProblem("knapsack", pulp.LpMaximize)
-        new = getattr(model, "add_variable", pulp.LpVariable)  # since and before PuLP 3.3
+        new = getattr(model, "add_variable", pulp.LpVariable)  # `add_variable` came with PuLP 3.3
         picks = [new(f"x{i}", cat=pulp.LpBinary) for i in range(len(problem))]
         model += pulp.LpAffineExpression(list(zip(picks, problem.values, strict=True)))
         load = pulp.LpAffineExpression(list(zip(picks, problem.weights, strict=True)))
+        # Half a unit of margin, so that rounding cannot cut off a choice that fills the capacity exactly.
         model += load <= problem.capacity + 0.5
         with tempfile.TemporaryDirectory() as folder:
             limits: dict[str, Any] = {"maxNodes": self.nodes}
@@ -83,20 +88,24 @@ class PulpCbc(ToleranceSolver):
 
 
 def pulp_engine(name: str, **options: Any) -> Any:
-    """One of PuLP's solvers, with those options that it takes; CBC with the binary PuLP brings."""
+    """Create one of PuLP's solvers, with those of the given options that it accepts.
+
+    CBC runs the binary that comes with PuLP, or one on the path if PuLP brings none.
+    """
     pulp = load_pulp()
-    if name == _CBC:  # or with one on the path where PuLP brings none
+    if name == _CBC:  # a path of None makes PuLP look for a CBC on the search path
         own = getattr(getattr(pulp, "PULP_CBC_CMD", None), "pulp_cbc_path", None)
-        # CBC runs in one thread unless told; told to use one, it may sleep ten seconds at the end.
+        # By default CBC runs in one thread. If it is told to use one, it may sleep ten seconds at the end.
         return pulp.COIN_CMD(path=own, msg=False, **{**options, "threads": None})
     taken = inspect.signature(getattr(pulp, name)).parameters
     return pulp.getSolver(name, msg=False, **{k: v for k, v in options.items() if k in taken})
 
 
 def load_pulp() -> Any:
-    """Import PuLP without ``highspy``, unless somebody has imported that already."""
+    """Import PuLP without ``highspy``, unless ``highspy`` is already imported."""
     if "pulp" in sys.modules or "highspy" in sys.modules:
         return importlib.import_module("pulp")
+    # None makes `import highspy` fail.
     sys.modules["highspy"] = None  # type: ignore[assignment]
     try:
         return importlib.import_module("pulp")

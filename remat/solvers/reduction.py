@@ -1,4 +1,4 @@
-"""Reduce a knapsack to its undecided core, and extend an answer on the core to the whole problem."""
+"""Reduce a knapsack to its undecided core, and extend an answer for the core to the whole problem."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from remat.solvers.solution import Answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction(Generic[P]):
-    """A problem without some items, or nodes, that are decided.
+    """A problem from which the decided items or nodes are removed.
 
     Attributes:
-        core: what is left to decide; empty if nothing is.
-        kept: for every item of the core, its index in the original problem.
-        always: original indices that are saved in any case.
-        always_value: their value, for a knapsack.
-        value_unit: what one unit of value or cost in the core is worth in the original.
+        core: the problem of the undecided items or nodes; may be empty.
+        kept: for every item or node of the core, its index in the original problem.
+        always: original indices that are saved in every case.
+        always_value: for a knapsack, the total value of ``always``.
+        value_unit: units of value or cost in the original per unit in the core.
     """
 
     core: P
@@ -32,11 +32,11 @@ class Reduction(Generic[P]):
     value_unit: int = 1
 
     def invert(self, saved: Iterable[int]) -> tuple[int, ...]:
-        """Turn a choice for the core into one for the original problem."""
+        """Convert a choice for the core to a choice for the original problem."""
         return tuple(sorted((*self.always, *(self.kept[i] for i in saved))))
 
     def invert_answer(self, answer: Answer) -> Answer:
-        """Turn an answer to the core into one to the original problem."""
+        """Convert an answer for the core to an answer for the original problem."""
         bound = answer.bound
         return replace(
             answer,
@@ -46,10 +46,11 @@ class Reduction(Generic[P]):
 
 
 def reduce(problem: KnapsackProblem) -> Reduction[KnapsackProblem]:
-    """Split a problem into what is decided and the core that is not; an optimum inverts to an optimum.
+    """Decide the trivial items of a knapsack, and return the rest as its core.
 
-    Items that weigh nothing are saved; items that fit nowhere or are worth nothing are not; if the
-    rest fits together it is saved. Common divisors of weights and of values are divided out.
+    Items of weight 0 are saved. Items that do not fit on their own or have value 0 are not saved.
+    If all remaining items fit together, they are saved. Common divisors of the weights and of the
+    values are divided out. An optimum of the core inverts to an optimum of the problem.
     """
     weights, values, capacity = problem.weights, problem.values, problem.capacity
     always = [i for i, w in enumerate(weights) if w == 0]
@@ -76,19 +77,21 @@ def reduce(problem: KnapsackProblem) -> Reduction[KnapsackProblem]:
 
 
 def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[KnapsackProblem]:
-    """Decide every item that cannot be decided otherwise in an answer better than ``relaxed``.
+    """Decide every item whose opposite decision cannot lead to a better answer than ``relaxed``.
 
-    With the break item's value per weight as the price of room, every item has a loss: what the
-    relaxation loses at least if the item is decided against that price. An item whose loss leaves no
-    more than a known answer is decided. On problems of ten thousand items some dozens remain. An
-    optimum of those inverts to an optimum, unless ``relaxed.saved`` is one already.
+    The break item is the first item in order of efficiency that no longer fits. Its value per
+    weight is the price of capacity. The loss of an item is the least amount that the relaxation
+    loses if the item is decided against this price. An item is decided if its loss leaves no better
+    answer than the known one. On problems of ten thousand items, a few dozen items remain. An
+    optimum of the remaining items inverts to an optimum, unless ``relaxed.saved`` is already
+    optimal.
 
     Source: R. S. Dembo, P. L. Hammer, "A reduction algorithm for knapsack problems", Methods of
     Operations Research 36 (1980).
 
     Args:
-        core: what `reduce` left over.
-        relaxed: its relaxation.
+        core: the core from `reduce`.
+        relaxed: the relaxation of the core.
     """
     weights, values = core.weights, core.values
     room, worth, prefix = core.capacity, 0, set[int]()
@@ -98,9 +101,11 @@ def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[Knaps
         room -= weights[i]
         worth += values[i]
         prefix.add(i)
-    weight, value = weights[i], values[i]  # of the break item, which a core has
-    top = worth * weight + value * room  # the relaxation's optimum, times that weight
-    most_loss = top - (relaxed.value + 1) * weight  # what leaves a better answer possible
+    weight, value = weights[i], values[i]  # of the break item; it exists, as not all items fit
+    top = (
+        worth * weight + value * room
+    )  # optimum of the relaxation, times `weight` to stay an integer
+    most_loss = top - (relaxed.value + 1) * weight  # with a larger loss, no better answer exists
     kept = [
         j
         for j, (w, v) in enumerate(zip(weights, values, strict=True))
@@ -120,23 +125,23 @@ def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[Knaps
 
 
 class CoreSolver(Solver):
-    """A solver that sees only what bounds leave undecided: give it ``search`` instead of ``solve``.
+    """Base class of solvers for undecided cores; a subclass defines ``search``, not ``solve``.
 
-    In a core every item weighs something, is worth something and fits on its own, not all items
-    fit together, and there are at least two.
+    A core has at least two items. Every item has a weight and a value above 0 and fits on its own,
+    and not all items fit together.
     """
 
     __slots__ = ()
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
-        """Reduce the problem, solve the core, and extend the answer to the problem."""
+        """Reduce the problem, solve the core, and extend the answer to the whole problem."""
         reduction = reduce(problem)
         if not reduction.kept:
             return reduction.invert_answer(Answer((), 0))
         return reduction.invert_answer(self.solve_core(reduction.core, time_limit=time_limit))
 
     def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Fix variables, search the rest, and return the better of the result and the greedy answer."""
+        """Fix variables, search the rest, and return the result or the greedy answer if better."""
         relaxed = relax(core)
         if relaxed.value == relaxed.bound:
             return Answer(relaxed.saved, relaxed.value)
@@ -147,6 +152,7 @@ class CoreSolver(Solver):
             found = self.search(inner.core, time_limit=time_limit)
         answer = fixed.invert_answer(inner.invert_answer(found))
         bound = relaxed.bound if answer.bound is None else min(answer.bound, relaxed.bound)
+        # The core fixed for answers better than `relaxed` may have a bound below `relaxed.value`.
         bound = max(bound, relaxed.value)
         if core.value_of(answer.saved) < relaxed.value:
             answer = replace(answer, saved=relaxed.saved)
@@ -155,5 +161,10 @@ class CoreSolver(Solver):
         return replace(answer, bound=bound)
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Solve a core that is left undecided; as ``solve_core`` otherwise."""
+        """Solve a core whose variables have been fixed as far as possible; defined by subclasses.
+
+        Args:
+            core: the knapsack of the undecided items.
+            time_limit: seconds; None: no clock.
+        """
         raise NotImplementedError

@@ -1,6 +1,7 @@
-"""The one way in which remat lets a solver decide, whatever the kind of problem.
+"""Run a solver on any kind of problem, and verify its answer.
 
-Whether it can, whether it wants to, what it answers, and whether that is so.
+`run` checks that the solver is available and accepts the problem, calls its method, and evaluates
+the answer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.problem import Problem, S
 from remat.solvers.verify import judge, read, refuse
 
-#: Seconds beyond which a limit is none: clocks count in floats.
+#: Time limits from here on are refused as infinite: adding them to a clock in floats loses precision.
 _LONGEST = 10.0**15
 
 
@@ -30,26 +31,29 @@ def run(
     time_limit: float | None = None,
     knapsack: bool = False,
 ) -> S:
-    """Solve a problem with a solver and check the answer.
+    """Solve a problem with a solver, and verify the answer.
 
-    The solver gets the problem as it is, so that what is refused is what it was given; solvers
-    that want the easy part taken out derive from `remat.solvers.reduction.CoreSolver`. A graph problem
-    becomes knapsacks for a solver that knows only those: see `remat.solvers.completion`.
+    The solver gets the problem unreduced, so a refusal refers to the problem that the caller gave.
+    Solvers that want trivial items removed derive from `remat.solvers.reduction.CoreSolver`. For a
+    solver that knows only knapsacks, a graph problem is converted to knapsacks: see
+    `remat.solvers.completion`.
 
     Args:
-        solver: whom to ask.
-        problem: what to solve, with its capacity.
+        solver: the solver to run.
+        problem: the problem to solve, with its capacity.
         time_limit: seconds; None: the solver counts its work, or runs until it is done.
-        knapsack: a graph problem becomes knapsacks even if the solver decides graphs.
+        knapsack: convert a graph problem to knapsacks even if the solver has ``solve_graph``.
 
     Returns:
-        The checked solution.
+        The verified solution.
 
     Raises:
-        ProblemError: an argument is not what it must be.
-        BudgetError: nothing keeps to the capacity (the message has the least that is possible), or
-            no schedule was found that does (it has the least peak that was).
-        SolverError: the solver cannot run here, refuses the problem, raises, or answers wrongly.
+        ProblemError: an argument is invalid.
+        BudgetError: no answer keeps to the capacity (the message has the least possible bytes). For
+            a step problem also: no schedule within the capacity was found (the message has the
+            lowest peak found).
+        SolverError: the solver cannot run here, refuses the problem, raises, or returns a wrong
+            answer.
     """
     _check_question(solver, problem, time_limit)
     if isinstance(problem, GraphProblem) and (
@@ -72,7 +76,7 @@ def run(
         given = _contents(problem)
         with solver_errors(solver) as elapsed:
             answer = getattr(solver, problem.method)(problem, time_limit=time_limit)
-            claim = read(problem, solver, answer)  # a lazy answer does its work here
+            claim = read(problem, solver, answer)  # timed too: a generator does its work here
             elapsed_s = elapsed()
         if given != _contents(problem):
             refuse(solver, "changed the problem it was given")
@@ -80,10 +84,10 @@ def run(
 
 
 def _check_question(solver: object, problem: object, time_limit: object) -> None:
-    """Check the problem, and that the solver can run.
+    """Check the arguments of `run`, and that the solver can run.
 
     Raises:
-        ProblemError: an argument is not what it must be.
+        ProblemError: an argument is invalid.
         SolverError: the solver cannot run here.
     """
     if not isinstance(solver, Solver):
@@ -113,15 +117,19 @@ def check_time_limit(time_limit: object) -> None:
 
 @contextlib.contextmanager
 def solver_errors(solver: Solver) -> Iterator[Callable[[], float]]:
-    """Run a solver: whatever it raises names it. Gives the seconds that have gone by since."""
+    """Convert exceptions of a solver to a `SolverError` that names the solver.
+
+    Yields:
+        A function that returns the seconds since the block began.
+    """
     started = time.perf_counter()
     try:
         yield lambda: time.perf_counter() - started
-    except BudgetError:
+    except BudgetError:  # not a fault of the solver: no answer fits
         raise
-    except (Exception, SystemExit) as error:  # the plugin border: anything may come out of it
+    except (Exception, SystemExit) as error:  # plugins may raise anything, even exit
         if isinstance(error, SolverError) and error.solver == solver.name:
-            raise  # its own account, such as why its process died
+            raise  # the solver's own message, such as how its process died
         raise SolverError(
             solver.name, f"solver '{solver.name}' raised {type(error).__name__}: {error}"
         ) from error
@@ -129,7 +137,7 @@ def solver_errors(solver: Solver) -> Iterator[Callable[[], float]]:
 
 @contextlib.contextmanager
 def _with_problem(problem: Problem[Any]) -> Iterator[None]:
-    """Note the problem on solver errors, for crash reports."""
+    """Attach the problem to solver errors, for crash reports."""
     try:
         yield
     except SolverError as error:

@@ -1,7 +1,11 @@
-"""The step problem as a model of CP-SAT: each run a moment, each value an interval that stays in memory.
+"""Model of the step problem for CP-SAT.
 
-Source: M. Bartan, H. Li, H. Teague, C. Lott, B. Dilkina, "Moccasin: Efficient tensor rematerialization
-for neural networks", ICML 2023; here the order is free, as far as the problem leaves it free.
+Each possible run has a position in the schedule, and each value an interval of positions during
+which it is in memory.
+
+Source: M. Bartan, H. Li, H. Teague, C. Lott, B. Dilkina, "Moccasin: Efficient tensor
+rematerialization for neural networks", ICML 2023. Unlike there, the order of the nodes is free as
+far as the problem allows.
 """
 
 from __future__ import annotations
@@ -11,20 +15,21 @@ from typing import Any
 
 from remat.solvers.step_core import StepCore
 
-#: Most nodes of a model: it has a variable for each two runs of a node and of its reader.
+#: Most nodes of a model. Its size grows fast: one variable per edge, run of the input and run of the reader.
 MOST_NODES = 300
 
 
 def schedule_model(core: StepCore, *, runs: int, start: Sequence[int]) -> tuple[Any, list[Any]]:
-    """Builds the model.
+    """Build the CP-SAT model of a step problem.
 
     Args:
-        core: the problem.
-        runs: how often a node may run at most.
-        start: a legal sequence of the core's, as a hint.
+        core: the step problem in the form of the compiled search.
+        runs: the most runs of one node.
+        start: a legal sequence of the core's nodes, given to CP-SAT as a hint.
 
     Returns:
-        The model, and for each node that runs ``(node, presence, moment)`` of each of its runs.
+        The model, and one tuple ``(node, presence, position)`` for each possible run. Presence is a
+        Boolean variable, and position an integer variable.
     """
     from ortools.sat.python import cp_model
 
@@ -43,7 +48,7 @@ def schedule_model(core: StepCore, *, runs: int, start: Sequence[int]) -> tuple[
             if core.extra[v]:
                 memory.append(moment)
                 bytes_of.append(core.extra[v])
-            if k:
+            if k:  # ordered runs: their permutations would be the same schedule
                 model.add_implication(there[v][k], there[v][k - 1])
                 model.add(at[v][k] > at[v][k - 1]).only_enforce_if(there[v][k])
     model.add_no_overlap(moments)

@@ -1,8 +1,9 @@
-"""The step problem: the order in which nodes run, and which run again, within a peak of memory.
+"""The step problem: choose the order in which nodes run, and which nodes run again.
 
-A *schedule* is a sequence of runs. A node may stand in it several times: a later run makes its value
-anew, so that the earlier one need not be kept until then. ``evaluate_schedule`` is the one yardstick:
-it follows the runs and counts bytes and cost.
+The peak of memory must stay within a capacity. A *schedule* is a sequence of runs. A node may occur
+in it several times. A later run recomputes the node's value, so memory need not hold the value
+between its uses. `evaluate_schedule` defines the bytes and the cost of a schedule, by following its
+runs.
 """
 
 from __future__ import annotations
@@ -19,46 +20,50 @@ from remat.solvers.columns import as_integer
 from remat.solvers.problem import Limits, Problem
 from remat.solvers.solution import Schedule, ScheduleAnswer
 
-#: Runs that a schedule may have for each node, on average; more are taken for a solver's mistake.
+#: Most runs per node of a schedule, on average. A longer one is refused as a solver's mistake.
 MOST_RUNS_PER_NODE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleProblem(Problem[Schedule]):
-    """Run every node at least once, at the least summed cost, with no more bytes alive than there are.
+    """Run every node at least once, at the lowest total cost, within a peak of memory.
 
-    Nodes are numbered in an order in which they can run: each input stands before its reader. What
-    follows ``capacity`` has neutral defaults: a plain graph needs none of it. Sequences of integers may
-    be any ordered iterables; they are kept as tuples of ``int``. Sums may not exceed 2**63 - 1.
+    Nodes are numbered in an order in which they can run, so each input comes before its reader. The
+    fields after ``capacity`` have defaults that suit a plain graph. Sequences of integers may be
+    any ordered iterables and are stored as tuples of ``int``. Sums may not exceed 2**63 - 1.
 
-    While a run goes on, memory holds the values that later runs read, what the run makes, its ``extra``
-    bytes, and the ``resident`` ones. A run reads the latest earlier run of each of its inputs; a value
-    stays from its run to the last run that reads it.
+    During a run, memory holds the values that later runs read, the run's results, its ``extra``
+    bytes, and the ``resident`` bytes. A run reads the value of the latest earlier run of each
+    input. A value stays in memory from its run to the last run that reads it.
+
+    The *boundary* is the position in a schedule at which backward begins.
 
     Attributes:
-        names: what each node is called, for messages; all different.
-        inputs: for each node, the nodes it reads.
-        cost: cost of one run, in ``unit``.
-        size: bytes of the value that a run makes.
-        capacity: bytes that may be alive at a time; None: as many as one likes.
-        part_of: for each node, the node that makes it along with its own value (an operator with
-            several results), and -1 for one that runs by itself. Parts have no runs, inputs, cost or
-            extra bytes of their own. Empty: there are none.
-        extra: bytes that a run takes besides what it reads and makes, one for each node. Empty: none.
+        names: name of each node, for messages; all different.
+        inputs: for each node, the nodes that it reads.
+        cost: cost of one run of each node, in ``unit``.
+        size: bytes of the value that a run of each node makes.
+        capacity: bytes that may be alive at one time; None: no limit.
+        part_of: for each node, the node whose run also makes its value, as for an operator with
+            several results; -1 for a node with runs of its own. Parts have no inputs, cost or extra
+            bytes. Empty: there are no parts.
+        extra: bytes that a run of each node takes besides its inputs and results. Empty: none.
         once: nodes that may not run a second time.
-        ordered: nodes whose first runs come in this order.
-        at_start: nodes that nobody runs: their values are there from the start to their last use.
-        forward: nodes that first run before the boundary.
-        backward: nodes that run only after the boundary; whoever reads what is there only then is added.
-            The boundary lies just before the first of their runs.
-        at_boundary: nodes that nobody runs: their values are there from the boundary to their last use.
+        ordered: nodes whose first runs must come in this order.
+        at_start: nodes that never run. Their values exist from the start to their last use.
+        forward: nodes whose first run must come before the boundary.
+        backward: nodes that run only after the boundary. The constructor adds nodes that read a
+            value available only after the boundary, and nodes that ``ordered`` places behind such
+            nodes. The boundary is at the latest right before the first run of these nodes.
+        at_boundary: nodes that never run. Their values exist from the boundary to their last use.
         to_end: nodes whose value stays from its last run to the end.
-        resident: bytes that are there all the time.
+        resident: bytes that are alive all the time.
         unit: unit of ``cost``.
-        known: schedules that a solver may start from, whether or not they fit. No part of the problem.
+        known: schedules that a solver may start from, which may exceed the capacity. Problems that
+            differ only in this field are equal.
 
     Raises:
-        ProblemError: an argument is not what it must be; the message names it, with the node.
+        ProblemError: an argument is invalid; the message names it, with the node.
     """
 
     kind: ClassVar[str] = "schedule"
@@ -121,7 +126,11 @@ class ScheduleProblem(Problem[Schedule]):
         self._check_roles()
 
     def _check_roles(self) -> None:
-        """Refuses nodes whose roles contradict each other."""
+        """Check that the roles of each node are consistent, and complete ``backward``.
+
+        Raises:
+            ProblemError: two roles of a node contradict each other.
+        """
         for label in _SETS:
             if len(set(getattr(self, label))) != len(getattr(self, label)):
                 raise ProblemError(f"ScheduleProblem.{label} names a node twice")
@@ -171,10 +180,11 @@ class ScheduleProblem(Problem[Schedule]):
                 raise self._misnamed("forward", i, why)
 
     def _late(self) -> bytearray:
-        """For each node whether it runs after the boundary only, or is there only then."""
+        """Return, for each node, whether its value is available only after the boundary."""
         late = bytearray(len(self))
         for i in (*self.backward, *self.at_boundary):
             late[i] = 1
+        # A node ordered after a backward node can also run only in backward.
         behind = dict(pairwise(reversed(self.ordered)))
         for i, row in enumerate(self.inputs):
             if i in behind and behind[i] < i:
@@ -196,43 +206,43 @@ class ScheduleProblem(Problem[Schedule]):
 
     @property
     def parts(self) -> frozenset[int]:
-        """The nodes that another node makes along with its own value."""
+        """Nodes whose value the run of another node makes."""
         return frozenset(i for i, maker in enumerate(self.part_of) if maker >= 0)
 
     @property
     def runnable(self) -> tuple[int, ...]:
-        """The nodes that run: all that are neither given nor parts."""
+        """Nodes with runs of their own: all nodes that are neither in `given` nor in `parts`."""
         idle = self.given | self.parts
         return tuple(i for i in range(len(self)) if i not in idle)
 
     @property
     def used(self) -> frozenset[int]:
-        """Nodes whose value is read, or stays to the end."""
+        """Nodes whose value is read or stays to the end."""
         return frozenset(self.to_end).union(*self.inputs)
 
     @property
     def results(self) -> list[list[int]]:
-        """For each node the values that its run makes, its own first."""
+        """For each node, the nodes whose values its run makes, its own first."""
         made = [[i] for i in range(len(self))]
         for i in sorted(self.parts):
             made[self.part_of[i]].append(i)
         return made
 
     def extra_bytes(self, node: int) -> int:
-        """Bytes of a run besides its inputs and its result."""
+        """Return the bytes that a run of a node takes besides its inputs and results."""
         return self.extra[node] if self.extra else 0
 
     def maker(self, node: int) -> int:
-        """The node whose run makes a node's value."""
+        """Return the node whose run makes a node's value."""
         return self.part_of[node] if self.part_of and self.part_of[node] >= 0 else node
 
     def knowing(self, known: Iterable[Sequence[int]]) -> ScheduleProblem:
-        """The same problem with schedules to start from."""
+        """Return the same problem with other known schedules to start from."""
         return self._with(known=tuple(tuple(k) for k in known))
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Every node that runs, once, in the problem's own order; those of backward last."""
+        """Every node with runs of its own, once, in the problem's order; backward nodes last."""
         late = set(self.backward)
         return tuple(sorted(self.runnable, key=late.__contains__))
 
@@ -291,20 +301,21 @@ class ScheduleProblem(Problem[Schedule]):
             )
 
 
-#: How `ScheduleEvaluator` tells nodes that may run once only, and those that have no runs of their own.
+#: Marks of `ScheduleEvaluator`: nodes that may run only once, and nodes without runs of their own.
 _ONCE, _NEVER = 1, 2
 _SETS = ("once", "ordered", "at_start", "forward", "backward", "at_boundary", "to_end")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleEvaluation:
-    """What a schedule takes and costs.
+    """Memory and cost of a schedule.
 
     Attributes:
         cost: summed cost of all runs.
-        peak_bytes: most bytes alive at a time.
-        peak_at: position of the run that goes on then; 0 for a schedule without runs.
-        boundary: position of the first run after the boundary; the length where there is none.
+        peak_bytes: most bytes alive at one time.
+        peak_at: position of the first run with the peak; 0 for a schedule without runs.
+        boundary: position at which backward begins; the number of runs if no run belongs to
+            backward.
         bytes_alive: bytes alive at each position.
     """
 
@@ -318,34 +329,36 @@ class ScheduleEvaluation:
 def evaluate_schedule(
     problem: ScheduleProblem, sequence: Sequence[int], boundary: int | None = None
 ) -> ScheduleEvaluation:
-    """Follows a schedule run by run; `ScheduleEvaluator` follows many of one problem.
+    """Compute the memory and cost of a schedule by following its runs.
+
+    `ScheduleEvaluator` is faster for many schedules of one problem.
 
     Args:
-        problem: the problem; its capacity plays no part.
-        sequence: nodes in the order in which they run.
-        boundary: position of the first run after the boundary; None: as late as may be.
+        problem: the step problem; its capacity is ignored.
+        sequence: the nodes in the order in which they run.
+        boundary: position in ``sequence`` at which backward begins; None: as late as possible.
 
     Raises:
-        ProblemError: the schedule cannot run: it names the first run that is wrong, and why.
+        ProblemError: the schedule cannot run; the message names the first wrong run and the reason.
     """
     return ScheduleEvaluator(problem).evaluate(sequence, boundary)
 
 
 class ScheduleEvaluator:
-    """Follows schedules of one problem run by run.
+    """Evaluator for many schedules of one step problem.
 
     Args:
-        problem: the problem; its capacity plays no part.
+        problem: the step problem; its capacity is ignored.
     """
 
     def __init__(self, problem: ScheduleProblem) -> None:
         self._problem, self._results = problem, problem.results
         self._runnable = problem.runnable
         self._backward, given, used = set(problem.backward), problem.given, problem.used
-        #: What is given takes memory only where it is used.
+        #: Bytes of given values; an unused given value takes no memory.
         self._idle_bytes = sum(problem.size[i] for i in given & used)
         self._held = [i for i in range(len(problem)) if i in used or i not in given]
-        #: Nodes that may not run, or not again.
+        #: For each node, whether it may never run, or not again.
         self._special = bytearray(len(problem))
         for i in problem.once:
             self._special[i] = _ONCE
@@ -353,7 +366,7 @@ class ScheduleEvaluator:
             self._special[i] = _NEVER
 
     def evaluate(self, sequence: Sequence[int], boundary: int | None = None) -> ScheduleEvaluation:
-        """What a schedule takes and costs; see `evaluate_schedule`."""
+        """Compute the memory and cost of a schedule; see `evaluate_schedule`."""
         problem, backward = self._problem, self._backward
         latest = next((p for p, v in enumerate(sequence) if v in backward), len(sequence))
         if boundary is None:
@@ -364,7 +377,7 @@ class ScheduleEvaluator:
             )
         n, inputs, size, results = len(problem), problem.inputs, problem.size, self._results
         special = self._special
-        started = [-1] * n  # position at which the value of each node that is there now was made
+        started = [-1] * n  # for each node, the position of the run that made its current value
         ended, first = [-1] * n, [-1] * n
         change = [0] * (len(sequence) + 2)
         for i in problem.at_start:
@@ -392,6 +405,7 @@ class ScheduleEvaluator:
                         f"'{problem.names[u]}' is there"
                     )
                 ended[u] = position
+            # A later run starts a new lifetime; the earlier one has ended with its last reader.
             for made in results[v]:
                 if started[made] >= 0:
                     change[started[made]] += size[made]
@@ -422,7 +436,12 @@ class ScheduleEvaluator:
         )
 
     def _check_order(self, first: Sequence[int], boundary: int) -> None:
-        """Refuses a schedule by the positions of first runs."""
+        """Check that every node runs, and that first runs respect ``ordered`` and ``forward``.
+
+        Args:
+            first: position of each node's first run; -1 for none.
+            boundary: position at which backward begins.
+        """
         problem, names = self._problem, self._problem.names
         for v in self._runnable:
             if first[v] < 0:
@@ -441,11 +460,15 @@ class ScheduleEvaluator:
 
 
 def least_peak(problem: ScheduleProblem) -> tuple[int, int]:
-    """Bytes that every schedule has alive at some moment, and the node whose run shows it (-1: the end).
+    """Return a lower bound on the peak of every schedule, and the node whose run needs it.
 
-    A run has its inputs and its results in memory, and whatever is there all the time. At the end
-    all that stays is there.
+    During a run, its inputs, its results and all resident bytes are in memory. At the end, all
+    values that stay are in memory.
+
+    Returns:
+        The bytes, and the node; -1 if the end needs that many bytes.
     """
+    # A value that stays but is made by a run may not exist yet during other runs.
     stays = set(problem.to_end)
     always = {i for i in problem.at_start if i in stays}
     base = problem.resident + sum(problem.size[i] for i in always)
@@ -460,7 +483,14 @@ def least_peak(problem: ScheduleProblem) -> tuple[int, int]:
 
 
 def not_found(problem: ScheduleProblem, least_found: int) -> BudgetError:
-    """The error for a capacity that no schedule was found for, though none is proven not to exist."""
+    """Build the error for a search that found no schedule within the capacity.
+
+    A schedule within the capacity may still exist.
+
+    Args:
+        problem: the step problem.
+        least_found: the lowest peak found, in bytes.
+    """
     return BudgetError(
         f"no schedule with a peak of {problem.capacity} bytes was found; the least found has {least_found}, "
         f"and it is proven only that none has less than {least_peak(problem)[0]}: raise the capacity, or give "

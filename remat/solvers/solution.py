@@ -1,4 +1,4 @@
-"""Answers of solvers, and their verified form."""
+"""Answers that solvers return, and their verified form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 
 
 class Status(enum.Enum):
-    """How much is known about a solution."""
+    """Whether a solution is proven optimal or only known to be feasible."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
@@ -17,17 +17,19 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer of a solver with more than indices. Every claim in it is verified.
+    """Answer of a solver that states more than indices. remat checks every claim in it.
 
     Attributes:
         saved: indices of the items (for a graph problem: nodes) to save, in any order.
-        bound: for a knapsack an upper bound on the value of any choice, for a graph problem a lower
-            bound on the cost of any decision, as far as the solver has proven one.
-        value: what the solver takes ``saved`` to be worth (for a graph problem: to cost); it must
-            be right.
-        status: ``OPTIMAL`` if the solver has proven its answer optimal. Without a status and
-            without a bound, a solver that declares ``exact`` is taken to say ``OPTIMAL``.
-        by_clock: a clock, not counted work, ended the search, so that the next run may differ.
+        bound: a bound that the solver has proven; None if it has none. For a knapsack it is an
+            upper bound on the value of any choice. For a graph problem it is a lower bound on the
+            cost of any decision.
+        value: the total value of ``saved`` (for a graph problem: the cost), as computed by the
+            solver. An answer with a wrong value is refused.
+        status: ``OPTIMAL`` if the solver has proven its answer optimal. An answer with neither
+            status nor bound counts as ``OPTIMAL`` if the solver declares ``exact``.
+        by_clock: whether a clock, not counted work, ended the search, so that the next run may
+            differ.
     """
 
     saved: Iterable[int]
@@ -38,18 +40,20 @@ class Answer:
 
     @property
     def choice(self) -> Iterable[int]:
-        """What is chosen, whatever the kind of problem."""
+        """The chosen indices, under the same name for every kind of problem."""
         return self.saved
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleAnswer:
-    """Answer of a solver to a step problem with more than the sequence.
+    """Answer of a solver to a step problem that states more than the sequence.
 
     Attributes:
         sequence: nodes in the order in which they run.
-        bound: a lower bound on the cost of any schedule, as far as the solver has proven one.
-        by_clock: a clock, not counted work, ended the search, so that the next run may differ.
+        bound: a lower bound on the cost of any schedule that the solver has proven; None if it has
+            none.
+        by_clock: whether a clock, not counted work, ended the search, so that the next run may
+            differ.
     """
 
     value: ClassVar[None] = None
@@ -61,22 +65,24 @@ class ScheduleAnswer:
 
     @property
     def choice(self) -> Iterable[int]:
-        """What is chosen, whatever the kind of problem."""
+        """The chosen sequence, under the same name for every kind of problem."""
         return self.sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """Verified figures of an answer to any problem; none is taken from the solver.
+    """Figures of a verified answer to any kind of problem, computed by remat, not the solver.
 
     Attributes:
-        bound: proven here: no choice is worth more, or no decision and no schedule costs less.
-        status: ``OPTIMAL`` if it is proven here that nothing better exists.
+        bound: a proven bound: the value of every choice is at most, or the cost of every decision
+            or schedule at least, this number.
+        status: ``OPTIMAL`` if it is proven that no better answer exists.
         solver: name of the solver.
-        elapsed_s: seconds the solver took.
-        deterministic: False if a clock ended the search or the solver does not promise to repeat.
-        claimed_bound: the bound that a solver from outside claims, where it is tighter than
-            ``bound`` and nobody here has proven it; otherwise None.
+        elapsed_s: seconds that the solver took.
+        deterministic: False if a clock ended the search, or if the solver declares that its answers
+            may differ.
+        claimed_bound: a bound claimed by a solver that is not built in, if it is tighter than
+            ``bound`` and remat could not prove it; otherwise None.
     """
 
     bound: int
@@ -89,10 +95,10 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedAnswer(Checked):
-    """A checked answer that names what is saved; see `Checked` for the other attributes.
+    """A verified answer that names what is saved; see `Checked` for the other attributes.
 
     Attributes:
-        saved: indices of the items, or of the nodes that are saved and read, sorted.
+        saved: sorted indices: of the saved items, or of the saved nodes that backward reads.
     """
 
     saved: tuple[int, ...]
@@ -100,11 +106,11 @@ class CheckedAnswer(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution(CheckedAnswer):
-    """A checked answer to a knapsack problem; see `CheckedAnswer` for the other attributes.
+    """A verified answer to a knapsack problem; see `CheckedAnswer` for the other attributes.
 
     Attributes:
-        value: value of the saved items, recomputed; never above ``bound``.
-        weight: their weight, recomputed; at most the capacity.
+        value: total value of the saved items, as computed by remat; at most ``bound``.
+        weight: total weight of the saved items, as computed by remat; at most the capacity.
     """
 
     value: int
@@ -113,12 +119,12 @@ class Solution(CheckedAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSolution(CheckedAnswer):
-    """A checked answer to a graph problem; see `CheckedAnswer` for the other attributes.
+    """A verified answer to a graph problem; see `CheckedAnswer` for the other attributes.
 
     Attributes:
-        cost: the summed cost of what runs a second time, recomputed, in the problem's unit; never
-            below ``bound``.
-        saved_bytes: bytes of the saved nodes, recomputed; at most the capacity.
+        cost: summed cost of the nodes that run a second time, in the problem's unit; at least
+            ``bound``. Computed by remat.
+        saved_bytes: bytes of the saved nodes, as computed by remat; at most the capacity.
     """
 
     cost: int
@@ -127,13 +133,14 @@ class GraphSolution(CheckedAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule(Checked):
-    """A checked answer to a step problem; see `Checked` for the other attributes.
+    """A verified answer to a step problem; see `Checked` for the other attributes.
 
     Attributes:
         sequence: nodes in the order in which they run.
-        cost: summed cost of all runs, recomputed, in the problem's unit; never below ``bound``.
-        peak_bytes: most bytes alive at a time, recomputed; at most the capacity.
-        boundary: position of the first run after the boundary; the length where there is none.
+        cost: summed cost of all runs, in the problem's unit; at least ``bound``. Computed by remat.
+        peak_bytes: most bytes alive at one time, as computed by remat; at most the capacity.
+        boundary: position in ``sequence`` at which backward begins; the length if no run belongs to
+            backward.
     """
 
     sequence: tuple[int, ...]

@@ -1,7 +1,9 @@
-"""A step problem as the compiled search takes it: nodes that read and make values, nothing else.
+"""Step problem in the form of the compiled search: only nodes that read and make values.
 
-What is there from the start is made by a first node, what stays to the end is read by a last one, and
-the boundary is a node of its own; that something comes before something else is a value of no bytes.
+This form is the *core* of the problem. A first node makes the values that exist from the start. A
+last node reads the values that stay to the end. The boundary, where backward begins, is a node of
+its own. If one node must run before another one, the second reads a value of no bytes from the
+first.
 """
 
 from __future__ import annotations
@@ -12,25 +14,25 @@ from itertools import accumulate, chain, pairwise
 
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
 
-#: Sums of bytes or costs up to this are exact in the search, which counts in doubles.
+#: Sums of bytes or costs up to this are exact in the kernel's search, which uses doubles.
 _EXACT = 2**52
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCore:
-    """Columns of a step problem with its first node, boundary and last node.
+    """Columns of a step problem, extended by a first node, a boundary node and a last node.
 
     Attributes:
-        cost: of one run, by node; the problem's nodes come first.
-        extra: bytes while a node runs.
-        once: 1 for nodes that may not run again.
-        reads: values that each node reads.
-        maker: node that makes each value.
+        cost: cost of one run of each node; the problem's own nodes come first.
+        extra: bytes that a run of each node takes besides its values.
+        once: 1 for each node that may not run again, 0 otherwise.
+        reads: for each node, the values that it reads.
+        maker: for each value, the node that makes it.
         size: bytes of each value.
-        capacity: bytes, less the resident ones.
+        capacity: bytes that may be alive, without the resident bytes; 0 if there is no capacity.
         start: a legal sequence: every node once, in the problem's order.
-        nodes: number of the problem's nodes.
-        boundary: the node of the boundary; -1 without.
+        nodes: number of the problem's own nodes.
+        boundary: index of the boundary node; -1 for a problem without backward nodes.
     """
 
     cost: tuple[int, ...]
@@ -45,7 +47,11 @@ class StepCore:
     boundary: int
 
     def columns(self) -> tuple[Sequence[int], ...]:
-        """What the kernel's graph is made from; sizes rounded up, so that what fits there fits."""
+        """Return the arguments of the kernel's `StepGraph`.
+
+        Bytes are rounded up if they are scaled, so a schedule that fits in the kernel also fits the
+        problem.
+        """
         starts = (0, *accumulate(map(len, self.reads)))
         return (
             _scaled(self.cost),
@@ -65,7 +71,11 @@ class StepCore:
         return [-(-x >> self.shift) for x in numbers] if self.shift else numbers
 
     def invert(self, sequence: Sequence[int]) -> tuple[tuple[int, ...], int]:
-        """A sequence of the core's as a schedule of the problem's, and its boundary."""
+        """Convert a sequence of the core to a schedule of the problem.
+
+        Returns:
+            The schedule, and the position in it at which backward begins.
+        """
         at = sequence.index(self.boundary) if self.boundary >= 0 else len(sequence)
         runs = tuple(v for v in sequence if v < self.nodes)
         return runs, sum(v < self.nodes for v in sequence[:at])
@@ -73,7 +83,13 @@ class StepCore:
     def apply(
         self, problem: ScheduleProblem, sequence: Sequence[int], boundary: int | None = None
     ) -> tuple[int, ...]:
-        """A schedule of the problem's as a sequence of the core's; the boundary as late as may be where None."""
+        """Convert a schedule of the problem to a sequence of the core.
+
+        Args:
+            problem: the step problem.
+            sequence: the nodes in the order in which they run.
+            boundary: position in ``sequence`` at which backward begins; None: as late as possible.
+        """
         head, tail = self.nodes, self.nodes + 1
         if self.boundary < 0:
             return (head, *sequence, tail)
@@ -87,7 +103,7 @@ def _scaled(costs: Sequence[int]) -> Sequence[int]:
 
 
 def step_core(problem: ScheduleProblem) -> StepCore:
-    """The core of a step problem."""
+    """Convert a step problem to the form of the compiled search."""
     n = len(problem)
     head, tail = n, n + 1
     boundary = n + 2 if problem.backward else -1
@@ -97,20 +113,22 @@ def step_core(problem: ScheduleProblem) -> StepCore:
         maker[i] = head
     for i in problem.at_boundary:
         maker[i] = boundary
-    for i in problem.given - problem.used:  # never there, as nobody reads it
+    for i in problem.given - problem.used:  # never read, so never in memory
         size[i] = 0
     reads: list[tuple[int, ...]] = [tuple(dict.fromkeys(row)) for row in problem.inputs]
     reads += [()] * (count - n)
     reads[tail] = tuple(problem.to_end)
 
     def token(v: int) -> int:
-        """A value of no bytes that node v makes."""
+        """Add a value of no bytes that node ``v`` makes, and return its index."""
         maker.append(v)
         size.append(0)
         return len(size) - 1
 
     runnable = problem.runnable
     begun = token(head)
+    # Only reads order the runs, so nodes without inputs read from the first node, and the last node reads
+    # from every node (below).
     for v in runnable:
         if not reads[v]:
             reads[v] = (begun,)

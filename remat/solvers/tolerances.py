@@ -1,11 +1,13 @@
-"""Knapsacks for solvers that compute in floating point: scaled for them, repaired and bounded in integers.
+"""Run floating-point solvers on scaled knapsacks, and repair and bound their answers in integers.
 
-A solver that takes a row as met within a millionth may return a choice that is one byte too heavy: the
-least efficient items are dropped until the rest fits. Its bound counts only as far as doubles justify.
+A solver that accepts a constraint within a millionth may return a choice that is one byte too
+heavy. The least efficient items are then dropped until the rest fits. The solver's bound is used
+only as far as the precision of doubles justifies.
 
-Numbers that are too large are counted more coarsely: weights and the capacity rounded down, values up.
-What fits the real problem fits the coarse one and is worth no less there, so its bounds hold. At weights
-of a billion CBC was seen to call choices optimal at half the value.
+Large numbers are divided: weights and the capacity rounded down, values rounded up. A choice that
+fits the original problem also fits the scaled one and is worth no less there, so the scaled bounds
+hold. Without scaling, CBC was seen to call choices optimal at half the value, for weights of a
+billion.
 """
 
 from __future__ import annotations
@@ -19,17 +21,17 @@ from remat.solvers.problem import KnapsackProblem
 from remat.solvers.reduction import CoreSolver
 from remat.solvers.solution import Answer
 
-_WEIGHT_LIMIT = 10**8
-_RELATIVE_TRUST = 1e-6  # HiGHS's bounds were seen 1e-7 too low
+_WEIGHT_LIMIT = 10**8  # see the module's docstring on weights of a billion
+_RELATIVE_TRUST = 1e-6  # relative; HiGHS's bounds were seen 1e-7 too low
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What a solver with tolerances makes of a problem.
+    """Result of a floating-point solver on a scaled problem.
 
     Attributes:
-        picked: the items that it chose.
-        upper: its upper bound on the value; infinity if it has none.
+        picked: the items that the solver chose.
+        upper: the solver's upper bound on the value; infinity if it has none.
     """
 
     picked: tuple[int, ...]
@@ -37,10 +39,10 @@ class Attempt:
 
 
 class ToleranceSolver(CoreSolver):
-    """A solver with tolerances: give it ``attempt``.
+    """Base class of floating-point solvers; a subclass defines ``attempt``.
 
     Attributes:
-        value_limit: the largest sum of values that it can hold.
+        value_limit: the largest sum of values that the solver can represent.
     """
 
     __slots__ = ()
@@ -48,13 +50,13 @@ class ToleranceSolver(CoreSolver):
     value_limit: ClassVar[int] = 2**53
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Solve once, and repair the result to an answer within the capacity."""
+        """Run ``attempt`` once on the scaled core, and repair the result to fit the capacity."""
         scaled, value_unit = scale_down(
             core, weight_limit=_WEIGHT_LIMIT, value_limit=self.value_limit
         )
         relaxed, attempt = relax(core), self.attempt(scaled, time_limit)
         bound = relaxed.bound
-        if math.isfinite(attempt.upper):  # no sharper than a bound in doubles justifies
+        if math.isfinite(attempt.upper):  # loosened by the possible rounding error
             margin = max(0.5, abs(attempt.upper) * _RELATIVE_TRUST)
             bound = min(bound, value_unit * math.floor(attempt.upper + margin))
         saved = max(relaxed.saved, repair(core, attempt.picked), key=core.value_of)
@@ -62,17 +64,21 @@ class ToleranceSolver(CoreSolver):
         return Answer(saved, max(bound, value), by_clock=bound > value and time_limit is not None)
 
     def attempt(self, problem: KnapsackProblem, time_limit: float | None) -> Attempt:
-        """Solve a problem to a gap of zero, or to a limit; the picks may exceed the capacity slightly."""
+        """Solve a problem to proven optimality, or until a limit on time or nodes.
+
+        The picked items may exceed the capacity slightly.
+        """
         raise NotImplementedError
 
 
 def scale_down(
     problem: KnapsackProblem, *, weight_limit: int, value_limit: int
 ) -> tuple[KnapsackProblem, int]:
-    """Count more coarsely until the sums of weights and of values stay within the limits.
+    """Divide weights and values until their sums stay within the limits.
 
     Returns:
-        The same items in coarser units, and what one unit of value there is worth.
+        The same items in coarser units, and the number of original units of value in one coarse
+        unit.
     """
     weight_unit = -(-max(problem.total_weight, 1) // weight_limit)
     value_unit = -(-max(problem.total_value, 1) // max(1, value_limit - len(problem)))

@@ -1,9 +1,10 @@
-"""Copies to the host and back beside a schedule: when each must have been made, and who waits for it.
+"""Place copies to and from the host in a schedule, and compute the exposed transfer time.
 
-Each direction of the link is a queue. A value is sent from its last use in forward on, in the order of
-those uses, and its memory is free once it has been sent; it is fetched in the order of first uses in
-backward, and takes memory from the moment its fetch begins. Copies run beside the runs of the schedule.
-Where memory, or a run that needs a value, cannot wait any longer, the schedule waits for the link.
+Each direction of the link is a queue. Values are sent in the order of their last uses in forward,
+each after its last use. The memory of a value is free once its copy has ended. Values are fetched
+in the order of their first uses in backward. A value takes memory again when its fetch begins.
+Copies overlap with runs. If a run needs memory or a value before its copy has ended, the schedule
+waits for the link.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A value that is away from the device between two runs.
+    """A value that is offloaded between two runs.
 
     Attributes:
-        nbytes: its bytes.
-        ready: the run of forward after which it may be sent.
-        needed: the run of backward before which it must be back.
+        nbytes: bytes of the value.
+        ready: position of the forward run after which the value may be sent.
+        needed: position of the backward run before which the value must be back.
         send: time of the copy to the host.
-        fetch: time of the copy back.
+        fetch: time of the copy back to the device.
     """
 
     nbytes: int
@@ -34,13 +35,14 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Runs that waited for the link, which was busy without a break until then.
+    """One wait of the schedule for the link, after a stretch of copies without a pause.
 
     Attributes:
-        begin: where the first copy of that stretch began: behind this run of forward, or, for fetches,
-            where the last one ended: before this run of backward.
-        at: the run before which (forward), or after which (backward), the schedule waited.
-        time: for how long.
+        begin: for sends, position of the forward run after which the stretch's first copy began.
+            For fetches, position of the backward run before which the stretch's last copy ended.
+        at: position of the run before which (forward) or after which (backward) the schedule
+            waited.
+        time: time of the wait.
     """
 
     begin: int
@@ -50,14 +52,14 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where the copies of a schedule stand.
+    """Positions of the copies in a schedule, and the resulting memory and waits.
 
     Attributes:
-        freed: for each transfer, the run of forward after which its memory is free at the latest.
-        fetched: for each transfer, the run of backward before which its fetch begins.
+        freed: for each transfer, position of the forward run after which its memory is free.
+        fetched: for each transfer, position of the backward run before which its fetch begins.
         bytes_alive: bytes alive at each run.
-        sending: waits of forward.
-        fetching: waits of backward.
+        sending: waits in forward.
+        fetching: waits in backward.
     """
 
     freed: tuple[int, ...]
@@ -68,7 +70,7 @@ class Placement:
 
     @property
     def exposed_time(self) -> int:
-        """Exposed transfer time: the schedule waits so long for the link."""
+        """Exposed transfer time: the total time for which the schedule waits for the link."""
         return sum(w.time for w in (*self.sending, *self.fetching))
 
 
@@ -79,20 +81,23 @@ def place(
     transfers: Sequence[Transfer],
     capacity: int | None,
 ) -> Placement:
-    """Place copies to minimise the exposed transfer time of a schedule within a capacity.
+    """Place copies in a schedule so that the exposed transfer time within a capacity is least.
 
-    What has been sent is freed as soon as the runs beside it have taken as long; sooner, with a wait,
-    only where memory is needed. Fetches mirror that. Everything sent has arrived when forward ends, and
-    nothing is fetched before backward begins. For these queues no placement waits less: whatever a
-    run needs freed, the head of the queue is done first, and starting it earlier delays nothing.
+    Memory of a sent value is free once the runs beside its copy have taken as long as the copy. If
+    memory is needed sooner, the schedule waits. Fetches mirror sends. All sends end before forward
+    ends, and no fetch begins before backward.
+
+    No placement of these queues waits less. If a run needs freed memory, the head of the queue
+    finishes first, and starting its copy earlier delays no other copy.
 
     Args:
         times: time of each run.
-        boundary: the first run of backward.
-        bytes_alive: bytes at each run; a transferred value counts up to ``ready`` and from ``needed`` on.
-        transfers: what is sent and fetched.
-        capacity: bytes that may be alive; None: any number. Where that many are not enough even when
-            everything waits, ``bytes_alive`` of the answer says so.
+        boundary: position of the first run of backward.
+        bytes_alive: bytes alive at each run; a transferred value counts up to ``ready`` and from
+            ``needed`` on.
+        transfers: the values that are sent and fetched.
+        capacity: bytes that may be alive; None: no limit. If the capacity is too small even when
+            the schedule waits for every copy, ``bytes_alive`` of the result exceeds it.
     """
     n = len(times)
     alive = list(bytes_alive)
@@ -102,6 +107,7 @@ def place(
     freed, sending = _through(times[:boundary], head, queue, capacity)
     order = sorted(range(len(transfers)), key=lambda i: (-transfers[i].needed, -i))
     queue = [(n - 1 - t.needed, t.nbytes, t.fetch, i) for i in order for t in (transfers[i],)]
+    # Fetches are sends with time reversed, so both directions share `_through`.
     tail = alive[: boundary - 1 if boundary else None : -1]
     mirrored, waits = _through(
         times[: boundary - 1 if boundary else None : -1], tail, queue, capacity
@@ -122,14 +128,18 @@ def exposed_time_at(
     freed: Sequence[int],
     fetched: Sequence[int],
 ) -> int:
-    """Exposed transfer time of a schedule whose copies stand at given places, by the queues of `place`.
+    """Compute the exposed transfer time of a schedule whose copies are placed at given positions.
+
+    Copies queue in the same order as in `place`.
 
     Args:
         times: time of each run.
-        boundary: the first run of backward.
-        transfers: what is sent and fetched.
-        freed: for each transfer, the run of forward after which its memory is free; not before ``ready``.
-        fetched: for each transfer, the run of backward before which its fetch begins; not after ``needed``.
+        boundary: position of the first run of backward.
+        transfers: the values that are sent and fetched.
+        freed: for each transfer, position of the forward run after which its memory is free; at
+            least ``ready``.
+        fetched: for each transfer, position of the backward run before which its fetch begins; at
+            most ``needed``.
     """
     n, of = len(times), range(len(transfers))
     order = sorted(of, key=lambda i: (transfers[i].ready, i))
@@ -140,9 +150,15 @@ def exposed_time_at(
 
 
 def _exposed_time(times: Sequence[int], queue: Sequence[tuple[int, int, int]]) -> int:
-    """Exposed time of a queue of (run behind which it enters, time, run after which it has left)."""
+    """Compute the exposed time of one queue.
+
+    Args:
+        times: time of each run.
+        queue: for each copy, the run after which it enters the queue, its time, and the run after
+            which it must have left.
+    """
     now = idle_from = exposed_time = entered = 0
-    due: dict[int, int] = {}  # by runs: when all that leave behind them have left
+    due: dict[int, int] = {}  # by run: the time at which the copies that leave after it have ended
     for at, time in enumerate(times):
         now += time
         while entered < len(queue) and queue[entered][0] == at:
@@ -161,12 +177,16 @@ def _through(
     queue: Sequence[tuple[int, int, int, int]],
     capacity: int | None,
 ) -> tuple[dict[int, int], list[Wait]]:
-    """Sends a queue of (run behind which it enters, bytes, time, which) through one direction.
+    """Send a queue of copies through one direction of the link.
 
-    ``alive`` gets the bytes of what has not left yet added.
+    Args:
+        times: time of each run.
+        alive: bytes alive at each run; the bytes of copies in the queue are added in place.
+        queue: for each copy, the run after which it enters, its bytes, its time, and its index.
+        capacity: bytes that may be alive; None: no limit.
 
     Returns:
-        The run after which each has left, and the waits.
+        By index, the run after which each copy has left the queue, and the waits.
     """
     now = idle_from = held = entered = begin = 0
     inside: deque[tuple[int, int, int, int]] = deque()
@@ -174,7 +194,7 @@ def _through(
     waits: list[Wait] = []
     last = len(times) - 1
     for at in range(len(times) + 1):
-        room = capacity if at <= last else -1  # at the end everything has left
+        room = capacity if at <= last else -1  # at the end, -1 forces every copy out
         while inside:
             end, nbytes, which, begun = inside[0]
             full = room is not None and held > room - (alive[at] if at <= last else 0)

@@ -1,4 +1,4 @@
-"""The check that every answer passes: recomputed in integers, refused with the solver's name."""
+"""Verify every answer: evaluate it again in integers, and refuse a wrong one in the solver's name."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from remat.solvers.native import Native
 from remat.solvers.problem import KnapsackProblem, Problem, S
 from remat.solvers.solution import Status
 
-#: Limits for checking a bound that a solver from outside claims: work of either kernel, and states of
-#: the knapsack's. Some hundredths of a second; enough for nearly all problems of a few hundred items.
+#: Limits on the search that checks a plugin's claimed bound: work of either kernel search, and states of
+#: the knapsack search. It takes hundredths of a second and settles nearly all problems of a few hundred
+#: items.
 _WORK = 2_000_000
 _STATES = 50_000
 
 
 class Claim(NamedTuple):
-    """A solver's answer in plain ints; the attributes are those of `Answer`."""
+    """A solver's answer in plain ints; the attributes have the same meaning as in `Answer`."""
 
     choice: tuple[int, ...]
     bound: int | None
@@ -32,38 +33,41 @@ class Claim(NamedTuple):
 
 
 def verify(problem: Problem[S], solver: Solver, answer: object, *, elapsed_s: float = 0.0) -> S:
-    """Turn a solver's result into a verified solution.
+    """Turn a solver's answer into a verified solution.
 
     Args:
-        problem: what the solver was given.
-        solver: who answered.
+        problem: the problem that the solver was given.
+        solver: the solver that answered.
         answer: an iterable of indices or runs, or an object of the problem's ``answer`` class.
-        elapsed_s: seconds the solver took.
+        elapsed_s: seconds that the solver took.
 
     Returns:
-        The solution. Its bound is the one that holds without a search, or a tighter one that one of our
-        solvers claims. A tighter one from elsewhere is checked by a short search, for knapsacks and
-        graphs; what that does not prove becomes the solution's ``claimed_bound``.
+        The solution. Its bound holds without a search, or is a tighter one that a built-in solver
+        claims. For knapsacks and graph problems, a short search checks a tighter bound of any other
+        solver. An unproven bound becomes the solution's ``claimed_bound``.
 
     Raises:
-        SolverError: the answer is malformed, cannot be carried out, is above the capacity, or claims
-            what is not so; the message names the solver and the first thing wrong.
+        SolverError: the answer is malformed, cannot be carried out, exceeds the capacity, or makes
+            a false claim. The message names the solver and the first fault.
     """
     return judge(problem, solver, read(problem, solver, answer), elapsed_s=elapsed_s)
 
 
 def read(problem: Problem[Any], solver: Solver, answer: object) -> Claim:
-    """Read a solver's result entry by entry, without evaluating it.
+    """Read a solver's answer entry by entry, without evaluating it.
 
     Raises:
         SolverError: the answer is malformed.
     """
+    # A bare iterable becomes an answer without claims.
     claim = answer if isinstance(answer, problem.answer) else problem.answer(answer)  # type: ignore[arg-type]
     if claim.status is not None and not isinstance(claim.status, Status):
         refuse(solver, f"returned {claim.status!r} as status: use Status.OPTIMAL or .FEASIBLE")
     if not isinstance(claim.choice, Iterable):
         refuse(solver, f"returned {type(claim.choice).__name__} where {problem.expected}")
-    entries = list(islice(claim.choice, problem.most_entries + 1))  # a generator may be endless
+    entries = list(
+        islice(claim.choice, problem.most_entries + 1)
+    )  # one more shows an excess; generators may be endless
     try:
         choice = problem.read(entries)
     except ProblemError as error:
@@ -78,7 +82,14 @@ def read(problem: Problem[Any], solver: Solver, answer: object) -> Claim:
 
 
 def judge(problem: Problem[S], solver: Solver, claim: Claim, *, elapsed_s: float) -> S:
-    """Evaluate a solver's answer, and check its claims; as `verify`."""
+    """Evaluate a solver's answer and check its claims; see `verify`.
+
+    Args:
+        problem: the problem that the solver was given.
+        solver: the solver that answered.
+        claim: the answer, as returned by `read`.
+        elapsed_s: seconds that the solver took.
+    """
     try:
         figures = problem.measure(claim.choice)
     except ProblemError as error:
@@ -104,6 +115,7 @@ def judge(problem: Problem[S], solver: Solver, claim: Claim, *, elapsed_s: float
                 solver,
                 f"claims that {problem.bound_text} {bound}, but {problem.own_text} {reached}",
             )
+        # A false bound may only show against a better choice than the solver's own.
         if reachable is not None and tighter(bound, reachable) != reachable:
             refuse(
                 solver,
@@ -125,7 +137,13 @@ def judge(problem: Problem[S], solver: Solver, claim: Claim, *, elapsed_s: float
 
 
 def _claimed_bound(problem: Problem[Any], solver: Solver, claim: Claim, reached: int) -> int | None:
-    """The bound that an answer claims; with the status OPTIMAL it is what the answer reaches."""
+    """Return the bound that an answer claims; None if it claims none.
+
+    With the status OPTIMAL, the claimed bound is ``reached``, the objective of the answer.
+
+    Raises:
+        SolverError: the status contradicts the bound, or has nothing that proves it.
+    """
     exact = problem.by_capabilities and solver.exact
     if claim.status is None:
         return reached if exact and claim.bound is None else claim.bound
@@ -143,7 +161,7 @@ def _claimed_bound(problem: Problem[Any], solver: Solver, claim: Claim, reached:
 
 
 def _proven_value(problem: KnapsackProblem, reached: int) -> int:
-    """An upper bound on the value of any choice, by a short search of the kernel."""
+    """Return an upper bound on the value of any choice, proven by a short search of the kernel."""
     native = Native()
     if native.cannot_run() is not None or native.refuses(problem) is not None:
         return problem.total_value
@@ -152,7 +170,10 @@ def _proven_value(problem: KnapsackProblem, reached: int) -> int:
 
 
 def _proven_cost(problem: GraphProblem, reached: int) -> int:
-    """A lower bound on the cost of any decision, by a short search; at most the reached cost."""
+    """Return a lower bound on the cost of any decision, proven by a short search.
+
+    The bound is at most ``reached``, the cost of the solver's decision.
+    """
     if unavailable(Lagrangian) is not None:
         return 0
     search = Search(problem)
@@ -160,11 +181,11 @@ def _proven_cost(problem: GraphProblem, reached: int) -> int:
     return search.exact(known, work=_WORK, tolerance=0.0).bound
 
 
-#: By kind of problem, a bound that a short search proves; it knows what the solver reached.
+#: By kind of problem, a function of the problem and the solver's objective that proves a bound quickly.
 _PROOFS: Mapping[str, Callable[[Any, int], int]] = {
     "knapsack": _proven_value,
     "graph": _proven_cost,
-    "schedule": lambda problem, _: problem.limits().bound,  # no search is that short
+    "schedule": lambda problem, _: problem.limits().bound,  # no short search proves more
 }
 
 
@@ -178,5 +199,5 @@ def _number(solver: Solver, what: str, claimed: object) -> int | None:
 
 
 def refuse(solver: Solver, fault: str) -> NoReturn:
-    """Raise the error of an answer that is refused."""
+    """Raise a `SolverError` that names the solver and the fault of its answer."""
     raise SolverError(solver.name, f"solver '{solver.name}' {fault}")

@@ -1,1 +1,1 @@
-"""The conformance suite for solvers, and the pytest plugin that runs it."""
+"""Conformance suite for solvers, and the pytest plugin that runs it."""

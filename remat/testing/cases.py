@@ -1,7 +1,7 @@
-"""The cases of the conformance suite, as data.
+"""Cases of the conformance suite, as data.
 
-A bug found in one solver becomes a case for all. Cases are never changed: a new one carries the
-suite version with which it came.
+A bug found in one solver becomes a case for all solvers. Published cases never change. A new case
+carries the version of the suite that added it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Case:
     """A named problem whose optimum is known.
 
     Attributes:
-        name: kebab-case; test ids and tables show it.
-        since: version of the suite that brought it.
-        problem: what to solve.
-        certificate: the optimum where there is too much to try everything.
+        name: name in kebab-case, shown in test ids and tables.
+        since: version of the suite that added the case.
+        problem: the problem to solve.
+        certificate: the optimum, for a problem that is too large to enumerate; otherwise None.
     """
 
     name: str
@@ -37,25 +37,25 @@ class Case:
 
     @property
     def kind(self) -> str:
-        """The kind of the problem: the case is for solvers of that."""
+        """Kind of the problem; only solvers of this kind run the case."""
         return self.problem.kind
 
     @property
     def optimum(self) -> int:
-        """The greatest value, or the least cost: the certificate, or by trying everything."""
+        """Greatest value or least cost: the certificate, or the result of enumeration."""
         best = tried(self.problem) if self.certificate is None else self.certificate
         assert best is not None
         return best
 
 
-#: The optimum by trying everything, once for all solvers.
+#: The optimum by enumeration, cached because every solver's tests need it.
 tried = functools.cache(optimum)
 
 _GIB = 2**30
 _PETA = 10**15
 _FIRST_FAMILIES = ("uncorrelated", "weakly-correlated", "strongly-correlated", "subset-sum")
 
-# name: (weights, values, capacity); at most 20 items, the optimum by trying everything.
+# name: (weights, values, capacity). At most 20 items, so that the optimum can be enumerated.
 _SMALL: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
     "empty": ((), (), 10),
     "empty-no-room": ((), (), 0),
@@ -96,7 +96,7 @@ _SMALL: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
 }
 
 _SMALL_2: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
-    # Ten times an eleventh is more than ten elevenths, in floating point.
+    # In floating point, ten times 1/11 is more than 10/11.
     "eleven-equal-room-for-ten": ((7,) * 11, (9,) * 11, 70),
     "thirds": ((1, 1, 1), (5, 4, 3), 2),
     "weightless-among-heavy": ((0, 9, 4, 0, 7), (3, 9, 8, 1, 2), 12),
@@ -114,7 +114,7 @@ _SMALL_2: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
     "ascending-efficiency": (tuple(range(1, 15)), tuple(i * i for i in range(1, 15)), 50),
 }
 
-# (family, items, span, share of 101, seed): the optimum, item by item over undominated weights.
+# (family, items, span, share of 101, seed): optimum, computed item by item over undominated weights.
 _LARGE_2: dict[tuple[str, int, int, int, int], int] = {
     ("inverse-strongly-correlated", 50, 1000, 40, 11): 10_808,
     ("almost-strongly-correlated", 60, 1000, 60, 12): 21_301,
@@ -125,7 +125,7 @@ _LARGE_2: dict[tuple[str, int, int, int, int], int] = {
     ("circle", 60, 1000, 50, 17): 30_557,
 }
 
-# (family, items, span, share of 101, seed): the optimum, by dynamic programming over capacity.
+# (family, items, span, share of 101, seed): optimum, computed by dynamic programming over capacity.
 _LARGE: dict[tuple[str, int, int, int, int], int] = {
     ("uncorrelated", 50, 1000, 30, 1): 17_533,
     ("weakly-correlated", 50, 1000, 50, 2): 15_011,
@@ -147,7 +147,7 @@ def _small() -> list[Case]:
 
 
 def _drawn_small() -> list[Case]:
-    """Twelve items of every family at three capacities."""
+    """Build cases with twelve items of every family, each at three capacities."""
     return [
         Case(
             name=f"{name}-12-at-{share}",
@@ -177,29 +177,29 @@ def _steps() -> list[Case]:
 
 
 def _like_models() -> list[Case]:
-    """Hundreds and thousands of items, as models have them."""
+    """Build cases with hundreds and thousands of items, similar to those of real models."""
     values = tuple(10_000 + 7_919 * i % 3_001 for i in range(3_000))
     sizes = tuple(4 * 2**20 + 512 * (37 * i % 101) for i in range(240))
     worth_it = range(0, 240, 3)
     costs = tuple((6 if i in worth_it else 3) * size for i, size in enumerate(sizes))
     mib = 2**20
     return [
-        # Equal weights, so the most valuable that fit in number. A quantiser that rounds weights
-        # to the nearest of 10,000 steps packs too many.
+        # With equal weights, the most valuable items are optimal, as many as fit. A solver that rounds
+        # weights to the nearest of 10,000 steps takes too many.
         Case(
             name="3000-equal-weights",
             since=1,
             problem=KnapsackProblem((27,) * 3_000, values, 60_003),
             certificate=sum(sorted(values, reverse=True)[: 60_003 // 27]),
         ),
-        # The tensors of better ratio fill the capacity to the byte: the relaxation's optimum.
+        # The tensors with the better ratio fill the capacity exactly, so they reach the relaxation's bound.
         Case(
             name="240-tensors-exact-fill",
             since=1,
             problem=KnapsackProblem(sizes, costs, sum(sizes[i] for i in worth_it)),
             certificate=sum(costs[i] for i in worth_it),
         ),
-        # By dynamic programming over capacity, in units of 1 MiB.
+        # The certificate comes from dynamic programming over capacity, in units of 1 MiB.
         Case(
             name="32-identical-layers",
             since=1,
@@ -215,9 +215,9 @@ def _like_models() -> list[Case]:
 
 
 def _twenty_thousand() -> list[Case]:
-    """Problems whose best items by value per weight fill the capacity to the byte.
+    """Build cases in which the items of best value per weight fill the capacity exactly.
 
-    What fills it so is worth as much as the relaxation, so nothing beats it.
+    These items have the value of the linear relaxation, so they are optimal.
     """
     drawn = family("uncorrelated", items=20_000, span=10**7, share=101, seed=21)
     best = efficiency_order(drawn)[:8_000]
@@ -231,7 +231,8 @@ def _twenty_thousand() -> list[Case]:
             problem=KnapsackProblem(drawn.weights, drawn.values, drawn.weight_of(best)),
             certificate=drawn.value_of(best),
         ),
-        # 2,800 / 56 is the best ratio, then 700 / 16: all of the former, 1,234 of the latter.
+        # 2,800 / 56 is the best ratio and 700 / 16 the second: all items of the first kind fit, and 1,234
+        # of the second.
         Case(
             name="20000-items-of-four-kinds",
             since=2,
@@ -245,7 +246,7 @@ def _twenty_thousand() -> list[Case]:
 
 @functools.cache
 def cases() -> tuple[Case, ...]:
-    """All cases of the suite, in a fixed order."""
+    """Return all cases of the suite, in a fixed order."""
     return (
         *_small(),
         *_drawn_small(),

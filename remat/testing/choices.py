@@ -1,4 +1,4 @@
-"""Which solvers a test run tests."""
+"""Select the solvers that a test run tests."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A solver to test, or why it cannot be.
+    """A solver to test, or the reason why it cannot be tested.
 
     Attributes:
-        name: as asked for; test ids show it.
-        kind: the solver's class; None if a module that it needs keeps it from being imported.
-        reason: why its tests are skipped; None if they run.
+        name: the name given to ``--solver``, shown in test ids.
+        kind: the solver's class; None if the class cannot be imported because a module is missing.
+        reason: reason for skipping the solver's tests; None if they run.
     """
 
     name: str
@@ -31,30 +31,38 @@ class Candidate:
     reason: str | None
 
     def solves(self, what: str) -> bool:
-        """Whether it solves ``"knapsack"``, ``"graph"`` or ``"schedule"`` problems; True if not known."""
+        """Return whether the solver solves a kind of problem; True if its class is unknown.
+
+        Args:
+            what: ``"knapsack"``, ``"graph"`` or ``"schedule"``.
+        """
         return self.kind is None or what in self.kind.solves
 
     def takes(self, parameter: object) -> bool:
-        """Whether a test with a parameter is for it: all but those about a kind that it does not solve."""
+        """Return whether the solver runs tests with this parameter.
+
+        A parameter with a problem kind, such as a `Case`, is only for solvers of that kind. Any
+        other parameter is for all solvers.
+        """
         kind = getattr(parameter, "kind", None)
         return kind not in [known.kind for known in KINDS] or self.solves(kind)
 
     def solver(self) -> Solver:
-        """Return an instance, or skip the test with the reason."""
+        """Return an instance of the solver, or skip the test with the reason."""
         if self.reason is not None or self.kind is None:
             pytest.skip(f"solver '{self.name}' is not available: {self.reason}")
         return self.kind()
 
 
 def choose(names: Iterable[str], folder: Path) -> tuple[Candidate, ...]:
-    """Look up what ``--solver`` asks for, each once, in order.
+    """Look up the solvers given to ``--solver``, each once, in the order given.
 
     Args:
         names: registered names, ``module:Class`` or ``all``.
-        folder: where modules are looked for besides the import path.
+        folder: a folder in which modules are searched for, after the import path.
 
     Raises:
-        pytest.UsageError: a name is unknown, or a class is no usable solver.
+        pytest.UsageError: a name is unknown, or a class is not a usable solver.
     """
     chosen: dict[str, Candidate] = {}
     for name in names:
@@ -73,10 +81,11 @@ def available() -> tuple[Candidate, ...]:
 
 def _candidate(name: str, folder: Path) -> Candidate:
     if ":" in name and str(folder) not in sys.path:
-        sys.path.append(str(folder))  # behind what is installed
+        sys.path.append(str(folder))  # at the end, so that installed modules win
     try:
         kind = registry().solver_class(name)
     except SolverError as error:
+        # If the solver's own module is missing, its name is wrong; any other module is a missing dependency.
         missing = _missing_module(error)
         if missing is None or name.partition(":")[0].partition(".")[0] == missing.partition(".")[0]:
             raise pytest.UsageError(f"--solver={name}: {error}") from None

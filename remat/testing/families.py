@@ -19,12 +19,17 @@ Items = tuple[list[int], list[int]]
 Family = Callable[[int, int, Draw], Items]
 """So many items, of weights or values up to a span, from a source."""
 
-_MULTIPLES = 10  # of a spanner's base items
+_MULTIPLES = 10  # largest multiple of a base item in a spanner family
 _BASE_ITEMS = 2
 
 
 def _valued(value: Callable[[int, int, Draw], int]) -> Family:
-    """A family whose weights are uniform and whose values follow from them."""
+    """Return a family whose weights are uniform and whose values depend on the weights.
+
+    Args:
+        value: a function of an item's weight, the span and the random source that returns the
+            item's value.
+    """
 
     def items(count: int, span: int, draw: Draw) -> Items:
         weights = [draw(1, span) for _ in range(count)]
@@ -77,7 +82,7 @@ def _similar_weights(count: int, _: int, draw: Draw) -> Items:
 
 
 def _spanner(base: Family) -> Family:
-    """Multiples of two items of another family."""
+    """Return a family whose items are multiples of two items of another family."""
 
     def items(count: int, span: int, draw: Draw) -> Items:
         weights, values = (
@@ -108,24 +113,27 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def drawer(seed: int) -> Draw:
-    """Return a source of uniform integers; the same for a seed in every release of Python."""
+    """Return a source of uniform integers; a seed gives the same integers in every Python release."""
     source = random.Random(seed)
 
     def draw(low: int, high: int) -> int:
-        return low + int(source.random() * (high - low + 1))  # random() is what Python promises
+        return low + int(
+            source.random() * (high - low + 1)
+        )  # Python guarantees the sequence of random() alone
 
     return draw
 
 
 def family(name: str, *, items: int, span: int, share: int, seed: int) -> KnapsackProblem:
-    """Draw a problem.
+    """Draw a random knapsack of a family.
 
     Args:
-        name: one of `FAMILIES`.
-        items: how many items.
-        span: weights are from 1 to this, or, where they follow from the values, the values are.
-        share: the capacity in hundred-and-firsts of the total weight.
-        seed: which of the family.
+        name: a key of `FAMILIES`.
+        items: number of items.
+        span: weights are drawn from 1 to this number. In ``inverse-strongly-correlated`` the values
+            are, because weights follow from values there. ``similar-weights`` ignores it.
+        share: the capacity is this number times the total weight, divided by 101.
+        seed: seed of the random source.
     """
     weights, values = FAMILIES[name](items, span, drawer(seed))
     return KnapsackProblem(tuple(weights), tuple(values), sum(weights) * share // 101)
@@ -134,6 +142,13 @@ def family(name: str, *, items: int, span: int, share: int, seed: int) -> Knapsa
 def layers(
     *, blocks: int, sizes: tuple[int, ...], costs: tuple[int, ...], share: int
 ) -> KnapsackProblem:
-    """A model of identical blocks, as real ones are: the same few items over and over."""
+    """Build the knapsack of a model with identical blocks, which repeats the same few items.
+
+    Args:
+        blocks: number of blocks.
+        sizes: weight of each item of a block, in bytes.
+        costs: value of each item of a block.
+        share: the capacity, in percent of the total weight.
+    """
     weights, values = sizes * blocks, costs * blocks
     return KnapsackProblem(weights, values, sum(weights) * share // 100)

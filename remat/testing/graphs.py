@@ -1,4 +1,4 @@
-"""Graph problems, small and wide."""
+"""Graph problems for tests: random, layered and wide."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from remat.solvers.graph_problem import GraphProblem
 
 
 def random_graph(seed: int, *, nodes: int = 10, outside: bool = True) -> GraphProblem:
-    """A random graph problem; the same for the same arguments.
+    """Build a random graph problem; the same arguments give the same problem.
 
     Args:
-        seed: of the draw.
-        nodes: how many nodes.
-        outside: whether some nodes are not in forward.
+        seed: seed of the random source.
+        nodes: number of nodes.
+        outside: whether some nodes may be outside forward.
     """
     draw = random.Random(seed)
     inputs: list[tuple[int, ...]] = []
@@ -24,9 +24,10 @@ def random_graph(seed: int, *, nodes: int = 10, outside: bool = True) -> GraphPr
         cost.append(draw.choice((0, 0, 1, 2, 3, 5, 8, 40)))
         size.append(draw.choice((0, 1, 2, 3, 4, 8, 30)))
         savable.append(draw.random() < 0.8)
+        # Every node can be saved or recomputed, so that most problems are feasible.
         again.append(draw.random() < 0.85 or not savable[-1])
         forward.append(not outside or draw.random() < 0.8)
-    for i in reversed(range(nodes)):  # what forward reads is in forward
+    for i in reversed(range(nodes)):  # inputs of nodes in forward must be in forward
         if forward[i]:
             for j in inputs[i]:
                 forward[j] = True
@@ -44,7 +45,12 @@ def random_graph(seed: int, *, nodes: int = 10, outside: bool = True) -> GraphPr
 
 
 def layers(count: int, *, seed: int = 0) -> GraphProblem:
-    """Identical layers one after the other, each with something worth keeping and something not."""
+    """Build a chain of identical layers, whose values differ in cost and size.
+
+    Args:
+        count: number of layers.
+        seed: seed of the costs and sizes within a layer.
+    """
     draw = random.Random(seed)
     kinds = [(draw.randint(10, 99), draw.randint(1, 9) * 7) for _ in range(6)]
     inputs: list[tuple[int, ...]] = [()]
@@ -70,7 +76,11 @@ def layers(count: int, *, seed: int = 0) -> GraphProblem:
 
 
 def wide(n: int) -> GraphProblem:
-    """Values that wait for a reader at the far end, as the skips of a U-Net do."""
+    """Build a graph in which many values wait long for their reader, as in the skips of a U-Net.
+
+    Args:
+        n: number of nodes in the first half; the graph has twice as many.
+    """
     draw = random.Random(3)
     inputs = [(), *((i - 1, draw.randrange(i)) if i > 1 else (0,) for i in range(1, n))]
     return GraphProblem(

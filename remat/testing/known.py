@@ -1,10 +1,11 @@
-"""Known failures: listed in a file by a solver's author, and strict.
+"""Known failures of a solver: its author lists them in a file, and each must fail.
 
-One test per line, by the name that pytest prints behind ``::``; what follows ``#`` is the reason::
+Each line has the name of one test as pytest prints it after ``::``. Text after ``#`` is the
+reason::
 
     test_case[beyond-doubles-mine:Mine]   # computes in float64
 
-A listed test must fail: one that passes fails the run, so the list cannot hide a test that was fixed.
+A listed test that passes fails the run, so the list cannot hide a fixed test.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ DEFAULT = "known_failures.txt"
 
 
 def read(path: Path) -> Mapping[str, str]:
-    """Read a file of known failures: reasons by test name.
+    """Read a file of known failures.
+
+    Returns:
+        The reason of each failure, by test name.
 
     Raises:
-        pytest.UsageError: the file cannot be read, or a line names no test.
+        pytest.UsageError: the file cannot be read, a line does not name a test, or a test is listed
+            twice.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -45,7 +50,7 @@ def read(path: Path) -> Mapping[str, str]:
 
 
 def mark(items: Iterable[pytest.Item], known: Mapping[str, str]) -> set[str]:
-    """Mark the listed tests as expected to fail; return the listed names that no test has."""
+    """Mark the listed tests as expected to fail, and return the listed names without a test."""
     left = set(known)
     for item in items:
         if item.name in known:

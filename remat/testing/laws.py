@@ -1,4 +1,7 @@
-"""Laws that hold for every problem, tried on many: by Hypothesis, or without it on fixed draws."""
+"""Check laws that hold for every problem, on many random problems.
+
+Hypothesis draws the problems if it is installed; otherwise they are drawn from fixed seeds.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,13 @@ _SPANS = (3, 20, 10**4, 10**9, 2**50)
 
 
 def holds(law: Callable[[Draw], None], *, draws: int) -> None:
-    """Try a law on problems that it draws; the same ones in every run.
+    """Check a law on random problems, the same in every run.
 
-    Hypothesis, if it is installed, looks for corner cases and shrinks what it finds.
+    Hypothesis, if it is installed, tries corner cases and reduces a failure to a small example.
+
+    Args:
+        law: a function that draws its problem from the given source and asserts the law.
+        draws: number of problems.
     """
     try:
         from hypothesis import HealthCheck, Phase, given, settings
@@ -25,8 +32,8 @@ def holds(law: Callable[[Draw], None], *, draws: int) -> None:
 
     @settings(
         max_examples=draws,
-        deadline=None,
-        derandomize=True,
+        deadline=None,  # a slow solver is not a wrong solver
+        derandomize=True,  # the suite must give the same verdict in every run
         database=None,
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
@@ -39,7 +46,10 @@ def holds(law: Callable[[Draw], None], *, draws: int) -> None:
 
 
 def any_problem(draw: Draw, *, most: int = 9) -> KnapsackProblem:
-    """A problem of up to ``most`` items over any span, zeros and equal items among them."""
+    """Draw a knapsack of up to ``most`` items, which may include zeros and equal items.
+
+    The largest weight and value is drawn too, from 3 to 2**50.
+    """
     span = _SPANS[draw(0, len(_SPANS) - 1)]
     count = draw(0, most)
     weights = tuple(draw(0, span) for _ in range(count))
@@ -48,7 +58,7 @@ def any_problem(draw: Draw, *, most: int = 9) -> KnapsackProblem:
 
 
 def any_order(draw: Draw, count: int) -> list[int]:
-    """The numbers from 0 to ``count - 1`` in any order."""
+    """Draw a random permutation of the numbers from 0 to ``count - 1``."""
     order = list(range(count))
     for i in range(count - 1, 0, -1):
         j = draw(0, i)

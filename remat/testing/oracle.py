@@ -1,4 +1,4 @@
-"""The optimum of small problems by the simplest means, in integers of any size: an oracle for each kind."""
+"""Optima of small problems by enumeration, in integers of any size, for each kind of problem."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_ITEMS = 20
 
 
 def optimum(problem: Problem[Any]) -> int | None:
-    """The greatest value or least cost within the capacity, by enumeration; None if nothing fits."""
+    """Return the greatest value or least cost within the capacity; None if nothing fits."""
     if isinstance(problem, KnapsackProblem):
         return brute_force(problem)
     if isinstance(problem, ScheduleProblem):
@@ -29,7 +29,7 @@ def optimum(problem: Problem[Any]) -> int | None:
 
 
 def brute_force(problem: KnapsackProblem) -> int:
-    """Return the greatest value of any choice that fits, by trying all of them.
+    """Return the greatest value of any choice that fits, by enumeration.
 
     Raises:
         ProblemError: there are more than 20 items.
@@ -47,7 +47,7 @@ def brute_force(problem: KnapsackProblem) -> int:
 
 
 def decisions(problem: GraphProblem) -> list[Evaluation]:
-    """What every decision that can run comes to."""
+    """Evaluate every legal decision of a graph problem."""
     may, found = [i for i in range(len(problem)) if problem.savable[i]], []
     for picks in itertools.product((False, True), repeat=len(may)):
         with contextlib.suppress(ProblemError):
@@ -56,20 +56,22 @@ def decisions(problem: GraphProblem) -> list[Evaluation]:
 
 
 def least_cost_schedule(problem: ScheduleProblem) -> int | None:
-    """The least cost of any schedule within the capacity, by enumeration; None if there is none.
+    """Return the least cost of any schedule within the capacity; None if no schedule fits.
 
-    A state is what is in memory, what has run, and whether the boundary is behind. Any value may go at
-    any time. The states grow with 4 to the power of the nodes: for up to eight of them.
+    The search enumerates states. A state has the values in memory, the nodes that have run, and
+    whether backward has begun. Any value may be dropped before any run. The number of states grows
+    as 4 to the power of the number of nodes, so use it for at most eight nodes.
     """
     capacity = math.inf if problem.capacity is None else problem.capacity
     makes, read = problem.results, problem.used
     runnable, size, inputs = problem.runnable, problem.size, problem.inputs
     once, backward, forward = set(problem.once), set(problem.backward), set(problem.forward)
     arriving = frozenset(i for i in problem.at_boundary if i in read)
+    # Dijkstra's algorithm: costs are not negative, so the first final state popped is cheapest.
     begin = (frozenset(i for i in problem.at_start if i in read), frozenset[int](), False)
     least = {begin: 0}
     queue: list[tuple[int, int, tuple[frozenset[int], frozenset[int], bool]]] = [(0, 0, begin)]
-    ticket = itertools.count(1)
+    ticket = itertools.count(1)  # breaks ties, so that heapq never compares states
     while queue:
         cost, _, state = heapq.heappop(queue)
         if cost > least[state]:
@@ -91,7 +93,7 @@ def least_cost_schedule(problem: ScheduleProblem) -> int | None:
             if not set(inputs[v]) <= there:
                 continue
             kept = there | set(makes[v])
-            # What may be dropped before this run: anything that it does not read or make.
+            # Before this run, every value that the run neither reads nor makes may be dropped.
             loose = [i for i in there if i not in inputs[v] and i not in makes[v]]
             for count in range(len(loose) + 1):
                 for gone in itertools.combinations(loose, count):

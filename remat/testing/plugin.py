@@ -1,8 +1,8 @@
-"""The pytest plugin: ``pytest --solver=NAME`` runs every solver test against that solver.
+"""The pytest plugin: ``pytest --solver=NAME`` runs every solver test on that solver.
 
-A solver test is a test that takes the ``solver`` fixture of this plugin. pytest loads this file in
-every run on a machine where remat is installed, so it imports nothing until a solver is wanted, and
-leaves alone whatever other project calls ``solver``.
+A solver test is a test that uses the ``solver`` fixture of this plugin. pytest loads this file in
+every run on a machine with remat installed. So the plugin imports nothing until a solver is needed,
+and ignores fixtures named ``solver`` of other projects.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ _SOLVED = pytest.StashKey["_SolvedCases"]()
 
 
 def for_solvers_of(kind: str) -> Callable[[Test], Test]:
-    """Mark a test that is for solvers of ``"knapsack"``, ``"graph"`` or ``"schedule"`` problems only."""
+    """Return a decorator for a test that runs only on solvers of one kind of problem.
+
+    Args:
+        kind: ``"knapsack"``, ``"graph"`` or ``"schedule"``.
+    """
 
     def mark(test: Test) -> Test:
         setattr(test, _KIND, kind)
@@ -40,7 +44,7 @@ def for_solvers_of(kind: str) -> Callable[[Test], Test]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--solver`` and ``--known-failures``."""
+    """Add the options ``--solver`` and ``--known-failures``."""
     group = parser.getgroup("remat", "solver tests (remat)")
     group.addoption(
         "--known-failures",
@@ -62,7 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Look up the chosen solvers before anything is collected."""
+    """Look up the chosen solvers and the known failures before collection."""
     config.stash[_SOLVED] = solved = _SolvedCases()
     config.pluginmanager.register(solved, "remat-solved-cases")
     names = config.getoption("remat_solvers")
@@ -79,11 +83,12 @@ def _known_failures(config: pytest.Config) -> Mapping[str, str]:
     folder, asked = config.invocation_params.dir, config.getoption("remat_known_failures")
     if asked:
         return known.read(folder / asked)
+    # Without --solver, a file of this name may belong to another project.
     default = folder / known.DEFAULT
     return known.read(default) if _CHOSEN in config.stash and default.is_file() else {}
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(trylast=True)  # after the tests' own parametrization, which `_is_ours` checks
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run every solver test once per chosen solver."""
     if FIXTURE not in metafunc.fixturenames or not _is_ours(metafunc):
@@ -100,11 +105,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(FIXTURE, chosen, ids=ids, indirect=True, scope="session")
 
 
-@pytest.hookimpl(tryfirst=True)  # before -k takes tests out that are listed as failing
+@pytest.hookimpl(tryfirst=True)  # before -k deselects tests that the list of failures names
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--solver``, keep the solver tests only; mark those that are known to fail.
+    """With ``--solver``, keep only solver tests; mark tests that are known to fail.
 
-    A test with a parameter that is of one kind of problems is none for solvers of other kinds.
+    A test with a parameter for one kind of problem is removed for solvers of other kinds.
     """
     items[:] = [item for item in items if _is_of_its_kind(item)]
     known = config.stash[_KNOWN]
@@ -120,8 +125,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _candidate(item: pytest.Item) -> Candidate | None:
-    """The solver of a solver test; None for other tests."""
-    choices = sys.modules.get("remat.testing.choices")  # not loaded before a solver is wanted
+    """Return the solver of a solver test; None for any other test."""
+    choices = sys.modules.get("remat.testing.choices")  # imported only once a solver is needed
     callspec = getattr(item, "callspec", None)
     if choices is None or callspec is None:
         return None
@@ -136,12 +141,17 @@ def _is_of_its_kind(item: pytest.Item) -> bool:
 
 
 def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[str, str]) -> None:
-    """Mark known failures; a name that is no test of a chosen solver any more is an error."""
+    """Mark tests that are known to fail.
+
+    Raises:
+        pytest.UsageError: a name in the list of a chosen solver is not a test. Not raised if the
+            command line selects single tests.
+    """
     from remat.testing.known import mark
 
     left = mark(items, known)
     if any("::" in argument for argument in config.args):
-        return  # asked for single tests, so not all are there to be found
+        return  # single tests were requested, so the others are missing for a good reason
     for candidate in config.stash.get(_CHOSEN, ()):
         for name in sorted(left):
             if items and name.endswith((f"[{candidate.name}]", f"-{candidate.name}]")):
@@ -153,7 +163,7 @@ def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[
 def pytest_terminal_summary(
     terminalreporter: Any, exitstatus: int | pytest.ExitCode, config: pytest.Config
 ) -> None:
-    """Report skipped tests and, with several solvers, the best one."""
+    """Report skipped solvers and, if several solvers ran, a comparison."""
     chosen = config.stash.get(_CHOSEN, ())
     for candidate in chosen:
         if candidate.reason is not None:
@@ -177,7 +187,7 @@ def pytest_terminal_summary(
 
 @pytest.fixture(scope="session", name=FIXTURE)
 def _solver(request: pytest.FixtureRequest) -> Solver:
-    """A solver to test: in turn each that ``--solver`` chose, or all that can run here."""
+    """A solver to test: in turn each one that ``--solver`` chose, or each one that can run here."""
     candidate: Candidate = request.param
     return candidate.solver()
 
@@ -186,10 +196,11 @@ def _solver(request: pytest.FixtureRequest) -> Solver:
 def solve_case(
     solver: Solver, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
 ) -> Callable[[Case], Checked | None]:
-    """Solve a case with the solver, checked, and put the result into the comparison table.
+    """A function that solves a case with the solver, and adds the result to the comparison table.
 
-    A knapsack that the solver refuses, with a reason, skips the test. None where it finds no schedule
-    within the capacity, which it may.
+    The function returns the verified solution. It returns None if the solver finds no schedule
+    within the capacity, which is allowed. If the solver refuses a knapsack, the test is skipped
+    with the solver's reason.
     """
 
     def solve(case: Case) -> Checked | None:
@@ -215,7 +226,7 @@ def solve_case(
 
 
 class _SolvedCases:
-    """Collects solved cases from reports, which reach the main process from xdist workers."""
+    """Collect solved cases from test reports, which also arrive from xdist workers."""
 
     def __init__(self) -> None:
         self.results: list[Solved] = []
@@ -233,7 +244,10 @@ class _SolvedCases:
 
 
 def _is_ours(metafunc: pytest.Metafunc) -> bool:
-    """Whether ``solver`` in this test is the fixture above, and nobody has parametrized it."""
+    """Return whether ``solver`` in a test is this plugin's fixture.
+
+    False if the test itself parametrizes ``solver``.
+    """
     definitions = getattr(metafunc, "_arg2fixturedefs", {}).get(FIXTURE, ())
     calls = getattr(metafunc, "_calls", ())
     return (

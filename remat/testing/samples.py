@@ -1,4 +1,4 @@
-"""Problems of every kind that the conformance suite draws, and how it has them solved."""
+"""Random problems of every kind for the conformance suite, and the function that solves them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from remat.testing.oracle import decisions
 
 
 def refusal(solver: Solver, problem: Problem[Any]) -> str | None:
-    """Why a solver does not take a problem; of knapsacks only, others it has to take."""
+    """Return why a solver refuses a problem; None if it accepts. Solvers may refuse only knapsacks."""
     return solver.refuses(problem) if isinstance(problem, KnapsackProblem) else None
 
 
 def solved(solver: Solver, problem: Problem[Any], *, time_limit: float | None = None) -> Any:
-    """The checked solution; None where no schedule was found within the capacity, which may be.
+    """Return the verified solution; None if no schedule within the capacity was found.
 
-    A problem that the solver refuses, with a reason, skips the test.
+    The test is skipped if the solver refuses the problem.
     """
     reason = refusal(solver, problem)
     if reason is not None:
@@ -43,12 +43,12 @@ def solved(solver: Solver, problem: Problem[Any], *, time_limit: float | None = 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Problems of one kind that are tried together.
+    """Problems of one kind that one test tries together.
 
     Attributes:
-        name: test ids show it.
-        kind: the kind of its problems.
-        draw: draws them, always the same.
+        name: name shown in test ids.
+        kind: kind of the problems.
+        draw: a function that draws the problems, the same ones in every call.
     """
 
     name: str
@@ -57,13 +57,17 @@ class Sample:
 
 
 def _small_knapsacks(name: str) -> Iterator[Problem[Any]]:
-    """Of one family, at all capacities from tight to loose."""
+    """Yield problems of one family, at capacities from tight to loose."""
     for seed in range(20):
         yield family(name, items=1 + seed % 10, span=30, share=5 * seed + 3, seed=seed)
 
 
 def _small_graphs(block: int) -> Iterator[Problem[Any]]:
-    """Each under a capacity for which there is a decision."""
+    """Yield small graph problems, each with a capacity that some decision fits.
+
+    Args:
+        block: selects the 30 seeds from ``30 * block`` on.
+    """
     draw = random.Random(block)
     for seed in range(30 * block, 30 * block + 30):
         problem = graphs.random_graph(seed, nodes=9)
@@ -73,14 +77,19 @@ def _small_graphs(block: int) -> Iterator[Problem[Any]]:
 
 
 def _small_steps(block: int) -> Iterator[Problem[Any]]:
-    """Each under a capacity that may or may not do."""
+    """Yield small step problems, each with a capacity that may be too small.
+
+    Args:
+        block: selects the 25 seeds from ``25 * block`` on.
+    """
     draw = random.Random(block)
     for seed in range(25 * block, 25 * block + 25):
         problem = steps.random_step(seed, nodes=5, plain=seed % 3 == 0)
+        # From one byte less than any schedule needs, up to the peak of the given order, which fits.
         yield problem.within(draw.randint(max(0, least_peak(problem)[0] - 1), _full(problem)))
 
 
-#: Small enough to try everything.
+#: Problems small enough for enumeration.
 SMALL = (
     *(Sample(name, "knapsack", functools.partial(_small_knapsacks, name)) for name in FAMILIES),
     *(Sample(f"graphs-{k}", "graph", functools.partial(_small_graphs, k)) for k in range(4)),
@@ -105,7 +114,7 @@ def _tight_step(nodes: int, seed: int) -> Iterator[Problem[Any]]:
     yield step.within(_full(step) * 9 // 10)
 
 
-#: Some milliseconds of work, at capacities that bind.
+#: Problems that take milliseconds, with capacities that rule out saving everything.
 PLAIN = (
     Sample("knapsack", "knapsack", _plain_knapsacks),
     Sample("graph", "graph", _plain_graphs),
@@ -122,7 +131,7 @@ def _wide_graph() -> Iterator[Problem[Any]]:
     yield graph.within(sum(graph.size) // 3)
 
 
-#: Work for minutes, unless a clock or a count ends it.
+#: Problems that take minutes unless a clock or a limit on work ends the search.
 HARD = (
     *(
         Sample(name, "knapsack", functools.partial(_hard_knapsack, name))
@@ -139,7 +148,7 @@ def _roomy_steps() -> Iterator[Problem[Any]]:
         yield from (step.within(room) for room in (None, _full(step)))
 
 
-#: Room for everything: nothing has to run again.
+#: Problems with enough capacity to save everything, so that nothing has to run again.
 ROOMY = (
     Sample("graph", "graph", lambda: (graphs.layers(5),)),
     Sample("schedule", "schedule", _roomy_steps),
@@ -147,5 +156,5 @@ ROOMY = (
 
 
 def _full(step: ScheduleProblem) -> int:
-    """The peak of a step in its own order."""
+    """Return the peak of a step in the problem's own order, in bytes."""
     return evaluate_schedule(step, step.order).peak_bytes

@@ -1,4 +1,4 @@
-"""The comparison of solvers: a table made from solved cases."""
+"""Table that compares solvers by their results on the cases."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ PROPERTY = "remat.solved"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """One solver's checked result on one case.
+    """One solver's verified result on one case.
 
     Attributes:
-        solver: its name in the run.
-        case: the case's name.
-        value: what its choice is worth; of a step problem, what its schedule costs.
-        optimum: the greatest value of any choice, or the least cost of any schedule.
-        elapsed_s: seconds it took.
-        least: the value is a cost: less is better.
+        solver: name of the solver in the run.
+        case: name of the case.
+        value: value of the solver's choice; for a graph or step problem, the cost of its answer.
+        optimum: greatest value of any choice, or least cost of any answer.
+        elapsed_s: seconds that the solver took.
+        least: whether ``value`` is a cost, so that less is better.
     """
 
     solver: str
@@ -34,25 +34,29 @@ class Solved:
 
     @property
     def score(self) -> int:
-        """More is better."""
+        """Value, or negated cost; a greater score is better."""
         return -self.value if self.least else self.value
 
     def as_property(self) -> str:
-        """As text, which passes through any report; integers of any size survive."""
+        """Convert the result to JSON text, which passes through any test report.
+
+        Integers of any size keep their value.
+        """
         return json.dumps(asdict(self))
 
     @classmethod
     def from_property(cls, text: str) -> Solved:
-        """Read back `as_property`."""
+        """Convert the text from `as_property` back to a result."""
         return cls(**json.loads(text))
 
 
 def table(results: Iterable[Solved]) -> list[str]:
-    """Compare solvers over the cases, as lines of text.
+    """Format a comparison of solvers over the cases, as lines of text.
 
-    Columns: cases solved; wins, cases where no other solver's answer is better; worst and mean gap
-    to the optimum, as a share of it; total time. A case that a solver solved twice counts
-    once, with the lower value and the longer time. Best first: by wins, mean gap, name.
+    The columns are: solver; cases solved; wins; worst and mean gap; total time. A win is a case for
+    which no other solver's answer is better. A gap is the distance to the optimum, as a fraction of
+    the optimum. If a solver solved a case twice, only the worse result counts; among equal results,
+    the slower one. The best solver comes first: by wins, then mean gap, then name.
     """
     scores: dict[str, dict[str, Solved]] = {}
     for result in results:

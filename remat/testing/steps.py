@@ -1,4 +1,4 @@
-"""Small step problems, and layered graphs as they were published."""
+"""Step problems for tests: small named ones, random ones, and published layered graphs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _step(
     )
 
 
-#: A network of three layers and its backward, which reads every layer's value again.
+#: Inputs of a network of three layers and its backward, which reads every layer's value again.
 _CHAIN = ((), (0,), (1,), (2,), (2, 3), (1, 4), (0, 5))
 
 #: Named step problems, each with its capacity.
@@ -82,12 +82,12 @@ NAMED: Mapping[str, ScheduleProblem] = {
 
 
 def random_step(seed: int, *, nodes: int = 6, plain: bool = False) -> ScheduleProblem:
-    """A random step problem without a capacity; the same for the same arguments.
+    """Build a random step problem without a capacity; the same arguments give the same problem.
 
     Args:
-        seed: of the draw.
-        nodes: how many nodes run.
-        plain: whether it has nothing but inputs, costs and sizes.
+        seed: seed of the random source.
+        nodes: number of nodes with runs of their own.
+        plain: whether the problem has only inputs, costs and sizes.
     """
     draw = random.Random(seed)
     rich = not plain
@@ -151,19 +151,26 @@ def random_step(seed: int, *, nodes: int = 6, plain: bool = False) -> SchedulePr
             resident=draw.choice((0, 3)) if rich else 0,
             unit="ps",
         )
+        # `at_boundary` needs a node that runs in backward: draw again with another seed.
         if backward or not late_given
         else random_step(seed + 1_000_003, nodes=nodes, plain=plain)
     )
 
 
 def layered(nodes: int, *, width: float, seed: int) -> ScheduleProblem:
-    """A random layered graph, as in the published comparisons of solvers.
+    """Build a random layered graph, as in published comparisons of solvers.
 
-    About ``sqrt(nodes * (1 / width - 1))`` layers of varying size, edges between neighbouring layers at a
-    density of 0.2, and skips at 0.14.
+    The graph has about ``sqrt(nodes * (1 / width - 1))`` layers of varying size. An edge between
+    nodes of neighbouring layers has probability 0.2. With probability 0.14, a node also reads a
+    node of an earlier layer.
 
     Source: M. Gagrani et al., "Neural topological ordering for computation graphs", NeurIPS 2022,
     appendix A; costs and bytes as in M. Bartan et al., "Moccasin", ICML 2023.
+
+    Args:
+        nodes: number of nodes.
+        width: a number between 0 and 1; larger widths give fewer layers.
+        seed: seed of the random source.
     """
     draw = random.Random(seed)
     count = math.ceil(math.sqrt(nodes * (1 / width - 1)))

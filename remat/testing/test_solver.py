@@ -1,7 +1,7 @@
 """The conformance suite: requirements on a solver, for every kind of problem that it solves.
 
-Run it on a solver with ``pytest --pyargs remat.testing --solver=NAME``, from any folder. A test whose
-parameter is of one kind of problems runs on the solvers of that kind only.
+Run the suite with ``pytest --pyargs remat.testing --solver=NAME``, from any folder. A test with a
+parameter for one kind of problem runs only on solvers of that kind.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from remat.testing.oracle import brute_force, decisions
 from remat.testing.plugin import for_solvers_of
 from remat.testing.samples import HARD, PLAIN, ROOMY, SMALL, Sample, refusal, solved
 
-#: A checked answer to any kind of problem.
+#: A verified answer to any kind of problem.
 AnySolution = CheckedAnswer | Schedule
 
 _DRAWS = 40
-_GRACE_S = 3.0  # what a busy machine may add to a time limit
+_GRACE_S = 3.0  # a busy machine may delay a solver by this much
 
 
 def each(samples: Sequence[Sample]) -> pytest.MarkDecorator:
-    """Run a test once for each sample, on the solvers of its kind."""
+    """Return a decorator that runs a test once per sample, on the solvers of the sample's kind."""
     return pytest.mark.parametrize("sample", samples, ids=lambda sample: sample.name)
 
 
 def reached(problem: Problem[Any], solution: AnySolution) -> int:
-    """Score of an answer; more is better, so costs are negative."""
+    """Return the objective of an answer, with costs negated, so that more is better."""
     figure: int = getattr(solution, problem.objective)
     return figure if problem.maximises else -figure
 
 
 def claimed(problem: Problem[Any], solution: AnySolution) -> int:
-    """The bound that the solver claims, proven here or not; likewise."""
+    """Return the bound that the solver claims, proven or not, with cost bounds negated."""
     bound = solution.bound if solution.claimed_bound is None else solution.claimed_bound
     return bound if problem.maximises else -bound
 
@@ -55,7 +55,15 @@ def claimed(problem: Problem[Any], solution: AnySolution) -> int:
 def assert_honest(
     solver: Solver, problem: Problem[Any], solution: AnySolution, optimum: int | None, label: str
 ) -> None:
-    """Check a verified solution's claims against the known optimum."""
+    """Assert that a verified solution and its claims agree with the known optimum.
+
+    Args:
+        solver: the solver that answered.
+        problem: the problem.
+        solution: the verified solution.
+        optimum: the optimum of the problem; None if no answer fits, which fails the assertion.
+        label: name of the problem in messages.
+    """
     assert optimum is not None, f"{label}: nothing fits, and yet {solution} was taken"
     best = optimum if problem.maximises else -optimum
     value, bound = reached(problem, solution), claimed(problem, solution)
@@ -75,14 +83,14 @@ def assert_honest(
 
 
 def assert_agree(solver: Solver, one: Solution, other: Solution, factor: int, label: str) -> None:
-    """Check two answers against each other; the optimum of ``other``'s problem is no smaller.
+    """Assert that two answers are consistent, if the optimum of ``other``'s problem is no smaller.
 
     Args:
-        solver: who gave both.
+        solver: the solver that gave both answers.
         one: the answer to the problem with the smaller optimum.
-        other: the answer to the other problem.
+        other: the answer to the problem with the larger optimum.
         factor: units of value of ``other`` in one unit of ``one``.
-        label: what to call the problems in messages.
+        label: name of the two problems in messages.
     """
     bound = other.bound if other.claimed_bound is None else other.claimed_bound
     assert factor * one.value <= bound, (
@@ -97,31 +105,31 @@ def assert_agree(solver: Solver, one: Solution, other: Solution, factor: int, la
 
 
 def taken(solver: Solver, sample: Sample) -> list[Problem[Any]]:
-    """The problems of a sample that a solver does not refuse."""
+    """Return the problems of a sample that the solver does not refuse."""
     return [problem for problem in sample.draw() if refusal(solver, problem) is None]
 
 
 def assert_alike(one: AnySolution | None, other: AnySolution | None) -> None:
-    """Check that two answers to one problem are the same, unless a clock decided."""
-    if one is None or other is None:
+    """Assert that two answers to one problem are the same, unless a clock ended a search."""
+    if one is None or other is None:  # no schedule was found
         assert one is other
     elif one.deterministic and other.deterministic:
         assert choice(one) == choice(other)
 
 
 def choice(solution: AnySolution) -> Sequence[int]:
-    """What an answer chooses."""
+    """Return the saved indices of an answer, or the sequence of a schedule."""
     return solution.sequence if isinstance(solution, Schedule) else solution.saved
 
 
 def test_is_usable(solver: Solver) -> None:
-    """Its class data and signatures are what the registry asks for."""
+    """The solver's class attributes and signatures meet the registry's requirements."""
     assert check_solver(type(solver)) is None
 
 
 @for_solvers_of("knapsack")
 def test_takes_problems_at_all(solver: Solver) -> None:
-    """It takes at least half of the small problems, so that something is tested."""
+    """The solver accepts at least half of the small problems, so that the other tests have cases."""
     small = [
         case.problem
         for case in cases()
@@ -138,7 +146,7 @@ def test_takes_problems_at_all(solver: Solver) -> None:
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_case(solver: Solver, case: Case, solve_case: Callable[[Case], AnySolution | None]) -> None:
-    """Its choice fits, and its claims are true; an exact solver proves its answer."""
+    """The solver's choice fits and its claims are true; an exact solver proves its answer optimal."""
     solution = solve_case(case)
     if solution is not None:
         assert_honest(solver, case.problem, solution, case.optimum, case.name)
@@ -146,7 +154,7 @@ def test_case(solver: Solver, case: Case, solve_case: Callable[[Case], AnySoluti
 
 @each(SMALL)
 def test_many_small_problems(solver: Solver, sample: Sample) -> None:
-    """Random problems against trying everything, at all capacities from tight to loose."""
+    """On random small problems, the solver's claims agree with the optimum from enumeration."""
     answered = 0
     for problem in sample.draw():
         solution = solved(solver, problem)
@@ -158,7 +166,10 @@ def test_many_small_problems(solver: Solver, sample: Sample) -> None:
 
 @each(ROOMY)
 def test_room_for_everything_is_enough(solver: Solver, sample: Sample) -> None:
-    """Where everything fits it finds an answer, and of a graph nothing that costs is recomputed."""
+    """If everything fits, the solver finds an answer.
+
+    For a graph problem, this answer recomputes nothing that costs.
+    """
     for problem in sample.draw():
         solution = run(solver, problem)
         least = problem.limits().bound
@@ -168,7 +179,7 @@ def test_room_for_everything_is_enough(solver: Solver, sample: Sample) -> None:
 
 @for_solvers_of("graph")
 def test_less_than_the_least_is_refused(solver: Solver) -> None:
-    """Where no decision fits it says so, with the least that is possible."""
+    """If no decision fits, the solver raises `BudgetError` with the least possible bytes."""
     for problem in map(random_graph, range(1_000)):
         least = min((e.saved_bytes for e in decisions(problem)), default=0)
         if least > 0:
@@ -179,7 +190,7 @@ def test_less_than_the_least_is_refused(solver: Solver) -> None:
 
 @for_solvers_of("knapsack")
 def test_any_problem(solver: Solver) -> None:
-    """Whatever the numbers, against trying everything."""
+    """On random knapsacks with numbers of any magnitude, the claims agree with the optimum."""
 
     def law(draw: Draw) -> None:
         problem = any_problem(draw)
@@ -192,9 +203,9 @@ def test_any_problem(solver: Solver) -> None:
 
 @for_solvers_of("knapsack")
 def test_numbers_up_to_its_limit(solver: Solver) -> None:
-    """It solves problems with sums at its ``integer_limit``, or at 2**63 - 1."""
+    """The solver solves problems with sums at its ``integer_limit``, or at 2**63 - 1."""
     limit = INT64_MAX if solver.integer_limit is None else solver.integer_limit
-    unit = limit // 25
+    unit = limit // 25  # 25 units and the remainder make both sums equal to the limit
     problem = KnapsackProblem(
         (3 * unit, 4 * unit, 5 * unit, 6 * unit, 7 * unit + limit % 25),
         (7 * unit + limit % 25, 3 * unit, 4 * unit, 6 * unit, 5 * unit),
@@ -209,7 +220,7 @@ def test_numbers_up_to_its_limit(solver: Solver) -> None:
 
 @for_solvers_of("knapsack")
 def test_order_of_items_does_not_matter(solver: Solver) -> None:
-    """What it proves for items in one order holds for them in another order."""
+    """Bounds that the solver proves for one order of the items also hold for another order."""
 
     def law(draw: Draw) -> None:
         problem = any_problem(draw)
@@ -231,7 +242,8 @@ def test_order_of_items_does_not_matter(solver: Solver) -> None:
 @for_solvers_of("knapsack")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_units_do_not_matter(solver: Solver, name: str) -> None:
-    """Counting bytes or cost in another unit changes no optimum."""
+    """The optimum stays the same if bytes or costs are counted in another unit."""
+    # `factor - 1` further bytes of capacity are less than one coarse unit, so they allow nothing new.
     problem = family(name, items=30, span=200, share=40, seed=3)
     coarse = solved(solver, problem)
     for factor in (3, 2**20 + 1):
@@ -247,7 +259,7 @@ def test_units_do_not_matter(solver: Solver, name: str) -> None:
 
 @for_solvers_of("knapsack")
 def test_more_room_is_never_worse(solver: Solver) -> None:
-    """The optimum does not fall as the capacity grows."""
+    """The optimum does not fall if the capacity grows."""
 
     def law(draw: Draw) -> None:
         tight = any_problem(draw)
@@ -263,7 +275,7 @@ def test_more_room_is_never_worse(solver: Solver) -> None:
 @pytest.mark.parametrize("time_limit", [0.001, 0.2])
 @each(PLAIN)
 def test_takes_a_time_limit(solver: Solver, sample: Sample, time_limit: float) -> None:
-    """With a time limit it may stop early, but its answer still fits and its claims are true."""
+    """With a time limit the solver may stop early, but its answer fits and its claims are true."""
     for problem in taken(solver, sample):
         limited, unlimited = solved(solver, problem, time_limit=time_limit), solved(solver, problem)
         if limited is not None and unlimited is not None:
@@ -273,7 +285,10 @@ def test_takes_a_time_limit(solver: Solver, sample: Sample, time_limit: float) -
 
 @each(HARD)
 def test_keeps_its_time_limit(solver: Solver, sample: Sample) -> None:
-    """It returns soon after its limit; otherwise its process is killed and the test fails."""
+    """The solver returns soon after its time limit.
+
+    If it does not return, its process is killed and the test fails.
+    """
     if not solver.time_limit:
         pytest.skip(f"solver '{solver.name}' declares time_limit = False")
     limit_s = 0.3
@@ -291,7 +306,7 @@ def test_keeps_its_time_limit(solver: Solver, sample: Sample) -> None:
 def test_leaves_standard_output_alone(
     solver: Solver, sample: Sample, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is printed to standard output, where other programs read plans."""
+    """The solver prints nothing to standard output, from which other programs read plans."""
     for problem in taken(solver, sample):
         solved(solver, problem)
     assert capfd.readouterr().out == ""
@@ -299,7 +314,7 @@ def test_leaves_standard_output_alone(
 
 @each(PLAIN)
 def test_answers_repeat(solver: Solver, sample: Sample) -> None:
-    """Asked twice, it answers the same."""
+    """The solver gives the same answer to the same problem twice."""
     if not solver.deterministic:
         pytest.skip(f"solver '{solver.name}' declares deterministic = False")
     for problem in taken(solver, sample):

@@ -1,13 +1,13 @@
 // Simulated annealing over schedules of the step problem: sequences of runs in which a node may stand
 // several times. An edit moves one run, adds a further one, or drops one.
 //
-// Memory is kept by gaps: gap[p] holds the bytes that live across the border between positions p and
-// p + 1. While the run at position p goes on, gap[p - 1] and what it makes are there at a time. An edit is
-// judged on the stretch that it changes, before anything is changed.
+// Memory is stored per gap: gap[p] holds the bytes that are alive between positions p and p + 1. During
+// the run at position p, memory holds gap[p - 1] and the results of the run. An edit is evaluated on the
+// positions that it changes, before the state is changed.
 //
-// Bytes over the capacity are no wall but a price, which rises while there are any and falls else. It
-// begins below the capacity, by a margin that shrinks as the search cools: without it nothing would draw
-// an order away from the wall, and nearly all orders are there.
+// Bytes over the capacity have an adaptive price, which rises while a position is over the capacity and
+// falls otherwise. The price applies from a margin below the capacity on; the margin shrinks as the search
+// cools. Without the margin, orders would stay near the capacity, as nearly all orders do.
 #pragma once
 
 #include <algorithm>
@@ -19,9 +19,9 @@
 
 namespace remat {
 
-// Nodes read values and make values. Whatever else a problem says (what is there from the start, what
-// stays to the end, what comes before what) is said by nodes and by values of no bytes. The first node of
-// a sequence and its last stay where they are.
+// Nodes read values and make values. Every other constraint of a problem (values that exist from the start
+// or stay to the end, fixed orders) is expressed by further nodes and by values of no bytes. The first and
+// the last node of a sequence never move.
 struct StepGraph {
   std::vector<double> cost;                // of one run, by node
   std::vector<double> extra;               // bytes while it runs, by node
@@ -43,10 +43,10 @@ class Annealer {
     double seconds;      // 0: no clock
     double hot, cold;    // temperatures, in costs of a mean node
     double wide, narrow; // margins below the capacity, in shares of it
-    double price;        // of a mean node's bytes too many at one moment, in costs of a mean node; to begin with
+    double price;        // first price of a mean node's bytes over the capacity, in costs of a mean node
   };
   struct Result {
-    bool feasible = false;  // if not, `sequence` is the one of the least peak
+    bool feasible = false;  // if false, `sequence` is the one with the lowest peak
     bool by_clock = false;
     double cost = 0;
     double peak = 0;
@@ -70,7 +70,7 @@ class Annealer {
     mean_bytes_ = std::max(1.0, bytes / static_cast<double>(std::max<std::size_t>(1, n)));
   }
 
-  // Every node of `start` must be legal where it stands. `stop` ends the search as a clock does.
+  // `start` must be a legal sequence. `stop` ends the search in the same way as the clock.
   Result run(const std::vector<int>& start, const Limits& limits, const std::atomic<bool>& stop) {
     load(start);
     const auto began = std::chrono::steady_clock::now();
@@ -78,7 +78,7 @@ class Annealer {
     margin(limits.wide);
     note();
     const std::int64_t turn = std::max<std::int64_t>(200, g_.nodes() / 2);
-    // Slow enough that the search can follow, and that the price can change by e^10 until the end.
+    // The price changes slowly enough for the search to follow, and by a factor of up to e^10 in all.
     const double factor = std::exp(10.0 * static_cast<double>(turn) / static_cast<double>(limits.moves));
     for (std::int64_t done = 0; done < limits.moves && !(best_.feasible && best_.cost <= least_); done += turn) {
       const double share = static_cast<double>(done) / static_cast<double>(limits.moves);
@@ -104,7 +104,7 @@ class Annealer {
   }
 
   enum class Kind { move, add, drop };
-  // A run of `node`: from position i to j, new at j, or away from i.
+  // move: the run of `node` from position i to j; add: a new run at j; drop: the run at i.
   struct Edit {
     Kind kind;
     int node, i, j;
@@ -160,7 +160,7 @@ class Annealer {
     over_ = 0;
   }
 
-  // The positions of a node's runs, rising. Nearly all nodes run once; those need no list.
+  // The ascending positions of a node's runs. Nearly all nodes run once and need no list.
   struct Runs {
     const int *from, *to;
     const int* begin() const { return from; }
@@ -170,10 +170,10 @@ class Annealer {
   };
   Runs runs(int v) const {
     if (count_[v] > 1) return {runs_[v].data(), runs_[v].data() + runs_[v].size()};
-    return {&first_[v], &first_[v] + count_[v]};  // parts, and what is given, have none
+    return {&first_[v], &first_[v] + count_[v]};  // parts and given nodes have no runs
   }
 
-  void put(int v, int p) {  // a further run of v at p
+  void put(int v, int p) {  // record a further run of v at p
     if (++count_[v] == 1) {
       first_[v] = last_[v] = p;
       return;
@@ -184,7 +184,7 @@ class Annealer {
     ends(v);
   }
 
-  void take(int v, int p) {  // the run of v at p away
+  void take(int v, int p) {  // remove the run of v at p
     auto& mine = runs_[v];
     mine.erase(std::find(mine.begin(), mine.end(), p));
     --count_[v];
@@ -203,12 +203,12 @@ class Annealer {
     blocks(0, length() - 1);
   }
 
-  // The most bytes in each block of positions, by which stretches without a price are passed over.
+  // The most bytes in each block of positions; blocks below the priced range are skipped.
   void blocks(int from, int to) {
     most_.resize((sequence_.size() + kBlock - 1) / kBlock);
     for (int b = from / kBlock; b <= to / kBlock; ++b) {
       const int end = std::min(length(), (b + 1) * kBlock);
-      double most[4] = {0, 0, 0, 0};  // four at a time, so that none waits for the one before it
+      double most[4] = {0, 0, 0, 0};  // four independent maxima, which the processor computes in parallel
       int p = b * kBlock;
       for (; p + 4 <= end; p += 4)
         for (int k = 0; k < 4; ++k) most[k] = std::max(most[k], load_[p + k]);
@@ -243,7 +243,7 @@ class Annealer {
   }
 
   // ---- what an edit changes -----------------------------------------------------------------------
-  // Where a position is after the edit. The run that moves or goes away leaves its place to the next one.
+  // The position of a run after the edit. A run that moves or is dropped leaves its position to the next.
   static int moved(const Edit& e, int p) {
     switch (e.kind) {
       case Kind::add: return p + (p >= e.j);
@@ -254,8 +254,8 @@ class Annealer {
     return p + (p >= e.j && p < e.i);
   }
 
-  // The spans of value x: `before_` as the gaps show them once positions have moved, `after_` as they are to
-  // be. Both are in order.
+  // Compute the sorted lifetimes of value x in positions after the edit: `before_` has the present
+  // lifetimes, which the gaps still count, and `after_` the new ones.
   void spans(int x, const Edit& e) {
     const int m = g_.maker[x];
     const Runs makes = runs(m);
@@ -309,7 +309,7 @@ class Annealer {
     }
   }
 
-  // The last run of the node that an edit is about, once it is done.
+  // The last run of the edited node after the edit.
   int last_after(const Edit& e) const {
     const Runs mine = runs(e.node);
     const int last = last_[e.node];
@@ -317,7 +317,7 @@ class Annealer {
     return e.kind == Kind::add ? std::max(e.j, moved(e, last)) : moved(e, last);
   }
 
-  void differ(int from, int to, double bytes) {  // the gaps from .. to - 1 hold so many bytes more
+  void differ(int from, int to, double bytes) {  // the gaps from .. to - 1 hold `bytes` more
     if (from < to) {
       steps_.push_back({from, bytes});
       steps_.push_back({to, -bytes});
@@ -326,7 +326,7 @@ class Annealer {
     }
   }
 
-  // The change of all penalties by an edit. Leaves in `steps_` what the gaps change by, in new positions.
+  // The change of all penalties by an edit. Stores the changes of the gaps in `steps_`, by new positions.
   double judge(const Edit& e) {
     steps_.clear();
     low_ = e.kind == Kind::move ? std::min(e.i, e.j) : e.kind == Kind::add ? e.j : e.i;
@@ -335,13 +335,13 @@ class Annealer {
     for (int x : g_.reads[e.node]) compare(x, e);
     for (int x : g_.makes[e.node]) compare(x, e);
     std::sort(steps_.begin(), steps_.end());
-    // Gaps from low_ to high_ - 1 change; so do the runs from low_ (by what it makes) to high_.
+    // The gaps from low_ to high_ - 1 change, and so do the loads of the runs from low_ to high_.
     double more = 0, sum = 0;
     std::size_t k = 0;
     for (int t = low_; t <= high_;) {
       while (k < steps_.size() && steps_[k].first < t) more += steps_[k++].second;
       int to = k < steps_.size() ? std::min(high_, steps_[k].first) + 1 : high_ + 1;
-      if (t == e.j || t == e.i) {  // what is before it, or it itself, was elsewhere
+      if (t == e.j || t == e.i) {  // this run, or the one before it, was elsewhere
         const int from = source_run(e, t);
         const double gap = t == 0 ? 0.0 : gap_[source_gap(e, t - 1)];
         sum += penalty(gap + more + own_[from < 0 ? e.node : sequence_[from]]) - (from < 0 ? 0.0 : excess_[from]);
@@ -358,7 +358,7 @@ class Annealer {
     return sum;
   }
 
-  // The change of penalties at positions from .. to - 1 by so many bytes more.
+  // The change of the penalties if the positions from .. to - 1 hold that many bytes more.
   double changed(int from, int to, double more) const {
     if (more == 0) return 0;
     const double clear = floor_ - std::max(more, 0.0);
@@ -372,7 +372,7 @@ class Annealer {
     return sum;
   }
 
-  // Where gap t, or the run at t, was before the edit; -1: the run that is added.
+  // The position before the edit of gap t, or of the run at t; -1 for the added run.
   static int source_gap(const Edit& e, int t) {
     switch (e.kind) {
       case Kind::add: return t - (t >= e.j);
@@ -413,7 +413,7 @@ class Annealer {
       return;
     }
     std::size_t k = 0;
-    for (const Span& a : before_) {  // spans of one start differ in their end at most
+    for (const Span& a : before_) {  // spans with the same start differ at most in their end
       while (k < after_.size() && after_[k].from < a.from) {
         differ(after_[k].from, after_[k].to, bytes);
         ++k;
@@ -429,7 +429,7 @@ class Annealer {
     for (; k < after_.size(); ++k) differ(after_[k].from, after_[k].to, bytes);
   }
 
-  // Does what `judge` has just looked at.
+  // Apply the edit that `judge` has just evaluated.
   void apply(const Edit& e) {
     const int v = e.node;
     switch (e.kind) {
@@ -446,7 +446,7 @@ class Annealer {
         sequence_[e.j] = v;
         if (count_[v] == 1) {
           first_[v] = last_[v] = e.j;
-        } else {  // a run moves between its neighbours of the same node
+        } else {  // a run moves between the node's earlier and later runs
           *std::find(runs_[v].begin(), runs_[v].end(), e.i) = e.j;
           ends(v);
         }
@@ -488,7 +488,7 @@ class Annealer {
     if (over_ == 0 || !best_.feasible) note();
   }
 
-  // The run of node w at position p is at q now. Runs keep their order.
+  // Record that the run of node w moved from position p to q. The order of w's runs stays.
   void place(int w, int p, int q) {
     if (count_[w] == 1) {
       first_[w] = last_[w] = q;
@@ -503,7 +503,7 @@ class Annealer {
     const int kind = below(64);
     const double chance = unit() + 1e-300;
     if (kind < 48) return move(t, chance);
-    const double room = -t * std::log(chance);  // what an edit may be worse by
+    const double room = -t * std::log(chance);  // the largest worsening that is accepted
     if (kind < 55)
       add(room);
     else if (kind < 56)
@@ -547,7 +547,8 @@ class Annealer {
     return last;
   }
 
-  // A value that a random run reads and that may be made again before it: the run's position, or 0.
+  // Pick a value that a random run reads and that can be recomputed before it. Returns the position of the
+  // run, or 0.
   int pick(int& x) {
     if (length() < 2) return 0;
     const int q = 1 + below(length() - 1);
@@ -557,7 +558,7 @@ class Annealer {
     return g_.size[x] == 0 || g_.once[g_.maker[x]] ? 0 : q;
   }
 
-  // Whether a run of v at j may be worth its cost: at best its value is gone since its last use.
+  // Whether a further run of v at j may be worth its cost, if its value is freed after its last use.
   bool may_pay(int v, int last, int j, double room) const {
     const double bytes = own_[v] - g_.extra[v], worth = g_.cost[v] - room;
     double gain = 0;
@@ -585,8 +586,8 @@ class Annealer {
     again_.push_back(v);
   }
 
-  // A run right before its reader, and what it reads too where that was gone, and so on: one by one
-  // these make nothing better.
+  // Add a run right before its reader, and recursively runs for its inputs that are not in memory. Added
+  // one by one, such runs would not improve the schedule.
   void add_chain(double room) {
     int x = 0;
     const int q = pick(x);
@@ -597,7 +598,7 @@ class Annealer {
     chain_.push_back(g_.maker[x]);
     double worse = 0;
     std::size_t done = 0;
-    for (; done < chain_.size(); ++done) {  // each before the one that reads it, so always at q
+    for (; done < chain_.size(); ++done) {  // each run before its reader, so always at q
       const int v = chain_[done];
       for (int y : g_.reads[v])
         if (first_[g_.maker[y]] >= q) return undo(done, q);
@@ -615,7 +616,7 @@ class Annealer {
   }
   static constexpr std::size_t kChain = 12;
 
-  void undo(std::size_t runs, int q) {  // the first so many of a chain, the last of which is at q
+  void undo(std::size_t runs, int q) {  // drop the first `runs` runs of a chain; the last of these is at q
     while (runs--) {
       const Edit e{Kind::drop, chain_[runs], q, -1};
       judge(e);
@@ -628,8 +629,8 @@ class Annealer {
     const int at = below(static_cast<int>(again_.size())), v = again_[at];
     const Runs mine = runs(v);
     const int k = below(static_cast<int>(mine.size())), i = mine[k];
-    if (i == 0 || i == length() - 1) return;  // these stay where they are
-    if (k == 0)  // whoever read the first run must find the second
+    if (i == 0 || i == length() - 1) return;  // the first and last nodes never move
+    if (k == 0)  // readers of the first run will read the second
       for (int x : g_.makes[v])
         for (int w : g_.readers[x])
           if (first_[w] < mine[1]) return;

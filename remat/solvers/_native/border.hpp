@@ -1,5 +1,5 @@
-// What comes from Python is checked here, before the kernel computes with it: types, lengths, indices, signs
-// and sums. A message says what is wrong, what it is, and what is expected.
+// Checks of all arguments from Python before the kernel uses them: types, lengths, indices, signs and sums.
+// An error message names the argument, its value, and the expected value.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -46,7 +46,7 @@ inline std::string at(const std::string& name, std::size_t i) { return name + "[
   throw py::type_error(name + " is of type " + Py_TYPE(got.ptr())->tp_name + "; expected " + expected);
 }
 
-// `name` makes the name of what is read, and only where a message needs it.
+// `name` builds the argument's name; it is called only for an error message.
 template <class Name>
 i64 integer(const py::handle& number, i64 low, i64 high, const Name& name) {
   int beyond = 0;
@@ -67,7 +67,7 @@ inline i64 integer(const py::handle& number, const char* name, i64 low = 0, i64 
 template <class Name>
 double real(const py::handle& number, bool zero, const Name& name) {
   double out = PyFloat_AsDouble(number.ptr());
-  if (out == -1 && PyErr_ExceptionMatches(PyExc_OverflowError)) {  // an int beyond all doubles
+  if (out == -1 && PyErr_ExceptionMatches(PyExc_OverflowError)) {  // an int too large for a double
     PyErr_Clear();
     out = std::numeric_limits<double>::infinity();
   }
@@ -136,7 +136,7 @@ inline void product_fits(i64 price, i64 bytes, i64 besides, const std::string& n
 
 struct Knapsack {
   std::vector<i64> weights, values;
-  i64 capacity;  // no more than everything weighs, which changes nothing
+  i64 capacity;  // at most the total weight; a larger capacity changes nothing
 
   Knapsack(const py::handle& given_weights, const py::handle& given_values, const py::handle& given_capacity, i64 most)
       : weights(integers(given_weights, "weights")), values(integers(given_values, "values")) {
@@ -148,7 +148,7 @@ struct Knapsack {
 
 // ---- graphs --------------------------------------------------------------------------------------
 
-// Where the inputs of each node begin in a column that holds those of all nodes one after the other.
+// The offset of each node's inputs in a column that holds the inputs of all nodes one after the other.
 inline std::vector<i64> row_starts(const py::handle& starts, std::size_t nodes, std::size_t entries_of_all) {
   const auto numbers = integers(starts, "starts", 0, static_cast<i64>(entries_of_all));
   has_length(numbers.size(), "starts", nodes + 1, "one for each node and the end");
@@ -244,7 +244,7 @@ inline StepGraph step_graph(const py::handle& cost, const py::handle& extra, con
   return g;
 }
 
-// A sequence that can run: each run after those that make what it reads, and no node missing that takes part.
+// Check that a sequence can run: each run comes after the runs that make its inputs, and no node is missing.
 inline std::vector<int> start_of(const StepGraph& g, const py::handle& start) {
   const auto sequence = indices(start, "start", g.cost.size());
   if (sequence.empty()) throw py::value_error("start has 0 entries; expected a run of each node at least");

@@ -138,7 +138,7 @@ class Cardinality : public Halves {
     bool done = false;
   };
 
-  // The branches, the one with more to hope for first.
+  // The branches, the one with the higher bound first.
   std::vector<Branch> branch() {
     i64 held = 0;
     for (std::size_t j = 0; j < break_; ++j) held += items_[j].count;
@@ -152,7 +152,7 @@ class Cardinality : public Halves {
     return {start(few), start(many)};
   }
 
-  // Some lifts and a search in each; the bound falls to what is left open.
+  // Some lifts and a search in each branch; the bound falls to that of the unfinished branches.
   void close(std::vector<Branch>& branches, int first, int until, std::size_t states) {
     auto open = [&](const Branch& b) { return !b.done && b.m.bound > z_ && bound_ > z_ && !out_of_work(); };
     for (Branch& b : branches)
@@ -162,7 +162,7 @@ class Cardinality : public Halves {
       }
     for (Branch& b : branches)
       if (open(b)) b.done = decide(b, states);
-    // A branch that was not finished may still be closed by what the other found.
+    // A better solution from the other branch may still close an unfinished branch.
     i64 proven = z_;
     for (const Branch& b : branches)
       if (!b.done) proven = std::max(proven, b.m.bound);
@@ -207,7 +207,7 @@ class Cardinality : public Halves {
         w += items_[j].w;
         k += items_[j].count;
       }
-    // By weight for what is counted: what holds most for the least comes first.
+    // By weight per counted unit, least first.
     auto lean = [&](std::int32_t j) {
       return static_cast<double>(items_[j].w) / static_cast<double>(items_[j].count);
     };
@@ -277,7 +277,7 @@ class Cardinality : public Halves {
       return (static_cast<i128>(s.p) << m.shift) - static_cast<i128>(m.lambda) * s.w -
              static_cast<i128>(m.mu) * s.k + whole;
     };
-    // What undecided items can still take off the weight, and add to the value.
+    // The most by which undecided items can still lower the weight and raise the value.
     i64 removable = root.w, addable = 0;
     for (std::size_t j = 0; j < n; ++j)
       if (!b.base[j]) addable += items_[j].p;
@@ -291,7 +291,7 @@ class Cardinality : public Halves {
     std::size_t joined = 4096;
     for (std::size_t i = 0; i < n; ++i) {
       const std::int32_t at = b.order[i];
-      if (top - b.loss[at] < static_cast<i128>(z_ + 1) << m.shift) return true;  // nor any later one
+      if (top - b.loss[at] < static_cast<i128>(z_ + 1) << m.shift) return true;  // later items lose even more
       if (out_of_work()) return false;
       const Item& item = items_[at];
       const i64 sign = b.base[at] ? -1 : 1;

@@ -54,7 +54,7 @@ class Frontier {
         points_.swap(next_);
         listen();
         work_ += points_.size();
-        // Once much has been merged already, fewer points are kept for what is still to come.
+        // After many merged points, fewer are kept, so that the remaining items do not take too long.
         if (work_ > kMuchWork) most_ = std::min(most_, kFewPoints);
         if (points_.size() > most_) thin();
         arena_.tidy(points_);

@@ -5,8 +5,8 @@
 // capacity that the flow leaves; for each arc that it crosses backwards, the flow. No loss is below 0, so a
 // prefix of decisions that has lost more than the limit is dropped. Nodes are decided in topological order.
 // The key of a prefix is the set of values that later nodes read and that it has available in backward; of
-// prefixes with one key, the undominated ones in bytes and cost are kept. This is to the graph problem what
-// MINKNAP's core is to the knapsack.
+// prefixes with one key, the undominated ones in bytes and cost are kept. MINKNAP's core does the same for
+// the knapsack.
 #pragma once
 
 #include <algorithm>
@@ -42,15 +42,15 @@ struct GraphCore {
   std::vector<Node> nodes;
   i64 price = 0;  // p
 
-  // Of all nodes; a sum that fits.
+  // Total over all nodes; fits 64 bits.
   i64 bytes() const {
     i64 total = 0;
     for (const Node& node : nodes) total += node.size;
     return total;
   }
 
-  // The cheapest decision within a capacity that loses at most `limit`. Losses are compared by what is left
-  // of the limit: their sums need not fit.
+  // The cheapest decision within a capacity that loses at most `limit`. Losses are subtracted from the limit
+  // instead of added, because their sums may not fit 64 bits.
   Result run(i64 capacity, i64 limit, i64 work_limit, std::size_t most_prefixes, double seconds) const {
     Result out;
     std::vector<Event> events;
@@ -79,7 +79,7 @@ struct GraphCore {
           }
           for (Group& group : next) {
             for (State& s : group.lists.front()) {
-              if (!s.saves || events.size() > kEvents) continue;  // too many: all are given up below
+              if (!s.saves || events.size() > kEvents) continue;  // too many events: all prefixes are dropped below
               events.push_back({s.event, at});
               s.event = static_cast<std::int32_t>(events.size() - 1);
               s.saves = false;
@@ -114,7 +114,7 @@ struct GraphCore {
 
   // A lower bound on loss + price * unused bytes over all decisions within the capacity, up to
   // `limit`: bytes are counted modulo `modulus`, which leaves fewer prefixes and can only lower it.
-  // This is to the graph what Gomory's group relaxation is to an integer program.
+  // Gomory's group relaxation does the same for an integer program.
   Result bound(i64 capacity, i64 limit, i64 modulus, i64 work_limit, double seconds) const {
     Result out;
     walk(
@@ -266,7 +266,7 @@ struct GraphCore {
     }
   }
 
-  // Leaves one list, by residue, in which no state is as good as another one with bytes wasted.
+  // Leaves one list, by residue. It drops states that are no better than another one with unused bytes.
   void merge_residues(Group& group, i64 modulus) const {
     if (group.lists.size() == 1 && group.lists.front().size() == 1) return;
     std::vector<State> all;

@@ -27,7 +27,7 @@ class Halves : public Lists {
     price(all, at, at.order, 0, at.order.size());
     const i64 top = static_cast<i64>((at.relaxed - static_cast<i128>(all.at(c_ - break_w_))) / at.w);
     bound_ = std::min(bound_, top);
-    // The first few exchanges are within the first budget.
+    // The first budget admits the first few exchanges.
     const std::size_t few = std::min<std::size_t>(at.order.size() - 1, 12);
     if (step_ == 0) step_ = std::max<i64>(1, static_cast<i64>(at.loss[at.order[few]] / at.w));
     while (z_ < bound_) {
@@ -74,7 +74,7 @@ class Halves : public Lists {
     return at;
   }
 
-  // What room costs where only order[from, to) can be exchanged.
+  // The cost of unused capacity if only items in order[from, to) can be exchanged.
   void price(Residual& rest, const Break& at, const std::vector<std::int32_t>& order, std::size_t from,
              std::size_t to) {
     std::vector<Residual::Exchange> exchanges;
@@ -87,7 +87,7 @@ class Halves : public Lists {
     work_ += Residual::kWork;
   }
 
-  // The scaled value that a solution must reach to be looked for.
+  // The scaled value that a solution must reach to count in this step.
   i128 goal(const Break& at, i64 target) const { return static_cast<i128>(std::max(target, z_) + 1) * at.w; }
 
   // Looks for solutions worth more than `target` and the incumbent; true when none is left.
@@ -144,9 +144,9 @@ class Halves : public Lists {
   struct Half {
     std::vector<State> list, next;
     Arena arena;
-    Residual rest;                   // what room costs with the items outside
-    i64 removable = 0, addable = 0;  // weight and value that these can still take off and add
-    std::size_t priced = 256;        // states at which that is worked out again
+    Residual rest;                   // cost of unused capacity with the items outside
+    i64 removable = 0, addable = 0;  // weight and value that those items can still remove and add
+    std::size_t priced = 256;        // number of states at which `rest` is recomputed
   };
 
   bool meet(const Break& at, const std::vector<std::int32_t>& order, const Residual& rest, i64 target,

@@ -1,12 +1,12 @@
-// Whoever runs a search may want to end it, by Ctrl-C. Searches know nothing of Python: they call `listen`
-// every now and then, and the module says what that does.
+// Ends searches on Ctrl-C. Searches do not depend on Python: they call `listen` regularly, and the module
+// defines its effect.
 #pragma once
 
 #include <chrono>
 
 namespace remat {
 
-// Throws where the search is to end. Set in the thread that hears signals, and null in others.
+// Throws to end the search. Set in the thread that receives signals, and null in other threads.
 inline thread_local void (*heed)() = nullptr;
 
 // Calls `heed`, twenty times a second at most.

@@ -52,7 +52,7 @@ class Solver : private Cardinality {
     if (stopped_) return;
     lift(near, base_at_break(), 60000);
     if (z_ >= bound_) return;
-    // A few lifts and a small search settle most; what is left gets more of everything.
+    // A few lifts and a small search settle most problems; the others get larger limits.
     std::vector<Branch> branches = branch();
     close(branches, 0, 3, 200'000);
     if (z_ >= bound_ || stopped_) return;

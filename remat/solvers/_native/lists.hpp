@@ -1,4 +1,4 @@
-// Lists of states and what is done with them: widened by an item, joined in pairs.
+// Lists of states, and the operations on them: extending a list by an item, and joining two lists.
 //
 //   expand    merges a list with the same list shifted by an exchange, without dominated and hopeless
 //             states.

@@ -1,5 +1,5 @@
-// The kernel as a Python module: sequences of 64-bit integers in, plain values out. The border checks what
-// comes in (border.hpp). The interpreter lock is released while the kernel runs.
+// The kernel as a Python module: sequences of 64-bit integers in, plain values out. border.hpp checks the
+// arguments. The interpreter lock is released while the kernel runs.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -24,8 +24,8 @@ namespace {
 
 namespace border = remat::border;
 
-// A class as Python gets it. Python can make an object without `__init__`; pybind11 would then hand out
-// memory that nothing was written to, which it takes from here.
+// Wraps a class for Python. Python can create an object without calling `__init__`. pybind11 would then use
+// uninitialised memory, so it gets its memory from here.
 template <class T>
 struct Made : T {
   using T::T;
@@ -106,8 +106,8 @@ std::unique_ptr<StepGraph> step_graph(const py::object& cost, const py::object& 
   return std::unique_ptr<StepGraph>(::new StepGraph(border::step_graph(cost, extra, once, starts, reads, maker, size)));
 }
 
-// One search for each turn, two at a time; the answers do not depend on which ends first. An exception in
-// a search ends all of them and is raised here.
+// Runs one search per turn, two at a time; the answers do not depend on which search ends first. An exception
+// in a search ends all searches and is raised here.
 py::list anneal(const StepGraph& graph, const py::object& start, const py::object& capacity, const py::object& turns,
                 const py::object& seconds) {
   const auto first = border::start_of(graph, start);
@@ -123,8 +123,8 @@ py::list anneal(const StepGraph& graph, const py::object& start, const py::objec
   {
     py::gil_scoped_release unlocked;
     const auto work = [&](std::exception_ptr& failure) noexcept {
-      // A thread makes its data for exceptions at their first use, and glibc ends the process where there is
-      // no room for them. So each thread makes its own before any search takes memory.
+      // A thread allocates its exception data at first use, and glibc ends the process if that allocation
+      // fails. So each thread allocates its data before any search takes memory.
       failure = std::current_exception();
       for (++ready; !begun; std::this_thread::yield()) {
       }
@@ -144,7 +144,7 @@ py::list anneal(const StepGraph& graph, const py::object& start, const py::objec
       ++running;
       try {
         threads.emplace_back(work, std::ref(failure));
-      } catch (...) {  // there is no room for another thread
+      } catch (...) {  // no resources for another thread
         --running;
       }
     }
@@ -154,7 +154,7 @@ py::list anneal(const StepGraph& graph, const py::object& start, const py::objec
       ++running;
       work(failures[0]);
     }
-    // This thread looks out for an interrupt.
+    // This thread checks for an interrupt.
     for (int naps = 0; running > 0; ++naps) {
       std::this_thread::sleep_for(std::chrono::milliseconds(naps < 20 ? 1 : 20));
       if (naps % 5 == 4 && !interrupted) {

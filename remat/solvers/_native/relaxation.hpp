@@ -1,5 +1,5 @@
 // The linear relaxation of a knapsack and the best of two greedy roundings of it, in exact integers.
-// What `remat/solvers/bounds.py` computes in Python where there is no compiler, item for item.
+// `remat/solvers/bounds.py` computes exactly the same in Python if there is no compiler.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ struct Relaxation {
   std::vector<i64> order;  // items that fit on their own, by value per weight, best first; ties by index
   i64 bound = 0;           // no choice is worth more
   std::vector<i64> saved;  // a feasible choice worth at least half the best, sorted
-  i64 value = 0;           // what it is worth
+  i64 value = 0;           // total value of `saved`
 };
 
 // Items by value per weight, best first; what weighs nothing comes first; ties by index.

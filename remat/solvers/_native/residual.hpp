@@ -1,4 +1,4 @@
-// A lower bound on the loss of filling a room exactly, by any exchanges.
+// A lower bound on the loss of filling a given capacity exactly, by any exchanges.
 //
 // Gomory's group relaxation (1969), with the weight of the break item as the modulus: taking or leaving
 // one more such item costs nothing, so only the remainder of the room counts. An exchange fills some of
@@ -20,8 +20,8 @@ namespace remat {
 class Residual {
  public:
   struct Exchange {
-    i64 dw;       // what it adds to the weight
-    double loss;  // what it takes off the relaxed value
+    i64 dw;       // change of the weight
+    double loss;  // decrease of the relaxed value
   };
 
   static constexpr int kCells = 1024;

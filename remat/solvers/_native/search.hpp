@@ -1,4 +1,4 @@
-// The problem in the searches' own terms, the incumbent, and the limits; what every stage shares.
+// State shared by all stages of a search: the prepared problem, the incumbent, and the limits.
 #pragma once
 
 #include <algorithm>
@@ -47,8 +47,8 @@ class Search {
     return before(a, b);
   }
 
-  // Any fixed order that has nothing to do with weights: among equally good items, the first few
-  // should be a fair sample.
+  // Any fixed order that does not depend on weights, so that the first few of equally good items are a fair
+  // sample.
   static bool before(const Item& a, const Item& b) {
     const std::uint64_t x = scramble(a), y = scramble(b);
     return x != y ? x < y : a.first < b.first;
@@ -114,8 +114,8 @@ class Search {
     best_.assign(items_.size(), 0);
   }
 
-  // Where every value is its weight plus a multiple of one large unit, as with strongly correlated
-  // items, the multiples are what a tight bound must count; 0 where that is not so.
+  // The large unit of which every value is a multiple plus its weight, as for strongly correlated items; 0
+  // if there is none. A tight bound must count these multiples.
   i64 value_beyond_weight(const std::vector<std::int32_t>& rest) const {
     i64 unit = 0;
     bool above = false, below = false;
@@ -148,7 +148,7 @@ class Search {
     break_w_ = w;
     break_p_ = p;
     z_ = p;
-    // Fill what is left greedily; and the break item with others thrown out for it.
+    // Two starts: fill the remaining capacity greedily, or take the break item and drop others for it.
     i64 room = c_ - w;
     for (std::size_t j = b; j < items_.size() && room > 0; ++j) {
       if (items_[j].w <= room) {

@@ -1,4 +1,4 @@
-// What the searches are made of: limits and outcome, items, states, and the exchanges behind them.
+// Data types of the searches: limits, outcome, items, states, and the exchanges that lead to each state.
 #pragma once
 
 #include <algorithm>
@@ -47,7 +47,7 @@ class Arena {
   static constexpr u32 none = 0xFFFFFFFFu;
   Arena() { nodes_.reserve(1024); }
   u32 add(u32 parent, std::int32_t item) {
-    if (nodes_.size() >= none) throw std::bad_alloc();  // there are no more numbers for nodes
+    if (nodes_.size() >= none) throw std::bad_alloc();  // node numbers are used up
     nodes_.push_back({parent, item});
     return static_cast<u32>(nodes_.size() - 1);
   }
@@ -55,8 +55,8 @@ class Arena {
   void walk(u32 node, Visit visit) const {
     for (; node != none; node = nodes_[node].parent) visit(nodes_[node].item);
   }
-  // Where it has grown to twice what the last call left: keeps only what leads to `states`, whose node
-  // numbers change.
+  // If the forest has doubled since the last call, keeps only the exchanges that lead to `states`, and
+  // renumbers the nodes in `states`.
   void tidy(std::vector<State>& states) {
     if (nodes_.size() <= tidy_at_) return;
     std::vector<u32> to(nodes_.size(), none);
@@ -86,8 +86,8 @@ class Arena {
   std::vector<Node> nodes_;
 };
 
-// in ∪ (in shifted by an exchange) without what is dominated, sorted by weight, values rising. Nothing is
-// shifted from the first state on that does not `fit`; what is shifted and not of `worth` is left out.
+// Merges `in` with a copy shifted by an exchange, drops dominated states, and sorts by weight with rising
+// values. Shifting stops at the first state that does not `fit`; shifted states without `worth` are dropped.
 template <class Fit, class Worth>
 void merge_shifted(const std::vector<State>& in, std::vector<State>& out, Arena& arena, std::int32_t item, i64 dw,
                    i64 dp, Fit fit, Worth worth) {

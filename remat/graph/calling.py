@@ -54,8 +54,10 @@ def why_not_callable(
     """
     try:
         signature = inspect.signature(
+            # `Module.__call__` accepts any arguments; only `forward` has the model's signature.
             model.forward if isinstance(model, torch.nn.Module) else model
         )
+    # Some builtin callables have no signature that Python can read.
     except (TypeError, ValueError):
         return ""
     try:

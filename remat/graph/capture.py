@@ -103,7 +103,8 @@ def capture(
     torch_compat.check_version()
     if lower not in LOWERINGS:
         raise CaptureError(f"lower is {lower!r}; expected one of {', '.join(map(repr, LOWERINGS))}")
-    if no_instance := why_no_instance(model):  # compiling a class would change it for the whole process
+    # Compiling a class would change the class for the whole process.
+    if no_instance := why_no_instance(model):
         raise CaptureError(no_instance)
     if not callable(model):
         raise CaptureError(f"model is a {type(model).__name__}; expected a module or a function")
@@ -199,6 +200,7 @@ class _Backend:
             shared = [(i, *self._given[a]) for i, a in tensors if a in self._given]
             nodes = self._sink[graph].graph.find_nodes(op="placeholder")
             turn = Turn(at=len(self._turns))
+            # With another number of primals, positions of arguments are not positions of primals.
             if sum(role_of(n) is Role.PRIMAL for n in nodes) == len(args):
                 turn = turn._replace(received=tuple(received), shared=tuple(shared))
             self._turns.append((graph, turn))
@@ -232,6 +234,7 @@ class _Backend:
         for graph, joint in enumerate(self._sink):
             if not turns[graph]:
                 continue
+            # For graphs that run several times, `turns` has the values of each run.
             first = turns[graph][0]
             self._sink[graph] = replace(
                 joint,

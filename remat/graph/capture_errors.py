@@ -98,6 +98,7 @@ def explain(
             return
         if isinstance(cause, CaptureError):
             raise cause
+    # The only requested graph was recorded before the error.
     if fullgraph and sink:
         return
     if not_callable and not sink:
@@ -117,6 +118,7 @@ def explain(
         raise CaptureError(
             f"'{name}' raised {raised.group(1).strip()[:400]}{where} while it was traced"
         ) from error
+    # Dynamo appends hints and the user's code after a blank line.
     first = re.split(r"\n\s*\n|\nfrom user code", text)[0].strip()
     first = " ".join(line.strip() for line in first.splitlines())
     if type(error).__name__ in ("Unsupported", "UserError", "FailOnRecompileLimitHit"):
@@ -125,6 +127,7 @@ def explain(
             "Remove the graph break, or pass fullgraph=False for a list of graphs",
             ("fullgraph=False",),
         ) from error
+    # Dynamo's text begins with the class of the inner error, which the message states anyway.
     raised_by = type(_inner(error)).__name__
     first = first.split(f"{raised_by}: ", 1)[-1] if _inner(error) is not error else first
     raise CaptureError(

@@ -51,6 +51,7 @@ class Copier:
             quick = graph.owning_module is None and torch_compat.is_tested()
         self.copies: Copies = {}
         self._graph = graph
+        # All names of the source count as taken, because its other nodes may be copied later.
         self._taken = torch_compat.used_names(source)
         self._run = torch_compat.quick_copier(graph, source) if quick else None
 

@@ -96,6 +96,8 @@ class Faker:
             return value
         if value not in self._memo:
             self._memo[value] = self._fake(value)
+            # Without the marks of `mark_dynamic`, the graph would not fit the step that
+            # `torch.compile` makes.
             torch_compat.mark_alike(self._memo[value], value)
         return self._memo[value]
 
@@ -110,6 +112,7 @@ class Faker:
             )
         with self._mode, torch.no_grad():
             if device == value.device:
+                # Dynamo creates the symbols itself when it traces marked sizes.
                 fake = self._mode.from_tensor(value, static_shapes=True)
             else:
                 fake = torch.empty_strided(
@@ -255,6 +258,8 @@ def _quiet_dynamo(past_logging: bool) -> Iterator[None]:
         config.patch(
             recompile_limit=1_000_000,
             accumulated_recompile_limit=1_000_000,
+            # Otherwise Dynamo would run a failing graph eagerly, and the graph would be missing
+            # without an error.
             suppress_errors=False,
             ignore_logging_functions={*config.ignore_logging_functions, *loggers},
         ),

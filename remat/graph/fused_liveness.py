@@ -25,6 +25,7 @@ from remat.graph.storages import Memories, hint, tensor_bytes
 #: Workspaces of operators on a CPU: part of the operator's name, index of a tensor argument, and the multiple
 #: of this argument's bytes that the operator allocates.
 _WORKSPACES = (
+    # Names are matched as substrings, so the longer name stands first.
     ("convolution_backward", 2, 2),
     ("convolution", 1, 1),
     ("_flash_attention_for_cpu_backward", 1, 1),
@@ -186,6 +187,8 @@ class _Kernels:
         self._heavy: dict[fx.Node, bool] = {}
         #: Matrix product of each sum that Inductor merges with it; both run at the position of the sum.
         self._products = {add: mm for add in nodes if (mm := _added_product(add)) is not None}
+        # Such a sum becomes part of an `addmm`, which is a kernel of its own and fuses with no
+        # node.
         self._fuses |= dict.fromkeys(self._products, False)
         self._inside = {*self._products.values()}
         segment = 0
@@ -409,6 +412,8 @@ def _added_product(node: fx.Node) -> fx.Node | None:
         if not isinstance(made, torch.Tensor) or not isinstance(added, torch.Tensor):
             continue
         alike = made.dtype == added.dtype and _expands(added.shape, made.shape)
+        # On a GPU, Inductor keeps the sum apart if it fuses with all its readers
+        # (`should_prefer_unfused_addmm`).
         if alike and (made.device.type == "cpu" or not all(map(may_fuse, node.users))):
             return product
     return None

@@ -101,6 +101,7 @@ def _break(reason: Any) -> GraphBreak:
         for head in ("Explanation:", "Hint:")
     )
     headline = " ".join(lines[0].split()) or "no reason is given"
+    # Dynamo's internal name for a branch on a tensor's value.
     if headline.startswith("generic_jump"):
         headline = f"a branch that depends on the numbers in a tensor ({headline})"
     frame = user_frame(reversed(reason.user_stack))

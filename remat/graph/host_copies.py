@@ -53,6 +53,8 @@ def _(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.empty_like(host, device=device)
 
 
+# `custom_op` does not allow a result that aliases an input, so this operator is defined by its
+# schema.
 torch.library.define(
     "remat::wait_copied",
     "(Tensor(a) copy, Tensor of) -> Tensor(a)",
@@ -106,9 +108,12 @@ def _begun(
     stream = _STREAMS.get((device, back))
     if stream is None:
         stream = _STREAMS[device, back] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    # The copy may start only after the computation has written its source.
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         copy.copy_(of, non_blocking=True)
+        # An operator can only return tensors, so `wait_copied` finds the event by the address of
+        # the copy.
         _ENDS[copy.data_ptr()] = stream.record_event()
     return copy
 

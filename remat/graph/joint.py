@@ -167,6 +167,7 @@ def check_structure(module: fx.GraphModule) -> str | None:
     late = next((n for n in nodes[inputs:] if n.op == "placeholder"), None)
     if late is not None:
         return f"placeholder '{late.name}' stands behind a node that is none"
+    # `lint` checks the inputs of nodes, but not their users.
     there = set(nodes)
     for node in nodes:
         if not there.issuperset(node.users):
@@ -264,7 +265,8 @@ def fingerprint(joint: JointGraph) -> str:
     # position cannot be mistaken for a constant.
     written: dict[fx.Node, bytes] = {}
     words: dict[str, int] = {}
-    number: dict[Any, int] = {}  # word number of an operator (by `id`) or of a value's shape and dtype
+    # Word number of an operator, by `id`, or of a value's shape and dtype.
+    number: dict[Any, int] = {}
     declared: set[str] = set()
     lines = [f"remat-joint-2;{joint.num_fwd_outputs};"]
     for i, node in enumerate(joint.graph.nodes):

@@ -219,6 +219,7 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         order = {n: i for i, n in enumerate(self._info.graph_nodes_in_order)}
         present = set(saved)
         peak = current
+        # Graph order breaks ties, so the peak does not depend on hash seeds.
         for node in reversed(
             list(nx.lexicographical_topological_sort(graph, key=order.__getitem__))
         ):

@@ -482,6 +482,7 @@ class StepWalk:
         is a new key if ``apart`` is True, and ``key`` if not.
         """
         sizes = self.sizes
+        # A view belongs to the run that it reads, which need not be the latest run of its base.
         for read in inputs_of(node):
             for found in sizes.keys(read):
                 if key in (found, self._twin.get(found)):

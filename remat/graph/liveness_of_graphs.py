@@ -101,6 +101,7 @@ class _Step:
         starts = [0, *accumulate(lengths)]
         n = len(graphs)
         #: Moment of the step at which each forward, and each backward, begins.
+        #: Backwards run in the opposite order of forwards.
         self.forward_at, self.backward_at = starts[:n], starts[n : 2 * n][::-1]
         self.end = starts[-1] - 1
 

@@ -195,6 +195,7 @@ def lower(
         return len(rows) - 1
 
     for i, node in enumerate(index.nodes):
+        # Nodes that depend on tangents run in backward in every plan, so they are left out.
         if roles.tangent_closure[i]:
             continue
         gone = i in storages.mutated and i not in storages.rewritten
@@ -209,6 +210,7 @@ def lower(
             continue
         reads: tuple[int, ...] = tuple([of_position[j] for j in index.inputs[i]])
         if snapshot:
+            # A recomputed reader needs the input from before the write, which is the snapshot.
             reads = tuple([snapshot.get(j, of_position[j]) for j in index.inputs[i]])
         random = not index.plain[i] and ops.is_random(node)
         if random and rules.replays(node):
@@ -361,6 +363,8 @@ class _Rules:
         """Return whether a node may run again."""
         index, node = self._index, self._index.nodes[i]
         if node.op in ("placeholder", "get_attr"):
+            # Backward fetches an attribute from the module by itself; an input must be passed to
+            # it.
             return node.op == "get_attr"
         tag = self._tags.get(i)
         if tag is CheckpointPolicy.MUST_SAVE and isinstance(index.values[i], torch.Tensor):

@@ -386,6 +386,7 @@ def default_taxonomy() -> OpTaxonomy:
                 (torch.ops.higher_order, higher_order),
             )
             for name in names.split()
+            # An operator may be missing from a version or build of PyTorch.
             if hasattr(namespace, name)
         }
         for field, (aten, prims, higher_order) in _KNOWN.items()

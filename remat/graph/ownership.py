@@ -91,8 +91,10 @@ def find_storages(
     for i, role in roles.placeholders.items():
         if role in (Role.PRIMAL, Role.FORWARD_SEED) and i not in gone:
             alive[i] = True
+    # Attributes are constants of the module, which outlives the step.
     for node in joint.graph.find_nodes(op="get_attr", sort=False):
         alive[owner[index.position[node]]] = True
+    # The user holds the outputs anyway. AOTAutograd copies input mutations and then drops them.
     if not count_outputs:
         outputs, _, descs, _ = split_outputs(joint)
         for value, desc in zip(outputs, descs, strict=True):

@@ -127,6 +127,7 @@ def declared() -> tuple[str, ...]:
 
     Includes the names that `also_declared` adds.
     """
+    # Unary plus drops names whose number of jobs is 0.
     return tuple(sorted({*_DECLARED, *+_SENT}))
 
 
@@ -183,6 +184,8 @@ def is_shipped(target: OpOverload) -> bool:
     package = str(Path(torch.__file__).parent)
     made = OPDEFS.get(torch_compat.schema(target).name)
     if made is not None:
+        # Neither the namespace nor `__module__` proves the origin, because any package may set
+        # them.
         function = torch_compat.function_of(made)
         home = _WRITTEN_IN_PYTHON.get(target.namespace)
         return (

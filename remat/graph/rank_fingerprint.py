@@ -105,6 +105,7 @@ def _beyond(one: Outline, other: Outline) -> list[int]:
     """
     left = Counter(other.calls)
     found = []
+    # The output node is compared by position in `first_difference`.
     for i, call in enumerate(one.calls[:-1]):
         left[call] -= 1
         if left[call] < 0:

@@ -103,6 +103,7 @@ def _separate(call: fx.Node, region: fx.GraphModule) -> None:
     """Rewrite the fake values and the views of one region call; see `separate_calls`."""
     inputs = [n for n in region.graph.nodes if n.op == "placeholder"]
     returned: Any = output_node(region.graph).args[0]
+    # The first two arguments of `invoke_subgraph` are the graph and its identifier.
     given = dict(zip(inputs, call.args[2:], strict=False))
     values = call.meta["val"] = _own_values(call, given, returned)
     elements: dict[int, fx.Node] = {}
@@ -207,6 +208,8 @@ def _own_values(call: fx.Node, given: dict[fx.Node, Any], returned: Any) -> tupl
                 found.append(value)
                 continue
             if key not in memory:
+                # The new storage has the size of the whole old one, because other results may be
+                # views of it.
                 elements = value.untyped_storage().nbytes() // value.element_size()
                 memory[key] = _viewer(value.new_empty(elements))
             found.append(memory[key](value))

@@ -38,6 +38,7 @@ class Replays:
         """Return whether a random operator can be replayed from a saved generator state."""
         if not isinstance(node.target, torch_compat.OpOverload) or _is_seed_source(node):
             return False
+        # PyTorch saves and restores the default generator's state only.
         if ops.is_opaque(node) or node.kwargs.get("generator") is not None:
             return False
         kind = _dispatched_to(node)

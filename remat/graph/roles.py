@@ -51,6 +51,7 @@ def classify(joint: JointGraph, index: GraphIndex) -> Roles:
     placeholders: dict[int, Role] = {}
     tangent = bytearray(n)
     roots: list[int] = [index.position[o] for o in fwd_outputs if isinstance(o, fx.Node)]
+    # Nodes stand in topological order, so a single pass finds the tangent closure.
     for i, reads in enumerate(index.inputs):
         for j in reads:
             if tangent[j]:
@@ -99,6 +100,7 @@ def distances(index: GraphIndex, roles: Roles) -> tuple[int, ...]:
         nodes without a path to such a node.
     """
     distance = [0] * len(index)
+    # Users stand behind a node in graph order, so their distances are known already.
     for i in range(len(index) - 1, -1, -1):
         if roles.required_forward[i]:
             nearest = UNREACHABLE

@@ -38,11 +38,13 @@ def frames_of(trace: str) -> Iterator[FrameSummary]:
     """Yield the frames in the text of a stack trace, innermost first."""
     lines = trace.splitlines()
     code = ""
+    # A trace lists the innermost frame last, and each frame's code on the line after it.
     for line in reversed(lines):
         match = _FRAME.match(line)
         if match is None:
             code = line.strip()
             continue
+        # The trace holds the code, so the file, which may have changed, is not read.
         yield FrameSummary(match["file"], int(match["line"]), "", lookup_line=False, line=code)
         code = ""
 
@@ -80,6 +82,7 @@ def module_path(node: fx.Node) -> str:
 
 def _module_stack(node: fx.Node) -> list[tuple[str, object]]:
     """Return path and class of each module that a node belongs to, outermost first."""
+    # AOTAutograd stores the forward module stack on backward nodes under a key of its own.
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     return list(stack.values())
 

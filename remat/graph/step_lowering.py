@@ -249,6 +249,7 @@ class _Lowering:
             if node.name in replayed and ops.is_random(node) and replays(node):
                 made = self._add(_Row(f"{node.name}:state", size=state_bytes(node)))
                 state = (made,)
+                # A later run would read the state after the draw.
                 once.append(made)
                 of_name[node.name + _DRAWN] = made
             at = self._add(
@@ -316,6 +317,7 @@ class _Lowering:
             raise PlanError(f"the decision keeps a copy of '{name}', which the graph does not have")
         nbytes = tensor_bytes(self._index.values[position])
         at = self._add(_Row(f"{name}:snapshot", size=nbytes))
+        # A later copy would read the input after forward's write, so the copy is made once.
         of_name[name + _SNAPSHOT] = at
         once.append(at)
         return at

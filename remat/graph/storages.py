@@ -44,6 +44,7 @@ def leaves_of(value: Any) -> list[Any]:
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (tuple, list)):
+        # Whether a value is a leaf depends on its type only, so one value of each type is checked.
         of_each_kind = {type(v): v for v in value}
         if all(map(pytree.tree_is_leaf, of_each_kind.values())):
             return list(value)
@@ -65,6 +66,7 @@ def storage_of(value: Any) -> torch.UntypedStorage | None:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     try:
+        # Some tensor implementations have no storage and raise.
         return value.untyped_storage()
     except NotImplementedError:
         return None
@@ -208,6 +210,7 @@ class Memories:
     def of_all(self, values: Iterable[Any]) -> list[Memory]:
         """Return the storage record of each value."""
         known = self._known.get
+        # A record is a nonempty tuple, so `or` replaces missing records only.
         return [known(id(value)) or self.of(value) for value in values]
 
     def key(self, value: Any) -> int | None:
@@ -261,6 +264,7 @@ class Sizes:
         keys: list[int | None] = []
         for key, storage, value in self._memories.of_all(values):
             if storage is None or key is None:
+                # The `id` stays unique, because the cache keeps the value alive.
                 key = id(value) if isinstance(value, torch.Tensor) else None
                 if key is not None:
                     self.nbytes[key] = tensor_bytes(value)

@@ -90,6 +90,7 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
             )
         last.meta["val"] = cloned(whole.meta["val"])
         copies[whole] = last
+        # Sorted, because a set has no fixed order and a view must follow its base.
         for view in sorted(views, key=position.__getitem__):
             with joint.graph.inserting_after(last):
                 last = joint.graph.node_copy(view, lambda n: copies.get(n, n))

@@ -68,7 +68,8 @@ def preset_of(device_type: str) -> str:
 
 def is_for_cpu(cost: CostModel) -> bool:
     """Return whether a cost model is for a CPU; False for models without a device."""
-    if isinstance(cost, Profile):  # without a device, it runs operators on the device of the tensors
+    # Without a device, `Profile` runs operators on the device of the tensors.
+    if isinstance(cost, Profile):
         return cost.device is None or cost.device.startswith("cpu")
     device = getattr(cost, "device", None)
     return isinstance(device, Device) and is_cpu(device)

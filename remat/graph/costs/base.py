@@ -149,6 +149,7 @@ def node_costs(
     costs = [0] * len(index)
     for i in range(len(index)) if positions is None else positions:
         node = index.nodes[i]
+        # A node that does not own its storage is a view, which costs nothing.
         if node.op != "call_function" or storages.owner[i] != i or _is_free(node):
             continue
         called = () if index.plain[i] else _bodies(node)
@@ -217,6 +218,7 @@ def _rounds(node: fx.Node) -> int:
 
 def _ask(model: CostModel, nodes: list[fx.Node]) -> list[int]:
     """Return the model's costs of nodes, checked and converted to integers."""
+    # Nodes are priced one by one if possible, so that an error can name the node.
     if type(model).costs is CostModel.costs:
         answers = [_guarded(model, [n], f" for '{n.name}' ({n.target})")[0] for n in nodes]
     else:
@@ -271,6 +273,7 @@ def _signature(node: fx.Node, known: dict[int, Any]) -> Any:
     """
     seen: dict[fx.Node, int] = {}
     kwargs = _describe(node.kwargs, seen, known) if node.kwargs else None
+    # Operators are keyed by identity, because hashing an overload takes longer.
     return (id(node.target), _describe(node.args, seen, known), kwargs)
 
 

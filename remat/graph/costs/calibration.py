@@ -108,6 +108,8 @@ def _tflops(device: torch.device, dtype: torch.dtype) -> float:
     best = 0.0
     generator = torch.Generator(device).manual_seed(0)
     for side in _SIDES:
+        # Three matrices must fit a quarter of the free memory, except that one product is always
+        # timed.
         if 3 * side**2 * dtype.itemsize > free_bytes(device) // 4 and best:
             break
         a, b = (
@@ -117,6 +119,7 @@ def _tflops(device: torch.device, dtype: torch.dtype) -> float:
         out = torch.empty(side, side, dtype=dtype, device=device)
         fastest_ps = _fastest_ps(functools.partial(torch.mm, a, b, out=out), device)
         best = max(best, 2 * side**3 / fastest_ps)
+        # The next side is twice as long, so its product takes 8 times as long.
         if 8 * fastest_ps > _ENOUGH_S * 1e12:
             break
     return best
@@ -133,6 +136,7 @@ def _tbps(device: torch.device) -> float:
 def _pooled_per_ps(device: torch.device) -> float:
     """Return the number of elements that max-pooling windows read per picosecond."""
     x, window = torch.ones(16, 32, 48, 48, device=device), 3
+    # With stride 2 in two dimensions, there is one window for four elements.
     count = x.numel() // 4 * window**2
     run = functools.partial(max_pool2d, x, window, stride=2, padding=1)
     return count / _fastest_ps(run, device)

@@ -149,7 +149,8 @@ def _fault(values: Mapping[str, Any]) -> str | None:
 
 def _literal(value: str | float) -> str:
     """Return a value as a TOML literal."""
-    if isinstance(value, str):  # JSON strings are valid TOML, except for DEL, which JSON leaves unescaped
+    if isinstance(value, str):
+        # JSON strings are valid TOML, except for DEL, which JSON leaves unescaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(float(value))
 

@@ -129,6 +129,7 @@ def kernels_of(graph: fx.Graph) -> Kernels | None:
     Operators that Inductor calls, such as products and convolutions, are kernels of their own. A
     node whose result is not written belongs to each kernel that reads it.
     """
+    # A graph's text has no shapes, but they decide how Inductor fuses.
     now = hash((str(graph), *map(_layouts, graph.nodes)))
     known = _KNOWN.get(graph)
     if known is None or known[0] != now:
@@ -166,6 +167,7 @@ def _written_by(module: fx.GraphModule) -> dict[str, set[int]]:
     """Return the kernels that write each node's result to memory, by node name."""
     place = {node.name: k for k, node in enumerate(module.graph.nodes)}
     inputs = [n.meta["val"] for n in module.graph.find_nodes(op="placeholder")]
+    # As in `compile_fx`: layout optimisation may change strides, for which a view would fail.
     torch_compat.view_to_reshape(module)  # type: ignore[no-untyped-call]
     state = torch_compat.INDUCTOR
     found: dict[str, set[int]] = {}

@@ -84,6 +84,7 @@ def durations_ps(
         begin = time.perf_counter_ns()
         result = run()
         found.append((time.perf_counter_ns() - begin) * 1000)
+        # Freeing the result must not be timed.
         del result
         patience = 1 if len(undisturbed_ps(found)) >= least else 5
         if len(found) >= least and sum(found) >= patience * seconds * 1e12:

@@ -103,6 +103,7 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
         kwargs=kwargs,
         override=override,
         devices=tuple(dict.fromkeys(devices)),
+        # `with_inputs` allocates the whole extent of an input, including gaps between its elements.
         nbytes=sum(extent_of(v) * v.dtype.itemsize for v in read) + tensor_bytes(result),
         refusal=refusal,
         key=f"{ops.text_of(node.target)}({', '.join(written)}) on {_main(devices).type}",

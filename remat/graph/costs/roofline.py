@@ -108,6 +108,7 @@ def sent_bytes(node: fx.Node) -> int:
         return 0
     read = sum(tensor_bytes(n.meta.get("val")) for n in node.all_input_nodes)
     times = 2 if "all_reduce" in str(node.target) else 1
+    # An all-gather returns more bytes than it reads, a reduce-scatter fewer.
     return times * max(read, tensor_bytes(node.meta.get("val")))
 
 

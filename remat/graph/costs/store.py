@@ -65,6 +65,7 @@ class Store:
             try:
                 found = _exchange(self.path, fresh)
             except sqlite3.DatabaseError as error:
+                # An operational error, such as a lock, does not mean that the file is corrupt.
                 if isinstance(error, sqlite3.OperationalError):
                     raise
                 aside = self.path.with_name(f"{self.path.name}.corrupt")
@@ -75,6 +76,7 @@ class Store:
             reason = getattr(error, "strerror", None) or error
             self._warn(f"cannot be used ({reason}): times are kept for this process only")
             return
+        # Times in the file win, so that all processes plan with equal times.
         self.times.update(found)
 
     def _warn(self, message: str) -> None:

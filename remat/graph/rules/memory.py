@@ -30,6 +30,7 @@ def tags_hold(facts: Facts) -> Iterator[Fault]:
         if (
             node.name in tags
             and must_save(facts.joint[node.name])
+            # MUST_SAVE forbids a second run only; backward may run the node first.
             and node.name in facts.calls
             and node.op == "call_function"
             and not _is_view(node)
@@ -74,6 +75,7 @@ def the_budget_holds(facts: Facts) -> Iterator[Fault]:
     total = sum(saved.values())
     if total > capacity:
         sizes = Sizes()
+        # Reversed, so that the first value on a storage stands for it.
         owners = {key: n for n in reversed(facts.handed) for key in sizes.keys(n) if key in saved}
         largest = sorted(owners, key=lambda key: -saved[key])[:3]
         text = f"{total} bytes are saved, {capacity} allowed"

@@ -42,6 +42,7 @@ def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
             yield Fault(text, (node,))
         elif (
             ops.is_collective(node)
+            # Waiting a second time for a collective communicates nothing.
             and ops.name_of(node.target) != "wait_tensor"
             and not must_recompute(node)
         ):
@@ -71,6 +72,8 @@ def order_is_kept(facts: Facts) -> Iterator[Fault]:
             for node in filter(is_kind, nodes):
                 at = facts.position.get(_drawn(node))
                 replays = node.target is torch_compat.rng_prims.run_with_rng_state
+                # Replays draw from a saved state, and reruns of forward's nodes have their place in
+                # forward.
                 if at is None or replays or (backward and _drawn(node) in facts.calls):
                     continue
                 before = None if last is None else _drawn(last)

@@ -125,6 +125,7 @@ def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
     for node in theirs:
         other = taken.get(node.name)
         value = node.meta.get("val")
+        # Most values are identical, and describing them takes longer than comparing.
         if other is not None and other.meta.get("val") is not value:
             as_given, as_taken = described(value), described(other.meta.get("val"))
             if as_given != as_taken:

@@ -151,6 +151,7 @@ def read_mark(source: Source, node: ast.expr, meta: dict[str, Any]) -> None:
 def write_comment(node: fx.Node) -> str:
     """Return the source line of a node as one line of printable characters."""
     text = source_line(node).strip()
+    # A control character could end the line of the comment.
     return text if text.isprintable() else "".join(c if c.isprintable() else "�" for c in text)
 
 

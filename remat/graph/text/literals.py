@@ -113,6 +113,8 @@ def read_opaque(source: Source, node: ast.expr) -> Opaque:
     kind, text, *_ = *map(source.string, args), ""
     if not _CLASS.fullmatch(kind):
         raise source.error(node, "the dotted name of a class", f"the class {kind[:60]!r}")
+    # The class must have the original's name, because fingerprints contain class names of such
+    # values.
     made: Opaque = type(kind.rpartition(".")[2], (Opaque,), {"kind": kind})(text)
     return made
 
@@ -417,7 +419,7 @@ def _overload(namespace: str, name: str, overload: str) -> Any:
 
 
 def _registered(namespace: str, find: Callable[[], Any]) -> Any:
-    """Return the result of a lookup; repeat it after importing PyTorch modules that register operators.
+    """Return the result of a lookup; repeat it after importing PyTorch's registering modules.
 
     Args:
         namespace: namespace of the operator.

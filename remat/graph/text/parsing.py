@@ -341,6 +341,7 @@ def _check_name(source: Source, node: ast.expr, taken: Mapping[str, Any]) -> str
     above = (taken.get(".".join(parts[:k])) for k in range(1, len(parts)))
     good = good and all(x is None or isinstance(x, torch.nn.Module) for x in above)
     good = good and not any(x == name or x.startswith(f"{name}.") for x in taken)
+    # An attribute must not shadow a method of the graph module.
     if not good or hasattr(fx.GraphModule, parts[0]):
         raise source.error(node, "a name that is not taken", f"the attribute {name[:60]!r}")
     return name

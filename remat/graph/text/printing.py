@@ -68,6 +68,7 @@ def print_joint(joint: JointGraph, *, sources: bool = True) -> str:
         ProblemError: something in the graph has no text form. The message names the node.
     """
     fields = {key: getattr(joint, key) for key in FIELDS}
+    # The header leaves out empty tuples.
     fields["runs"] = joint.runs if joint.runs > 1 else ()
     fields["turns"] = tuple(map(tuple, joint.turns))
     return _print("joint", joint.name, joint.graph_module, fields, sources)

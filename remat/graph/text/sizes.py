@@ -192,6 +192,7 @@ class Expressions:
 
     def read(self, node: ast.expr) -> Any:
         """Return any expression as a SymPy object."""
+        # The same sizes recur in most lines of a text, and SymPy is slow.
         key = node.id if isinstance(node, ast.Name) else ast.dump(node)
         if key not in self._known:
             self._known[key] = self._read(node)
@@ -417,7 +418,7 @@ class Fakes:
             meta = torch.empty(0, dtype=dtype, device="meta")
             if all(type(s) is int for s in (*shape, *step, offset)):
                 meta.set_(memory, offset, shape, step)
-            else:  # `set_` would compare unbacked symbols with the storage size; `as_strided` does not
+            else:  # `as_strided` asks nothing about unbacked symbols, which only a run could answer
                 count = functions.FloorDiv(size_of(memory.nbytes()), dtype.itemsize)
                 meta.set_(memory, 0, [self.size(size_of(count))], [1])
                 meta = meta.as_strided(shape, step, self.size(offset))

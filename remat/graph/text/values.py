@@ -310,6 +310,7 @@ class ValueReader:
         if isinstance(node.right, ast.Constant) and node.right.value is None:
             return self._tensor(node.left, None)
         place = ast.unparse(node.right)
+        # A name in this graph goes before the full name of a value in another graph.
         owner = self._places.get(f"{self._graph}.{place}", self._places.get(place))
         if owner is None:
             expected = "that of a tensor above, such as mm or split[1]"

@@ -218,7 +218,7 @@ class _Backend:
         return run
 
     def finish(self, result: Any) -> None:
-        """Store on each joint graph the values that graphs pass to one another.
+        """Record in each joint graph the values that it receives from or returns to other graphs.
 
         Args:
             result: the step's result, whose tensors outlive the step.

@@ -26,7 +26,10 @@ Copies = dict[fx.Node, fx.Node]
 
 
 def run_of(node: fx.Node) -> str:
-    """Return the joint-graph name of the node that a forward or backward node is a run of."""
+    """Return the joint-graph name of a node of forward or backward.
+
+    The name differs from the node's own name if the node is a further run in the same graph.
+    """
     return str(node.meta.get(RUN_OF, node.name))
 
 

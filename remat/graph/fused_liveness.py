@@ -281,7 +281,7 @@ class _Kernels:
     def only_writer(
         self, readers: Iterable[fx.Node], moment: int, writing: Container[fx.Node]
     ) -> fx.Node | None:
-        """Return the only node that writes a result computed from a storage at a moment.
+        """Return the node that writes the results computed from a storage, if only one node does.
 
         Args:
             readers: nodes that read the storage.

@@ -39,7 +39,7 @@ UNCHECKED = "saved_tensor_with_no_vc_check"
 
 
 class HandedKind(enum.IntEnum):
-    """Kind of a value saved for backward, in the order in which forward returns the kinds."""
+    """Kind of a value that forward saves for backward; forward returns the kinds in this order."""
 
     TENSOR = 0
     UNCHECKED = 1
@@ -298,7 +298,7 @@ def fingerprint(joint: JointGraph) -> str:
 
 
 def operators_digest(joint: JointGraph) -> str:
-    """Return a digest of the operators of a graph in their order, whatever its shapes are.
+    """Return a digest of the operators of a graph in graph order.
 
     Shapes and constants do not change the digest.
     """

@@ -208,7 +208,7 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         """Return the most memory while backward visits the candidates from last to first.
 
         Each candidate is recomputed when it is visited, together with the unsaved ancestors that
-        are not present. It is dropped after its visit.
+        are not present. The candidate is dropped after the visit.
 
         Args:
             saved: names of the saved candidates.

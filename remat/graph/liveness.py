@@ -256,7 +256,7 @@ def saved_storages(
 
 
 def own_outputs(forward: fx.GraphModule) -> int:
-    """Return the number of outputs of a partitioned forward that are not saved values.
+    """Return the number of forward's outputs for the user, without the values saved for backward.
 
     AOTAutograd's descriptors mark the saved values.
     """
@@ -478,8 +478,8 @@ class StepWalk:
     def _own(self, node: fx.Node, key: int, *, apart: bool) -> int:
         """Return the storage key of a value whose fake storage also stands for another storage.
 
-        If the node is a view of a value that it reads, this is the key of that value. Otherwise it
-        is a new key if ``apart`` is True, and ``key`` if not.
+        If the node is a view of a value that it reads, the result is the key of that value.
+        Otherwise the result is a new key if ``apart`` is True, and ``key`` if not.
         """
         sizes = self.sizes
         # A view belongs to the run that it reads, which need not be the latest run of its base.

@@ -384,6 +384,7 @@ class _Rules:
 def _needs_all_ranks(node: fx.Node) -> bool:
     """Return whether a node is a collective without a recompute tag.
 
-    Every rank would have to run it again. A tag is set on every rank, so it ensures this.
+    A rerun needs every rank. A recompute tag is set on every rank, so a tagged collective may run
+    again.
     """
     return ops.is_collective(node) and not must_recompute(node)

@@ -243,10 +243,7 @@ def declarations() -> list[str]:
 
 
 def is_known(target: Target) -> bool:
-    """Return whether schema, tags or a declaration state all effects of an operator.
-
-    The result of the operator is not an effect.
-    """
+    """Return whether schema, tags or a declaration state all effects of an operator."""
     return purity.has_complete_schema(target) or _is_declared(target)
 
 

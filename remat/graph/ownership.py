@@ -27,14 +27,14 @@ class Storages:
         owner: position of the first node on the same storage. A node without a tensor owns itself.
         nbytes: bytes of the storage at its owner's position; 0 at every other position.
         alive: at owners' positions, whether the storage outlives forward in every plan.
-        mutated: owners of the storages that forward writes to. Backward may not read a value from
-            before the write again.
-        rewritten: for each mutated storage that is read after its last write, or that forward
-            allocated itself: owner's position to position of the last write. Backward receives the
-            value after that write. (AOTAutograd writes only to primals, after everything else has
-            run, unless functionalization is off.)
+        mutated: owners of the storages that forward writes to. Backward cannot read the value from
+            before the write.
+        rewritten: subset of ``mutated`` whose value after the last write backward may receive:
+            storages that are read after this write, or that forward allocated. Maps the owner's
+            position to the position of the last write. (AOTAutograd writes only to primals, after
+            everything else has run, unless functionalization is off.)
         user_mutated: positions of the primals that the user may write to before backward. Backward
-            may not read them again either.
+            cannot read these primals again.
     """
 
     owner: tuple[int, ...]

@@ -92,6 +92,6 @@ def _nested(index: GraphIndex, roles: Roles) -> Iterable[fx.Node]:
 def _must_cover() -> bool:
     """Return whether a context must cover the whole forward.
 
-    Always True before PyTorch 2.15, which has no option for it.
+    Always True before PyTorch 2.15, because earlier versions lack the option.
     """
     return bool(getattr(torch_compat.functorch_config, _COVERAGE, True))

@@ -53,7 +53,8 @@ def source_line(node: fx.Node) -> str:
     """Return the user's line that produced a node, formatted as ``"file.py:12 code"``.
 
     Without a recorded frame, as for an ``nn.Sequential`` called by itself, the text names the
-    node's innermost modules instead: ``"Sequential / Linear"``. It is empty if nothing is recorded.
+    node's innermost modules instead: ``"Sequential / Linear"``. The text is empty if nothing is
+    recorded.
     """
     trace = node.meta.get("stack_trace")
     if not trace:

@@ -189,7 +189,10 @@ def has_symbols(values: Iterable[Any], *, learned: bool = False) -> bool:
 
 
 class Memories:
-    """Cache of the storage behind each value, shared by the passes over a graph."""
+    """Cache of the storage record of each value, shared by the passes over a graph.
+
+    A record is (storage key, storage, value); see `Memory`.
+    """
 
     def __init__(self, known: dict[int, Memory] | None = None) -> None:
         self._known: dict[int, Memory] = {} if known is None else known
@@ -199,7 +202,7 @@ class Memories:
         return Memories(dict(self._known))
 
     def of(self, value: Any) -> Memory:
-        """Return the storage record of a value."""
+        """Return the record (storage key, storage, value) of a value."""
         found = self._known.get(id(value))
         if found is None:
             storage = storage_of(value)
@@ -208,7 +211,7 @@ class Memories:
         return found
 
     def of_all(self, values: Iterable[Any]) -> list[Memory]:
-        """Return the storage record of each value."""
+        """Return the record (storage key, storage, value) of each value."""
         known = self._known.get
         # A record is a nonempty tuple, so `or` replaces missing records only.
         return [known(id(value)) or self.of(value) for value in values]

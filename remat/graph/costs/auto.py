@@ -36,7 +36,7 @@ class Auto(CostModel):
 
     @classmethod
     def parse(cls, argument: str | None) -> Self:
-        """Return the model; it takes no argument.
+        """Return the model, which takes no argument.
 
         Raises:
             ProblemError: an argument is given.
@@ -49,7 +49,7 @@ class Auto(CostModel):
         return cls()
 
     def on(self, joint: JointGraph) -> CostModel:
-        """Return the model for one graph."""
+        """Return `RooflineFused` for a graph lowered for Inductor, `Roofline` for other graphs."""
         kind = RooflineFused if joint.lower == "inductor" else Roofline
         return kind(DEVICES[preset_of(device_type_of(joint))])
 

@@ -100,7 +100,7 @@ class CostModel:
         return str(self)
 
     def __str__(self) -> str:
-        """Return the text for ``cost=…``, from whose argument `parse` rebuilds the model."""
+        """Return the model's name and argument as in ``cost="name:argument"``."""
         return self.name
 
 

@@ -117,7 +117,7 @@ def _elements(node: fx.Node) -> int:
 
 
 def _shaped(x: Any) -> Any:
-    """Return an argument as a FLOP formula takes it.
+    """Convert an argument to the form that FLOP formulas take, with symbolic sizes as ints.
 
     Tensors become meta tensors, because some formulas read more than shapes.
     """

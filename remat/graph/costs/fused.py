@@ -54,7 +54,12 @@ Fuse = Callable[[fx.Node, fx.Node], bool]
 
 
 def moved_by(node: fx.Node, fuse: Fuse) -> int:
-    """Return the bytes that a run reads from and writes for nodes that do not fuse with it."""
+    """Return the bytes that a node reads from producers and writes for readers outside its kernel.
+
+    Args:
+        node: the node.
+        fuse: returns whether two nodes are in one kernel.
+    """
     read = sum(
         tensor_bytes(n.meta.get("val"))
         for n in node.all_input_nodes

@@ -41,11 +41,11 @@ class Inductor(Roofline):
     Inductor lowers the whole joint graph, and its scheduler forms the kernels for the device of the
     graph's tensors. Rates come from the device of this model, by default the preset for the
     tensors' device. A node costs ``max(operations / peak, external bytes / bandwidth)``, at least 1
-    ps. External bytes are read from nodes outside of its kernels, or written for such nodes. A plan
-    that saves a value in registers must write and read it. The time for this is subtracted from the
-    node's cost, down to 1 ps.
+    ps. External bytes are read from nodes outside of the node's kernels, or written for such nodes.
+    If a value stays in registers, a plan that saves the value must write and read it. The bytes of
+    this write and read are subtracted from the node's bytes.
 
-    Takes about 3 ms per node. If Inductor cannot lower a graph, `RooflineFused` prices it.
+    Takes about 3 ms per node. If Inductor cannot lower a graph, `RooflineFused` prices the graph.
 
     Attributes:
         by_tensors: whether the rates come from the preset for the device of the graph's tensors.
@@ -69,7 +69,10 @@ class Inductor(Roofline):
         return cls(by_tensors=True) if argument is None else super(Inductor, cls).parse(argument)
 
     def on(self, joint: JointGraph) -> CostModel:
-        """Return the model for one graph."""
+        """Return the model for one graph, with the rates of the preset for the graph's device.
+
+        A model with a named device is returned unchanged.
+        """
         if not self.by_tensors:
             return self
         return Inductor(DEVICES[preset_of(device_type_of(joint))])

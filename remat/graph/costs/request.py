@@ -86,7 +86,7 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
     number = {id(v): k for k, v in enumerate(read, start=1)}
 
     def text_of(x: Any) -> str:
-        """Return an argument as text; floats keep all digits, so that they differ from ints."""
+        """Return an argument as text; floats keep all digits, and 1.0 differs from 1."""
         if isinstance(x, (list, tuple)):
             return f"[{', '.join(map(text_of, x))}]"
         if isinstance(x, dict):

@@ -103,7 +103,8 @@ def _exchange(path: Path, fresh: Mapping[Place, int]) -> dict[Place, int]:
 def cache_path() -> Path | None:
     """Return the path of the cache file.
 
-    It is in ``$REMAT_CACHE``, or in ``remat`` in the user's cache folder. None if neither exists.
+    The file is in ``$REMAT_CACHE``, or in ``remat`` in the user's cache folder. None if neither
+    folder is known.
     """
     folder = os.environ.get("REMAT_CACHE")
     if folder:

@@ -115,7 +115,7 @@ def copies_are_alike(facts: Facts) -> Iterator[Fault]:
 def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
     """Return the operator that a node computes, and the nodes that it reads.
 
-    For a node that saves or replays a generator state, this is the random operator.
+    For a node that saves or replays a generator state, the operator is the random operator inside.
     """
     target: Any = node.target
     reads = list(inputs_of(node))

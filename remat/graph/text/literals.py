@@ -198,7 +198,7 @@ class ArgumentReader:
         self._targets: dict[str, Any] = {}
 
     def read(self, node: ast.expr) -> Any:
-        """Return the value of an argument.
+        """Convert the syntax node of an argument to the argument's value.
 
         Raises:
             ProblemError: the expression is not a valid argument.
@@ -355,7 +355,7 @@ def _name(target: Any) -> str | None:
 def write_call(name: str) -> str:
     """Return a target's name as it is called.
 
-    It is quoted in ``op("…")`` if part of the name is a Python keyword.
+    The name is quoted in ``op("…")`` if part of it is a Python keyword.
     """
     return f'op("{name}")' if any(map(keyword.iskeyword, name.split("."))) else name
 

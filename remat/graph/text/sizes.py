@@ -257,8 +257,8 @@ class Expressions:
 def _factors(node: ast.expr) -> tuple[list[ast.expr], list[ast.expr]]:
     """Return all factors and all divisors of a product.
 
-    They are multiplied together in one call, because SymPy would distribute numbers over sums in a
-    product of two.
+    The caller multiplies all of them in one call, because SymPy would distribute numbers over sums
+    in a product of two.
     """
     match node:
         case ast.UnaryOp(op=ast.USub(), operand=operand):

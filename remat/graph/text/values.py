@@ -435,8 +435,8 @@ def read_constant(
 ) -> torch.Tensor:
     """Return a constant.
 
-    It is a real tensor if the text states its numbers and it is a plain contiguous CPU tensor.
-    Otherwise it is a fake tensor.
+    The constant is a real tensor if the text states its numbers and the type is a plain contiguous
+    CPU tensor. Otherwise the constant is a fake tensor.
     """
     fake = values.constant(args[1])
     if len(args) == 2:

@@ -84,6 +84,7 @@ def repair_aliases(
     key_of = {n: key for n, (key, _, _) in zip(nodes, found, strict=True)}
     kernels = _COPY_WHOLE if by_kernel else ()
     copies = {n for t in kernels for n in graph.find_nodes(op="call_function", target=t)}
+    # In graph order, because a repaired view may be the base of a later view.
     for node, base in zip(nodes, aliased_arguments(nodes), strict=True):
         if node in copies and _copy_whole(node):
             key_of[node] = storage_key(node.meta.get("val"))

@@ -40,7 +40,7 @@ NEAR_SUMS = 1
 _MOST_READS = 4
 #: Expensive pointwise operators, whose results are written once instead of computed in several kernels.
 _HEAVY = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh")
-#: Indexed reads, which Inductor fuses although PyTorch's partitioner lists them as unfusible.
+#: Indexed reads, which Inductor fuses although no list of PyTorch's partitioner contains them.
 _INDEXED = (torch.ops.aten._unsafe_index, torch.ops.aten._unsafe_masked_index)
 
 
@@ -116,6 +116,7 @@ class FusedWalk(StepWalk):
         in_registers = {*made} - {key for key, _ in written}
         stays = {*self.inputs, *self.outputs, *kept, *in_registers}
         writing = {node for _, node in written}
+        # Counted by size, because a result only replaces an input of equal size.
         free = Counter(
             (node, nbytes[key])
             for key, moment in last.items()

@@ -292,6 +292,7 @@ def fingerprint(joint: JointGraph) -> str:
             lines.append(f"{call} {args!r} {made} {meta.get('recompute')}")
         if node.kwargs:
             lines.append(repr(fx.map_arg(node.kwargs, written.__getitem__)))
+    # A declaration decides which nodes may run again, and so changes the plan.
     if declared:
         lines.append(f"pure: {', '.join(sorted(declared))}")
     return hashlib.sha256("\n".join((*lines, *words)).encode()).hexdigest()

@@ -283,6 +283,8 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         runtimes = self._info.get_knapsack_runtime_input()
         problem = problem_from_floats(memories, runtimes, most)
         frontier = knapsack_frontier(problem, most_points=KNEE_POINTS)
+        # The problem has integer weights and values; these factors convert them back to the given
+        # units.
         byte = sum(memories) / problem.total_weight if problem.total_weight else 0.0
         tick = sum(runtimes) / problem.total_value if problem.total_value else 0.0
         first = frontier.best_within(int(least / byte)) if byte else 0

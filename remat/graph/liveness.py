@@ -510,6 +510,7 @@ class StepWalk:
             return StorageKind.OUTPUT
         if key in self.tangents:
             return StorageKind.TANGENT
+        # A placeholder of backward that is not a tangent holds a value that forward saved.
         in_forward = first < self.boundary or node.op == "placeholder"
         if key in (self._handed if in_forward else self._gradients):
             return StorageKind.SAVED if in_forward else StorageKind.GRADIENT

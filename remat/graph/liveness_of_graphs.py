@@ -119,6 +119,7 @@ class _Step:
             for key, node, nbytes, first, last in lifetimes:
                 start, until = self._at(k, first), self._at(k, last)
                 if key in walk.inputs:
+                    # This storage counts at the graph that returned it or received it first.
                     if node.name in not_mine:
                         continue
                     start, until = 0, self.end

@@ -439,6 +439,7 @@ def _operators_run(node: fx.Node) -> Iterable[Target]:
     These are its own operator, the operators it gets as arguments, and those of its graphs.
     """
     calls = _calls(node)
+    # A dict keeps the order of the calls, unlike a set.
     return dict.fromkeys(op for call in calls for op in (call.target, *called_operators(call)))
 
 

@@ -41,6 +41,7 @@ def region_budget(joint: JointGraph, index: GraphIndex, roles: Roles) -> float |
         share = _annotated(node)
         if share is not None:
             shares.setdefault(share, node)
+        # Operators that AOTAutograd or Inductor adds do not count, because no user can cover them.
         elif roles.required_forward[i] and node.meta.get("partitioner_tag") == "is_forward":
             uncovered += [node] if node.op == "call_function" else []
     for node in _nested(index, roles):

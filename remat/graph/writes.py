@@ -70,6 +70,7 @@ def by_target(nodes: Iterable[fx.Node], ask: Callable[[fx.Node], T]) -> list[T]:
     known: dict[int, T] = {}
     found: list[T] = []
     for node in nodes:
+        # The nodes keep their targets alive, so each `id` stays unique.
         target = id(node.target)
         if target not in known:
             known[target] = ask(node)

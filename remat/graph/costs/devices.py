@@ -76,8 +76,11 @@ class Device:
         if dtype in (torch.bfloat16, torch.float16):
             return self.half_tflops
         if dtype.is_floating_point and dtype.itemsize == 1:
+            # Tensor cores run 8-bit floats at twice the rate of 16-bit ones, on an H100 1979
+            # TFLOP/s.
             return 2 * self.half_tflops
         if dtype is torch.float64:
+            # The ratio of an A100: 19.5 TFLOP/s in float64, 156 in TF32.
             return self.single_tflops / 8
         return self.single_tflops
 

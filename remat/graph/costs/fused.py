@@ -92,7 +92,7 @@ def may_fuse(node: fx.Node) -> bool:
         node.op == "call_function"
         and not isinstance(node.target, torch_compat.HigherOrderOperator)
         and taxonomy.is_fusible(node)
-        and not taxonomy.is_compute_intensive(node)  # attention with dropout is random too
+        and not taxonomy.is_compute_intensive(node)  # attention may be random, but never fuses
         and not ops.is_mutating(node)
     )
 

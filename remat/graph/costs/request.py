@@ -149,6 +149,7 @@ def _placed(device: torch.device, override: torch.device | None) -> torch.device
 
 def _main(devices: Iterable[torch.device]) -> torch.device:
     """Return the first device that is not a CPU, or the CPU."""
+    # An operator may read CPU scalars and still run on the accelerator.
     return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 
 

@@ -95,7 +95,9 @@ def write_opaque(value: Any) -> str:
         name, text = value.kind, value.text
     else:
         parts = f"{type(value).__module__}.{type(value).__qualname__}".split(".")
+        # Names of local classes contain `<locals>`, which is not an identifier.
         name = ".".join(re.sub(r"\W", "_", part, flags=re.ASCII) for part in parts)
+    # A memory address differs between processes.
     if _ADDRESS.search(text):
         text = ""
     return written_call("opaque", [f'"{name}"', quoted(text)] if text else [f'"{name}"'])
@@ -254,6 +256,7 @@ class ArgumentReader:
         """
         quotes = arguments(node, "op", 1, 1)
         name = self._source.string(quotes[0]) if quotes else self._source.dotted(node)
+        # A text names few operators, but each of them many times.
         if name not in self._targets:
             try:
                 self._targets[name] = read_target(name)

@@ -77,6 +77,7 @@ def _parse(text: str, kind: str) -> tuple[str, dict[str, Any], fx.GraphModule]:
         # A graph may be read during a compilation, whose fake mode must not convert the new fake values.
         with torch_compat.disable_current_modes():
             return name, fields, parser.module(source.body[1 if declared is None else 2 :])
+    # An expression that Python parses may still be too deep for the walk over its tree.
     except RecursionError:
         raise ProblemError(TOO_DEEP) from None
 
@@ -160,6 +161,7 @@ class _Parser:
         node.meta = meta
         self._nodes[node.name] = node
         if self._forward_outputs is not None and node.op == "placeholder":
+            # Roles follow from names, so the name and the call must agree.
             kind, role = call_name(call), ROLES[role_of(node)]
             if kind != role:
                 expected = f"{role}(…), as AOTAutograd names its inputs"

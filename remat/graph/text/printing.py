@@ -264,6 +264,7 @@ def _header(
 def _list(values: tuple[Any, ...]) -> str:
     """Write positions as a list, over several lines if they are long."""
     text = str(list(values))
+    # 20 columns are left for the name of the field.
     if len(text) <= _WIDTH - 20:
         return text
     filled = textwrap.fill(text[1:-1], _WIDTH - 8)

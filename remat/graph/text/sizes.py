@@ -99,6 +99,7 @@ def read_size(text: str) -> Size:
     if len(source.body) != 1 or not isinstance(source.body[0], ast.Expr):
         raise ProblemError(f"{text[:60]!r} is no expression of sizes")
     names = set(_NAMES.findall(text))
+    # SymPy's symbols are equal only if their assumptions are, and ShapeEnv's sizes are positive.
     symbols = {n: sympy.Symbol(n, integer=True, positive=n.startswith("s")) for n in names}
     return Expressions(source, symbols).size(source.body[0].value)
 
@@ -130,6 +131,7 @@ def _has_text(part: Any) -> bool:
     if isinstance(part, sympy.Symbol):
         return SYMBOL.fullmatch(part.name) is not None
     if isinstance(part, sympy.Pow):
+        # The reader accepts integer literals as exponents only.
         return isinstance(part.exp, sympy.Integer)
     return isinstance(part, _PLAIN_KINDS) or _functions().get(type(part).__name__) is type(part)
 
@@ -328,6 +330,7 @@ class Fakes:
     def _declare(self, symbol: Symbol) -> sympy.Symbol:
         """Create a SymPy symbol, and record its hint and range in the shape environment."""
         kind = {"real": True} if symbol.is_float else {"integer": True}
+        # ShapeEnv creates unbacked floats without assumptions, and SymPy compares assumptions too.
         if symbol.name.startswith("zuf"):
             kind = {}
         positive = {"positive": True} if symbol.positive else {}
@@ -448,6 +451,7 @@ def write_symbol(symbol: Symbol) -> str:
     parts = [] if symbol.hint is None else [repr(symbol.hint)]
     parts += [] if symbol.min is None else [f"min={symbol.min!r}"]
     parts += [] if symbol.max is None else [f"max={symbol.max!r}"]
+    # Symbols of backed sizes are positive by default.
     if symbol.positive != symbol.name.startswith("s"):
         parts.append(f"positive={symbol.positive}")
     parts += ["size_like=True"] if symbol.size_like else []
@@ -461,6 +465,7 @@ def symbols_of(used: Iterable[sympy.Symbol], env: ShapeEnv | None) -> list[Symbo
         used: the symbols.
         env: environment that has their hints and ranges; None if there is none.
     """
+    # By letters, then by number, so that s9 comes before s10.
     ordered = sorted(used, key=lambda s: (s.name.rstrip("0123456789"), len(s.name), s.name))
     if env is None:
         return [Symbol(name=s.name, positive=bool(s.is_positive)) for s in ordered]

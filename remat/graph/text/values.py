@@ -71,6 +71,7 @@ def contiguous(sizes: Sequence[Size]) -> tuple[Size, ...]:
     step: Size = 1
     for size in reversed(sizes):
         strides.append(step)
+        # As in PyTorch, a dimension of size 0 counts as 1 for strides.
         step = step * (max(size, 1) if type(size) is int else size)
     return tuple(reversed(strides))
 
@@ -86,6 +87,7 @@ def extent(sizes: Sequence[Size], strides: Sequence[Size], offset: Size, itemsiz
     """
     if any(type(s) is int and s == 0 for s in sizes):
         return 0
+    # A plain product keeps symbolic sizes simpler than the sum below.
     if offset == 0 and tuple(strides) == contiguous(sizes):
         count: Size = itemsize
         for size in sizes:
@@ -272,6 +274,7 @@ class ValueReader:
         if not isinstance(node.value, ast.Name) or node.value.id not in _SYMBOLIC:
             raise self._source.error(node, "SymInt[…], SymFloat[…], SymBool[…]")
         expression = self._expressions.read(node.slice)
+        # SymPy's truth values are not `Expr`.
         if isinstance(expression, sympy.Expr) is (node.value.id == "SymBool"):
             raise self._source.error(node, "the type of what it computes")
         try:
@@ -449,6 +452,7 @@ def read_constant(
     if flat is None or tuple(flat.shape) != tuple(fake.shape):
         expected = f"nested lists in the shape {tuple(fake.shape)}"
         raise source.error(args[2], expected, "these numbers")
+    # Only such a type describes the tensor that `torch.tensor` makes.
     dense = fake.is_contiguous() and fake.untyped_storage().nbytes() == flat.nbytes
     if fake.device.type == "cpu" and dense and not fake.requires_grad:
         return flat

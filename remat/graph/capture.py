@@ -94,7 +94,7 @@ def capture(
         One joint graph, or with ``fullgraph=False`` a list in the order of capture.
 
     Raises:
-        CaptureError: ``model`` is a class, ``args`` is not a tuple or ``kwargs`` not a dict, or the
+        CaptureError: ``model`` is a class, ``args`` not a sequence, ``kwargs`` not a dict, or the
             model does not accept them. Also for a graph break (the message names the source line),
             an unknown lowering, or a device that this build of PyTorch cannot fake. Also if nothing
             can be differentiated, if the model raises, or if ``run`` is set and a tensor has no

@@ -82,7 +82,8 @@ def separate_calls(graph: fx.Graph) -> int:
     """Give the results of each region call a storage of their own in the fake values.
 
     AOTAutograd gives every call the fake values of the region itself, as if all calls returned the
-    same memory. Afterwards, an input that a region returns unchanged stands for itself.
+    same memory. If a region returns an input unchanged, readers of this result then read the input
+    itself.
 
     Returns:
         Number of calls that were rewritten.

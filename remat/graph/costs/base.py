@@ -137,6 +137,10 @@ def node_costs(
         model: the cost model.
         positions: positions to price; None means all. Other positions cost 0.
 
+    Returns:
+        One cost per position, in the model's unit; 0 for views, tuple elements, sizes and
+        placeholders.
+
     Raises:
         ProblemError: the model raises, or returns a cost that is not a finite number of 0 or more.
             The message names the model and the node.

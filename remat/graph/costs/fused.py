@@ -75,7 +75,10 @@ def moved_by(node: fx.Node, fuse: Fuse) -> int:
 
 
 def is_written(node: fx.Node, value: fx.Node, fuse: Fuse) -> bool:
-    """Return whether ``value``, which ``node`` computes, must be written to memory."""
+    """Return whether ``value``, which ``node`` computes, must be written to memory.
+
+    False only if there are readers and all of them fuse with ``node``.
+    """
     readers = list(readers_of(value))
     return not readers or not all(fuse(node, reader) for reader in readers)
 

@@ -80,7 +80,11 @@ class Store:
         self.times.update(found)
 
     def _warn(self, message: str) -> None:
-        """Warn once, because a problem with the folder recurs at every access."""
+        """Warn about the cache once, because a problem with the folder recurs at every access.
+
+        Args:
+            message: the problem, as the predicate of a sentence about the cache.
+        """
         if not self._warned:
             self._warned = True
             text = f"the cache of measured costs '{self.path}' {message}. {_REMEDY}"

@@ -1,1 +1,1 @@
-"""What a joint graph is: capture, roles, operators, storages and bytes, costs, liveness, verification."""
+"""Capture and analyse joint graphs: roles, operators, storages, costs, liveness, verification."""

@@ -1,4 +1,4 @@
-"""How a model is called: positional arguments as a tuple, keyword arguments as a dict."""
+"""Check how a model is called: positional arguments as a tuple, keyword arguments as a dict."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from remat.errors import CaptureError
 
 
 def read_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of one call, as they are given to ``remat.capture``.
+    """Return the arguments of one model call, given to ``remat.capture``, as a tuple and a dict.
 
     Raises:
-        CaptureError: they are something else, such as a tensor without its tuple; the message says
-            what to write.
+        CaptureError: ``args`` is not a sequence, such as a single tensor, or ``kwargs`` is not a
+            dict with string keys. The message says what to write.
     """
     if not isinstance(args, Sequence) or isinstance(args, (str, bytes)):
         write = "(x,), with a comma, for one argument x"
@@ -38,7 +38,7 @@ def read_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def why_no_instance(model: object) -> str:
-    """Why a class is no model, and what to pass instead; empty for everything but classes."""
+    """Return an error message if the model is a class instead of an instance; empty otherwise."""
     if not isinstance(model, type):
         return ""
     return f"model '{model.__name__}' is a class; pass an instance: {model.__name__}()"
@@ -47,11 +47,17 @@ def why_no_instance(model: object) -> str:
 def why_not_callable(
     model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> str:
-    """Why a model does not take these arguments; empty where it does, or where that is not known."""
+    """Return why a model does not accept these arguments.
+
+    Returns:
+        An empty string if the model accepts them or has no readable signature.
+    """
     try:
         signature = inspect.signature(
+            # `Module.__call__` accepts any arguments; only `forward` has the model's signature.
             model.forward if isinstance(model, torch.nn.Module) else model
         )
+    # Some builtin callables have no signature that Python can read.
     except (TypeError, ValueError):
         return ""
     try:

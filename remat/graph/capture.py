@@ -68,38 +68,43 @@ def capture(
     dynamic: bool | None = False,
     run: bool = False,
 ) -> JointGraph | list[JointGraph]:
-    """Traces forward and backward of ``model(*args, **kwargs)``.
+    """Trace forward and backward of ``model(*args, **kwargs)`` as a joint graph.
 
-    Weights may be real, on the meta device, or fake; none is copied or allocated, and the model is
-    left as it was. The mode of the model (train or eval) is respected. Where its first call sets something
-    up under a lock, which Dynamo cannot take, a second call is captured.
+    Weights may be real, on the meta device, or fake. No weight is copied or allocated, and the
+    model stays unchanged. The model's mode (train or eval) is respected. Dynamo cannot trace a
+    lock. If the first call takes a lock to set something up, a second call is captured.
 
     Args:
         model: a module or a function; its outputs may be any pytree.
-        args: positional arguments: real, meta or fake tensors, or anything else.
-        kwargs: keyword arguments likewise.
+        args: positional arguments: real, meta or fake tensors, or other values.
+        kwargs: keyword arguments, of the same kinds.
         lower: ``"inductor"`` (Inductor's decompositions and joint-graph passes) or ``"eager"``
-            (none).
-        device: trace as if everything lay on this device; where None, on the device of the
-            tensors, the CPU for those on the meta device.
-        fullgraph: a graph break is an error; with False, all graphs are returned in a list.
-        dynamic: as in `torch.compile`; static shapes by default.
-        run: run forward on the real numbers of ``args`` and of the model, and so take the branches
-            that depend on numbers as they go: ``if x.sum() > 0:``, ``x.item()``. Only with
-            ``fullgraph=False``. Inputs and buffers are copied first; nothing is kept for backward, so
-            that at most the activations of one graph are alive at a time; the generator is left as it
-            was. (What forward itself writes to parameters stays.)
+            (neither).
+        device: trace as if all tensors were on this device. None: keep the device of each tensor,
+            with the CPU for tensors on the meta device.
+        fullgraph: if True, a graph break is an error. If False, return all graphs in a list.
+        dynamic: as in `torch.compile`; False (static shapes) by default.
+        run: run forward on the real numbers of ``args`` and of the model, and so follow branches
+            that depend on numbers: ``if x.sum() > 0:``, ``x.item()``. Requires ``fullgraph=False``.
+            Inputs and buffers are copied first, and the generators' states are restored. No tensor
+            is saved for backward, so only the activations of one graph are alive at a time.
+            (Forward's own writes to parameters remain.)
+
+    Returns:
+        One joint graph, or with ``fullgraph=False`` a list in the order of capture.
 
     Raises:
-        CaptureError: a class instead of an instance, arguments that are no tuple and dict, or that the model does not take; a graph
-            break (the message names the source line), an unknown lowering, a device that this build
-            of PyTorch cannot fake, nothing to differentiate, an error in the model itself, or, with
-            ``run``, a tensor without numbers.
+        CaptureError: ``model`` is a class, ``args`` not a sequence, ``kwargs`` not a dict, or the
+            model does not accept them. Also for a graph break (the message names the source line),
+            an unknown lowering, or a device that this build of PyTorch cannot fake. Also if nothing
+            can be differentiated, if the model raises, or if ``run`` is set and a tensor has no
+            numbers.
     """
     torch_compat.check_version()
     if lower not in LOWERINGS:
         raise CaptureError(f"lower is {lower!r}; expected one of {', '.join(map(repr, LOWERINGS))}")
-    if no_instance := why_no_instance(model):  # compiled, a class is changed for the whole process
+    # Compiling a class would change the class for the whole process.
+    if no_instance := why_no_instance(model):
         raise CaptureError(no_instance)
     if not callable(model):
         raise CaptureError(f"model is a {type(model).__name__}; expected a module or a function")
@@ -116,8 +121,8 @@ def capture(
             except Exception as error:
                 if not takes_lock(error):
                     raise
-                # A first call sets something up under the lock, later ones do not take it.
-                with contextlib.suppress(Exception):  # what else is wrong is found below
+                # The lock may guard a one-time setup, which this call completes outside of Dynamo.
+                with contextlib.suppress(Exception):  # other errors appear in the second capture
                     fake_model(*fake_args, **fake_kwargs)
                 backend.finish(compiled(*fake_args, **fake_kwargs))
         except Exception as error:
@@ -146,15 +151,24 @@ def capture(
 
 
 def _dropped(_: torch.Tensor) -> None:
-    """Packs what autograd saves: nothing is kept, as nothing runs backward."""
+    """Pack hook for `saved_tensors_hooks` that drops the tensor, because no backward runs."""
 
 
 def _never(_: Any) -> torch.Tensor:
+    """Unpack hook for `saved_tensors_hooks`, which must never run."""
     raise AssertionError("a capture does not run backward")
 
 
 class _Backend:
-    """The Dynamo backend that records joint graphs."""
+    """Dynamo backend that records joint graphs.
+
+    Args:
+        sink: list that receives the joint graphs.
+        lower: ``"inductor"`` or ``"eager"``.
+        name: name of the model.
+        stop: whether to end the compilation at the first graph.
+        run: whether the graphs run on real numbers.
+    """
 
     def __init__(
         self, sink: list[JointGraph], lower: str, name: str, *, stop: bool, run: bool = False
@@ -164,11 +178,11 @@ class _Backend:
         self._lower = lower
         self._name = name
         self._stop = stop
-        # Which run's which output a tensor is, and which input it was at first. A tensor that the step drops is
-        # dropped here, too: in a run all activations would be alive else.
+        # For each tensor, the run and the index of the output that it is, and of the input that it first was.
+        # The keys are weak: otherwise a run on real numbers would keep all activations alive.
         self._made: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
         self._given: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
-        self._turns: list[tuple[int, Turn]] = []  # the runs so far, each with its graph
+        self._turns: list[tuple[int, Turn]] = []  # (graph index, run), in order
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         before = len(self._sink)
@@ -178,7 +192,7 @@ class _Backend:
         return self._record_inputs(compiled, len(self._sink) - 1)
 
     def _record_inputs(self, compiled: Callable[..., Any], graph: int) -> Callable[..., Any]:
-        """Notes at each call which inputs are outputs of earlier runs, or inputs of theirs."""
+        """Wrap a compiled graph to record the inputs that earlier runs returned or received."""
 
         def run(*args: Any) -> Any:
             tensors = [(i, a) for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
@@ -186,6 +200,7 @@ class _Backend:
             shared = [(i, *self._given[a]) for i, a in tensors if a in self._given]
             nodes = self._sink[graph].graph.find_nodes(op="placeholder")
             turn = Turn(at=len(self._turns))
+            # With another number of primals, positions of arguments are not positions of primals.
             if sum(role_of(n) is Role.PRIMAL for n in nodes) == len(args):
                 turn = turn._replace(received=tuple(received), shared=tuple(shared))
             self._turns.append((graph, turn))
@@ -203,7 +218,11 @@ class _Backend:
         return run
 
     def finish(self, result: Any) -> None:
-        """Notes what graphs hand to one another, given what the step returns."""
+        """Record in each joint graph the values that it receives from or returns to other graphs.
+
+        Args:
+            result: the step's result, whose tensors outlive the step.
+        """
         received = {(j, k) for _, turn in self._turns for _, j, k in turn.received}
         found = {self._made[v] for v in tensors_of(result) if v in self._made}
         turns: list[list[Turn]] = [[] for _ in self._sink]
@@ -215,6 +234,7 @@ class _Backend:
         for graph, joint in enumerate(self._sink):
             if not turns[graph]:
                 continue
+            # For graphs that run several times, `turns` has the values of each run.
             first = turns[graph][0]
             self._sink[graph] = replace(
                 joint,
@@ -229,6 +249,7 @@ class _Backend:
         if self._lower == "inductor":
             patches = {
                 "custom_partitioner_fn": _partitioner_of(self._take),
+                # A cache hit would skip the partitioner, and no joint graph would be recorded.
                 "force_disable_caches": True,
             }
             compiled: Any = torch_compat.compile_fx(
@@ -252,6 +273,15 @@ class _Backend:
         static_lifetime_input_indices: Sequence[int] | None = None,
         **_: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Record a joint graph, and partition it so that the step can go on.
+
+        PyTorch's default partitioner is used.
+
+        Raises:
+            CapturedError: one graph was requested, so the compilation can end.
+        """
+        # Regions reach the partitioner before the joint graph that calls them, and are not recorded
+        # alone.
         if is_region(module, joint_inputs):
             return split_region(module, num_fwd_outputs=num_fwd_outputs)
         joint = JointGraph(
@@ -274,14 +304,22 @@ class _Backend:
         )
 
     def _run_as_it_is(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
-        """Runs a graph on fake tensors: a capture computes shapes, no numbers."""
+        """Return a graph without compiling it, because a capture needs shapes and no speed.
+
+        Raises:
+            NothingToDifferentiateError: a single graph was requested, but it is an inference graph.
+        """
         if self._stop:
             raise NothingToDifferentiateError
         return torch_compat.make_boxed_func(module.forward)
 
 
 def _read_first_results(graph: fx.Graph) -> None:
-    """Reads a result of what draws at random and nobody reads: PyTorch's partitioner takes it for no operator else."""
+    """Add a read of the first result to each call of a tuple that no node reads.
+
+    Without any read, PyTorch's partitioner treats the call as a plain tuple and drops it. Such a
+    call is a random operator whose results are unused.
+    """
     for node in list(graph.nodes):
         values = node.meta.get("val")
         if node.op == "call_function" and not node.users and isinstance(values, (tuple, list)):
@@ -291,7 +329,10 @@ def _read_first_results(graph: fx.Graph) -> None:
 
 
 def _partitioner_of(take: Callable[..., Any]) -> Any:
-    """A custom partitioner around a function; its class is made late, as Inductor is slow to import."""
+    """Return a custom partitioner for Inductor that calls a function.
+
+    Its class is defined at call time, because its base class imports Inductor, which is slow.
+    """
 
     class Partitioner(torch_compat.CustomPartitionerFn):
         def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:

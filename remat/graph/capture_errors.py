@@ -1,4 +1,4 @@
-"""Errors of a capture, as one message with the user's line."""
+"""Turn an error of a capture into one message that names the user's source line."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from remat.graph.source import frames_of, user_frame
 
 
 class CapturedError(Exception):
-    """Ends a compilation once its joint graph is known."""
+    """Ends a compilation as soon as its joint graph is recorded."""
 
 
 class NothingToDifferentiateError(Exception):
-    """AOTAutograd asked for an inference graph."""
+    """Raised when AOTAutograd compiles an inference graph, which has no backward."""
 
 
-#: What is added to an error that PyTorch raises by itself, with the backend that raises it.
+#: Sentence added to an error that plain PyTorch raises too; ``backend`` is the backend that raises it.
 WITHOUT_REMAT = (
     "PyTorch fails at this program without remat as well: torch.compile(…, backend='{backend}')"
 )
@@ -35,13 +35,15 @@ WITHOUT_REMAT = (
 def name_plain_failure(
     error: Exception, module: fx.GraphModule, inputs: Sequence[Any], lower: str
 ) -> None:
-    """Says in an error of the compilation of a graph that plain PyTorch fails at it as well, where that is so.
+    """Add a sentence to a compilation error if plain PyTorch fails at the same graph.
+
+    Errors of remat stay unchanged, and so do errors from which Dynamo recovers.
 
     Args:
-        error: what our backend raised. Neither what is an error of ours nor what Dynamo goes on from is looked at.
+        error: the error that remat's backend raised.
         module: the graph, as Dynamo hands it to a backend.
-        inputs: its inputs.
-        lower: the lowering that it is compiled for.
+        inputs: inputs of the graph.
+        lower: lowering that the graph is compiled for, ``"inductor"`` or ``"eager"``.
     """
     goes_on = isinstance(error, torch_compat.TorchDynamoException)
     if isinstance(error, RematError) or (goes_on and not hasattr(error, "inner_exception")):
@@ -54,7 +56,7 @@ def name_plain_failure(
 
 
 def raises_alike(error: Exception, run: Callable[[], object]) -> bool:
-    """Whether something raises an error of the class of another one."""
+    """Return whether running a function raises an error of the same class as ``error``."""
     try:
         run()
     except Exception as other:
@@ -63,7 +65,7 @@ def raises_alike(error: Exception, run: Callable[[], object]) -> bool:
 
 
 def _inner(error: Exception) -> Exception:
-    """What a compiler raised, where Dynamo or Inductor says so in an error of its own."""
+    """Return the error that a compiler raised, unwrapped from Dynamo's or Inductor's error."""
     return getattr(error, "inner_exception", None) or error
 
 
@@ -75,21 +77,28 @@ def explain(
     not_callable: str,
     is_plain: Callable[[Exception], bool] = lambda _: False,
 ) -> None:
-    """Turns what came out of a compilation into one message, or into nothing if it was the end.
+    """Raise one error with one message for a failed compilation.
+
+    Returns without an error if the compilation ended because its graph was recorded, or because the
+    program has nothing to differentiate.
 
     Args:
-        error: what came out.
-        name: the program.
-        sink: the graphs that were found.
-        fullgraph: whether one graph is wanted.
-        not_callable: why the program cannot be called like that; empty where it can.
-        is_plain: says whether plain PyTorch fails at the program as well.
+        error: the error that the compilation raised.
+        name: name of the program.
+        sink: the graphs recorded so far.
+        fullgraph: whether the caller asked for a single graph.
+        not_callable: why the program does not accept its arguments; empty if it does.
+        is_plain: returns whether plain PyTorch raises the same error for the program.
+
+    Raises:
+        CaptureError: the compilation failed.
     """
     for cause in _causes(error):
         if isinstance(cause, (CapturedError, NothingToDifferentiateError)):
             return
         if isinstance(cause, CaptureError):
             raise cause
+    # The only requested graph was recorded before the error.
     if fullgraph and sink:
         return
     if not_callable and not sink:
@@ -109,6 +118,7 @@ def explain(
         raise CaptureError(
             f"'{name}' raised {raised.group(1).strip()[:400]}{where} while it was traced"
         ) from error
+    # Dynamo appends hints and the user's code after a blank line.
     first = re.split(r"\n\s*\n|\nfrom user code", text)[0].strip()
     first = " ".join(line.strip() for line in first.splitlines())
     if type(error).__name__ in ("Unsupported", "UserError", "FailOnRecompileLimitHit"):
@@ -117,6 +127,7 @@ def explain(
             "Remove the graph break, or pass fullgraph=False for a list of graphs",
             ("fullgraph=False",),
         ) from error
+    # Dynamo's text begins with the class of the inner error, which the message states anyway.
     raised_by = type(_inner(error)).__name__
     first = first.split(f"{raised_by}: ", 1)[-1] if _inner(error) is not error else first
     raise CaptureError(
@@ -126,34 +137,41 @@ def explain(
 
 
 def takes_lock(error: Exception) -> bool:
-    """Whether a trace as one graph ended because the code takes a lock of `threading`."""
+    """Return whether tracing failed because the code acquires a lock of `threading`."""
     if type(error).__name__ != "Unsupported":
         return False
     return re.search(r"enter a `R?[lL]ock` context manager", str(error)) is not None
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, the one that it was raised for, and so on."""
+    """Yield an error, its cause, the cause of that cause, and so on."""
     while error is not None:
         yield error
+        # Dynamo raises its wrapper `from None`, so the original error is in `inner_exception` only.
         error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
 
 
 def _asks_for_numbers(error: BaseException) -> bool:
-    """Whether a trace ended because the value of a tensor was asked for."""
+    """Return whether tracing ended because the code needs the value of a tensor."""
     kinds = ("GuardOnDataDependentSymNode", "DataDependentOutputException")
     return any(type(cause).__name__ in kinds for cause in _causes(error))
 
 
 def _raised_at(error: BaseException) -> str:
-    """The innermost line outside of PyTorch and of this folder that an error came through, as `` at file:line``."""
+    """Return the innermost user line in an error's traceback, formatted as `` at file:line``.
+
+    Lines in PyTorch and in this folder are skipped.
+    """
     ours = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
     frames = reversed(traceback.extract_tb(error.__traceback__))
     return _at(user_frame(f for f in frames if not f.filename.startswith(ours)))
 
 
 def _user_line(text: str) -> str:
-    """The innermost line that Dynamo names, as `` at file:line``: of the user's, where PyTorch's follow."""
+    """Return the innermost user line in Dynamo's error text, formatted as `` at file:line``.
+
+    The user's line may be followed by lines of PyTorch. Empty if the text names no line.
+    """
     tail = text.split("from user code:")[-1] if "from user code:" in text else ""
     return _at(user_frame(frames_of(tail)))
 

@@ -1,4 +1,4 @@
-"""The cyclic garbage collector, paused while graphs are made."""
+"""Pause the cyclic garbage collector while graphs are built."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def paused_collection() -> Iterator[None]:
-    """Pauses the cyclic garbage collector inside of a ``with`` block, or, as a decorator, for each call.
+    """Pause the cyclic garbage collector in a ``with`` block, or for each call as a decorator.
 
-    Making a graph makes some ten containers per node that all live on. The collector would walk
-    through them again and again, and now and then through everything else in the process, and find
-    nothing: a tenth of the time. Where it is off already, it stays off.
+    Building a graph creates about ten containers per node, and all of them stay alive. The
+    collector would scan them repeatedly, and sometimes the whole process, without freeing anything.
+    The scans took a tenth of the time. A collector that is off already stays off.
     """
     if not gc.isenabled():
         yield

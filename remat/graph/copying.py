@@ -1,10 +1,10 @@
-"""Nodes copied from one graph to the end of another, quickly.
+"""Append copies of nodes to another graph, faster than `torch.fx.Graph.node_copy`.
 
-`torch.fx.Graph.node_copy` takes a node for something that a user has just written: it looks for
-symbolic leaves in the arguments, makes up a name and checks it, and goes through five layers. A
-node that comes out of a graph has been through all that. Here it is built from its parts by the
-same few primitives that `torch.fx` itself ends in, which takes a third of the time. Those are private:
-with a version of PyTorch that remat is not tested with, `node_copy` does the work.
+`node_copy` treats a node as newly written by a user. It searches the arguments for symbolic leaves,
+makes up and checks a name, and passes through five layers. A node that comes from a graph has
+passed these checks already. Here the copy is built with the private primitives that `torch.fx`
+itself calls in the end, in a third of the time. With a version of PyTorch that remat is not tested
+with, `node_copy` is used.
 """
 
 from __future__ import annotations
@@ -16,31 +16,37 @@ from torch import fx
 
 from remat import torch_compat
 
-#: Metadata of a run in a half in which its name is another one's: the node's name in the joint graph.
+#: Metadata key for the joint-graph name of a node whose copy could not keep this name, because another
+#: node of the forward or backward graph has it.
 RUN_OF = "run_of"
-#: Finds, for a node that a copied node reads, what the copy reads instead.
+#: Map from a node that the copied node reads to the argument that the copy reads instead.
 Lookup = Callable[[fx.Node], Any]
-#: The copy of each node.
+#: Copy of each node.
 Copies = dict[fx.Node, fx.Node]
 
 
 def run_of(node: fx.Node) -> str:
-    """The name in the joint graph of the node that a forward or backward node runs."""
+    """Return the joint-graph name of a node of forward or backward.
+
+    The name differs from the node's own name if the node is a further run in the same graph.
+    """
     return str(node.meta.get(RUN_OF, node.name))
 
 
 class Copier:
-    """Appends copies of a graph's nodes to another; metadata are copied one level deep.
+    """Appends copies of one graph's nodes to another graph; metadata is copied one level deep.
 
-    Names are kept where they are free; made-up names later count on from those of the source.
+    A copy keeps its name if the name is free. Names generated later do not collide with names of
+    the source.
 
     Args:
-        graph: where to.
-        source: where from.
-        quick: whether to go the quick way; None: if PyTorch is tested and nobody watches new nodes.
+        graph: graph that receives the copies.
+        source: graph of the nodes to copy.
+        quick: whether to copy with PyTorch's private primitives. None: only if remat is tested with
+            this PyTorch and ``graph`` has no owning module, whose hooks would miss the new nodes.
 
     Attributes:
-        copies: the copy of each node so far; what is copied reads the copies of what it read.
+        copies: copy of each node so far; copied nodes read these copies by default.
     """
 
     def __init__(self, graph: fx.Graph, source: fx.Graph, *, quick: bool | None = None) -> None:
@@ -48,16 +54,21 @@ class Copier:
             quick = graph.owning_module is None and torch_compat.is_tested()
         self.copies: Copies = {}
         self._graph = graph
+        # All names of the source count as taken, because its other nodes may be copied later.
         self._taken = torch_compat.used_names(source)
         self._run = torch_compat.quick_copier(graph, source) if quick else None
 
     def copy(
         self, nodes: Iterable[fx.Node], lookup: Lookup | None = None, *, apart: bool = False
     ) -> None:
-        """Appends the copies of nodes, which read what ``lookup`` says, if it is given.
+        """Append copies of nodes.
 
-        A copy is called as its node. Where that name is another one's (``apart``) it is called
-        ``NAME_again`` and marked.
+        Args:
+            nodes: the nodes, in an order in which inputs come before their users.
+            lookup: maps a node that a copied node reads to the argument that the copy reads. None:
+                reads the copies made so far.
+            apart: name each copy ``NAME_again`` and store its original name in the metadata,
+                because the receiving graph already has a node of that name.
         """
         find = self.copies.__getitem__ if lookup is None else lookup
         if apart:
@@ -80,7 +91,7 @@ class Copier:
         return made
 
     def take(self, nodes: Iterable[fx.Node]) -> None:
-        """Appends placeholders for the values of nodes, under their names."""
+        """Append one placeholder for each node, with the node's name and metadata."""
         if self._run is not None:
             self._run(nodes, self.copies.__getitem__, self.copies, taken=True)
             return

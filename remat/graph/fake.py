@@ -1,4 +1,4 @@
-"""Fake values that show what aliases what, kept true while graphs are rewritten."""
+"""Keep the aliasing of fake values correct while passes rewrite graphs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from remat.graph.storages import (
 from remat.graph.writes import aliased_arguments
 
 _aten = torch.ops.aten
-#: Operators whose kernels copy all memory behind their first argument, and write into that copy.
+#: Operators whose kernels copy the whole storage of their first argument and write into the copy.
 _COPY_WHOLE = (
     _aten.copy.default,
     _aten.select_scatter.default,
@@ -32,7 +32,13 @@ _COPY_WHOLE = (
 
 
 def refresh(node: fx.Node, mode: Any = None) -> None:
-    """Computes the fake value of a node anew from those of its inputs, in their mode unless another is given."""
+    """Recompute the fake value of a node from the fake values of its inputs.
+
+    Args:
+        node: the node, whose ``meta["val"]`` is set.
+        mode: fake mode to compute in; None takes the mode of the inputs. Without any mode, the node
+            stays unchanged.
+    """
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     mode = mode or fake_mode_of((args, kwargs))
     if mode is None:
@@ -42,7 +48,7 @@ def refresh(node: fx.Node, mode: Any = None) -> None:
 
 
 def cloned(value: torch.Tensor) -> torch.Tensor:
-    """A fake copy in memory of its own."""
+    """Return a copy of a tensor in a storage of its own; fake if the tensor is fake."""
     fake = getattr(value, "fake_mode", None)
     if fake is None:
         return value.clone()
@@ -53,23 +59,24 @@ def cloned(value: torch.Tensor) -> torch.Tensor:
 def repair_aliases(
     graph: fx.Graph, memories: Memories | None = None, *, by_kernel: bool = False
 ) -> int:
-    """Refreshes every view whose fake value does not share its base's memory.
+    """Recompute the fake value of every view that does not share its base's storage.
 
-    Passes that swap a view's base (Inductor's pattern matcher, for one) leave the view's value on
-    the memory of a node that is gone.
+    Passes that replace the base of a view, such as Inductor's pattern matcher, leave the view's
+    fake value on the storage of a removed node.
 
-    A scatter or a copy into a view is in PyTorch's kernel a copy of all the memory that the view looks into,
-    and the same view of that copy. The fake kernel, or the cache of its results, knows only of the view's own
-    elements.
+    PyTorch's kernels for scatters, and for copies into a view, copy the whole storage behind the
+    view and return the same view of the copied storage. The fake kernel, or the cache of its
+    results, allocates the view's own elements only.
 
     Args:
         graph: the graph.
-        memories: the memory behind its values, as far as it is known.
-        by_kernel: give scatters and copies the memory that PyTorch's kernels give them, for a graph that runs
-            operator by operator; Inductor's kernels write what is asked for and no more.
+        memories: cache of the storages behind the fake values; None starts an empty cache.
+        by_kernel: if True, give the results of scatters and copies the storage size of PyTorch's
+            kernels. Use it for a graph that runs operator by operator. Inductor's kernels write the
+            view's elements only.
 
     Returns:
-        How many values were refreshed.
+        Number of fake values that were recomputed.
     """
     repaired = 0
     nodes = list(graph.nodes)
@@ -77,6 +84,7 @@ def repair_aliases(
     key_of = {n: key for n, (key, _, _) in zip(nodes, found, strict=True)}
     kernels = _COPY_WHOLE if by_kernel else ()
     copies = {n for t in kernels for n in graph.find_nodes(op="call_function", target=t)}
+    # In graph order, because a repaired view may be the base of a later view.
     for node, base in zip(nodes, aliased_arguments(nodes), strict=True):
         if node in copies and _copy_whole(node):
             key_of[node] = storage_key(node.meta.get("val"))
@@ -96,16 +104,24 @@ def repair_aliases(
 
 
 def _moves(node: fx.Node) -> bool:
-    """Whether a call gives an argument another shape or memory: on fake values it would do so again."""
+    """Return whether a call changes the shape or storage of an argument in place.
+
+    Running such a call again on fake values would repeat the change.
+    """
     return torch.Tag.inplace_view in getattr(node.target, "tags", ())
 
 
 def _copy_whole(node: fx.Node) -> bool:
-    """Gives a result the memory behind the view that is written to; False: it has as much already."""
+    """Give a scatter's result the storage size of the view that the scatter writes to.
+
+    Returns:
+        False if the fake value stays as it is, because its storage is large enough already or
+        elements of the view overlap.
+    """
     base: Any = node.args[0].meta.get("val")  # type: ignore[union-attr]
     places = zip(base.size(), base.stride(), strict=True)
     if any(hint(n) > 1 and hint(step) == 0 for n, step in places):
-        return False  # elements share memory: the kernel copies these alone
+        return False  # overlapping elements (stride 0): the kernel copies the view's elements only
     nbytes = storage_bytes(base)
     if nbytes <= max(storage_bytes(node.meta.get("val")), tensor_bytes(base)):
         return False
@@ -117,7 +133,7 @@ def _copy_whole(node: fx.Node) -> bool:
 
 @contextlib.contextmanager
 def _quietly(fake: Any) -> Iterator[None]:
-    """Runs operators on fake tensors, and guards against nothing that they ask."""
+    """Run operators in a fake mode without gradients and without recording shape guards."""
     env = getattr(fake, "shape_env", None)
     quiet = env.suppress_guards() if env is not None else contextlib.nullcontext()
     with fake, quiet, torch.no_grad():

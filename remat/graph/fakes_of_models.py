@@ -1,4 +1,4 @@
-"""A model and its arguments over fake tensors, for Dynamo to trace: no weight is copied or allocated."""
+"""Convert a model and its arguments to fake tensors for Dynamo, without copying any weight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from remat.graph.collection import paused_collection
 from remat.graph.storages import fake_mode_of, tensors_of
 from remat.torch_compat import pytree
 
-#: A model, positional and keyword arguments.
+#: A model with its positional and keyword arguments.
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
@@ -33,21 +33,26 @@ def as_fakes(
     run: bool,
     past_logging: bool = True,
 ) -> Iterator[Call]:
-    """The call over fake tensors, or over copies of what a run may overwrite; Dynamo may trace it inside.
+    """Yield the model and its arguments, converted to fake tensors; trace them inside of the block.
+
+    With ``run``, inputs and buffers are copied instead, because the run may overwrite them.
 
     Args:
         model: a module or a function.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        fullgraph: whether one graph is wanted, which no run can be for.
+        fullgraph: whether a single graph is required; not allowed with ``run``.
         device: as in `remat.capture`.
         run: as in `remat.capture`.
-        past_logging: whether Dynamo goes past what a model logs; if not, its graphs end there, as under
-            ``torch.compile``.
+        past_logging: if True, Dynamo ignores the model's logging calls. If False, a logging call
+            breaks the graph, as under ``torch.compile``.
+
+    Yields:
+        Model, positional arguments and keyword arguments.
 
     Raises:
-        CaptureError: a run that cannot be one, a device that cannot be faked, or a model that cannot be
-            copied.
+        CaptureError: ``run`` is combined with ``fullgraph``, a device, or tensors without numbers.
+            Also if the device cannot be faked or the model cannot be copied.
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -64,7 +69,7 @@ def as_fakes(
     with (
         _quiet_dynamo(past_logging),
         _guards_kept_once(),
-        # What a run makes of real numbers may be garbage that takes memory.
+        # With real tensors, cyclic garbage may hold activations, so collection must go on.
         contextlib.nullcontext() if run else paused_collection(),
         torch.random.fork_rng() if run else mode,
     ):
@@ -73,7 +78,13 @@ def as_fakes(
 
 
 class Faker:
-    """Turns tensors and modules into fake ones, each tensor once."""
+    """Converts tensors and modules to fake ones; each tensor is converted once.
+
+    Args:
+        mode: the fake mode of the new tensors.
+        device: device of the fake tensors; None keeps the device of each tensor, with the CPU for
+            tensors on the meta device.
+    """
 
     def __init__(self, mode: Any, device: torch.device | None) -> None:
         self._mode = mode
@@ -85,6 +96,8 @@ class Faker:
             return value
         if value not in self._memo:
             self._memo[value] = self._fake(value)
+            # Without the marks of `mark_dynamic`, the graph would not fit the step that
+            # `torch.compile` makes.
             torch_compat.mark_alike(self._memo[value], value)
         return self._memo[value]
 
@@ -99,6 +112,7 @@ class Faker:
             )
         with self._mode, torch.no_grad():
             if device == value.device:
+                # Dynamo creates the symbols itself when it traces marked sizes.
                 fake = self._mode.from_tensor(value, static_shapes=True)
             else:
                 fake = torch.empty_strided(
@@ -111,7 +125,11 @@ class Faker:
         return fake  # type: ignore[no-any-return]
 
     def module(self, model: Callable[..., Any]) -> Callable[..., Any]:
-        """The module over fake tensors: its structure is copied, its weights never are."""
+        """Return a copy of a module whose weights are fake; return any other callable unchanged.
+
+        Raises:
+            CaptureError: the module cannot be deep-copied.
+        """
         if not isinstance(model, torch.nn.Module):
             return model
         memo: dict[int, Any] = {}
@@ -125,6 +143,8 @@ class Faker:
                     if type(tensor) in (torch.Tensor, torch.nn.Parameter) or hasattr(
                         tensor, "fake_mode"
                     ):
+                        # `deepcopy` finds the fake tensor in its memo instead of copying the
+                        # weight.
                         memo[id(tensor)] = self(tensor)
         try:
             return copy.deepcopy(model, memo)
@@ -136,7 +156,7 @@ class Faker:
 
 
 class Copied(Faker):
-    """Copies what a run may overwrite: inputs and buffers. Parameters are the model's own."""
+    """Copies inputs and buffers, which a run may overwrite; the model keeps its parameters."""
 
     def __init__(self) -> None:
         super().__init__(None, None)
@@ -148,10 +168,11 @@ class Copied(Faker):
 
 
 def fakeable(device: str | torch.device) -> torch.device:
-    """Checks that fake tensors on a device can be differentiated by this build.
+    """Return a device after checking that this build can differentiate fake tensors on it.
 
     Raises:
-        CaptureError: they cannot; the message says which can.
+        CaptureError: the device is unknown or cannot be faked. The message lists the device types
+            that can.
     """
     try:
         asked = torch.device(device)
@@ -167,7 +188,11 @@ def fakeable(device: str | torch.device) -> torch.device:
 
 
 def _fakeable_types() -> list[str]:
-    """Device types that this build can differentiate here; asking a device could end the process."""
+    """Return the device types on which this build can differentiate fake tensors on this machine.
+
+    Asks only whether a device type is built in, because initialising a device could end the
+    process.
+    """
     built = {
         "cpu": True,
         "cuda": not _lacks(torch.device("cuda")),
@@ -181,14 +206,22 @@ def _fakeable_types() -> list[str]:
 
 
 def _lacks(device: torch.device) -> bool:
-    """Whether it is a GPU of CUDA's that is not here: autograd asks even a fake one for its context."""
+    """Return whether a CUDA device is missing here.
+
+    Autograd needs the CUDA context of a device even for a fake tensor.
+    """
     return device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()
 
 
 def _check_numbers(
     name: str, tensors: Sequence[torch.Tensor], fullgraph: bool, device: Any
 ) -> None:
-    """Refuses a run that cannot be one."""
+    """Raise if the model cannot run on real numbers.
+
+    Raises:
+        CaptureError: a single graph or a device was requested, or a tensor is fake or on the meta
+            device.
+    """
     if fullgraph:
         raise CaptureError(
             f"'{name}' is to be captured as one graph, in which no branch is taken from a run: pass "
@@ -209,7 +242,13 @@ def _check_numbers(
 
 @contextlib.contextmanager
 def _quiet_dynamo(past_logging: bool) -> Iterator[None]:
-    """Captures do not count as recompilations, and what a model logs is no graph break if it is to be gone past."""
+    """Lift Dynamo's recompile limits and silence its warnings inside of a ``with`` block.
+
+    Captures should not use up the user's recompile limit.
+
+    Args:
+        past_logging: whether logging calls of the model are ignored instead of breaking the graph.
+    """
     config = torch_compat.dynamo_config
     names = ("debug", "info", "warning", "warning_once") if past_logging else ()
     loggers = {getattr(logging.Logger, n) for n in names if hasattr(logging.Logger, n)}
@@ -219,11 +258,13 @@ def _quiet_dynamo(past_logging: bool) -> Iterator[None]:
         config.patch(
             recompile_limit=1_000_000,
             accumulated_recompile_limit=1_000_000,
+            # Otherwise Dynamo would run a failing graph eagerly, and the graph would be missing
+            # without an error.
             suppress_errors=False,
             ignore_logging_functions={*config.ignore_logging_functions, *loggers},
         ),
     ):
-        # Dynamo looks at .grad of what one graph hands to the next.
+        # After a graph break, Dynamo reads `.grad` of the intermediate tensors that enter the next graph.
         warnings.filterwarnings(
             "ignore", message=r"The \.grad attribute of a Tensor that is not a leaf"
         )
@@ -232,11 +273,11 @@ def _quiet_dynamo(past_logging: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _guards_kept_once() -> Iterator[None]:
-    """Guards that check the same thing are equal, as their hashes are.
+    """Make Dynamo's guards equal if they check the same condition, inside of a ``with`` block.
 
-    PyTorch 2.13 compares their stack traces too, so that its set of guards keeps every one of them and
-    compares each new one with those that are alike: a fifth of the time to trace a Mamba of 8 layers, and
-    more than its share in a deeper one.
+    PyTorch 2.13 also compares the stack traces of guards, although their hashes ignore the traces.
+    Its set of guards then keeps duplicates and compares each new guard with all of them. That took
+    a fifth of the time to trace a Mamba of 8 layers, and a larger share in deeper models.
     """
     kind = torch_compat.Guard
     compare = kind.__eq__
@@ -258,7 +299,10 @@ def _guards_kept_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_traces_of_operators() -> Iterator[None]:
-    """An operator that refuses its arguments is told in our error; the log of it only hides that."""
+    """Drop PyTorch's error log about operators that refuse fake arguments.
+
+    The raised `CaptureError` reports the same failure, and the log would hide its message.
+    """
     log = logging.getLogger(torch_compat.FakeTensorMode.__module__)
 
     def other(record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""In which order forward runs: what only backward reads is made as soon as what it is made from."""
+"""Order of nodes in forward: nodes that only backward reads run right after their inputs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from remat.graph.roles import Roles
 
 
 class ForwardOrder:
-    """The order of a joint graph's nodes in forward.
+    """Order of a joint graph's nodes in forward.
 
-    What the user's forward needs runs in the order of the graph. Whatever else forward runs, as backward
-    reads it, stands at the graph's end, behind all of that; there, what it is made from would have to be
-    kept as long. It runs right behind the last of that instead, unless that is memory that forward
-    writes to, or is there from the start.
+    Nodes that the user's forward needs run in graph order. Other nodes that forward runs, because
+    backward reads their results, stand at the end of the joint graph. In that place, their inputs
+    would stay alive until the end of forward. Therefore such a node runs right after its last
+    input. Three kinds of nodes keep their place: nodes that are not plain, nodes that read memory
+    that forward writes to, and nodes whose inputs are all placeholders or attributes.
     """
 
     def __init__(self, index: GraphIndex, roles: Roles, storages: Storages) -> None:
@@ -30,6 +31,6 @@ class ForwardOrder:
                 rank[i] = max(rank[j] for j in made)
 
     def sorted(self, positions: Iterable[int]) -> list[int]:
-        """Positions in the order in which forward runs them."""
+        """Return positions in the order in which forward runs the nodes."""
         rank = self._rank
         return sorted(positions, key=lambda i: (rank[i], i))

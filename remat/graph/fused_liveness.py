@@ -1,8 +1,9 @@
-"""Predict lifetimes of storages in fused code, from the graphs alone.
+"""Predict the lifetimes of storages in fused code, from the graphs alone.
 
-Of what `remat.graph.liveness` counts, such code never writes a pointwise result that only the same kernel
-reads; it computes such a result where that kernel runs; and a kernel writes where an input lies that nobody
-reads after it. Convolutions and attention take memory of their own beside their results.
+Fused code differs from the model of `remat.graph.liveness` in three ways. A pointwise result that
+only one kernel reads is never written; that kernel computes it. A kernel may write its result over
+an input that no later node reads. Convolutions and attention allocate workspaces besides their
+results.
 """
 
 from __future__ import annotations
@@ -21,24 +22,25 @@ from remat.graph.joint import outputs_of
 from remat.graph.liveness import PeakMoment, StepWalk
 from remat.graph.storages import Memories, hint, tensor_bytes
 
-#: How many times the bytes of one argument an operator takes while it runs on a CPU: its name, the argument,
-#: the times.
+#: Workspaces of operators on a CPU: part of the operator's name, index of a tensor argument, and the multiple
+#: of this argument's bytes that the operator allocates.
 _WORKSPACES = (
+    # Names are matched as substrings, so the longer name stands first.
     ("convolution_backward", 2, 2),
     ("convolution", 1, 1),
     ("_flash_attention_for_cpu_backward", 1, 1),
 )
 
-#: Where a convolution's backward is told which gradients to make, that of the input first.
+#: Index of the argument ``output_mask`` of ``convolution_backward``; its first entry is for the input's gradient.
 _OUTPUT_MASK = 10
-#: Operators that do not fuse between a sum of backward and what reads it, at most, if they are one kernel;
-#: `remat.integrations.near_fusions` has Inductor keep to it.
+#: Most unfusible operators between a sum of backward and its reader if both are in one kernel.
+#: `remat.integrations.near_fusions` makes Inductor keep this limit.
 NEAR_SUMS = 1
-#: Reads beyond which a pointwise result is written once instead of computed by each kernel that reads it.
+#: Most reads of a pointwise result that each reading kernel computes again; with more reads, it is written once.
 _MOST_READS = 4
-#: Pointwise operators that are not computed twice in any case.
+#: Expensive pointwise operators, whose results are written once instead of computed in several kernels.
 _HEAVY = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh")
-#: Reads by index, of which PyTorch's partitioner does not know that Inductor fuses them.
+#: Indexed reads, which Inductor fuses although no list of PyTorch's partitioner contains them.
 _INDEXED = (torch.ops.aten._unsafe_index, torch.ops.aten._unsafe_masked_index)
 
 
@@ -48,14 +50,15 @@ def predict_peak(
     num_fwd_outputs: int,
     memories: Memories | None = None,
 ) -> PeakMoment:
-    """The peak of a step as a fusing compiler is expected to run it; arguments as of `simulate_peak`."""
+    """Predict the peak of a step under a fusing compiler; arguments as for `simulate_peak`."""
     return FusedWalk(forward, backward, num_fwd_outputs, memories).peak()
 
 
 class FusedWalk(StepWalk):
-    """As `StepWalk`, but pointwise operators and reductions between two others are one kernel.
+    """A `StepWalk` that models fusion.
 
-    It runs where the last of them stands.
+    Pointwise operators and reductions between two unfusible operators form one kernel. The kernel
+    runs at the position of its last operator.
     """
 
     def __init__(
@@ -69,10 +72,11 @@ class FusedWalk(StepWalk):
         self._kept = {id(v) for m in (forward, backward) for v in outputs_of(m.graph)}
 
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
-        """As `StepWalk.workspaces`, by rules: in a compiled step other operators take other memory.
+        """Yield workspaces as `StepWalk.workspaces` does, but predicted from fixed rules.
 
-        What they take for partial results, and copies of inputs in another layout: one for each that reads
-        it, and a half makes them all before the first.
+        Measured workspaces of single operators do not apply to a compiled step. Two kinds are
+        predicted: memory for partial results, and channels-last copies of inputs that convolutions
+        read. Forward and backward each make all copies of an input before its first convolution.
         """
         begun: dict[tuple[bool, fx.Node], int] = {}
         for moment, node in self.running():
@@ -86,7 +90,10 @@ class FusedWalk(StepWalk):
                     yield node, tensor_bytes(a.meta.get("val")), first, moment
 
     def _is_copied(self, node: fx.Node) -> bool:
-        """Whether a convolution reads a copy of an input of the step, with its channels last."""
+        """Return whether convolutions read a channels-last copy of this input of the step.
+
+        True for four-dimensional inputs in another memory format.
+        """
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.dim() != 4:
             return False
@@ -99,7 +106,7 @@ class FusedWalk(StepWalk):
         made, _ = super()._walk(nodes, start, there)
         kernels = _Kernels(nodes, start, self._kept)
         makes, readers, kept = self._uses(nodes, made)
-        written = [  # readers first, as a node runs where it is read
+        written = [  # readers first, because a node moves to the kernels of its readers
             (key, node)
             for node in reversed(nodes)
             for key in kernels.place(node, makes[node], readers, kept)
@@ -109,6 +116,7 @@ class FusedWalk(StepWalk):
         in_registers = {*made} - {key for key, _ in written}
         stays = {*self.inputs, *self.outputs, *kept, *in_registers}
         writing = {node for _, node in written}
+        # Counted by size, because a result only replaces an input of equal size.
         free = Counter(
             (node, nbytes[key])
             for key, moment in last.items()
@@ -118,7 +126,8 @@ class FusedWalk(StepWalk):
         for key, node in reversed(written):
             moment = kernels.first(node)
             if kernels.fuses(node) and free[node, nbytes[key]]:
-                # It is written where something lies that is read for the last time, so it adds nothing now.
+                # The kernel writes over an input that it reads for the last time, so its result adds no bytes
+                # at this moment.
                 free[node, nbytes[key]] -= 1
                 moment = min(moment + 1, end)
             found[key] = (node, moment)
@@ -128,7 +137,16 @@ class FusedWalk(StepWalk):
     def _uses(
         self, nodes: list[fx.Node], made: dict[int, tuple[fx.Node, int]]
     ) -> tuple[dict[fx.Node, list[int]], dict[int, list[fx.Node]], set[int]]:
-        """The storages that each node allocates, the readers of each, and those that the graph returns."""
+        """Return the use of storages in one graph.
+
+        Args:
+            nodes: the call nodes of the graph.
+            made: by storage key, the allocating node and its moment.
+
+        Returns:
+            The storages that each node allocates, the readers of each storage, and the storages
+            that the graph returns.
+        """
         makes: dict[fx.Node, list[int]] = defaultdict(list)
         for key, (node, _) in made.items():
             makes[node].append(key)
@@ -143,10 +161,15 @@ class FusedWalk(StepWalk):
 
 
 class _Kernels:
-    """The kernels of one graph that compute each node, by the program points at which they run.
+    """Predicted kernels of one graph, and the moments at which they run.
 
-    A half is cut into segments at the operators that do not fuse; all that fuses in one is one kernel, which
-    runs where the last of it stands.
+    The unfusible operators cut forward or backward into segments. The operators that fuse within a
+    segment form one kernel, which runs at the position of the last of them.
+
+    Args:
+        nodes: the call nodes of the graph.
+        start: moment of the first node.
+        kept: ids of the nodes that the graph returns.
     """
 
     def __init__(self, nodes: list[fx.Node], start: int, kept: set[int]) -> None:
@@ -154,15 +177,19 @@ class _Kernels:
         self._segments: dict[fx.Node, frozenset[int]] = {}
         self._moments: list[int] = [start]
         self._own: dict[fx.Node, int] = {}
-        #: From which segment on something can be read, and whether a kernel of that one computes it.
+        #: For each node, the first segment that can read its result, and whether a kernel of this segment
+        #: computes it.
         self._ready: dict[fx.Node, tuple[int, bool]] = {}
-        #: The segments of kernels that read a value, by how many elements they compute.
+        #: Segments of the kernels that read a value, by the value and the number of elements they compute.
         self._read_at: dict[tuple[fx.Node, int], list[int]] = defaultdict(list)
-        #: Reads of one element, through what is computed in registers; and whether that takes long.
+        #: Memory reads needed for one element of a node, including those of inlined inputs, and whether an
+        #: expensive operator is among these nodes.
         self._reads: dict[fx.Node, int] = {}
         self._heavy: dict[fx.Node, bool] = {}
-        #: Products by the sums that Inductor computes them with, where those stand.
+        #: Matrix product of each sum that Inductor merges with it; both run at the position of the sum.
         self._products = {add: mm for add in nodes if (mm := _added_product(add)) is not None}
+        # Such a sum becomes part of an `addmm`, which is a kernel of its own and fuses with no
+        # node.
         self._fuses |= dict.fromkeys(self._products, False)
         self._inside = {*self._products.values()}
         segment = 0
@@ -187,7 +214,11 @@ class _Kernels:
             )
 
     def _segment(self, node: fx.Node, now: int) -> int:
-        """The segment of a node: that of a kernel that makes what it reads, if it can run there, else the one now."""
+        """Return the segment in which a node runs.
+
+        An operator joins an earlier kernel if that kernel computes its inputs, or reads the same
+        input and has as many elements. Otherwise the operator runs in segment ``now``.
+        """
         given = [self._ready[n] for n in inputs_of(node) if n in self._ready]
         ready = max((at for at, _ in given), default=0)
         joins = (ready, True) in given
@@ -205,16 +236,24 @@ class _Kernels:
         return now
 
     def _joined(self, node: fx.Node, at: int) -> int:
-        """Puts a node into the kernel of an earlier segment, with what it reads; returns that segment."""
+        """Add a node and the inputs it needs to the kernel of segment ``at``, and return ``at``."""
         self._pull(inputs_of(node), at)
         self._ready[node] = at, True
         self._note_reads(node, at)
         return at
 
     def _beside(self, node: fx.Node, ready: int, now: int) -> int | None:
-        """The first segment, from where a node can run to before now, with a kernel that reads what it reads.
+        """Return the first earlier segment whose kernel shares an input with the node.
 
-        Only a kernel of as many elements is one with it.
+        Only a kernel that computes as many elements as the node can fuse with it.
+
+        Args:
+            node: the node.
+            ready: first segment in which the inputs of the node are available.
+            now: current segment, which is excluded.
+
+        Returns:
+            None if there is no such segment.
         """
         size = _numel(node)
         found = (
@@ -229,7 +268,7 @@ class _Kernels:
             self._read_at[producer_of(read), _numel(node)].append(at)
 
     def _pull(self, read: Iterable[fx.Node], to: int) -> None:
-        """Moves what could run earlier, too, to the segment of the kernel that it is read in."""
+        """Move nodes that a kernel reads, and the inputs of these nodes, back to segment ``to``."""
         waiting = [*read]
         while waiting:
             node = waiting.pop()
@@ -243,7 +282,16 @@ class _Kernels:
     def only_writer(
         self, readers: Iterable[fx.Node], moment: int, writing: Container[fx.Node]
     ) -> fx.Node | None:
-        """The one node by which what is read in a kernel comes to be written; None where there are more."""
+        """Return the node that writes the results computed from a storage, if only one node does.
+
+        Args:
+            readers: nodes that read the storage.
+            moment: moment at which the storage is read for the last time.
+            writing: nodes that write a storage.
+
+        Returns:
+            None if several nodes write such results.
+        """
         found: set[fx.Node] = set()
         waiting = [n for n in readers if self.last(n) == moment]
         seen = {*waiting}
@@ -258,22 +306,29 @@ class _Kernels:
         return found.pop() if len(found) == 1 else None
 
     def first(self, node: fx.Node) -> int:
-        """When the first kernel of a node runs."""
+        """Return the moment at which the first kernel that computes a node runs."""
         return self._own[node] if node in self._own else self._moments[min(self._segments[node])]
 
     def last(self, node: fx.Node) -> int:
-        """When the last kernel of a node runs."""
+        """Return the moment at which the last kernel that computes a node runs."""
         return self._own[node] if node in self._own else self._moments[max(self._segments[node])]
 
     def _inlines(self, node: fx.Node) -> bool:
-        """Whether a node is computed again by each kernel that reads it, rather than written once."""
+        """Return whether each reading kernel computes a node again, so that no kernel writes it."""
         if not self._fuses.get(node) or not _is_pointwise(node):
             return is_passed_on(node) and node in self._reads
         alone = len(node.users) < 2
         return alone or (self._reads[node] <= _MOST_READS and not self._heavy[node])
 
     def _is_summed_at_once(self, node: fx.Node, at: frozenset[int]) -> bool:
-        """Whether a sum of backward keeps its position because its reader is far away; see `remat.integrations.near_fusions`."""
+        """Return whether a sum of backward keeps its position because its reader is far away.
+
+        Args:
+            node: the node.
+            at: segments of the node's readers.
+
+        See `remat.integrations.near_fusions`.
+        """
         if not at or not node.meta.get("autograd_backward") or _is_pointwise(node):
             return False
         smaller = _numel(node) < max(map(_numel, inputs_of(node)), default=0)
@@ -282,7 +337,14 @@ class _Kernels:
     def place(
         self, node: fx.Node, keys: list[int], readers: dict[int, list[fx.Node]], kept: set[int]
     ) -> list[int]:
-        """Moves a node to the kernels that read it; returns the storages that it writes."""
+        """Move a node to the kernels that read it, and return the storages that it writes.
+
+        Args:
+            node: the node.
+            keys: storages that the node allocates.
+            readers: readers of each storage.
+            kept: storages that the graph returns.
+        """
         if not self._fuses[node]:
             return [] if node in self._inside else keys
         flows = [k for k in keys if k not in kept and all(self._fuses[r] for r in readers[k])]
@@ -300,20 +362,30 @@ class _Kernels:
 
 
 def _weight_for_its_sizes(node: fx.Node) -> Any:
-    """The weight of a convolution's backward that makes no gradient of the input: only its sizes matter."""
+    """Return the weight of a convolution's backward that computes no gradient of the input.
+
+    Such a node uses only the sizes of the weight. None for other nodes.
+    """
     of_backward = "convolution_backward" in str(node.target) and len(node.args) > _OUTPUT_MASK
     return node.args[2] if of_backward and not node.args[_OUTPUT_MASK][0] else None  # type: ignore[index]
 
 
 def _fills(read: fx.Node, node: fx.Node) -> bool:
-    """Whether a node writes into a copy of what it reads, which is one number everywhere: it fills that itself."""
+    """Return whether an out-of-place index write starts from a constant tensor.
+
+    Inductor then fills the result itself, and never allocates the constant.
+
+    Args:
+        read: an input of the node.
+        node: the node.
+    """
     name = str(node.target).split(".")[1:2]
     puts = any(part in n and n[-1] != "_" for n in name for part in ("index_put", "scatter"))
     return puts and read is node.args[0] and read.target is torch.ops.aten.full.default
 
 
 def _workspace(node: fx.Node) -> int:
-    """Bytes that an operator takes for partial results while it runs on a CPU."""
+    """Return the predicted bytes of a node's workspace for partial results on a CPU."""
     name = str(node.target)
     for part, argument, times in _WORKSPACES:
         if part in name:
@@ -325,7 +397,10 @@ def _workspace(node: fx.Node) -> int:
 
 
 def _added_product(node: fx.Node) -> fx.Node | None:
-    """The product of two matrices that only a sum reads, and that Inductor makes one ``addmm`` of with it."""
+    """Return the matrix product that Inductor merges with a sum into one ``addmm``.
+
+    None unless the node is such a sum and no other node reads the product.
+    """
     aten = torch.ops.aten
     if node.target is not aten.add.Tensor or node.kwargs or len(node.all_input_nodes) != 2:
         return None
@@ -338,19 +413,24 @@ def _added_product(node: fx.Node) -> fx.Node | None:
         if not isinstance(made, torch.Tensor) or not isinstance(added, torch.Tensor):
             continue
         alike = made.dtype == added.dtype and _expands(added.shape, made.shape)
+        # On a GPU, Inductor keeps the sum apart if it fuses with all its readers
+        # (`should_prefer_unfused_addmm`).
         if alike and (made.device.type == "cpu" or not all(map(may_fuse, node.users))):
             return product
     return None
 
 
 def _expands(shape: Sequence[int], to: Sequence[int]) -> bool:
-    """Whether a shape can be expanded to another one, of which it has no more dimensions."""
+    """Return whether a shape can be expanded to another shape of at least as many dimensions."""
     ends = zip(reversed([hint(n) for n in shape]), reversed([hint(n) for n in to]), strict=False)
     return len(shape) <= len(to) and all(a in (1, b) for a, b in ends)
 
 
 def _is_pointwise(node: fx.Node) -> bool:
-    """Whether every element of the result is made of few elements of what is read: no reduction, no draw."""
+    """Return whether a node computes each element from few input elements.
+
+    False for reductions and random draws.
+    """
     sizes = [_numel(n) for n in inputs_of(node)]
     return max(sizes, default=0) <= _numel(node) and not ops.draws_in_order(node)
 

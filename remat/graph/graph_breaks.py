@@ -1,4 +1,4 @@
-"""Where a model breaks into several graphs: each break with its reason and the user's line."""
+"""List the graph breaks of a model, each with its reason and the user's line."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from remat.graph.source import user_frame
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphBreak:
-    """One place where a graph ends and another begins.
+    """A place where one graph ends and another begins.
 
     Attributes:
-        source: the user's line, ``file.py:7 y = x.item()``; empty where unknown.
-        reason: why Dynamo ends the graph there.
-        hint: what Dynamo says may be done about it; empty where it says nothing.
+        source: the user's line, ``file.py:7 y = x.item()``; empty if unknown.
+        reason: Dynamo's reason for ending the graph.
+        hint: Dynamo's advice; empty if it gives none.
     """
 
     source: str
@@ -33,11 +33,11 @@ class GraphBreak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphBreaks:
-    """The graphs of a model under ``torch.compile``.
+    """The graphs and graph breaks of a model under ``torch.compile``.
 
     Attributes:
-        graphs: how many there are.
-        breaks: where one ends, each place once, in the order in which they are met.
+        graphs: number of graphs.
+        breaks: distinct graph breaks in the order of their occurrence.
     """
 
     graphs: int
@@ -45,7 +45,7 @@ class GraphBreaks:
 
     @property
     def summary(self) -> str:
-        """How many there are, in words."""
+        """Number of graphs and graph breaks in words, such as ``2 graphs, 1 graph break``."""
         graphs = "1 graph" if self.graphs == 1 else f"{self.graphs} graphs"
         if not self.breaks:
             return f"{graphs}, no graph break"
@@ -61,7 +61,7 @@ def graph_breaks(
     device: str | torch.device | None = None,
     run: bool = False,
 ) -> GraphBreaks:
-    """Lists where ``model(*args, **kwargs)`` breaks into graphs, as ``torch._dynamo.explain`` finds them.
+    """List the graph breaks of ``model(*args, **kwargs)``, as ``torch._dynamo.explain`` finds them.
 
     Args:
         model: a module or a function, as in `remat.capture`; no weight is copied or allocated.
@@ -91,13 +91,17 @@ def graph_breaks(
 
 
 def _break(reason: Any) -> GraphBreak:
-    """A break out of Dynamo's text: a headline, then an explanation and hints, each on a line of its own."""
+    """Parse Dynamo's text about a graph break.
+
+    The text is a headline, followed by explanations and hints on lines of their own.
+    """
     lines = [line.strip() for line in str(reason.reason).splitlines()] or [""]
     explanations, hints = (
         [line.removeprefix(head).strip() for line in lines if line.startswith(head)]
         for head in ("Explanation:", "Hint:")
     )
     headline = " ".join(lines[0].split()) or "no reason is given"
+    # Dynamo's internal name for a branch on a tensor's value.
     if headline.startswith("generic_jump"):
         headline = f"a branch that depends on the numbers in a tensor ({headline})"
     frame = user_frame(reversed(reason.user_stack))

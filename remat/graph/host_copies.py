@@ -1,13 +1,14 @@
-"""Copies of tensors in the host's memory and back, beside the computation.
+"""Asynchronous copies of tensors to the host's memory and back.
 
-Forward calls `offload` and, once memory is to be free, `wait_copied`; backward calls `reload` and, where the
-tensor is first read, `wait_copied`. Each direction has a stream of its own. Memory of the host is page-locked
-and comes from PyTorch's caching allocator for it, which hands the same buffers out again step after step.
-The queues are those of ``torch/_functorch/_activation_offloading/offload_ops.py`` in PyTorch; what differs is
-that nothing is resized to 0 bytes, so that backward may run twice, and that there is one stream each way.
+Forward calls `offload`, and `wait_copied` as soon as the device memory should be free. Backward
+calls `reload`, and `wait_copied` before the first read of the tensor. Each direction has a stream
+of its own. Host memory is page-locked and comes from PyTorch's caching host allocator, which reuses
+the same buffers in every step. The streams follow
+``torch/_functorch/_activation_offloading/offload_ops.py``, with two differences. No storage is
+resized to 0 bytes, so backward may run twice. Each direction uses a single stream.
 
-On a CPU copies are plain, and lie where PyTorch's allocator does not count them: what it counts is the memory
-that a device would need.
+On a CPU, copies are synchronous and use memory that PyTorch's allocator does not count. The
+allocator's count then equals the memory that a device would need.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from torch import fx
 
 from remat.graph.storages import Sizes
 
-#: The stream of each device and direction, and what a copy that is under way ends with, by its address.
+#: Copy stream of each device and direction (True for host to device).
 _STREAMS: dict[tuple[torch.device, bool], torch.cuda.Stream] = {}
+#: Event that ends each unfinished copy, by the address of the copy.
 _ENDS: dict[int, torch.cuda.Event] = {}
 
 
 @torch.library.custom_op("remat::offload", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def offload(x: torch.Tensor) -> torch.Tensor:
-    """Begins a copy in the host's memory; `wait_copied` ends it."""
+    """Start a copy of a device tensor to the host's memory; `wait_copied` waits for it."""
     if x.device.type != "cuda":
         return _uncounted(x).copy_(x)
     host = torch.empty_like(x, device="cpu", pin_memory=True)
@@ -40,7 +42,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("remat::reload", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def reload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Begins a copy on a device; `wait_copied` ends it."""
+    """Start a copy of a host tensor to a device; `wait_copied` waits for it."""
     if device.type != "cuda":
         return torch.empty_like(host, device=device).copy_(host)
     return _begun(torch.empty_like(host, device=device), host, device, back=True)
@@ -51,6 +53,8 @@ def _(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.empty_like(host, device=device)
 
 
+# `custom_op` does not allow a result that aliases an input, so this operator is defined by its
+# schema.
 torch.library.define(
     "remat::wait_copied",
     "(Tensor(a) copy, Tensor of) -> Tensor(a)",
@@ -59,7 +63,10 @@ torch.library.define(
 
 
 def _wait_copied(copy: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
-    """The copy, once it is made; what it is made of stays until then."""
+    """Make the current stream wait for a copy, and return the copy.
+
+    The argument ``of`` is the source of the copy, which must stay alive until the copy is complete.
+    """
     end = _ENDS.pop(copy.data_ptr(), None)
     if end is not None:
         device = of.device if of.device.type == "cuda" else copy.device
@@ -75,7 +82,7 @@ WAIT_COPIED = torch.ops.remat.wait_copied.default
 
 
 def _uncounted(like: torch.Tensor) -> torch.Tensor:
-    """A tensor like another, in memory of Python's."""
+    """Return an empty tensor with the layout and dtype of ``like``, in Python's own memory."""
     laid_out = torch.empty_like(like, device="meta")
     nbytes = laid_out.untyped_storage().nbytes()
     if not nbytes:
@@ -87,17 +94,30 @@ def _uncounted(like: torch.Tensor) -> torch.Tensor:
 def _begun(
     copy: torch.Tensor, of: torch.Tensor, device: torch.device, *, back: bool
 ) -> torch.Tensor:
-    """Begins a copy on the stream of a direction, behind what the computation has begun before."""
+    """Start a copy on the stream of its direction, after the work queued so far.
+
+    Args:
+        copy: tensor to write to.
+        of: tensor to read from.
+        device: the device of the pair.
+        back: True for a copy from host to device.
+
+    Returns:
+        ``copy``, which is complete only after `wait_copied`.
+    """
     stream = _STREAMS.get((device, back))
     if stream is None:
         stream = _STREAMS[device, back] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    # The copy may start only after the computation has written its source.
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         copy.copy_(of, non_blocking=True)
+        # An operator can only return tensors, so `wait_copied` finds the event by the address of
+        # the copy.
         _ENDS[copy.data_ptr()] = stream.record_event()
     return copy
 
 
 def host_storages(nodes: Iterable[fx.Node], sizes: Sizes) -> set[int]:
-    """The storages of copies in the host's memory, which take none of the device's."""
+    """Return the keys of storages in the host's memory, which occupy no device memory."""
     return {key for node in nodes if node.target is OFFLOAD for key in sizes.keys(node)}

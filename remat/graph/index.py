@@ -1,4 +1,4 @@
-"""A joint graph as integers: positions, inputs and users, computed once per graph."""
+"""Integer view of a joint graph: node positions, inputs and users, computed once per graph."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import fx
 from remat.graph import ops
 from remat.graph.writes import by_target
 
-#: The nodes that a node reads, without repeats, in argument order.
-#: PyTorch keeps them; its public property copies them into a list at each call.
+#: Return the nodes that a node reads, without repeats, in argument order.
+#: `fx.Node` stores these nodes; the public property `all_input_nodes` copies them into a list at each
+#: call.
 inputs_of: Callable[[fx.Node], Iterable[fx.Node]] = operator.attrgetter(
     "_input_nodes" if hasattr(fx.Node, "_input_nodes") else "all_input_nodes"
 )
@@ -24,13 +25,15 @@ class GraphIndex:
     """Positions of the nodes of a graph, without its output node.
 
     Attributes:
-        nodes: the nodes in graph order; the output node is left out.
-        position: position of each node.
-        inputs: for each node, the positions it reads, without repeats, in argument order.
-        users: for each node, the positions that read it, in graph order.
-        by_name: position of each node name.
-        values: what stands in for each node's value: ``meta["val"]``, None without.
-        plain: whether the node is nothing but a function of its arguments (`ops.is_plain`).
+        nodes: the nodes in graph order, without the output node.
+        position: position of each node in ``nodes``.
+        inputs: for each node, the positions of the nodes it reads, without repeats, in argument
+            order.
+        users: for each node, the positions of the nodes that read it, in graph order.
+        by_name: position of each node, by node name.
+        values: fake value of each node (``meta["val"]``); None if the node has no fake value.
+        plain: for each node, whether its result depends on its arguments only and the call has no
+            other effect (`ops.is_plain`).
     """
 
     nodes: tuple[fx.Node, ...]
@@ -51,7 +54,8 @@ class GraphIndex:
 
 
 def index_graph(graph: fx.Graph) -> GraphIndex:
-    """Numbers the nodes of a graph."""
+    """Number the nodes of a graph and record the inputs and users of each node."""
+    # List comprehensions inside `tuple(...)` are faster than generators here.
     nodes = tuple([n for n in graph.nodes if n.op != "output"])
     position = dict(zip(nodes, range(len(nodes)), strict=True))
     at = position.__getitem__
@@ -72,5 +76,5 @@ def index_graph(graph: fx.Graph) -> GraphIndex:
 
 
 def are_plain(nodes: Iterable[fx.Node]) -> tuple[bool, ...]:
-    """For each node, whether it is nothing but a function of its arguments (`ops.is_plain`)."""
+    """Return for each node whether `ops.is_plain` holds, asking once per operator."""
     return tuple(by_target(nodes, ops.is_plain))

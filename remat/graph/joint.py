@@ -1,4 +1,4 @@
-"""A joint graph, and the few conventions of AOTAutograd that everything else builds on."""
+"""Joint graphs, and the conventions of AOTAutograd that the rest of remat builds on."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Role(enum.Enum):
 
     @property
     def in_backward(self) -> bool:
-        """Whether it is given to backward alone, so that what reads it belongs there."""
+        """Whether only backward receives the placeholder, so that its readers run in backward."""
         return self not in (Role.PRIMAL, Role.FORWARD_SEED)
 
 
-#: The mark of a saved tensor whose version counter autograd does not check.
+#: Metadata key of AOTAutograd for a saved tensor whose version counter autograd does not check.
 UNCHECKED = "saved_tensor_with_no_vc_check"
 
 
 class HandedKind(enum.IntEnum):
-    """AOTAutograd's kinds of saved values, in the order of forward's outputs."""
+    """Kind of a value that forward saves for backward; forward returns the kinds in this order."""
 
     TENSOR = 0
     UNCHECKED = 1
@@ -48,7 +48,7 @@ class HandedKind(enum.IntEnum):
 
     @classmethod
     def of(cls, node: fx.Node) -> HandedKind:
-        """The kind of a node's value."""
+        """Return the kind of a node's value."""
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
             return cls.UNCHECKED if node.meta.get(UNCHECKED) else cls.TENSOR
@@ -56,13 +56,13 @@ class HandedKind(enum.IntEnum):
 
 
 class Turn(NamedTuple):
-    """One run of a graph in a step of which some graph runs several times.
+    """One run of a graph, recorded if some graph of the step runs several times.
 
     Attributes:
-        at: its place among all runs of the step.
-        received: as `JointGraph.received`, by places of runs instead of graphs.
-        shared: as `JointGraph.shared`, likewise.
-        returned: as `JointGraph.returned`, of this run.
+        at: rank of this run among all graph runs of the step.
+        received: as `JointGraph.received`, but naming earlier runs by their rank instead of graphs.
+        shared: as `JointGraph.shared`, but naming earlier runs by their rank instead of graphs.
+        returned: as `JointGraph.returned`, for this run alone.
     """
 
     at: int
@@ -76,21 +76,23 @@ class JointGraph:
     """Forward and backward of one training step in one FX graph, as AOTAutograd traces it.
 
     Attributes:
-        graph_module: the joint graph: placeholders are primals and tangents, outputs are forward's
-            own outputs followed by one gradient (or None) per input. Every node carries a fake
+        graph_module: the joint graph. Placeholders are primals and tangents. Outputs are forward's
+            own outputs, followed by one gradient (or None) per input. Every node carries a fake
             tensor (or symbol) in ``meta["val"]``.
-        num_fwd_outputs: how many of the outputs belong to forward.
-        static_inputs: positions of the primals whose memory outlives the step (parameters, buffers).
-        lower: the lowering that the graph was traced for, ``"inductor"`` or ``"eager"``.
-        name: what the graph is called in tables and messages.
-        received: primals that an earlier graph of the same step hands over: (position of the
-            primal, index of that graph in the captured list, index of its forward output).
-        shared: primals that an earlier graph of the same step is given too, such as tied weights:
+        num_fwd_outputs: number of leading outputs that belong to forward.
+        static_inputs: positions of the primals whose memory outlives the step (parameters,
+            buffers).
+        lower: lowering that the graph was traced for, ``"inductor"`` or ``"eager"``.
+        name: name of the graph in tables and messages.
+        received: primals that an earlier graph of the same step returned: (position of the primal,
+            index of the earlier graph in the captured list, index of its forward output).
+        shared: primals that an earlier graph of the same step received too, such as tied weights:
             (position of the primal, index of the first such graph, position of its primal).
-        returned: forward outputs that a later graph receives and the step returns besides.
-        runs: how often the graph runs in one step: equal layers may be compiled once.
-        turns: each of its runs, where some graph of the step runs several times; else empty.
-        memories: the memory behind the fake values, as far as somebody has asked for it.
+        returned: indices of forward outputs that both a later graph and the step's caller receive.
+        runs: number of runs of the graph in one step; above 1 if equal layers are compiled once.
+        turns: one record per run of this graph, if some graph of the step runs several times;
+            otherwise empty.
+        memories: cache of the storages behind the fake values.
     """
 
     graph_module: fx.GraphModule
@@ -111,21 +113,22 @@ class JointGraph:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of operators, edges, constants, shapes, dtypes and devices; names do not count.
+        """SHA-256 digest of operators, edges, constants, shapes, dtypes and devices, without names.
 
-        Which of its custom operators are declared pure (`remat.declare_pure`) is part of it.
+        The digest also depends on which custom operators of the graph are declared pure
+        (`remat.declare_pure`).
         """
         return fingerprint(self)
 
     def copy(self) -> JointGraph:
-        """The same joint graph over nodes of its own; fake values are shared, names are kept."""
+        """Return a joint graph with copied nodes; node names are kept, fake values are shared."""
         module = copy_module(self.graph_module)
         return replace(self, graph_module=module, memories=self.memories.copy())
 
 
 @paused_collection()
 def copy_module(module: fx.GraphModule) -> fx.GraphModule:
-    """Copies nodes and shallow metadata; submodules and constants are shared."""
+    """Copy the nodes of a graph module with shallow metadata; share submodules and constants."""
     graph = fx.Graph()
     Copier(graph, module.graph).copy(module.graph.nodes)
     graph.set_codegen(torch_compat.codegen_of(module.graph))
@@ -135,10 +138,10 @@ def copy_module(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def make_module(owner: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.GraphModule:
-    """A graph module over ``graph`` whose code is generated only when it is first called.
+    """Return a graph module over ``graph`` whose code is generated at its first call only.
 
     Args:
-        owner: holds what the graph fetches, or a dict of that by name.
+        owner: module that holds the attributes the graph fetches, or a dict of them by name.
         graph: the graph.
     """
     with torch_compat.use_lazy_graph_module(True):
@@ -146,10 +149,11 @@ def make_module(owner: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.
 
 
 def check_structure(module: fx.GraphModule) -> str | None:
-    """The first structural fault of a graph as text; None if the graph is valid.
+    """Return a description of the first structural fault of a graph; None if the graph is valid.
 
-    The words are those of `torch.fx.Graph.lint`, which does not ask whether placeholders come first, whether
-    one output node ends the graph, and whether what reads a node is in the graph.
+    Calls `torch.fx.Graph.lint` and returns its message. Also checks three conditions that ``lint``
+    omits: placeholders come first, a single output node ends the graph, and every user of a node is
+    in the graph.
     """
     try:
         module.graph.lint()
@@ -163,6 +167,7 @@ def check_structure(module: fx.GraphModule) -> str | None:
     late = next((n for n in nodes[inputs:] if n.op == "placeholder"), None)
     if late is not None:
         return f"placeholder '{late.name}' stands behind a node that is none"
+    # `lint` checks the inputs of nodes, but not their users.
     there = set(nodes)
     for node in nodes:
         if not there.issuperset(node.users):
@@ -171,13 +176,16 @@ def check_structure(module: fx.GraphModule) -> str | None:
 
 
 def primal_place(name: str) -> int | None:
-    """The place of a primal among all, by the name that AOTAutograd gives it; None: it is something else."""
+    """Return the index of a primal, read from AOTAutograd's name ``primals_N``, N counting from 1.
+
+    None for other names.
+    """
     head, _, number = name.partition("primals_")
     return int(number) - 1 if not head and number.isdigit() else None
 
 
 def role_of(node: fx.Node) -> Role:
-    """The role of a placeholder, by the names and values that AOTAutograd gives it."""
+    """Return the role of a placeholder, derived from its name and value in AOTAutograd."""
     name = str(node.target)
     if "tangents" in name:
         return Role.TANGENT
@@ -191,7 +199,7 @@ def role_of(node: fx.Node) -> Role:
 
 
 def output_node(graph: fx.Graph) -> fx.Node:
-    """The one output node of a graph."""
+    """Return the output node of a graph, which must be its last node."""
     node: fx.Node = next(iter(reversed(graph.nodes)))
     return node
 
@@ -199,7 +207,13 @@ def output_node(graph: fx.Graph) -> fx.Node:
 def split_outputs(
     joint: JointGraph,
 ) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """Forward outputs, backward outputs, and the AOTAutograd descriptors of each (None without)."""
+    """Split the outputs of a joint graph into forward and backward outputs.
+
+    Returns:
+        Forward outputs, backward outputs, descriptors of the forward outputs, descriptors of the
+        backward outputs. A descriptor is AOTAutograd's record of the output's meaning, None if the
+        graph has no descriptors.
+    """
     values = outputs_of(joint.graph)
     descs = output_node(joint.graph).meta.get("desc")
     described = leaves_of(descs) if descs is not None else [None] * len(values)
@@ -208,12 +222,17 @@ def split_outputs(
 
 
 def is_input_mutation(desc: Any) -> bool:
-    """Whether a forward output is what AOTAutograd writes to an input after the step."""
+    """Return whether AOTAutograd writes a forward output, given by its descriptor, to an input."""
     return type(desc).__name__ in ("InputMutationAOTOutput", "MetadataMutationAOTOutput")
 
 
 def overwritten_after(joint: JointGraph, nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    """Of some placeholders, those that AOTAutograd overwrites with outputs of forward when that has run."""
+    """Return the placeholders that AOTAutograd overwrites with forward outputs after forward.
+
+    Args:
+        joint: the joint graph.
+        nodes: nodes to select from.
+    """
     descs = [d for d in split_outputs(joint)[2] if is_input_mutation(d)]
     mutated = {repr(d.mutated_input) for d in descs if hasattr(d, "mutated_input")}
     return [
@@ -224,27 +243,30 @@ def overwritten_after(joint: JointGraph, nodes: Iterable[fx.Node]) -> list[fx.No
 
 
 def primals_of(joint: JointGraph) -> list[fx.Node]:
-    """The primals of a joint graph, in their order."""
+    """Return the primals of a joint graph in graph order."""
     return [n for n in joint.graph.find_nodes(op="placeholder") if role_of(n) is Role.PRIMAL]
 
 
 def outputs_of(graph: fx.Graph) -> list[Any]:
-    """The values that a graph returns, as a flat list."""
+    """Return the values that a graph returns, as a flat list."""
     args = output_node(graph).args
     return leaves_of(args[0] if len(args) == 1 else args)
 
 
 @paused_collection()
 def fingerprint(joint: JointGraph) -> str:
-    """Digest of what a plan depends on; see `JointGraph.fingerprint`.
+    """Return the digest of `JointGraph.fingerprint`.
 
-    A line for each node, then the words that lines refer to by number. Of what a call makes, shape
-    and dtype are written: given its arguments, strides and device follow.
+    The digested text has one line per node, followed by the table of words that the lines refer to
+    by number. For the result of a call, only shape and dtype are written. Strides and device follow
+    from the operator and its arguments.
     """
-    # Nodes are written as positions. No argument of a node is ever `bytes`, so nothing else looks so.
+    # Nodes are written as positions, as `bytes`: no argument of a node has this type, so the text of a
+    # position cannot be mistaken for a constant.
     written: dict[fx.Node, bytes] = {}
     words: dict[str, int] = {}
-    number: dict[Any, int] = {}  # of an operator, by identity, and of the form of a value
+    # Word number of an operator, by `id`, or of a value's shape and dtype.
+    number: dict[Any, int] = {}
     declared: set[str] = set()
     lines = [f"remat-joint-2;{joint.num_fwd_outputs};"]
     for i, node in enumerate(joint.graph.nodes):
@@ -257,7 +279,7 @@ def fingerprint(joint: JointGraph) -> str:
             text = op if op in ("placeholder", "output") else f"{op} {target}"
             call = number[id(target)] = words.setdefault(text, len(words))
             declared.update(ops.declared_operators(node))
-        elif isinstance(target, torch_compat.HigherOrderOperator):  # its graphs are others
+        elif isinstance(target, torch_compat.HigherOrderOperator):  # other graphs at each call
             declared.update(ops.declared_operators(node))
         form = _static_form(value) if op == "call_function" else None
         if form is None:
@@ -270,13 +292,17 @@ def fingerprint(joint: JointGraph) -> str:
             lines.append(f"{call} {args!r} {made} {meta.get('recompute')}")
         if node.kwargs:
             lines.append(repr(fx.map_arg(node.kwargs, written.__getitem__)))
+    # A declaration decides which nodes may run again, and so changes the plan.
     if declared:
         lines.append(f"pure: {', '.join(sorted(declared))}")
     return hashlib.sha256("\n".join((*lines, *words)).encode()).hexdigest()
 
 
 def operators_digest(joint: JointGraph) -> str:
-    """Digest of the operators of a graph in their order: the same for other shapes and constants."""
+    """Return a digest of the operators of a graph in graph order.
+
+    Shapes and constants do not change the digest.
+    """
     calls = (
         f"{n.op} {n.target}" for n in joint.graph.nodes if n.op not in ("placeholder", "output")
     )
@@ -284,14 +310,15 @@ def operators_digest(joint: JointGraph) -> str:
 
 
 def _static_form(value: Any) -> tuple[torch.Size, torch.dtype] | None:
-    """Shape and dtype of a tensor whose sizes and strides are numbers."""
+    """Return shape and dtype of a tensor whose sizes and strides are ints; None otherwise."""
     if not isinstance(value, torch.Tensor):
         return None
     if not torch_compat.has_symbolic_sizes(value):
         return value.shape, value.dtype
     if value.layout is not torch.strided:
         return None
-    # A guard may have made numbers of symbols, and a graph read from text knows the numbers alone.
+    # A guard may have specialised symbols to numbers. A graph read from text has the numbers only, and its
+    # digest must be the same.
     sizes = [
         s if isinstance(s, int) else s.node.maybe_as_int() for s in (*value.shape, *value.stride())
     ]
@@ -300,7 +327,10 @@ def _static_form(value: Any) -> tuple[torch.Size, torch.dtype] | None:
 
 
 def _describe(value: Any) -> str:
-    """Shape, stride, dtype and device of a fake value, as text that is the same in every process."""
+    """Describe a fake value as text that is the same in every process.
+
+    For a tensor, the text gives shape, strides, dtype and device.
+    """
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
             return f"{value.layout} {tuple(value.shape)} {value.dtype} {value.device}"

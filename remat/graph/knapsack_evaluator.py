@@ -1,9 +1,10 @@
-"""Evaluate a knapsack answer on its graph, and find the knee of its frontier.
+"""Evaluate a knapsack solution on its graph, and find the knee of its Pareto frontier.
 
-The classes are those of ``torch/_functorch/_activation_checkpointing`` in PyTorch. What differs: every view keeps the
-order of the graph, so that nothing depends on hash seeds; an edge of the contracted view stands for a path on
-which no other candidate lies; nothing is counted twice when the backward pass is accounted for; and the knee
-comes from one run over the whole frontier instead of a hundred solver runs.
+The classes replace those of ``torch/_functorch/_activation_checkpointing`` in PyTorch. They differ
+in four ways. Every view of the graph keeps the graph order, so results do not depend on hash seeds.
+An edge of the contracted graph stands for a path without another candidate on it. The account of
+the backward pass counts nothing twice. The knee comes from one run over the whole frontier instead
+of a hundred solver runs.
 """
 
 from __future__ import annotations
@@ -21,29 +22,31 @@ from remat.errors import ProblemError
 from remat.solvers.float_bridge import problem_from_floats
 from remat.solvers.frontier import knapsack_frontier
 
-#: Points that a knee is looked for among; thinning to so many costs about 1e-5 of the value.
+#: Most frontier points among which the knee is searched; thinning to this number costs about 1e-5 of the value.
 KNEE_POINTS = 32_768
 
 FloatArray = npt.NDArray[np.float64]
+#: Signature of a knapsack solver, as in PyTorch:
 #: ``(memory, runtimes, max_memory) -> (runtime saved, indices to save, indices to allow recomputing)``
 KnapsackFn = Callable[[list[float], list[float], float], tuple[float, list[int], list[int]]]
 
 
 class GraphInfoProvider(torch_compat.GraphInfoProvider):
-    """A joint graph with the memories and runtimes of its candidates for recomputation.
+    """A joint graph with the memory and runtime of each candidate for recomputation.
 
     Args:
         graph_nodes_in_order: names of all nodes.
-        graph_edges: (producer, user) pairs of names.
-        all_recomputable_banned_nodes: names of the candidates: what a knapsack decides on.
-        all_node_runtimes: runtime of each candidate, in any unit; or recorded ones, in their order.
-        all_node_memories: memory of each candidate, in any unit; or recorded ones, in their order.
+        graph_edges: (producer, user) pairs of node names.
+        all_recomputable_banned_nodes: names of the candidates, between which a knapsack chooses.
+        all_node_runtimes: runtime by candidate name, in any unit. None: use the recorded runtimes.
+        all_node_memories: memory by candidate name, in any unit. None: use the recorded memories.
         recorded_knapsack_input_memories: memories in the order of the candidates.
         recorded_knapsack_input_runtimes: runtimes in the order of the candidates.
-        joint_graph: the graph itself, for whoever wants it back; nothing is read off it.
+        joint_graph: the FX graph, stored for callers and not read here.
 
     Raises:
-        ProblemError: neither form of memories or runtimes is given, or a name is unknown.
+        ProblemError: memories or runtimes are missing for a candidate, or a name is not in
+            ``graph_nodes_in_order``.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class GraphInfoProvider(torch_compat.GraphInfoProvider):
         recorded_knapsack_input_memories: Sequence[float],
         recorded_knapsack_input_runtimes: Sequence[float],
     ) -> GraphInfoProvider:
-        """Reads nodes and edges off a joint graph."""
+        """Build a provider with the nodes and edges of a joint graph."""
         provider = cls.inialize_from_graph(  # PyTorch's spelling
             joint_graph,
             list(all_recomputable_banned_nodes),
@@ -93,7 +96,7 @@ class GraphInfoProvider(torch_compat.GraphInfoProvider):
 
     @cached_property
     def recomputable_node_only_graph_with_larger_graph_context(self) -> nx.DiGraph:
-        """The candidates, with paths through other nodes contracted to edges."""
+        """Directed graph of the candidates; paths through other nodes are contracted to edges."""
         full = self.full_joint_nx_graph
         candidates = set(self.all_recomputable_banned_nodes)
         graph = nx.DiGraph()
@@ -112,11 +115,11 @@ class GraphInfoProvider(torch_compat.GraphInfoProvider):
         return graph
 
     def get_non_ac_peak_memory(self) -> float:
-        """Memory of all candidates, added up in their order: what saving everything takes."""
+        """Return the memory of all candidates together, needed if every candidate is saved."""
         return sum(self.get_knapsack_memory_input())
 
     def get_theoretical_max_runtime(self) -> float:
-        """Runtime of all candidates, added up in their order: what recomputing everything takes."""
+        """Return the runtime of all candidates together, needed if every candidate is rerun."""
         return sum(self.get_knapsack_runtime_input())
 
 
@@ -126,7 +129,14 @@ def _by_name(
     given: Mapping[str, float] | None,
     recorded: Sequence[float] | None,
 ) -> dict[str, float]:
-    """Memories or runtimes by candidate, from either form in which they may be given."""
+    """Return memories or runtimes by candidate name, from either form of the arguments.
+
+    Args:
+        candidates: names of the candidates.
+        what: ``"memories"`` or ``"runtimes"``, for error messages.
+        given: numbers by candidate name, or None.
+        recorded: numbers in the order of the candidates, or None.
+    """
     if given is not None:
         missing = [n for n in candidates if n not in given]
         if missing:
@@ -141,7 +151,7 @@ def _by_name(
 
 
 class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
-    """Scores answers to the knapsack over the candidates of a graph."""
+    """Scores knapsack solutions over the candidates of a graph."""
 
     def __init__(self, graph_info_provider: GraphInfoProvider) -> None:
         super().__init__(graph_info_provider)
@@ -153,15 +163,21 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         recomputable_node_idxs: Sequence[int],
         account_for_backward_pass: bool = False,
     ) -> dict[str, float]:
-        """Scores one answer.
+        """Return the memory and the recomputation time of one knapsack solution.
 
         Args:
-            saved_nodes_idxs: positions of the candidates that are saved.
-            recomputable_node_idxs: positions of all the others.
-            account_for_backward_pass: let the peak include what is recomputed on the way.
+            saved_nodes_idxs: indices of the candidates that are saved.
+            recomputable_node_idxs: indices of all other candidates.
+            account_for_backward_pass: if True, the peak includes candidates that are recomputed
+                during backward.
+
+        Returns:
+            Peak memory and recomputation runtime, their values if all candidates are saved or all
+            are recomputed, and the two ratios, in the keys that PyTorch uses.
 
         Raises:
-            ProblemError: a candidate is in both lists or in neither, or a position does not exist.
+            ProblemError: a candidate is in both lists or in neither list, or an index does not
+                exist.
         """
         info = self._info
         names = info.all_recomputable_banned_nodes
@@ -189,16 +205,21 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         }
 
     def _backward_peak(self, saved: set[str], current: float) -> float:
-        """Most memory while backward walks the candidates from last to first.
+        """Return the most memory while backward visits the candidates from last to first.
 
-        Each is recomputed when its turn comes, with the unsaved ancestors it needs that are not
-        there already, and dropped after it.
+        Each candidate is recomputed when it is visited, together with the unsaved ancestors that
+        are not present. The candidate is dropped after the visit.
+
+        Args:
+            saved: names of the saved candidates.
+            current: memory of the saved candidates.
         """
         graph = self._info.recomputable_node_only_graph_with_larger_graph_context
         memory = self._info.all_node_memories
         order = {n: i for i, n in enumerate(self._info.graph_nodes_in_order)}
         present = set(saved)
         peak = current
+        # Graph order breaks ties, so the peak does not depend on hash seeds.
         for node in reversed(
             list(nx.lexicographical_topological_sort(graph, key=order.__getitem__))
         ):
@@ -221,14 +242,19 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         min_mem_budget: float = 0.001,
         iterations: int = 100,
     ) -> float:
-        """The budget where more memory starts to buy little: nearest to the origin, both axes scaled.
+        """Return the budget at the knee, where more memory starts to save little runtime.
+
+        The knee is the frontier point nearest to the origin, with both axes scaled to 0 to 1.
 
         Args:
-            knapsack_algo: a solver to sweep over ``iterations`` budgets; where None, the exact
-                frontier is computed in one run and every one of its points is looked at.
-            max_mem_budget: the largest budget, returned where the sweep shows no trade-off.
+            knapsack_algo: solver to run on ``iterations`` budgets. None: compute the exact frontier
+                in one run and examine all its points.
+            max_mem_budget: the largest budget; returned if the frontier shows no trade-off.
             min_mem_budget: the smallest budget.
-            iterations: budgets to try with a solver, 2 or more.
+            iterations: number of budgets to try with a solver, at least 2.
+
+        Raises:
+            ProblemError: ``iterations`` is below 2 and a solver is given.
         """
         if knapsack_algo is not None:
             if iterations < 2:
@@ -244,11 +270,21 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         return float(memory[int(scores.argmin())])
 
     def _frontier(self, least: float, most: float) -> tuple[FloatArray, FloatArray]:
-        """Memory and recompute runtime of the Pareto-optimal choices within two budgets."""
+        """Return the Pareto frontier between two budgets.
+
+        Args:
+            least: the smallest budget.
+            most: the largest budget.
+
+        Returns:
+            Memory and recomputation runtime of each frontier point.
+        """
         memories = self._info.get_knapsack_memory_input()
         runtimes = self._info.get_knapsack_runtime_input()
         problem = problem_from_floats(memories, runtimes, most)
         frontier = knapsack_frontier(problem, most_points=KNEE_POINTS)
+        # The problem has integer weights and values; these factors convert them back to the given
+        # units.
         byte = sum(memories) / problem.total_weight if problem.total_weight else 0.0
         tick = sum(runtimes) / problem.total_value if problem.total_value else 0.0
         first = frontier.best_within(int(least / byte)) if byte else 0

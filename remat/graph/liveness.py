@@ -1,8 +1,9 @@
-"""Lifetimes of storages over forward, then backward, and their peak.
+"""Lifetimes of storages over forward and backward, and their peak.
 
-Eager lowering without reuse of memory in place: a value is allocated where its node stands and
-freed after its last use. A workspace that the metadata of a node names counts while the node runs. Inputs, parameters,
-forward outputs and gradients live to the end of the step; saved tensors and tangents end at their last use in backward, as AOTAutograd frees them.
+Models the eager lowering without in-place reuse of memory. A value is allocated when its node runs
+and freed after its last use. A workspace recorded in a node's metadata counts while the node runs.
+Inputs, parameters, forward outputs and gradients live to the end of the step. Saved tensors and
+tangents end at their last use in backward, as AOTAutograd frees them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from remat.graph.joint import (
 from remat.graph.source import module_path, source_line
 from remat.graph.storages import WORKSPACE, Memories, Sizes, expression_of, hint, leaves_of
 
-#: Key of what operators take while they run, which no value is on.
+#: Pseudo storage key for all workspaces of operators, which no value uses.
 _INSIDE = 0
 
 
@@ -48,12 +49,12 @@ class StorageKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMoment:
-    """The moment with the most bytes alive.
+    """The moment of a step with the most bytes alive.
 
     Attributes:
-        nbytes: bytes alive then, inputs and parameters included.
-        node: the node running then.
-        in_backward: whether that is in backward.
+        nbytes: bytes alive at this moment, including inputs and parameters.
+        node: name of the node that runs at this moment.
+        in_backward: whether the moment is in backward.
     """
 
     nbytes: int
@@ -63,18 +64,18 @@ class PeakMoment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifetime:
-    """One storage from the moment it is allocated to the moment it is last used.
+    """Lifetime of one storage, from its allocation to its last use.
 
     Attributes:
-        node: the node that made it, or the placeholder that it came in by.
+        node: name of the node that allocated the storage, or of the placeholder that brought it in.
         nbytes: bytes of the whole storage.
-        kind: what it is to the step.
-        source: where the user's code made it, ``"file.py:12 code"``; empty where that is unknown.
-        first: moment at which it is there for the first time.
-        last: moment at which it is there for the last time.
-        saved_as: name of the value on it that forward hands to backward; empty where it hands none.
-        size: ``nbytes`` as an expression of symbols; None where it depends on none.
-        module: the module that made it, ``"layers.0.mlp"``; empty where that is unknown.
+        kind: kind of the storage in the step.
+        source: user's line that produced the node, ``"file.py:12 code"``; empty if unknown.
+        first: first moment at which the storage is alive.
+        last: last moment at which the storage is alive.
+        saved_as: name of the value on this storage that forward saves for backward; empty if none.
+        size: ``nbytes`` as a symbolic expression; None if it depends on no symbol.
+        module: path of the module that produced the node, ``"layers.0.mlp"``; empty if unknown.
     """
 
     node: str
@@ -90,13 +91,13 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Memory of one step: forward, then backward. A moment is the run of one node.
+    """Memory of one step, forward then backward; a moment is the run of one node.
 
     Attributes:
-        moments: the nodes that run, forward's first; a half that runs none counts as one moment
-            with an empty name.
-        boundary: number of forward's moments.
-        lifetimes: every storage of the step, by the moment it begins.
+        moments: names of the nodes that run, forward's first. A forward or backward graph without
+            calls counts as one moment with an empty name.
+        boundary: number of moments in forward, which is the first moment of backward.
+        lifetimes: every storage of the step, sorted by its first moment.
     """
 
     moments: tuple[str, ...]
@@ -104,18 +105,25 @@ class Timeline:
     lifetimes: tuple[Lifetime, ...]
 
     def alive(self, moment: int) -> tuple[Lifetime, ...]:
-        """Live storages while the node of a moment runs, including its result; largest first."""
+        """Return the storages alive while the node of a moment runs, largest first.
+
+        The node's result counts as alive.
+        """
         found = [x for x in self.lifetimes if x.first <= moment <= x.last]
         return tuple(sorted(found, key=lambda x: -x.nbytes))
 
     def nbytes(self, *kinds: StorageKind) -> tuple[int, ...]:
-        """Bytes alive at each moment, of some kinds or (none given) of all."""
+        """Return the bytes alive at each moment.
+
+        Args:
+            kinds: kinds of storages to count; without any, all kinds count.
+        """
         chosen = (x for x in self.lifetimes if not kinds or x.kind in kinds)
         return sums_of(((x.nbytes, x.first, x.last) for x in chosen), len(self.moments))
 
     @property
     def peak_moment(self) -> int:
-        """The first moment with the most bytes alive."""
+        """Index of the first moment with the most bytes alive."""
         sums = self.nbytes()
         return sums.index(max(sums))
 
@@ -126,12 +134,12 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCurve:
-    """Bytes alive at each moment of a step, and nothing about what they are.
+    """Bytes alive at each moment of a step, without the lifetimes of single storages.
 
     Attributes:
-        nbytes: of each moment.
-        boundary: number of forward's moments.
-        runs: names in the joint graph of what runs at each moment; empty where they are unknown.
+        nbytes: bytes alive at each moment.
+        boundary: number of moments in forward.
+        runs: joint-graph name of the node that runs at each moment; empty if unknown.
     """
 
     nbytes: Sequence[int]
@@ -140,7 +148,7 @@ class MemoryCurve:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes alive at once."""
+        """The most bytes alive at any moment."""
         return max(self.nbytes)
 
 
@@ -150,7 +158,7 @@ def memory_curve(
     num_fwd_outputs: int,
     memories: Memories | None = None,
 ) -> MemoryCurve:
-    """Lifetimes of the storages of a step; result of `simulate_peak`."""
+    """Return the bytes alive at each moment of a step; arguments as for `simulate_peak`."""
     step = StepWalk(forward, backward, num_fwd_outputs, memories)
     running = dict(step.running())
     runs = [run_of(running[k]) if k in running else "" for k in range(len(step.moments))]
@@ -158,12 +166,14 @@ def memory_curve(
 
 
 def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> Timeline:
-    """Lifetimes of all storages of one step over a pair of modules that carry fake values.
+    """Return the lifetimes of all storages of one step.
+
+    Both modules must carry fake values.
 
     Args:
-        forward: returns its own outputs, then what it hands to backward.
-        backward: takes what was handed over and the tangents; returns gradients.
-        num_fwd_outputs: how many of forward's outputs are its own.
+        forward: module that returns the user's outputs, then the values saved for backward.
+        backward: module that takes the saved values and the tangents, and returns gradients.
+        num_fwd_outputs: number of forward's outputs before the saved values.
     """
     step = StepWalk(forward, backward, num_fwd_outputs)
     saved_as = step.sizes.first_of(step.handed)
@@ -198,14 +208,15 @@ def simulate_peak(
     *,
     workspaces: bool = True,
 ) -> PeakMoment:
-    """The peak of `timeline`, without building it.
+    """Return the peak of `timeline` without building the timeline.
 
     Args:
         forward: as for `timeline`.
         backward: as for `timeline`.
         num_fwd_outputs: as for `timeline`.
-        memories: the memory behind the fake values, as far as it is known.
-        workspaces: count what operators take while they run. What is left without them is the same on every machine.
+        memories: cache of the storages behind the fake values; None starts an empty cache.
+        workspaces: whether to count the workspaces of operators. Without workspaces, the peak is
+            the same on every machine.
     """
     return StepWalk(forward, backward, num_fwd_outputs, memories).peak(workspaces=workspaces)
 
@@ -217,9 +228,16 @@ def saved_storages(
     count_outputs: bool = False,
     memories: Memories | None = None,
 ) -> dict[int, int]:
-    """Distinct storages that forward hands to backward beyond inputs and outputs, with their bytes.
+    """Return the bytes of each storage that forward saves for backward, by storage key.
 
-    Copies in the host's memory are left out.
+    Storages of forward's inputs and copies in the host's memory are left out.
+
+    Args:
+        forward: module that returns the user's outputs, then the values saved for backward.
+        num_fwd_outputs: number of forward's outputs before the saved values.
+        count_outputs: whether to count saved storages that are also storages of forward's outputs.
+            Outputs that AOTAutograd writes to inputs always count.
+        memories: cache of the storages behind the fake values; None starts an empty cache.
     """
     values = outputs_of(forward.graph)
     sizes = Sizes(memories)
@@ -238,13 +256,21 @@ def saved_storages(
 
 
 def own_outputs(forward: fx.GraphModule) -> int:
-    """How many of the outputs of a partitioned forward are its own, by AOTAutograd's descriptors."""
+    """Return the number of forward's outputs for the user, without the values saved for backward.
+
+    AOTAutograd's descriptors mark the saved values.
+    """
     descs = leaves_of(output_node(forward.graph).meta.get("desc", ()))
     return sum(not type(d).__name__.startswith("SavedForBackwards") for d in descs)
 
 
 def sums_of(spans: Iterable[tuple[int, int, int]], moments: int) -> tuple[int, ...]:
-    """Bytes alive at each moment, of storages given as (bytes, first moment, last moment)."""
+    """Return the bytes alive at each moment.
+
+    Args:
+        spans: storages as (bytes, first moment, last moment).
+        moments: number of moments.
+    """
     change = [0] * (moments + 1)
     for nbytes, first, last in spans:
         change[first] += nbytes
@@ -253,29 +279,38 @@ def sums_of(spans: Iterable[tuple[int, int, int]], moments: int) -> tuple[int, .
 
 
 def peak_of(sums: tuple[int, ...], moments: tuple[str, ...], boundary: int) -> PeakMoment:
+    """Return the first moment with the most bytes alive.
+
+    Args:
+        sums: bytes alive at each moment.
+        moments: name of the node that runs at each moment.
+        boundary: number of moments in forward.
+    """
     most = max(sums)
     moment = sums.index(most)
     return PeakMoment(nbytes=most, node=moments[moment], in_backward=moment >= boundary)
 
 
 class StepWalk:
-    """One walk over forward and backward. Fake storages identify the storages.
+    """Simulation of memory over forward and backward; storages of fake values identify storages.
 
-    A recomputed node has the fake value of its forward twin, so a key names one storage only within
-    a half, and across both only where forward hands it over. Where a twin is alive in backward, what
-    is recomputed gets a key of its own: one value of an operator with several may be kept while
-    another is recomputed, and then both are made again. So does each further run within a half.
+    A recomputed node has the fake value of its forward run. Therefore one key may stand for two
+    storages: forward's and the recomputed one. A key names the same storage in forward and in
+    backward only if forward saves the storage. If the forward storage is alive in backward, the
+    recomputed storage gets a key of its own. This happens if one result of an operator is saved and
+    another is recomputed, because the second run computes both results. Repeated runs within
+    forward or within backward also get keys of their own.
 
     Attributes:
-        moments: the nodes that run, as in `Timeline`.
-        boundary: number of forward's moments.
-        sizes: tells storages apart.
-        inputs: the storages that the step is given, each with the first placeholder that has it.
-        outputs: bytes of the storages of forward's own outputs.
-        handed: the values that forward hands to backward.
-        tangents: the storages of the tangents, each with the first placeholder that has it.
-        last_read: for each storage that is handed to backward, the moment of its last use there; once
-            `lifetimes` has run.
+        moments: names of the nodes that run, as in `Timeline`.
+        boundary: number of moments in forward.
+        sizes: keys and bytes of the storages.
+        inputs: for each storage that the step receives, the first placeholder on it.
+        outputs: bytes of the storages of the user's outputs.
+        handed: nodes of forward whose values are saved for backward.
+        tangents: for each storage of a tangent, the first placeholder on it.
+        last_read: for each storage passed to backward, the moment of its last use there. Empty
+            until `lifetimes` has run.
     """
 
     def __init__(
@@ -290,6 +325,7 @@ class StepWalk:
         first, second = list(forward.graph.nodes), list(backward.graph.nodes)
         self._forward = [n for n in first if n.op == "call_function"]
         self._backward = [n for n in second if n.op == "call_function"]
+        # An empty graph still has one moment, at which its inputs are alive.
         self.boundary = max(1, len(self._forward))
         names = [n.name for n in self._forward] or [""]
         self.moments = (*names, *([n.name for n in self._backward] or [""]))
@@ -309,54 +345,59 @@ class StepWalk:
         self._twin: dict[int, int] = {}
 
     def running(self) -> Iterator[tuple[int, fx.Node]]:
-        """The nodes that run, each with its moment."""
+        """Yield each moment with the node that runs at it."""
         yield from enumerate(self._forward)
         yield from enumerate(self._backward, self.boundary)
 
     @cached_property
     def again(self) -> frozenset[fx.Node]:
-        """The nodes that run what an earlier node of the step ran."""
+        """The nodes whose joint-graph node ran earlier in the step."""
         first: dict[str, fx.Node] = {}
         return frozenset(n for _, n in self.running() if first.setdefault(run_of(n), n) is not n)
 
     def alive(self, *, workspaces: bool = True) -> tuple[int, ...]:
-        """Bytes of the device that are alive at each moment."""
+        """Return the bytes of device memory alive at each moment."""
         lifetimes = self.lifetimes() if workspaces else self.storages()
         return sums_of((x[2:] for x in lifetimes), len(self.moments))
 
     def peak(self, *, workspaces: bool = True) -> PeakMoment:
-        """The first moment with the most bytes alive."""
+        """Return the first moment with the most bytes alive."""
         return peak_of(self.alive(workspaces=workspaces), self.moments, self.boundary)
 
     def lifetimes(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
-        """Memory of the device: its key, the node that takes it, its bytes, first and last moment.
+        """Yield all device memory of the step: first the storages, then the workspaces.
 
-        These are the storages, then the workspaces of operators, all under one key.
+        Each item is (storage key, allocating node, bytes, first moment, last moment). All
+        workspaces have the same key.
         """
         yield from self.storages()
         for taken in self.workspaces():
             yield _INSIDE, *taken
 
     def storages(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
-        """Each storage of the device, as `lifetimes` gives it."""
+        """Yield each storage in device memory, in the form of `lifetimes`."""
         host = host_storages(self._forward, self.sizes)
         for found in self._lifetimes():
             if found[0] not in host:
                 yield found
 
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
-        """What operators take beside what they read and return: the node, bytes, first and last moment."""
+        """Yield the workspace of each node that has one.
+
+        Each item is (node, bytes, first moment, last moment).
+        """
         for moment, node in self.running():
             nbytes = hint(node.meta.get(WORKSPACE, 0))
             if nbytes:
                 yield node, nbytes, moment, moment
 
     def _lifetimes(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
-        """The same with copies in the host's memory."""
+        """Yield each storage in the form of `lifetimes`, including copies in the host's memory."""
         start, end = self.boundary, len(self.moments) - 1
         nbytes = self.sizes.nbytes
         inputs, outputs = self.inputs, self.outputs
         resident = {*inputs, *outputs}
+        # Backward goes first, because the last use of a saved storage ends its lifetime.
         made, last = self._walk(self._backward, start, resident | self._initial.keys())
         self._gradients = self.sizes.of_all(self._returned)
         for key in self._gradients:
@@ -364,7 +405,8 @@ class StepWalk:
         self.last_read = {key: last[key] for key in self._initial if key in last}
         for key, node in inputs.items():
             yield key, node, nbytes[key], 0, end
-        # Forward. What backward reads lives on; what it never reads is freed before it starts.
+        # Forward's storages live on if backward reads them; saved ones that backward never reads are freed at
+        # its start.
         mine, ends = self._walk(self._forward, 0, set())
         for key, (node, moment) in mine.items():
             if key in inputs:
@@ -387,9 +429,16 @@ class StepWalk:
     def _walk(
         self, nodes: list[fx.Node], start: int, there: set[int]
     ) -> tuple[dict[int, tuple[fx.Node, int]], dict[int, int]]:
-        """For each storage of one graph: its allocating node, the moment of allocation and the last use.
+        """Find the storages that one graph allocates, and the last use of each storage.
 
-        ``there`` are the storages from before that half.
+        Args:
+            nodes: the call nodes of forward or backward.
+            start: moment of the first node.
+            there: keys of the storages that exist when the graph starts.
+
+        Returns:
+            By storage key, the allocating node with its moment; by storage key, the moment of the
+            last use.
         """
         made: dict[int, tuple[fx.Node, int]] = {}
         last: dict[int, int] = {}
@@ -397,7 +446,7 @@ class StepWalk:
         one: dict[fx.Node, int] = {}  # nearly every node has one storage
         known = one.get
         keys = self.sizes.each([n.meta.get("val") for n in nodes])
-        # Of several runs of one node in this half the last has its key, as what is handed over is that.
+        # Of several runs of one node in this graph, the last keeps the key, because its result is saved.
         again = {run_of(n) for n in nodes if RUN_OF in n.meta}
         latest = {run_of(n): n for n in nodes if run_of(n) in again}.values() if again else ()
         twice = {k for n in latest for k in keys_of(n)}
@@ -427,11 +476,13 @@ class StepWalk:
         return made, last
 
     def _own(self, node: fx.Node, key: int, *, apart: bool) -> int:
-        """The storage of a node's value whose fake storage also stands for another.
+        """Return the storage key of a value whose fake storage also stands for another storage.
 
-        It is the one that the node looks at, if it does; else, ``apart``, one of its own.
+        If the node is a view of a value that it reads, the result is the key of that value.
+        Otherwise the result is a new key if ``apart`` is True, and ``key`` if not.
         """
         sizes = self.sizes
+        # A view belongs to the run that it reads, which need not be the latest run of its base.
         for read in inputs_of(node):
             for found in sizes.keys(read):
                 if key in (found, self._twin.get(found)):
@@ -439,20 +490,27 @@ class StepWalk:
                     return found
         if not apart:
             return key
-        own = -1 - len(self._twin)  # keys are addresses, so no other is negative
+        own = -1 - len(self._twin)  # keys of real storages are addresses, which are never negative
         self._twin[own] = key
         sizes.copy(own, key)
         sizes.rename(node, key, own)
         return own
 
     def kind(self, key: int, first: int, node: fx.Node) -> StorageKind:
-        """What the storage with a key that begins at a moment is to the step."""
+        """Return the kind of a storage.
+
+        Args:
+            key: key of the storage.
+            first: first moment at which the storage is alive.
+            node: node that allocates the storage, or the placeholder that brings it in.
+        """
         if key in self.inputs:
             return StorageKind.INPUT
         if key in self.outputs:
             return StorageKind.OUTPUT
         if key in self.tangents:
             return StorageKind.TANGENT
+        # A placeholder of backward that is not a tangent holds a value that forward saved.
         in_forward = first < self.boundary or node.op == "placeholder"
         if key in (self._handed if in_forward else self._gradients):
             return StorageKind.SAVED if in_forward else StorageKind.GRADIENT

@@ -1,4 +1,7 @@
-"""Lifetimes of storages over the graphs of one step: forward first to last, backward last to first."""
+"""Lifetimes of storages over all graphs of one step.
+
+Forwards run from the first graph to the last, backwards from the last to the first.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,11 @@ from remat.graph.liveness import StepWalk, sums_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionedGraph:
-    """One graph of a step, split.
+    """One graph of a step, partitioned into forward and backward.
 
     Attributes:
-        joint: the joint graph, which says what it receives from earlier ones and shares with them.
+        joint: the joint graph, which records the inputs it receives from and shares with earlier
+            graphs.
         forward: its forward module.
         backward: its backward module.
     """
@@ -38,16 +42,21 @@ class PartitionedGraph:
 
 
 def highest_of_graphs(graphs: Sequence[PartitionedGraph]) -> tuple[tuple[int, int], ...]:
-    """Most bytes alive while each graph runs: in its forward, and in its backward.
+    """Return the most bytes alive in the forward and in the backward of each graph.
 
-    What one graph hands to another is alive to the end of forward, as the frames of the model hold it, and,
-    where one of them saves it, until both have read it for the last time. Parameters and inputs, gradients of
-    parameters, what no later graph receives and what the step returns live to its end; gradients of what it
-    returns are there from the beginning of backward. What runs between the graphs is not known here.
+    A value passed from one graph to another is alive to the end of the last forward, because the
+    model's Python frames hold it. If a graph saves the value, it lives until both graphs have read
+    it for the last time. Parameters, inputs, gradients of parameters, outputs that no later graph
+    receives, and the step's outputs live to the end of the step. Gradients of the step's outputs
+    exist from the start of backward. Operators that run between the graphs are unknown here.
 
     Args:
-        graphs: in the order in which their forwards run. One that runs several times counts as often, and is
-            as high as the highest of its runs.
+        graphs: the graphs in the order of their forwards. A graph that runs several times counts
+            once per run.
+
+    Returns:
+        For each graph, the most bytes in its forward and in its backward. For a graph that runs
+        several times, the maximum over its runs.
     """
     runs = _in_turns(graphs)
     step = _Step([graph for _, graph in runs])
@@ -61,7 +70,7 @@ def highest_of_graphs(graphs: Sequence[PartitionedGraph]) -> tuple[tuple[int, in
 
 
 def _in_turns(graphs: Sequence[PartitionedGraph]) -> list[tuple[int, PartitionedGraph]]:
-    """The runs of a step in their order, each with the place of its graph."""
+    """Return the runs of a step in their order, each with the index of its graph."""
     turns = [(turn, k) for k, graph in enumerate(graphs) for turn in graph.joint.turns]
     if not turns:
         return list(enumerate(graphs))
@@ -76,6 +85,8 @@ def _of_run(turn: Turn) -> dict[str, Any]:
 
 
 class _Step:
+    """Simulation of memory over all graph runs of a step."""
+
     def __init__(self, graphs: Sequence[PartitionedGraph]) -> None:
         self._graphs = graphs
         known: dict[int, StepWalk] = {}  # equal for all runs of a graph
@@ -90,11 +101,12 @@ class _Step:
         starts = [0, *accumulate(lengths)]
         n = len(graphs)
         #: Moment of the step at which each forward, and each backward, begins.
+        #: Backwards run in the opposite order of forwards.
         self.forward_at, self.backward_at = starts[:n], starts[n : 2 * n][::-1]
         self.end = starts[-1] - 1
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """Each storage: its bytes, first and last moment of the step."""
+        """Yield (bytes, first moment, last moment) of each storage; moments are of the step."""
         found = [list(walk.lifetimes()) for walk in self.walks]
         passed = self._passed()
         for k, (graph, walk, lifetimes) in enumerate(
@@ -107,6 +119,7 @@ class _Step:
             for key, node, nbytes, first, last in lifetimes:
                 start, until = self._at(k, first), self._at(k, last)
                 if key in walk.inputs:
+                    # This storage counts at the graph that returned it or received it first.
                     if node.name in not_mine:
                         continue
                     start, until = 0, self.end
@@ -121,20 +134,27 @@ class _Step:
                 yield nbytes, start, max(start, until)
 
     def _at(self, k: int, moment: int) -> int:
-        """The moment of the step for a moment of one graph."""
+        """Convert a moment of graph run ``k`` to a moment of the step."""
         boundary = self.walks[k].boundary
         if moment < boundary:
             return self.forward_at[k] + moment
         return self.backward_at[k] + moment - boundary
 
     def _read_until(self, k: int, node: fx.Node) -> int:
-        """The last moment at which a graph may read a value: in backward if it is handed there."""
+        """Return the last moment at which graph run ``k`` may read a value.
+
+        The moment is in backward if the value is saved for backward.
+        """
         walk = self.walks[k]
         reads = (walk.last_read[key] for key in walk.sizes.keys(node) if key in walk.last_read)
         return self._at(k, max(reads, default=walk.boundary - 1))
 
     def _passed(self) -> list[dict[int, int]]:
-        """For each graph: the storages of its outputs that later ones receive, and when each ends."""
+        """Return, for each graph run, the storages of outputs that later runs receive.
+
+        Returns:
+            One dict per run: storage key to the last moment at which the storage is alive.
+        """
         passed: list[dict[int, int]] = [{} for _ in self._graphs]
         for k, graph in enumerate(self._graphs):
             inputs = {n.name: n for n in graph.forward.graph.nodes if n.op == "placeholder"}
@@ -146,7 +166,7 @@ class _Step:
                 node = inputs.get(primals[position])
                 if not isinstance(made, fx.Node) or node is None:
                     continue
-                until = self.backward_at[-1] - 1  # the last forward is done
+                until = self.backward_at[-1] - 1  # end of the last forward
                 until = max(until, self._read_until(k, node), self._read_until(producer, made))
                 if output in self._graphs[producer].joint.returned:
                     until = self.end
@@ -155,7 +175,10 @@ class _Step:
         return passed
 
     def _from_outside(self, k: int) -> set[str]:
-        """Tangents of a graph that the step is given: those of what no later graph receives."""
+        """Return the names of the tangents that the step itself receives.
+
+        These are the tangents of the outputs of graph run ``k`` that no later graph receives.
+        """
         received = {o for g in self._graphs for _, j, o in g.joint.received if j == k}
         joint = self._graphs[k].joint
         inner = received - {*joint.returned}
@@ -169,9 +192,11 @@ class _Step:
         }
 
     def _gradients(self, k: int) -> dict[int, int]:
-        """When the gradients of a graph end: those that an earlier graph waits for, when it starts.
+        """Return the last moment of each gradient storage of graph run ``k``, by storage key.
 
-        A gradient of what a later graph has a gradient of too is added to that one.
+        A gradient for an earlier graph lives until the backward of that graph starts. If a later
+        graph also computes a gradient for the same tensor, PyTorch adds this gradient to the later
+        graph's at the end of this backward.
         """
         graph, walk = self._graphs[k], self.walks[k]
         waits = {p: producer for p, producer, _ in graph.joint.received if producer < k}

@@ -1,9 +1,9 @@
-"""From a joint graph to the graph problem: what may be saved, what recomputed, and at what price.
+"""Build the graph problem of a joint graph: savable nodes, recomputable nodes, costs and bytes.
 
-The problem has a node for every value that can be computed from the primals, and two kinds of nodes
-that the graph does not have: the *generator state* that a replayed random operator needs, and the
-*snapshot* of an input that forward mutates later, or that the user may write to. Both can only be
-saved, at their bytes.
+The problem has one node for each value that can be computed from the primals. It also has two kinds
+of nodes that the joint graph lacks. A *generator state* is needed to replay a random operator. A
+*snapshot* is a copy of an input that forward mutates later, or that the user may write to. States
+and snapshots can only be saved, at their bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from remat.solvers.graph_problem import GraphProblem
 
 
 class SavedKind(enum.Enum):
-    """Meaning of saving a node of the problem."""
+    """Kind of a node of the graph problem, by the data that saving the node keeps."""
 
     VALUE = "value"
     GENERATOR_STATE = "generator state"
@@ -39,14 +39,16 @@ class SavedKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lowered:
-    """A graph problem and how its nodes map back to the joint graph.
+    """A graph problem and the map from its nodes to the joint graph.
 
     Attributes:
         problem: the problem.
-        kind: what each node of the problem is.
-        position: position in the joint graph of each node of the problem: the value itself, the
-            random operator whose state it is, or the input that it is a snapshot of.
-        of_position: node of the problem that holds the value of a joint-graph position; -1 without.
+        kind: kind of each node of the problem.
+        position: for each node of the problem, a position in the joint graph. This is the position
+            of the value, of the random operator that draws from the state, or of the input that the
+            snapshot copies.
+        of_position: for each joint-graph position, the node of the problem that holds the value; -1
+            if there is none.
     """
 
     problem: GraphProblem
@@ -55,7 +57,12 @@ class Lowered:
     of_position: tuple[int, ...]
 
     def priced(self, costs: Sequence[int], unit: str) -> Lowered:
-        """The same problem under other costs, one for each position of the joint graph."""
+        """Return the same problem under other costs.
+
+        Args:
+            costs: cost of each joint-graph position.
+            unit: unit of the costs.
+        """
         prices = (
             costs[at] if kind is SavedKind.VALUE else 0
             for kind, at in zip(self.kind, self.position, strict=True)
@@ -63,7 +70,7 @@ class Lowered:
         return replace(self, problem=self.problem.priced(tuple(prices), unit))
 
     def decision(self, saved: Iterable[int]) -> Decision:
-        """Names what a set of saved problem nodes means in the joint graph."""
+        """Convert a set of saved problem nodes to a decision in names of the joint graph."""
         names: dict[SavedKind, list[str]] = {k: [] for k in SavedKind}
         for i in sorted(saved):
             names[self.kind[i]].append(self.problem.names[i].split(":")[0])
@@ -73,7 +80,7 @@ class Lowered:
         )
 
     def saved_of(self, decision: Decision) -> tuple[int, ...]:
-        """The saved problem nodes of a decision, with the generator states that it implies."""
+        """Return the saved problem nodes of a decision, together with all generator states."""
         wanted = {(SavedKind.VALUE, n) for n in decision.saved}
         wanted |= {(SavedKind.SNAPSHOT, n) for n in decision.snapshots}
         return tuple(
@@ -86,13 +93,15 @@ class Lowered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
-    """One saved value that is in the host's memory between its uses in forward and backward.
+    """One saved value that stays in the host's memory between its uses in forward and backward.
 
     Attributes:
-        name: the value, by its node of the joint graph.
-        nbytes: its bytes.
-        freed_after: the node of forward after which its memory is free at the latest; empty: after its last use.
-        fetched_before: the node of backward before which its fetch begins; empty: before its first use.
+        name: joint-graph name of the value's node.
+        nbytes: bytes of the value.
+        freed_after: forward node after which the device memory must be free; empty for the value's
+            last use in forward.
+        fetched_before: backward node before which the copy to the device starts; empty for the
+            value's first use in backward.
     """
 
     name: str
@@ -103,16 +112,16 @@ class Offload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Decision: saved values, node orders and offloads, by names of the joint graph.
+    """Saved values, node orders and offloads of a plan, in names of the joint graph.
 
     Attributes:
-        saved: nodes whose value is kept (also those that are alive anyway).
-        snapshots: inputs of which a copy is kept, because forward mutates them later, or because
-            the user may.
-        forward_order: nodes that forward runs, in this order; one that stands there again runs again.
-            Views are made where they are read. Empty: as the passes arrange it.
-        backward_order: likewise for backward.
-        offloads: those of the saved values that are offloaded.
+        saved: nodes whose value is saved, including values that stay alive in every plan.
+        snapshots: inputs that are copied, because forward mutates them later or the user may write
+            to them.
+        forward_order: nodes that forward runs, in this order; a repeated name is a further run.
+            Views run where their values are read. Empty: the passes choose the order.
+        backward_order: the same for backward.
+        offloads: the saved values that are offloaded to the host's memory.
     """
 
     saved: tuple[str, ...]
@@ -123,24 +132,30 @@ class Decision:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether it says in which order things run."""
+        """Whether the decision fixes the order of forward's or backward's nodes."""
         return bool(self.forward_order or self.backward_order)
 
     @property
     def further_runs(self) -> tuple[str, ...]:
-        """The nodes that run again in its order, one for each further run."""
+        """Names of the nodes that run more than once, repeated for each further run."""
         seen: set[str] = set()
         runs = (*self.forward_order, *self.backward_order)
         return tuple([n for n in runs if n in seen or seen.add(n)])  # type: ignore[func-returns-value]
 
 
 def must_save(node: fx.Node) -> bool:
-    """Tagged to be saved; what is tagged for the host's memory is not recomputed either."""
+    """Return whether a checkpoint policy forbids recomputing the node.
+
+    True for the tag MUST_SAVE and for offload tags.
+    """
     return node.meta.get("recompute") is CheckpointPolicy.MUST_SAVE or must_offload(node)
 
 
 def must_offload(node: fx.Node) -> bool:
-    """Tagged for the host's memory; preferring it means it, wherever offloading is planned."""
+    """Return whether a checkpoint policy sends the node to the host's memory.
+
+    PREFER_CPU_OFFLOAD counts as MUST_CPU_OFFLOAD in plans with offloading.
+    """
     return node.meta.get("recompute") in (
         CheckpointPolicy.MUST_CPU_OFFLOAD,
         CheckpointPolicy.PREFER_CPU_OFFLOAD,
@@ -148,7 +163,10 @@ def must_offload(node: fx.Node) -> bool:
 
 
 def must_recompute(node: fx.Node) -> bool:
-    """Tagged for recomputation; inside a checkpointed region, preferring it means it (as in PyTorch)."""
+    """Return whether a checkpoint policy tags the node for recomputation.
+
+    In a checkpointed region, PREFER_RECOMPUTE counts as MUST_RECOMPUTE, as in PyTorch.
+    """
     return node.meta.get("recompute") in (
         CheckpointPolicy.MUST_RECOMPUTE,
         CheckpointPolicy.PREFER_RECOMPUTE,
@@ -158,7 +176,15 @@ def must_recompute(node: fx.Node) -> bool:
 def lower(
     index: GraphIndex, roles: Roles, storages: Storages, costs: Sequence[int], unit: str
 ) -> Lowered:
-    """Builds the graph problem of a joint graph."""
+    """Build the graph problem of a joint graph.
+
+    Args:
+        index: node positions of the joint graph.
+        roles: classification of its nodes.
+        storages: storages of its values.
+        costs: cost of each position.
+        unit: unit of the costs.
+    """
     rules = _Rules(index, storages)
     rows: list[_Row] = []
     of_position = [-1] * len(index)
@@ -169,11 +195,13 @@ def lower(
         return len(rows) - 1
 
     for i, node in enumerate(index.nodes):
+        # Nodes that depend on tangents run in backward in every plan, so they are left out.
         if roles.tangent_closure[i]:
             continue
         gone = i in storages.mutated and i not in storages.rewritten
         if gone or (node.op == "placeholder" and i in storages.user_mutated):
-            # As a destination of backward's own writes the input is handed over as it is.
+            # Backward's own writes must reach the input itself, so it is saved uncopied for them. Readers get
+            # the snapshot.
             writes = _backward_uses(index, roles, i)[1]
             of_position[i] = add(_Row(node.name, i, SavedKind.VALUE, save=writes))
             nbytes, name = tensor_bytes(index.values[i]), f"{node.name}:snapshot"
@@ -182,6 +210,7 @@ def lower(
             continue
         reads: tuple[int, ...] = tuple([of_position[j] for j in index.inputs[i]])
         if snapshot:
+            # A recomputed reader needs the input from before the write, which is the snapshot.
             reads = tuple([snapshot.get(j, of_position[j]) for j in index.inputs[i]])
         random = not index.plain[i] and ops.is_random(node)
         if random and rules.replays(node):
@@ -219,7 +248,7 @@ def lower(
 
 
 class _Row(NamedTuple):
-    """A node of the problem under construction."""
+    """A node of the graph problem under construction."""
 
     name: str
     position: int
@@ -233,7 +262,7 @@ class _Row(NamedTuple):
 
 
 def _backward_uses(index: GraphIndex, roles: Roles, i: int) -> tuple[bool, bool]:
-    """Whether backward reads the value of node ``i``, and whether it writes to its memory."""
+    """Return whether backward reads the value of node ``i``, and whether it writes to it."""
     reads, writes = roles.required_backward[i], False
     for u in index.users[i]:
         if not roles.tangent_closure[u]:
@@ -250,9 +279,10 @@ def _backward_uses(index: GraphIndex, roles: Roles, i: int) -> tuple[bool, bool]
 
 
 def _tied_by_tags(index: GraphIndex, storages: Storages) -> dict[int, CheckpointPolicy]:
-    """Tags of storages: a tag on a view that must be saved holds for the memory it looks at.
+    """Return the checkpoint tag of each tagged position, with MUST_SAVE moved from views to owners.
 
-    Where that must be recomputed itself, the view alone is saved.
+    A view that must be saved is saved through the owner of its storage. If the owner itself must be
+    recomputed, the tag stays on the view.
     """
     tags: dict[int, CheckpointPolicy] = {}
     for i, node in enumerate(index.nodes):
@@ -270,10 +300,14 @@ def _tied_by_tags(index: GraphIndex, storages: Storages) -> dict[int, Checkpoint
 
 
 def check_may_run_again(node: fx.Node) -> None:
-    """Refuse MUST_RECOMPUTE on an operator whose second run has unknown effects.
+    """Refuse MUST_RECOMPUTE on an operator that may have undeclared effects.
 
-    Eager checkpointing runs the operator again, from the generator state that its region began with;
-    where it counts its calls, say, it gets other numbers than forward had.
+    Eager checkpointing runs the operator again from the generator state of its region. An operator
+    that counts its calls, for example, then returns other numbers than in forward.
+
+    Raises:
+        PlanError: the node has the tag, and its operator is not known to be a function of its
+            inputs.
     """
     must = node.meta.get("recompute") is CheckpointPolicy.MUST_RECOMPUTE
     if must and ops.is_opaque(node) and not ops.is_effectful(node):
@@ -287,10 +321,10 @@ def check_may_run_again(node: fx.Node) -> None:
 
 
 class _Rules:
-    """Which values may be saved, and which nodes may run again.
+    """Decides which values may be saved and which nodes may run again.
 
     Attributes:
-        replays: which random operators can be run again.
+        replays: returns whether a random operator can be replayed.
     """
 
     def __init__(self, index: GraphIndex, storages: Storages) -> None:
@@ -299,7 +333,7 @@ class _Rules:
         self.replays = Replays(index.nodes[i] for i in index.special)
 
     def may_save(self, i: int) -> tuple[bool, int]:
-        """Whether a node may be saved, and the bytes that takes."""
+        """Return whether a node may be saved, and the bytes to save it."""
         index, storages = self._index, self._storages
         node, value, owner = index.nodes[i], index.values[i], storages.owner[i]
         if node.op == "placeholder":
@@ -309,26 +343,28 @@ class _Rules:
         if isinstance(value, torch.SymInt):
             return True, 0
         if not isinstance(value, torch.Tensor):
-            # Tuples are saved value by value; symbolic floats and booleans never; tokens, scripts and
-            # opaque objects are carried over as they are.
+            # Tuples are saved value by value. Symbolic floats and booleans are never saved. Tokens, script
+            # objects and opaque objects are passed on as they are.
             never = (tuple, list, dict, torch.SymFloat, torch.SymBool)
             return value is not None and not isinstance(value, never), 0
         if owner != i:
-            # Only the owner of a memory is saved, unless a tag insists on this very view, or no view
-            # operator would make it again: a call that hands back the memory it was given.
+            # Only the owner of a storage is saved, with two exceptions: a tag requires this very view, or no
+            # view operator can rebuild it, because the call returns an argument's memory.
             insists = must_save(node) and must_recompute(index.nodes[owner])
             insists = insists or (is_element(node) and aliased_argument(node) is None)
             insists = insists or (ops.is_mutating(node) and bool(index.users[i]))
             return insists, storages.nbytes[owner] if insists and not storages.alive[owner] else 0
         if self._tags.get(i) is CheckpointPolicy.MUST_RECOMPUTE:
-            # A tag that cannot be obeyed without changing the answer gives way.
+            # The tag is ignored if a second run would change the results.
             return self.replays.forbid(node), storages.nbytes[i]
         return True, 0 if storages.alive[i] else storages.nbytes[i]
 
     def may_recompute(self, i: int) -> bool:
-        """Whether a node may run again."""
+        """Return whether a node may run again."""
         index, node = self._index, self._index.nodes[i]
         if node.op in ("placeholder", "get_attr"):
+            # Backward fetches an attribute from the module by itself; an input must be passed to
+            # it.
             return node.op == "get_attr"
         tag = self._tags.get(i)
         if tag is CheckpointPolicy.MUST_SAVE and isinstance(index.values[i], torch.Tensor):
@@ -339,12 +375,16 @@ class _Rules:
         if not rewritten:
             return True
         if owner[i] in rewritten:
-            # The memory as forward left it can be looked at again, not made again.
+            # A view of the storage after forward's last write can be taken again; the storage cannot be rebuilt.
             return owner[i] != i and aliased_argument(node) is not None
         early = any(i < rewritten.get(owner[j], -1) for j in index.inputs[i])
         return not early or ops.ignores_content(node)
 
 
 def _needs_all_ranks(node: fx.Node) -> bool:
-    """Whether a node is a collective, which every rank would have to run again; a tag says that all do."""
+    """Return whether a node is a collective without a recompute tag.
+
+    A rerun needs every rank. A recompute tag is set on every rank, so a tagged collective may run
+    again.
+    """
     return ops.is_collective(node) and not must_recompute(node)

@@ -1,8 +1,7 @@
-"""The taxonomy of operators: what fuses, what is worth keeping, what draws random numbers.
+"""Operator taxonomy: views, recomputable and compute-intensive operators, random draws, effects.
 
-Sets hold operator packets (``torch.ops.aten.mm``) or Python functions; an overload belongs where
-its packet does. `default_taxonomy()` is extended in place with
-`OpTaxonomy.extend`, by plugins for instance.
+Sets hold operator packets (``torch.ops.aten.mm``) or Python functions. An overload belongs to the
+sets of its packet. Plugins and users extend `default_taxonomy()` in place with `OpTaxonomy.extend`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from remat.graph.writes import written_places
 
 Target = Any
 
-#: Operators that look at no number of their first argument, only at its shape, or overwrite it wholly.
+#: Operators that read only the shape of their first argument, or overwrite the argument entirely.
 _CONTENT_FREE = frozenset(
     [
         "bernoulli",
@@ -51,14 +50,15 @@ _UNINITIALISED = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpTaxonomy:
-    """Sets of operators, by what recomputing them means.
+    """Sets of operators, grouped by the cost and the safety of recomputation.
 
     Attributes:
-        recomputable: cheap enough to recompute without asking: pointwise, reductions, views.
-        compute_intensive: never recomputed for free: products, convolutions, attention.
-        views: alias their first argument; recomputing one costs nothing.
-        pure: custom operators that are functions of their inputs, so that they may run again (see
-            `remat.declare_pure`). What is recomputable or a view is taken to be one too.
+        recomputable: cheap operators, recomputed freely: pointwise operators, reductions.
+        compute_intensive: expensive operators: matrix products, convolutions, attention.
+        views: operators whose result aliases their first argument; recomputing a view costs
+            nothing.
+        pure: custom operators declared to be functions of their inputs, which may run again (see
+            `remat.declare_pure`). Operators in ``recomputable`` and ``views`` count as pure too.
     """
 
     recomputable: set[Target] = field(default_factory=set)
@@ -74,7 +74,7 @@ class OpTaxonomy:
         views: Iterable[Target] = (),
         pure: Iterable[Target] = (),
     ) -> None:
-        """Adds operator packets; an overload is taken for its packet."""
+        """Add operator packets to the sets; an overload adds its packet."""
         for known, more in (
             (self.recomputable, recomputable),
             (self.compute_intensive, compute_intensive),
@@ -84,7 +84,7 @@ class OpTaxonomy:
             known.update(map(packet, more))
 
     def may_run_again(self, target: Target) -> bool:
-        """Whether an operator was named as one that is a function of its inputs."""
+        """Return whether the taxonomy lists an operator as pure, recomputable or a view."""
         target = packet(target)
         return target in self.pure or target in self.recomputable or target in self.views
 
@@ -99,22 +99,25 @@ class OpTaxonomy:
         return packet(node.target) in self.compute_intensive
 
     def is_fusible(self, node: fx.Node) -> bool:
-        """Whether a fusing compiler can merge the node into its neighbours."""
+        """Return whether a fusing compiler can merge the node into its neighbours."""
         return self.is_recomputable(node) or is_random(node)
 
 
 def packet(target: Target) -> Target:
-    """The operator packet of an overload; anything else is returned as it is."""
+    """Return the operator packet of an overload; return any other target unchanged."""
     return target.overloadpacket if isinstance(target, torch_compat.OpOverload) else target
 
 
 def name_of(target: Target) -> str:
-    """The name of an operator without its namespace and overload, or of a function."""
+    """Return the name of a function, or of an operator without its namespace and overload."""
     return str(getattr(packet(target), "__name__", ""))
 
 
 def text_of(target: Target) -> str:
-    """Name of the call target, equal in every process: ``aten.mm.default``, ``_operator.getitem``."""
+    """Return the full name of a call target: ``aten.mm.default``, ``_operator.getitem``.
+
+    The name is the same in every process.
+    """
     if isinstance(target, (torch_compat.OperatorBase, torch_compat.OpOverloadPacket)):
         return str(target)
     return f"{target.__module__}.{getattr(target, '__qualname__', type(target).__qualname__)}"
@@ -122,7 +125,7 @@ def text_of(target: Target) -> str:
 
 @functools.cache
 def is_pointwise(target: Target) -> bool:
-    """Whether any overload of the operator carries PyTorch's pointwise tag."""
+    """Return whether any overload of the operator carries PyTorch's pointwise tag."""
     target = packet(target)
     if not isinstance(target, torch_compat.OpOverloadPacket):
         return False
@@ -130,10 +133,10 @@ def is_pointwise(target: Target) -> bool:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether the node draws from a generator: run twice, it gives two different answers.
+    """Return whether the node draws from a random generator, so that a second run differs.
 
-    Operators that expand a seed they are given are pure. Attention without dropout is not random. A
-    higher-order operator is what is inside of the graphs, and what are the operators, that it calls.
+    Operators that expand a given seed are not random, nor is attention without dropout. A
+    higher-order operator is random if a graph or an operator that it calls is random.
     """
     if isinstance(node.target, torch_compat.HigherOrderOperator):
         return any(map(_is_seeded, called_operators(node))) or any(
@@ -143,19 +146,23 @@ def is_random(node: fx.Node) -> bool:
 
 
 def is_random_call(target: Target, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """As `is_random`, for an operator that is called now; false for higher-order ones."""
+    """Return whether a call of an operator with these arguments is random; see `is_random`.
+
+    Always False for higher-order operators.
+    """
     if not _is_seeded(target):
         return False
     position = _dropout_position(target)
     if position is None:
         return True
+    # A dropout probability that is a symbol may be positive, so the call counts as random.
     p = kwargs.get("dropout_p", args[position] if len(args) > position else 0.0)
     return not (isinstance(p, (int, float)) and p == 0)
 
 
 @functools.cache
 def _dropout_position(target: Target) -> int | None:
-    """Position of the argument that asks attention to drop something; None for other operators."""
+    """Return the position of the argument ``dropout_p``; None if the operator has none."""
     names = [argument.name for argument in torch_compat.schema(target).arguments]
     return names.index("dropout_p") if "dropout_p" in names else None
 
@@ -169,10 +176,11 @@ def _is_seeded(target: Target) -> bool:
 
 
 def is_plain(node: fx.Node) -> bool:
-    """Whether the operator is nothing but a function of its arguments, whatever those are.
+    """Return whether the node's result depends on its arguments alone, and nothing else happens.
 
-    It never draws, writes, communicates, has an effect, or leaves memory as it finds it, and all this
-    is known. This is asked once per operator instead of all those questions once per node.
+    A plain node draws no random numbers, writes to no argument, communicates with no rank and
+    returns no uninitialised memory. Schema, tags or a declaration guarantee this. The answer
+    depends on the operator only, so callers ask once per operator.
     """
     return node.op != "call_function" or (_is_plain(node.target) and is_known(node.target))
 
@@ -189,9 +197,10 @@ def _is_plain(target: Target) -> bool:
     )
 
 
-#: Runs an operator and tells the state of the generator before it.
+#: Runs an operator, and returns the generator state from before the run with the result.
 _RUN_AND_SAVE = torch_compat.rng_prims.run_and_save_rng_state
-#: Operators that run another one from a given state of the generator, and leave the generator as it was.
+#: Higher-order operators that save a generator state and run an operator, or run an operator from a saved
+#: state.
 _REPLAYS = (
     _RUN_AND_SAVE,
     torch_compat.rng_prims.run_with_rng_state,
@@ -200,21 +209,22 @@ _REPLAYS = (
 
 
 def is_opaque(node: fx.Node) -> bool:
-    """Whether the effects of the node's operator are undeclared (`remat.graph.purity`).
+    """Return whether the node may have undeclared effects (`remat.graph.purity`).
 
-    It may draw random numbers, count its calls, or read what changes; so it runs once, where it stands.
-    A higher-order operator is what is inside of the graphs, and what are the operators, that it calls.
+    Such a node may draw random numbers, count its calls or read changing state. Therefore it runs
+    exactly once, in its place. A higher-order operator is opaque if an operator that it calls, also
+    within its graphs, is opaque.
     """
     return node.op == "call_function" and bool(opaque_operators(node))
 
 
 def opaque_operators(node: fx.Node) -> list[Target]:
-    """The undeclared operators that a node runs; see `is_opaque`."""
+    """Return the operators with undeclared effects that a node runs; see `is_opaque`."""
     return [op for op in _operators_run(node) if not is_known(op)]
 
 
 def declared_operators(node: fx.Node) -> list[str]:
-    """Names of the operators that a node runs and that are known by a declaration alone."""
+    """Return the names of the operators that a node runs and that only a declaration makes pure."""
     if node.op != "call_function":
         return []
     run = (t for t in _operators_run(node) if not purity.has_complete_schema(t))
@@ -222,7 +232,10 @@ def declared_operators(node: fx.Node) -> list[str]:
 
 
 def declarations() -> list[str]:
-    """Names of everything that is declared in this process, by users and by plugins."""
+    """Return the names of all operators that users and plugins declared pure here, sorted.
+
+    A declaration holds in one process. PyTorch's own operators are left out.
+    """
     ops = default_taxonomy()
     listed = ops.pure | ops.recomputable | ops.views
     named = {purity.name_of(t) for t in listed if not purity.has_complete_schema(t)}
@@ -230,7 +243,7 @@ def declarations() -> list[str]:
 
 
 def is_known(target: Target) -> bool:
-    """Whether schema, tags or a declaration say all that an operator does beyond its result."""
+    """Return whether schema, tags or a declaration state all effects of an operator."""
     return purity.has_complete_schema(target) or _is_declared(target)
 
 
@@ -239,34 +252,42 @@ def _is_declared(target: Target) -> bool:
 
 
 def may_have_effects(node: fx.Node) -> bool:
-    """Whether running the node twice, or not at all, would or might be noticed: it draws, has an
-    effect, or is not known to be a function of its inputs."""
+    """Return whether running the node twice, or not at all, might be observable.
+
+    True for nodes that draw random numbers, have an effect or may have undeclared effects.
+    """
     return is_random(node) or is_effectful(node) or is_opaque(node)
 
 
 def is_drawn_from_state(node: fx.Node) -> bool:
-    """Whether the node runs a random operator and saves, or is given, the state of the generator."""
+    """Return whether the node runs a random operator and saves or restores its generator state."""
     return node.target in _REPLAYS
 
 
 def draws_in_order(node: fx.Node) -> bool:
-    """Whether running the node moves a generator on, or might, so that other draws may not pass it."""
+    """Return whether running the node advances a generator, or might.
+
+    Such nodes must keep their order.
+    """
     return is_random(node) or node.target is _RUN_AND_SAVE or is_opaque(node)
 
 
 def is_uninitialised(node: fx.Node) -> bool:
-    """Whether the node allocates memory without writing it."""
+    """Return whether the node allocates memory without writing to it."""
     return name_of(node.target) in _UNINITIALISED
 
 
 def ignores_content(node: fx.Node) -> bool:
-    """Whether the node looks only at the shape of what it is given, not at the numbers."""
+    """Return whether the node reads only the shape of its first argument or overwrites it fully."""
     name = name_of(node.target)
     return name.endswith("_like") or name in _CONTENT_FREE
 
 
 def is_collective(node: fx.Node) -> bool:
-    """Whether every rank must run the node together: itself, or something in a graph that it calls."""
+    """Return whether every rank must run the node together.
+
+    True if the node, or a node in a graph that it calls, is a collective.
+    """
     return any(_is_collective(call.target) for call in _calls(node))
 
 
@@ -276,15 +297,16 @@ def _is_collective(target: Target) -> bool:
 
 
 def is_mutating(node: fx.Node) -> bool:
-    """Whether the node writes to one of its arguments."""
+    """Return whether the node writes to one of its arguments."""
     return bool(written_places(node.target))
 
 
 def is_effectful(node: fx.Node) -> bool:
-    """Whether running the node twice, or not at all, has an observable effect.
+    """Return whether running the node twice, or not at all, has an observable effect.
 
-    Random operators are told apart by `is_random`; waiting for a collective may be repeated. A
-    higher-order operator also has the effects of the graphs it calls.
+    Random operators are not counted here; see `is_random`. Waiting for a collective is not an
+    effect, because the wait may be repeated. A higher-order operator also has the effects of the
+    graphs it calls.
     """
     return node.op == "call_function" and any(map(_has_effect, _calls(node)))
 
@@ -298,14 +320,16 @@ def _has_effect(node: fx.Node) -> bool:
 
 @functools.cache
 def _is_impure(target: Target) -> bool:
-    """Whether any call of a function has an effect beyond its result."""
+    """Return whether every call of a function has an effect beyond its result."""
+    # PyTorch lists `wait_tensor` among its side-effectful functions, so that dead-code elimination
+    # keeps it.
     if packet(target) is getattr(torch.ops._c10d_functional, "wait_tensor", None):
         return False
     return bool(torch_compat.is_impure(target, impure_random=False))
 
 
 def attribute_of(module: object, target: object) -> Any:
-    """The attribute of a module under a plain or dotted name; None if absent."""
+    """Return the attribute of a module under a plain or dotted name; None if it is absent."""
     try:
         return operator.attrgetter(str(target))(module)
     except AttributeError:
@@ -313,7 +337,7 @@ def attribute_of(module: object, target: object) -> Any:
 
 
 def subgraphs(node: fx.Node) -> list[fx.GraphModule]:
-    """The graphs that a higher-order operator is given to call, in argument order."""
+    """Return the graph modules that a higher-order operator gets as arguments, in their order."""
     owner = node.graph.owning_module
     found: list[fx.GraphModule] = []
     if owner is None or not isinstance(node.target, torch_compat.HigherOrderOperator):
@@ -326,9 +350,11 @@ def subgraphs(node: fx.Node) -> list[fx.GraphModule]:
 
 
 def called_operators(node: fx.Node) -> list[Target]:
-    """The operators that a higher-order operator is given to call, as ``auto_functionalized`` is.
+    """Return the operators that a higher-order operator gets as arguments.
 
-    What replays a draw is not asked: it leaves the generator as it found it.
+    For example, ``auto_functionalized`` gets the operator to run. The list is empty for operators
+    that save or restore a generator state: replaying a draw leaves the generator unchanged, and
+    `draws_in_order` handles ``run_and_save_rng_state``.
     """
     if not isinstance(node.target, torch_compat.HigherOrderOperator) or node.target in _REPLAYS:
         return []
@@ -337,14 +363,17 @@ def called_operators(node: fx.Node) -> list[Target]:
 
 
 def nested_nodes(node: fx.Node) -> Iterator[fx.Node]:
-    """The calls in the graphs that a higher-order operator is given to call."""
+    """Yield the call nodes of the graphs that a higher-order operator gets as arguments."""
     for module in subgraphs(node):
         yield from (n for n in module.graph.nodes if n.op == "call_function")
 
 
 @functools.cache
 def default_taxonomy() -> OpTaxonomy:
-    """The taxonomy of PyTorch's operators, the same in 2.13 to 2.15; the one instance that is extended."""
+    """Return the taxonomy of PyTorch's operators: one shared instance per process.
+
+    Its sets are the same under PyTorch 2.13 to 2.15. Plugins extend the instance in place.
+    """
     known = {
         field: {
             getattr(namespace, name)
@@ -354,6 +383,7 @@ def default_taxonomy() -> OpTaxonomy:
                 (torch.ops.higher_order, higher_order),
             )
             for name in names.split()
+            # An operator may be missing from a version or build of PyTorch.
             if hasattr(namespace, name)
         }
         for field, (aten, prims, higher_order) in _KNOWN.items()
@@ -362,8 +392,8 @@ def default_taxonomy() -> OpTaxonomy:
     return OpTaxonomy(**known)
 
 
-#: By set of the taxonomy: operators of aten, of prims, and higher-order ones. `reshape` and
-#: `_unsafe_view` may copy: recomputing them is cheap, but they are no views.
+#: For each set of the taxonomy, the names of operators in aten, in prims, and of higher-order operators.
+#: `reshape` and `_unsafe_view` are not listed as views, because they may copy.
 _KNOWN = {
     "views": (
         "squeeze unsqueeze alias view slice t transpose expand as_strided permute select split "
@@ -397,20 +427,24 @@ _KNOWN = {
 
 
 def _calls(node: fx.Node) -> Iterator[fx.Node]:
-    """A call, and those in the graphs that it is given to call, however deep."""
+    """Yield a call node and, recursively, the calls in the graphs that it gets as arguments."""
     yield node
     for inner in nested_nodes(node):
         yield from _calls(inner)
 
 
 def _operators_run(node: fx.Node) -> Iterable[Target]:
-    """Everything that a call runs: its operator, those it is given to call, those in its graphs."""
+    """Return every operator that a call runs, without repeats.
+
+    These are its own operator, the operators it gets as arguments, and those of its graphs.
+    """
     calls = _calls(node)
+    # A dict keeps the order of the calls, unlike a set.
     return dict.fromkeys(op for call in calls for op in (call.target, *called_operators(call)))
 
 
 def _symbol_operators() -> list[Callable[..., Any]]:
-    """Arithmetic on symbolic sizes: always cheap."""
+    """Return the arithmetic operators on symbolic sizes, which are always cheap."""
     from torch.fx.experimental.sym_node import magic_methods, method_to_operator
 
     return [method_to_operator(m) for m in magic_methods]

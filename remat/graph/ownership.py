@@ -1,7 +1,7 @@
-"""Which node owns each storage of a joint graph, and which storages are alive anyway.
+"""Find the node that owns each storage of a joint graph, and the storages that stay alive anyway.
 
-What the step keeps alive whatever is decided (inputs it does not mutate, the user's own outputs)
-costs nothing to save.
+Storages that the step keeps alive in every plan (inputs it does not mutate, the user's outputs)
+cost nothing to save.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from remat.graph.writes import aliased_arguments, is_destination, written_by
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Storages:
-    """Memory of the values of a joint graph; every tuple is indexed by position.
+    """Storages of the values of a joint graph; every tuple is indexed by node position.
 
     Attributes:
-        owner: the first node on the same storage (a node that is no tensor owns itself).
-        nbytes: bytes of the storage for its owner, 0 for every other node.
-        alive: for owners, whether the memory outlives forward whatever is decided.
-        mutated: what forward mutates, by position of the owner: as it was before, it may not be read
-            again in backward.
-        rewritten: of those, what is read again behind the last write, with the position of that
-            write: backward is handed what forward made of it. (AOTAutograd writes to primals when all
-            is done, and to nothing else, unless it was told not to make functions of writes.)
-        user_mutated: primals that the user may write to before backward, by position; where they may not
-            be read again either.
+        owner: position of the first node on the same storage. A node without a tensor owns itself.
+        nbytes: bytes of the storage at its owner's position; 0 at every other position.
+        alive: at owners' positions, whether the storage outlives forward in every plan.
+        mutated: owners of the storages that forward writes to. Backward cannot read the value from
+            before the write.
+        rewritten: subset of ``mutated`` whose value after the last write backward may receive:
+            storages that are read after this write, or that forward allocated. Maps the owner's
+            position to the position of the last write. (AOTAutograd writes only to primals, after
+            everything else has run, unless functionalization is off.)
+        user_mutated: positions of the primals that the user may write to before backward. Backward
+            cannot read these primals again.
     """
 
     owner: tuple[int, ...]
@@ -52,22 +53,24 @@ def find_storages(
     count_outputs: bool = False,
     user_mutated: Iterable[str] = (),
 ) -> Storages:
-    """Groups the nodes of a joint graph by storage.
+    """Group the nodes of a joint graph by storage.
 
-    Two nodes share a storage where their fake tensors do, or where an operator's schema says that
-    its result aliases an argument.
+    Two nodes share a storage if their fake tensors share one. They also share one if an operator's
+    schema states that its result aliases an argument.
 
     Args:
         joint: the joint graph.
-        index: its positions.
+        index: its node positions.
         roles: its classification.
-        count_outputs: count forward's outputs at their bytes instead of as free.
-        user_mutated: names of primals that backward may not read again: the user may write to them.
+        count_outputs: if True, count forward's outputs at their bytes instead of as free.
+        user_mutated: names of the primals that the user may write to before backward.
     """
     n = len(index)
     owner = list(range(n))
     nbytes = [0] * n
     first: dict[int | None, int] = {}
+    # The schema goes first: after a pass, a view's fake value may be on the storage of a removed
+    # node.
     bases, memories = aliased_arguments(index.nodes), joint.memories.of_all(index.values)
     for i, (base, (key, storage, value)) in enumerate(zip(bases, memories, strict=True)):
         if base is not None and base in index.position:
@@ -88,8 +91,10 @@ def find_storages(
     for i, role in roles.placeholders.items():
         if role in (Role.PRIMAL, Role.FORWARD_SEED) and i not in gone:
             alive[i] = True
+    # Attributes are constants of the module, which outlives the step.
     for node in joint.graph.find_nodes(op="get_attr", sort=False):
         alive[owner[index.position[node]]] = True
+    # The user holds the outputs anyway. AOTAutograd copies input mutations and then drops them.
     if not count_outputs:
         outputs, _, descs, _ = split_outputs(joint)
         for value, desc in zip(outputs, descs, strict=True):
@@ -108,7 +113,12 @@ def find_storages(
 
 
 def _mutated(joint: JointGraph, index: GraphIndex, owner: list[int]) -> dict[int, int]:
-    """Storages whose value in backward differs from the value that forward read, with the position of the last write."""
+    """Return the storages that forward or AOTAutograd writes to.
+
+    Returns:
+        Owner's position to position of the last write. For a placeholder that AOTAutograd
+        overwrites after forward, the second position is the length of the graph.
+    """
     mutated: dict[int, int] = {}
     for i in index.special:
         node = index.nodes[i]
@@ -120,7 +130,16 @@ def _mutated(joint: JointGraph, index: GraphIndex, owner: list[int]) -> dict[int
 
 
 def _rewritten(index: GraphIndex, owner: list[int], mutated: dict[int, int]) -> dict[int, int]:
-    """Of what forward mutates, what somebody reads behind the last write, and all that it made itself."""
+    """Return the mutated storages that are read after their last write, or that forward allocated.
+
+    Args:
+        index: node positions.
+        owner: owner's position for each position.
+        mutated: owner's position to position of the last write.
+
+    Returns:
+        The selected items of ``mutated``.
+    """
     found = {at for at in mutated if index.nodes[at].op != "placeholder"}
     if mutated:
         for i, node in enumerate(index.nodes):

@@ -1,9 +1,9 @@
-"""Which operators are known to be functions of their inputs: PyTorch's own, and those declared to be.
+"""Decide which operators are known to be functions of their inputs.
 
-Of PyTorch's own operators, schemas and tags say which write, draw random numbers or have an effect. Of
-anybody else's they need not: a custom operator that draws inside, or counts its calls, looks like one
-that does not. So an operator from elsewhere runs once in a step, until somebody says that it may run
-again.
+Schemas and tags of PyTorch's own operators state which operators write, draw random numbers or have
+an effect. Schemas of other operators need not: a custom operator that draws random numbers or
+counts its calls looks like a pure one. Therefore a custom operator runs exactly once per call in a
+step, until it is declared pure.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from remat.torch_compat import (
 
 Op = TypeVar("Op")
 
-#: Namespaces of the operators that come with PyTorch, and with what it is released with. What moves data
-#: between ranks under another name than the collectives' (``symm_mem``, ``_dtensor``) is left out.
+#: Namespaces of operators that ship with PyTorch and torchvision. Namespaces that move data between ranks
+#: besides the collectives' (``symm_mem``, ``_dtensor``) are left out on purpose.
 _SHIPPED = (
     "aten prim prims quantized _quantized quantized_decomposed quantization mkldnn mkldnn_prepacked onednn "
     "mkl sparse xnnpack prepacked inductor inductor_prims rngprims debugprims c10d c10d_functional "
@@ -41,7 +41,8 @@ _SHIPPED = (
 )
 _NAMESPACES = frozenset(_SHIPPED.split())
 
-#: Of these, the ones in which PyTorch registers functions of its own as custom operators, by its package in ``torch``.
+#: Namespaces in which PyTorch registers its own Python functions as custom operators, with the package of
+#: these functions in ``torch``.
 _WRITTEN_IN_PYTHON = {
     "prims": "_prims",
     "rngprims": "_prims",
@@ -50,14 +51,14 @@ _WRITTEN_IN_PYTHON = {
     "_c10d_functional": "distributed",
 }
 
-#: What stands in the names of the C++ files that PyTorch and torchvision register operators in. Anybody
-#: can add operators to their namespaces; those are registered elsewhere.
+#: Path fragments of the C++ files in which PyTorch and torchvision register operators. They tell shipped
+#: operators from operators that other packages add to the same namespaces.
 _FILES = ("aten/src/ATen/", "torch/csrc/", "torchvision/csrc/")
 
-#: Where Python functions and higher-order operators that are known come from.
+#: Top-level packages whose Python functions and higher-order operators count as known.
 _MODULES = frozenset(("torch", "remat", "operator", "_operator", "math", "builtins"))
 
-#: Higher-order operators of PyTorch that call what no graph shows.
+#: PyTorch's higher-order operators that call code that no graph contains.
 _CALLS_ANYTHING = (
     "call_torchbind",
     "invoke_leaf_function",
@@ -66,36 +67,37 @@ _CALLS_ANYTHING = (
     "inductor_compiled_code",
 )
 
-#: What has been declared, by `name_of`.
+#: Names (`name_of`) of the operators declared pure in this process.
 _DECLARED: set[str] = set()
-#: What other processes have declared, by how many of their jobs are at work here.
+#: Names declared in other processes, with the number of jobs of these processes that run here.
 _SENT: Counter[str] = Counter()
 _SENDING = threading.Lock()
 
 
 def declare_pure(op: Op) -> Op:
-    """Declares an operator to be a function of its inputs: the same ones give the same result.
+    """Declare an operator to be a function of its inputs: equal inputs give equal results.
 
-    It may then run again in backward to save memory, and once where a step asks for the same twice;
-    otherwise a custom operator runs exactly as often as the step calls it. Nobody checks the declaration:
-    gradients are wrong if the operator draws random numbers, counts its calls, or reads what changes.
+    The operator may then run again in backward to save memory, and equal calls in a step may run
+    once. Without a declaration, a custom operator runs exactly as often as the step calls it. remat
+    cannot check the declaration. Gradients are wrong if the operator draws random numbers, counts
+    its calls, or reads changing state.
 
-    To be called before a model is compiled: a step that this process has compiled already goes on as it
-    is, and nothing says so; ``torch.compiler.reset()`` after the declaration has it compiled anew. Plans
-    and compiled steps in caches on disk are not used where declarations have changed. A plugin declares
-    its operators by the hook ``remat_operators``.
+    Call this function before a model is compiled, because compiled steps in this process do not
+    change. ``torch.compiler.reset()`` after the declaration makes PyTorch compile them again. Plans
+    and compiled steps in disk caches are not used after declarations have changed. A plugin
+    declares its operators with the hook ``remat_operators``.
 
     Args:
-        op: the operator: its name ``"namespace::name"``, with ``".overload"`` for one overload alone;
-            what ``torch.library.custom_op`` returned; ``torch.ops.namespace.name``, or an overload of
-            it; a higher-order operator.
+        op: the operator. Its name ``"namespace::name"``, with ``".overload"`` to declare one
+            overload only. Or the result of ``torch.library.custom_op``,
+            ``torch.ops.namespace.name``, an overload of it, or a higher-order operator.
 
     Returns:
-        What it was given, so that it can stand above ``@torch.library.custom_op(…)``.
+        ``op``, so that ``declare_pure`` can decorate above ``@torch.library.custom_op(…)``.
 
     Raises:
-        ProblemError: this is no operator, none is registered under the name, or it is known to draw
-            random numbers or to have effects.
+        ProblemError: ``op`` is not an operator, no operator is registered under the name, or the
+            operator is known to draw random numbers or to have effects.
     """
     found = _found(op)
     for one in found:
@@ -115,22 +117,27 @@ def undeclare_pure(op: object) -> None:
         op: the operator, as in `declare_pure`.
 
     Raises:
-        ProblemError: this is no operator, or none is registered under the name.
+        ProblemError: ``op`` is not an operator, or no operator is registered under the name.
     """
     _DECLARED.difference_update(map(name_of, _found(op)))
 
 
 def declared() -> tuple[str, ...]:
-    """Names of what has been declared, sorted."""
+    """Return the names of all operators declared pure, sorted.
+
+    Includes the names that `also_declared` adds.
+    """
+    # Unary plus drops names whose number of jobs is 0.
     return tuple(sorted({*_DECLARED, *+_SENT}))
 
 
 @contextlib.contextmanager
 def also_declared(names: Iterable[str]) -> Iterator[None]:
-    """For a job of another process: what was declared there holds here as long as the job runs.
+    """Apply another process's declarations inside of a ``with`` block, for a job of that process.
 
     Args:
-        names: from `declared`; an operator need not be registered here yet.
+        names: names from `declared` in the other process. An operator need not be registered here
+            yet.
     """
     counted = Counter(names)
     with _SENDING:
@@ -143,17 +150,17 @@ def also_declared(names: Iterable[str]) -> Iterator[None]:
 
 
 def is_declared(target: Any) -> bool:
-    """Whether an operator is declared a function of its inputs."""
+    """Return whether `declare_pure` or `also_declared` declares an operator pure."""
     name = name_of(target)
     return name in _DECLARED or _SENT[name] > 0
 
 
 @functools.cache
 def has_complete_schema(target: Any) -> bool:
-    """Whether schema and tags say all that calling an operator or function does beyond its result.
+    """Return whether schema and tags state all effects of calling an operator or function.
 
-    PyTorch's own do. Of others, those do that are tagged ``nondeterministic_seeded``: they are functions
-    of their inputs and of the generator.
+    True for PyTorch's own operators and functions. True also for other operators with the tag
+    ``nondeterministic_seeded``: these are functions of their inputs and of the generator.
     """
     if isinstance(target, OpOverloadPacket):
         return all(has_complete_schema(getattr(target, o)) for o in target.overloads())  # type: ignore[no-untyped-call]
@@ -168,12 +175,17 @@ def has_complete_schema(target: Any) -> bool:
 
 @functools.cache
 def is_shipped(target: OpOverload) -> bool:
-    """Whether an operator was registered by PyTorch's own code, and not by others in its namespaces."""
+    """Return whether PyTorch's or torchvision's own code registered an operator.
+
+    Other packages may register operators in PyTorch's namespaces; these are not shipped.
+    """
     if target.namespace not in _NAMESPACES:
         return False
     package = str(Path(torch.__file__).parent)
     made = OPDEFS.get(torch_compat.schema(target).name)
     if made is not None:
+        # Neither the namespace nor `__module__` proves the origin, because any package may set
+        # them.
         function = torch_compat.function_of(made)
         home = _WRITTEN_IN_PYTHON.get(target.namespace)
         return (
@@ -184,16 +196,18 @@ def is_shipped(target: OpOverload) -> bool:
         )
     file = torch_compat.registered_at(target)
     if not file or any(part in file for part in _FILES):
-        return True  # without a file: one of TorchScript's own, which no dispatcher knows
-    # `torch.library.define` registers what anybody hands it; modules of PyTorch do so themselves.
+        return True  # no file: registered by TorchScript, unknown to the dispatcher
+    # A registration inside of `torch.library` was made for a caller outside of PyTorch. PyTorch's own
+    # modules appear with their own file.
     others = (str(Path(package, "library.py")), str(Path(package, "_library")))
     return file.startswith(package) and not file.startswith(others)
 
 
 def name_of(target: Any) -> str:
-    """The display name of an operator: ``namespace::name``, with ``.overload`` unless it is the default overload.
+    """Return the display name of an operator or function.
 
-    Other things are called as they call themselves.
+    The name of an operator is ``namespace::name``, with ``.overload`` unless the overload is the
+    default one. The name of a function is its module and qualified name.
     """
     if isinstance(target, OpOverload):
         name, overload = str(torch_compat.schema(target).name), torch_compat.overload_name(target)
@@ -206,12 +220,16 @@ def name_of(target: Any) -> str:
 
 
 def _module(thing: Any) -> str:
-    """The package that a function or class comes from."""
+    """Return the top-level package of a function or class."""
     return str(getattr(thing, "__module__", "")).partition(".")[0]
 
 
 def _found(op: object) -> list[Any]:
-    """The overloads that are meant."""
+    """Return the overloads or the higher-order operator that an argument of `declare_pure` denotes.
+
+    Raises:
+        ProblemError: the argument is not an operator, or no operator is registered under the name.
+    """
     if isinstance(op, str):
         return _named(op)
     if isinstance(op, CustomOpDef):
@@ -227,17 +245,17 @@ def _found(op: object) -> list[Any]:
 
 
 def overload_named(name: str) -> OpOverload:
-    """The overload that `name_of` calls by a name.
+    """Return the overload with a display name of `name_of`.
 
     Raises:
-        ProblemError: none is registered under it.
+        ProblemError: no overload is registered under the name.
     """
     found: OpOverload = _named(name if "." in name else f"{name}.default")[0]
     return found
 
 
 def overload_names(namespace: str, name: str) -> list[str]:
-    """Names of the overloads that the dispatcher knows of an operator, sorted; none: there is none."""
+    """Return the names of an operator's registered overloads, sorted; empty if unregistered."""
     schemas = torch_compat.jit_get_schemas_for_operator(f"{namespace}::{name}")
     return sorted(s.overload_name or "default" for s in schemas)
 
@@ -266,7 +284,7 @@ def _named(name: str) -> list[Any]:
 
 
 def _contradiction(op: Any) -> str | None:
-    """Known effects of an operator that contradict a declaration."""
+    """Return the known effect of an operator that contradicts a declaration; None without one."""
     if torch_compat.get_effect(op) is not None:
         return "an effect is registered for it"
     if isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags:

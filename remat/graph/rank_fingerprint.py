@@ -1,8 +1,8 @@
-"""Outline of a joint graph: processes with equal outlines can share a decision. Find the first difference of two.
+"""Compare joint graphs of different ranks by their outlines; equal outlines can share a plan.
 
-The *outline* of a graph is its operators, edges, shapes, strides, dtypes, kinds of devices and tags. It
-leaves out what may differ between the ranks of one job whose graphs are the same to a planner: names
-of nodes, constants (offsets into a shard, names of process groups), and which of its devices a rank has.
+The *outline* of a graph holds operators, edges, shapes, strides, dtypes, device types and tags. It
+leaves out properties that may differ between ranks without changing a plan: node names, constants
+(offsets into a shard, names of process groups) and device indices.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from remat.graph.joint import JointGraph, role_of
 from remat.graph.storages import leaves_of
 from remat.units import some_of
 
-#: How many nodes of either side a difference shows.
+#: Most nodes of each graph that the description of a difference shows.
 SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """A joint graph, node by node.
+    """Outline of a joint graph, one entry per node.
 
     Attributes:
-        names: what each node is called; not part of the digest.
-        calls: what each node is, and its result, as text.
-        inputs: positions of what each node reads, in the order of its arguments.
+        names: name of each node; not part of the digest.
+        calls: call target and result of each node as text.
+        inputs: for each node, positions of the nodes it reads, in argument order.
     """
 
     names: tuple[str, ...]
@@ -45,13 +45,13 @@ class Outline:
 
     @cached_property
     def digest(self) -> str:
-        """Equal for two graphs that a decision can be carried over between, position by position."""
+        """SHA-256 digest, equal for two graphs whose decisions are interchangeable by position."""
         text = json.dumps([self.calls, self.inputs])
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def outline(joint: JointGraph) -> Outline:
-    """The outline of a joint graph."""
+    """Return the outline of a joint graph."""
     nodes = list(joint.graph.nodes)
     position = {n: i for i, n in enumerate(nodes)}
     devices: dict[torch.device, str] = {}
@@ -68,12 +68,12 @@ def outline(joint: JointGraph) -> Outline:
 
 
 def first_difference(one: Outline, other: Outline, whose: tuple[str, str]) -> str | None:
-    """Describe the first difference of two graphs; None if there is none.
+    """Describe the first difference between two outlines; None if they are equal.
 
     Args:
-        one: a graph.
-        other: the graph it is held against.
-        whose: what to call the two sides, such as ``("rank 1", "rank 0")``.
+        one: outline of the first graph.
+        other: outline of the second graph.
+        whose: names of the two sides for the message, such as ``("rank 1", "rank 0")``.
     """
     here, there = whose
     alone = [
@@ -86,7 +86,7 @@ def first_difference(one: Outline, other: Outline, whose: tuple[str, str]) -> st
     ]
     if alone:
         return f"{'; '.join(alone)} (of {len(one)} nodes on {here}, {len(other)} on {there})"
-    # The same nodes, in another order, between others, or returned otherwise.
+    # Both graphs have the same nodes, so only their order, edges or outputs can differ.
     for i in range(len(one)):
         if one.calls[i] != other.calls[i]:
             return f"node {i} is {_node(one, i)} on {here}, {_node(other, i)} on {there}"
@@ -99,9 +99,13 @@ def first_difference(one: Outline, other: Outline, whose: tuple[str, str]) -> st
 
 
 def _beyond(one: Outline, other: Outline) -> list[int]:
-    """Positions of the nodes, but for the output, that the other graph has not, or has fewer of."""
+    """Return the positions of the nodes in ``one`` that ``other`` lacks or has fewer of.
+
+    The output node is left out.
+    """
     left = Counter(other.calls)
     found = []
+    # The output node is compared by position in `first_difference`.
     for i, call in enumerate(one.calls[:-1]):
         left[call] -= 1
         if left[call] < 0:
@@ -122,14 +126,14 @@ def _node(graph: Outline, i: int) -> str:
 
 
 def _reads(node: fx.Node, position: dict[fx.Node, int]) -> tuple[int, ...]:
-    """Positions of what a node reads, repeats included, in the order of its arguments."""
+    """Return positions of the nodes that a node reads, in argument order, with repeats."""
     read: list[int] = []
     fx.map_arg((node.args, node.kwargs), lambda n: read.append(position[n]))
     return tuple(read)
 
 
 def _target(node: fx.Node) -> str:
-    """Name of a node's call target, equal in every process."""
+    """Return the name of a node's call target, equal in every process."""
     if node.op == "placeholder":
         return role_of(node).value
     if node.op != "call_function":
@@ -138,13 +142,21 @@ def _target(node: fx.Node) -> str:
 
 
 def _gaps(node: fx.Node) -> str:
-    """Which outputs are values and which are None."""
+    """Return a text that marks each output as a value (``x``) or as None (``-``)."""
     values = leaves_of(node.args)
     return "".join("x" if isinstance(v, fx.Node) else "-" for v in values)
 
 
 def _describe(value: Any, devices: dict[torch.device, str]) -> str:
-    """Dtype, shape, stride and device; the devices of a kind are told apart by order of appearance."""
+    """Describe dtype, shape, strides and device of a value.
+
+    Devices of a type are numbered in order of their first appearance, because ranks use different
+    device indices.
+
+    Args:
+        value: a fake value.
+        devices: texts of the devices seen so far; new devices are added.
+    """
     if isinstance(value, torch.Tensor):
         count = sum(d.type == value.device.type for d in devices)
         device = devices.setdefault(

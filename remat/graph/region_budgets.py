@@ -1,9 +1,10 @@
-"""Budgets that the user's code sets itself, by ``torch.autograd.graph.region_activation_memory_budget``.
+"""Budgets that the user's code sets with ``torch.autograd.graph.region_activation_memory_budget``.
 
-As in PyTorch, whose words the errors begin with, the context is for a whole graph: it must cover its forward and say one share; regions
-with different shares are kept apart by graph breaks. What AOTAutograd and Inductor add by themselves
-(the writes to mutated inputs, the seeds of random numbers) nobody can cover, and PyTorch 2.13 refuses
-a batch norm for it; here it does not count.
+As in PyTorch, whose messages the errors begin with, the context applies to a whole graph. It must
+cover the graph's forward and set one ratio. Graph breaks separate regions with different ratios.
+AOTAutograd and Inductor add operators that no user can cover: writes to mutated inputs, and seeds
+of random numbers. PyTorch 2.13 refuses a batch norm for this reason; here such operators are
+ignored.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from remat.graph.roles import Roles
 from remat.graph.source import located
 
 _WHAT = "torch.autograd.graph.region_activation_memory_budget"
-#: By this option PyTorch 2.15 lets its users choose whether a context must cover the whole forward.
+#: Option of PyTorch 2.15 that decides whether a context must cover the whole forward.
 _COVERAGE = "activation_memory_budget_require_full_coverage"
-#: Uncovered operators that an error names.
+#: Number of uncovered operators that an error lists.
 _SHOWN = 5
 
 
 def region_budget(joint: JointGraph, index: GraphIndex, roles: Roles) -> float | None:
-    """The budget ratio that the code of a graph sets; None if it sets none.
+    """Return the budget ratio that the user's code sets for a graph; None if it sets none.
 
     Raises:
-        BudgetError: it asks for several shares, or for part of its forward alone.
+        BudgetError: the code sets several ratios, or covers only part of the forward.
     """
     shares: dict[float, fx.Node] = {}
     uncovered: list[fx.Node] = []
@@ -40,6 +41,7 @@ def region_budget(joint: JointGraph, index: GraphIndex, roles: Roles) -> float |
         share = _annotated(node)
         if share is not None:
             shares.setdefault(share, node)
+        # Operators that AOTAutograd or Inductor adds do not count, because no user can cover them.
         elif roles.required_forward[i] and node.meta.get("partitioner_tag") == "is_forward":
             uncovered += [node] if node.op == "call_function" else []
     for node in _nested(index, roles):
@@ -75,18 +77,22 @@ def region_budget(joint: JointGraph, index: GraphIndex, roles: Roles) -> float |
 
 
 def _annotated(node: fx.Node) -> float | None:
+    """Return the budget ratio recorded on a node; None if there is none."""
     custom = node.meta.get("custom")
     share = custom.get(MEMORY_BUDGET_ANNOTATION_KEY) if isinstance(custom, dict) else None
     return None if share is None else float(share)
 
 
 def _nested(index: GraphIndex, roles: Roles) -> Iterable[fx.Node]:
-    """The calls in the graphs that forward's higher-order operators are given to call."""
+    """Yield the calls in the graphs that forward's higher-order operators get as arguments."""
     for i, node in enumerate(index.nodes):
         if roles.required_forward[i] and not index.plain[i]:
             yield from ops.nested_nodes(node)
 
 
 def _must_cover() -> bool:
-    """Whether a context must cover the whole forward."""
+    """Return whether a context must cover the whole forward.
+
+    Always True before PyTorch 2.15, because earlier versions lack the option.
+    """
     return bool(getattr(torch_compat.functorch_config, _COVERAGE, True))

@@ -1,9 +1,10 @@
-"""Nested compile regions: graphs that a joint graph calls, each split before the joint graph is.
+"""Nested compile regions: graphs that a joint graph calls, each partitioned before the joint graph.
 
-AOTAutograd hands a partitioner the joint graph of each region first, then the joint graph around
-them, in which a region's forward is a call that returns what its backward reads. A budget is about
-the whole step, so it is spent on that outer graph: what a call returns is kept or computed again by
-another call. A region by itself is split as runs fastest.
+AOTAutograd first hands a partitioner the joint graph of each region. Then it hands over the outer
+joint graph, in which the forward of a region is a call that returns the values saved for its
+backward. A budget applies to the whole step, so it is spent on the outer graph: the results of a
+call are saved, or recomputed by another call. Each region itself is partitioned for the shortest
+run time.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 
 def is_region(module: fx.GraphModule, joint_inputs: Sequence[object]) -> bool:
-    """Whether a joint graph is a region's: those come without example inputs and count from 0."""
+    """Return whether a joint graph belongs to a region.
+
+    AOTAutograd gives no example inputs for a region, and numbers its placeholders from 0.
+    """
     first = next(iter(module.graph.nodes))
     return not joint_inputs and first.op == "placeholder" and first.name == "primals_0"
 
 
 def calls_regions(module: fx.GraphModule) -> bool:
-    """Whether a graph, as Dynamo hands it over, has nested regions in it."""
+    """Return whether a graph, as Dynamo hands it to a backend, contains nested regions."""
     target = torch.ops.higher_order.invoke_subgraph
     graphs = [m.graph for m in module.modules() if isinstance(m, fx.GraphModule)]
     return any(g.find_nodes(op="call_function", target=target) for g in graphs)
@@ -47,11 +51,14 @@ def split_region(
     static_lifetime_input_indices: Sequence[int] | None = None,
     **_: Any,
 ) -> Modules:
-    """Splits the joint graph of a region by PyTorch's minimum cut without a budget.
+    """Partition the joint graph of a region by PyTorch's minimum cut without a budget.
 
-    Capturing and compiling must split a region alike, or a plan for the graph around it would not
-    fit; this is the split of both. What is not known to be a function of its inputs is saved, also where
-    it stands in a checkpointed part of the region.
+    Capture and compilation both call this function, because a plan for the outer graph only fits
+    the same partition of its regions. Operators that may have undeclared effects are saved, even in
+    a checkpointed part of the region.
+
+    Returns:
+        Forward and backward graph modules.
     """
     from remat.torch_compat import functorch_config as config
     from remat.torch_compat import min_cut_rematerialization_partition
@@ -60,7 +67,7 @@ def split_region(
         if node.meta.get("recompute") is not None and ops.is_opaque(maker_of(node)):
             check_may_run_again(node)
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    # Below 1 it recomputes random operators and gives them other numbers.
+    # Below 1, PyTorch recomputes random operators, which then draw other numbers.
     with config.patch(activation_memory_budget=1.0):
         split: Modules = min_cut_rematerialization_partition(
             module,
@@ -72,13 +79,14 @@ def split_region(
 
 
 def separate_calls(graph: fx.Graph) -> int:
-    """Gives the results of every call of a region memory of their own in their fake values.
+    """Give the results of each region call a storage of their own in the fake values.
 
-    AOTAutograd writes the region's own values to each of its calls, as if all calls returned the
-    same memory. An input that a region hands back as it is stands for itself afterwards.
+    AOTAutograd gives every call the fake values of the region itself, as if all calls returned the
+    same memory. If a region returns an input unchanged, readers of this result then read the input
+    itself.
 
     Returns:
-        How many calls were rewritten.
+        Number of calls that were rewritten.
     """
     calls = 0
     for node in list(graph.nodes):
@@ -93,8 +101,10 @@ def separate_calls(graph: fx.Graph) -> int:
 
 
 def _separate(call: fx.Node, region: fx.GraphModule) -> None:
+    """Rewrite the fake values and the views of one region call; see `separate_calls`."""
     inputs = [n for n in region.graph.nodes if n.op == "placeholder"]
     returned: Any = output_node(region.graph).args[0]
+    # The first two arguments of `invoke_subgraph` are the graph and its identifier.
     given = dict(zip(inputs, call.args[2:], strict=False))
     values = call.meta["val"] = _own_values(call, given, returned)
     elements: dict[int, fx.Node] = {}
@@ -103,7 +113,7 @@ def _separate(call: fx.Node, region: fx.GraphModule) -> None:
             k: Any = user.args[1]
             user.meta["val"] = values[k]
             elements[k] = user
-    # What the region's nodes are outside of it: its inputs, and results that are no views.
+    # Counterparts outside of the region for its inputs and for results that are not views.
     outside: dict[Any, Any] = dict(given)
     known = dict.fromkeys([*given, *returned])
     for k, inner in enumerate(returned):
@@ -119,9 +129,15 @@ def _separate(call: fx.Node, region: fx.GraphModule) -> None:
 
 
 def _base(inner: fx.Node, known: Mapping[Any, Any]) -> tuple[fx.Node | None, list[fx.Node]]:
-    """What a node of a region is a view of, among known ones, and the views between, first last.
+    """Follow the aliases of a region's node to a known node.
 
-    A node that is no view is its own base; None stands for a base that is not known.
+    Args:
+        inner: the node.
+        known: nodes to stop at.
+
+    Returns:
+        The known base, and the views from ``inner`` to the base, ``inner`` first. A node that is
+        not a view is its own base. The base is None if no known node is reached.
     """
     if inner.op == "placeholder" or aliased_argument(inner) is None:
         return inner, []
@@ -136,7 +152,16 @@ def _base(inner: fx.Node, known: Mapping[Any, Any]) -> tuple[fx.Node | None, lis
 
 
 def _taken_outside(element: fx.Node, inner: Any, outside: dict[Any, Any]) -> fx.Node | None:
-    """A result of a call by what it is a view of: an input, or another result."""
+    """Return the node that computes a call's result outside of the region, as a view.
+
+    Args:
+        element: node that takes the result from the call.
+        inner: the region's output for this result.
+        outside: for nodes of the region, their counterparts outside; new views are added.
+
+    Returns:
+        The result as a view of an input or of another result; None if it cannot be rebuilt.
+    """
     if not isinstance(inner, fx.Node):
         return None
     if inner not in outside:
@@ -154,6 +179,7 @@ def _taken_outside(element: fx.Node, inner: Any, outside: dict[Any, Any]) -> fx.
 
 
 def _element(call: fx.Node, k: int) -> fx.Node:
+    """Append a node that takes result ``k`` of a call."""
     with call.graph.inserting_after(call):
         element = call.graph.call_function(operator.getitem, (call, k))
     element.meta = {**call.meta, "val": call.meta["val"][k]}
@@ -161,7 +187,7 @@ def _element(call: fx.Node, k: int) -> fx.Node:
 
 
 def _own_values(call: fx.Node, given: dict[fx.Node, Any], returned: Any) -> tuple[Any, ...]:
-    """Results of a call as fake values: in new memory, or in the memory of its operands."""
+    """Return the results of a call as fake values, in new storages or in those of its operands."""
     values = call.meta["val"]
     mode = fake_mode_of(values)
     if mode is None:
@@ -183,6 +209,8 @@ def _own_values(call: fx.Node, given: dict[fx.Node, Any], returned: Any) -> tupl
                 found.append(value)
                 continue
             if key not in memory:
+                # The new storage has the size of the whole old one, because other results may be
+                # views of it.
                 elements = value.untyped_storage().nbytes() // value.element_size()
                 memory[key] = _viewer(value.new_empty(elements))
             found.append(memory[key](value))
@@ -190,7 +218,7 @@ def _own_values(call: fx.Node, given: dict[fx.Node, Any], returned: Any) -> tupl
 
 
 def _viewer(base: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Views of the memory of one fake tensor, in the shape and dtype of others."""
+    """Return a function that views the storage of one fake tensor in the layout of another."""
 
     def view(like: torch.Tensor) -> torch.Tensor:
         same = base if base.dtype == like.dtype else base.view(like.dtype)

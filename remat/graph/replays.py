@@ -1,4 +1,4 @@
-"""Nodes that may run a second time; random operators replay their draw from a saved generator state."""
+"""Decide which nodes may run twice; random operators replay their draw from a saved state."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from remat.errors import PlanError
 from remat.graph import ops
 from remat.graph.storages import tensors_of
 
-#: Bytes of a generator's state, on the devices on which PyTorch can run an operator from one: on CUDA and XPU
-#: a seed and an offset of 8 bytes each (``CUDAGeneratorImpl::get_state``, ``XPUGeneratorImpl::get_state``).
-#: Of MPS, whose state has 36, it cannot (``torch/_prims/rng_prims.py``); of HPU the size is not known.
+#: Bytes of a generator state, for the device types on which PyTorch can run an operator from a state. CUDA and
+#: XPU store a seed and an offset of 8 bytes each (``CUDAGeneratorImpl::get_state``,
+#: ``XPUGeneratorImpl::get_state``). MPS has a state of 36 bytes, but PyTorch cannot run an operator from it
+#: (``torch/_prims/rng_prims.py``). The size for HPU is unknown.
 _STATE_BYTES = {"cpu": 5056, "cuda": 16, "xpu": 16}
 
 
 class Replays:
-    """Which random operators of a graph can be run again from a saved generator state.
+    """Decides which random operators of a graph can run again from a saved generator state.
 
-    PyTorch saves and restores the state of the *current* device's generator, and only of the default
-    one. Where operators draw on several accelerators, that is some other device's for all but one of
-    them; so none is replayed, and what they draw is saved.
+    PyTorch saves and restores the state of the *current* device's default generator only. If
+    operators draw on several accelerators, this is the wrong generator for all but one device. Then
+    no draw on an accelerator is replayed, and the results are saved instead.
 
     Args:
-        nodes: all random operators of the graph; others among them do no harm.
+        nodes: the random operators of the graph; other nodes are ignored.
     """
 
     def __init__(self, nodes: Iterable[fx.Node]) -> None:
@@ -34,18 +35,19 @@ class Replays:
         self._several = sum(d.type != "cpu" for d in devices) > 1
 
     def __call__(self, node: fx.Node) -> bool:
-        """Whether a random operator can be replayed."""
+        """Return whether a random operator can be replayed from a saved generator state."""
         if not isinstance(node.target, torch_compat.OpOverload) or _is_seed_source(node):
             return False
+        # PyTorch saves and restores the default generator's state only.
         if ops.is_opaque(node) or node.kwargs.get("generator") is not None:
             return False
         kind = _dispatched_to(node)
         return kind == "cpu" or (kind in _STATE_BYTES and not self._several)
 
     def forbid(self, node: fx.Node) -> bool:
-        """Whether a second run would be noticed, so that even a tag for recomputation gives way.
+        """Return whether a second run would be observable, so that a recompute tag must be ignored.
 
-        An element of a tuple goes by the operator that makes the tuple.
+        For an element of a tuple, the operator that computes the tuple decides.
         """
         maker = maker_of(node)
         if maker.op != "call_function":
@@ -56,7 +58,7 @@ class Replays:
 
 
 def is_read_uninitialised(node: fx.Node) -> bool:
-    """Whether memory that the node allocates is read without being written."""
+    """Return whether a node allocates memory that is read without having been written."""
     return ops.is_uninitialised(node) and not all(ops.ignores_content(u) for u in node.users)
 
 
@@ -65,17 +67,20 @@ def is_element(node: fx.Node) -> bool:
 
 
 def maker_of(node: fx.Node) -> fx.Node:
-    """The operator that makes the tuple that a node is an element of; any other node is its own."""
+    """Return the operator that computes the tuple of which a node is an element.
+
+    Any other node is its own maker.
+    """
     while is_element(node) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
 
 
 def state_bytes(node: fx.Node) -> int:
-    """Bytes of the generator state that replaying a random operator needs.
+    """Return the bytes of the generator state needed to replay a random operator.
 
     Raises:
-        PlanError: PyTorch cannot replay it on its device.
+        PlanError: PyTorch cannot replay the operator on its device.
     """
     kind = _dispatched_to(node)
     if kind not in _STATE_BYTES:
@@ -87,13 +92,16 @@ def state_bytes(node: fx.Node) -> int:
 
 
 def random_device(node: fx.Node) -> torch.device:
-    """The device whose generator a random operator draws from."""
+    """Return the device whose generator a random operator draws from."""
     values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
     return next((t.device for t in tensors_of(values)), torch.device("cpu"))
 
 
 def _dispatched_to(node: fx.Node) -> str | None:
-    """The type of the device that PyTorch takes an operator to draw on, by its arguments."""
+    """Return the device type on which PyTorch replays an operator, derived from its arguments.
+
+    None if no argument has a device.
+    """
     given = node.kwargs.get("device")
     if given:
         return torch.device(given).type  # type: ignore[arg-type]
@@ -102,6 +110,9 @@ def _dispatched_to(node: fx.Node) -> str | None:
 
 
 def _is_seed_source(node: fx.Node) -> bool:
-    """Inductor's seed operators: their few bytes are saved, and what expands them is pure."""
+    """Return whether a node is one of Inductor's seed operators.
+
+    Their few bytes are saved, and the operators that expand a seed are pure.
+    """
     name = str(node.target)
     return "inductor_seed" in name or "inductor_rand_eager_offset" in name

@@ -1,4 +1,4 @@
-"""Whether each node belongs to forward or backward, and its distance from backward."""
+"""Classify nodes as forward or backward, and measure their distance from backward."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from remat.graph import ops
 from remat.graph.index import GraphIndex
 from remat.graph.joint import JointGraph, Role, role_of, split_outputs
 
-#: Distance of a node from which no path leads to backward.
+#: Distance of a node that has no path to backward.
 UNREACHABLE = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Roles:
-    """Classification of the nodes of a joint graph; every tuple is indexed by position.
+    """Classification of the nodes of a joint graph; every tuple is indexed by node position.
 
     Attributes:
         placeholders: role of each placeholder, by position.
-        required_forward: what forward's outputs, effects and random draws need from the primals.
-        tangent_closure: what depends on a tangent, or may only run in backward.
-        required_backward: the tangent closure plus the backward outputs.
-        forward_order: number of a required-forward node among its like; -1 for others.
+        required_forward: whether forward must run the node, because a forward output, an effect or
+            a random draw of forward depends on it.
+        tangent_closure: whether the node depends on a tangent, or may run in backward only.
+        required_backward: whether the node is in the tangent closure or is a backward output.
+        forward_order: rank of the node among the required forward nodes; -1 for all other nodes.
     """
 
     placeholders: dict[int, Role]
@@ -33,23 +34,24 @@ class Roles:
     forward_order: tuple[int, ...]
 
     def unclaimed(self, position: int) -> bool:
-        """Whether neither forward nor backward requires the node by itself."""
+        """Return whether neither forward nor backward requires the node at a position."""
         return not (self.required_forward[position] or self.required_backward[position])
 
 
 def classify(joint: JointGraph, index: GraphIndex) -> Roles:
-    """Classifies the nodes of a joint graph, as ``torch/_functorch/partitioners.py`` does.
+    """Classify the nodes of a joint graph, as ``torch/_functorch/partitioners.py`` does.
 
-    A random operator or an effect that the user's forward performs is required by forward even if
-    nothing reads it, so that the random stream after the step does not depend on the plan; one that
-    the user's backward performs belongs to the tangent closure for the same reason. So does an
-    operator that is not known to be a function of its inputs (`ops.is_opaque`).
+    Random operators, operators with effects and operators that may have undeclared effects
+    (`ops.is_opaque`) are required even if no node reads their results. Otherwise the random state
+    after a step would depend on the plan. Such a node belongs to the tangent closure if it was
+    traced in the user's backward, and to required forward otherwise.
     """
     n = len(index)
     fwd_outputs, bwd_outputs, _, _ = split_outputs(joint)
     placeholders: dict[int, Role] = {}
     tangent = bytearray(n)
     roots: list[int] = [index.position[o] for o in fwd_outputs if isinstance(o, fx.Node)]
+    # Nodes stand in topological order, so a single pass finds the tangent closure.
     for i, reads in enumerate(index.inputs):
         for j in reads:
             if tangent[j]:
@@ -89,12 +91,16 @@ def classify(joint: JointGraph, index: GraphIndex) -> Roles:
 
 
 def distances(index: GraphIndex, roles: Roles) -> tuple[int, ...]:
-    """Least number of edges from each node to one that forward does not require.
+    """Return the least number of edges from each node to a node that forward does not require.
 
-    Such a node counts 0; `UNREACHABLE` without a path. It is ``dist_from_bw`` of
-    ``torch/_functorch/partitioners.py``.
+    Same as ``dist_from_bw`` of ``torch/_functorch/partitioners.py``.
+
+    Returns:
+        One distance per position: 0 for nodes that forward does not require, `UNREACHABLE` for
+        nodes without a path to such a node.
     """
     distance = [0] * len(index)
+    # Users stand behind a node in graph order, so their distances are known already.
     for i in range(len(index) - 1, -1, -1):
         if roles.required_forward[i]:
             nearest = UNREACHABLE
@@ -106,12 +112,12 @@ def distances(index: GraphIndex, roles: Roles) -> tuple[int, ...]:
 
 
 def belongs_to_backward(node: fx.Node) -> bool:
-    """Whether AOTAutograd traced the node while the user's backward ran."""
+    """Return whether AOTAutograd traced the node while the user's backward ran."""
     return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
 
 
 def has_tangents(joint: JointGraph) -> bool:
-    """Whether anything can be differentiated: a graph without tangents has no backward."""
+    """Return whether a joint graph has a backward: a tangent as input and a gradient as output."""
     return any(
         n.op == "placeholder" and role_of(n) is Role.TANGENT for n in joint.graph.nodes
     ) and any(isinstance(o, fx.Node) for o in split_outputs(joint)[1])

@@ -14,17 +14,17 @@ from remat.graph.storages import SYMBOLIC
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stamp:
-    """The nodes of a graph with what they call, read and are tagged with, as they were once.
+    """Record of a graph's nodes, their targets, arguments and recompute tags at one point in time.
 
     Attributes:
-        rows: for each node: itself, its name, target, arguments and recompute tag.
+        rows: for each node: the node, its name, target, args, kwargs and recompute tag.
     """
 
     rows: tuple[tuple[fx.Node, str, Any, Any, Any, Any], ...]
 
     @classmethod
     def of(cls, graph: fx.Graph) -> Stamp:
-        """Record a graph; its arguments are immutable, so they are not copied."""
+        """Record a graph. Arguments are immutable, so they are not copied."""
         return cls(
             tuple(
                 (n, n.name, n.target, n.args, n.kwargs, n.meta.get("recompute"))
@@ -33,7 +33,7 @@ class Stamp:
         )
 
     def difference(self, later: Stamp) -> str | None:
-        """Describe the first difference of a later record; None if there is none."""
+        """Describe the first difference between this record and a later record; None if equal."""
         for before, after in zip(self.rows, later.rows, strict=False):
             if before is after or all(map(alike, before, after, repeat(_same_value))):
                 continue
@@ -52,19 +52,23 @@ _FIELDS = ("the name", "the target", "the arguments", "the keyword arguments", "
 
 
 def _same_value(a: Any, b: Any) -> bool:
-    """Whether two arguments are the same; symbols are compared by their text, which guards nothing."""
+    """Return whether two arguments are equal.
+
+    Symbols are compared by their text, because comparing their values would add a shape guard.
+    """
+    # The text of NaN equals itself, and the texts of 0.0 and -0.0 differ.
     if isinstance(a, (float, complex, *SYMBOLIC)):
         return repr(a) == repr(b)
     return bool(a == b)
 
 
 def alike(a: Any, b: Any, same_value: Callable[[Any, Any], bool]) -> bool:
-    """Whether two values are the same one, or of one type and the same all the way down.
+    """Return whether two values are identical, or have the same type and equal contents.
 
     Args:
-        a: a value: tuples, lists and dicts are looked into; a node is the same as itself alone.
-        b: the other one.
-        same_value: tells for two of one type that are none of these.
+        a: a value. Tuples, lists and dicts are compared recursively; a node equals only itself.
+        b: the value to compare with ``a``.
+        same_value: compares two other values of the same type.
     """
     if a is b:
         return True

@@ -1,4 +1,4 @@
-"""Where in the user's code a node comes from, as far as PyTorch recorded it."""
+"""Locate the line of the user's code that produced a node, as far as PyTorch recorded it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from traceback import FrameSummary
 import torch
 from torch import fx
 
-#: The model itself in the paths that Dynamo records, ``"L['self'].layers.0"``.
+#: Prefix for the model in the paths that Dynamo records, as in ``"L['self'].layers.0"``.
 _MODEL = re.compile(r"^L\['\w+'\]\.?")
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+)')
-#: What the files of frames that are not the user's begin with: PyTorch, and code that is generated or frozen.
+#: Path prefixes of frames that are not the user's: PyTorch, generated code and frozen modules.
 _NOT_USERS = (str(Path(torch.__file__).parent), "<eval_with_key>", "<frozen ")
 
 
 def user_frame(frames: Iterable[FrameSummary]) -> FrameSummary | None:
-    """The user's innermost frame; the innermost one if none is the user's; None if there is no frame.
+    """Return the innermost frame in the user's code.
 
     Args:
         frames: the frames, innermost first.
+
+    Returns:
+        The innermost frame of all if none is in the user's code; None without frames.
     """
     first: FrameSummary | None = None
     for frame in frames:
@@ -32,23 +35,26 @@ def user_frame(frames: Iterable[FrameSummary]) -> FrameSummary | None:
 
 
 def frames_of(trace: str) -> Iterator[FrameSummary]:
-    """The frames in the text of a stack trace, innermost first."""
+    """Yield the frames in the text of a stack trace, innermost first."""
     lines = trace.splitlines()
     code = ""
+    # A trace lists the innermost frame last, and each frame's code on the line after it.
     for line in reversed(lines):
         match = _FRAME.match(line)
         if match is None:
             code = line.strip()
             continue
+        # The trace holds the code, so the file, which may have changed, is not read.
         yield FrameSummary(match["file"], int(match["line"]), "", lookup_line=False, line=code)
         code = ""
 
 
 def source_line(node: fx.Node) -> str:
-    """The line that made a node, as ``"file.py:12 code"``; empty if nothing is recorded.
+    """Return the user's line that produced a node, formatted as ``"file.py:12 code"``.
 
-    It is that of `user_frame`. Where no frame is recorded, as for an ``nn.Sequential`` by itself, the modules:
-    ``"Sequential / Linear"``.
+    Without a recorded frame, as for an ``nn.Sequential`` called by itself, the text names the
+    node's innermost modules instead: ``"Sequential / Linear"``. The text is empty if nothing is
+    recorded.
     """
     trace = node.meta.get("stack_trace")
     if not trace:
@@ -60,25 +66,29 @@ def source_line(node: fx.Node) -> str:
 
 
 def located(node: fx.Node) -> str:
-    """A node for messages: its name, what it calls, and the line that made it."""
+    """Describe a node for messages: its name, its operator, and the line that produced it."""
     what = node.name if node.op == "placeholder" else f"{node.name} = {node.target}"
     line = source_line(node)
     return f"{what}    # {line}" if line else what
 
 
 def module_path(node: fx.Node) -> str:
-    """The innermost module that a node belongs to, ``"model.layers.0.mlp"``; empty where nothing is recorded."""
+    """Return the path of the innermost module of a node, such as ``"model.layers.0.mlp"``.
+
+    Empty if no module is recorded.
+    """
     stack = _module_stack(node)
     return _MODEL.sub("", str(stack[-1][0])) if stack else ""
 
 
 def _module_stack(node: fx.Node) -> list[tuple[str, object]]:
-    """Path and class of each module that a node belongs to, the outermost first."""
+    """Return path and class of each module that a node belongs to, outermost first."""
+    # AOTAutograd stores the forward module stack on backward nodes under a key of its own.
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     return list(stack.values())
 
 
 def _modules(node: fx.Node) -> str:
-    """The classes of the two innermost modules that a node belongs to."""
+    """Return the class names of a node's two innermost modules, joined by `` / ``."""
     kinds = [kind for _, kind in _module_stack(node)][-2:]
     return " / ".join(getattr(k, "__name__", str(k).rpartition(".")[2]) for k in kinds)

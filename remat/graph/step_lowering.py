@@ -1,10 +1,10 @@
-"""From a joint graph to the step problem: which runs there are, and what memory each takes.
+"""Build the step problem of a joint graph: the possible runs and the memory of each.
 
-Nodes of the problem are storages: a node of the joint graph that makes memory runs, and has a part for
-each further storage that it makes. Views make none: whoever reads a view reads what it looks at. So
-the peak of a schedule is what `remat.graph.liveness.simulate_peak` says of the two graphs that run so,
-unless a value is kept to the end, or for later, although its node runs again: there a later run stands for
-both.
+Nodes of the problem are storages. A joint-graph node that allocates memory becomes a node, with a
+part for each further storage that it allocates. Views become no nodes, because readers of a view
+read its base. The peak of a schedule then equals `remat.graph.liveness.simulate_peak` of the two
+graphs that run this schedule. There is one exception: a value is kept although its node runs again.
+Then the later run stands for both runs.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from remat.graph.storages import WORKSPACE, Sizes, hint, tensor_bytes
 from remat.graph.writes import is_destination, written_by
 from remat.solvers.schedule_problem import ScheduleProblem, least_peak
 
-#: What `functionalize-rng` calls the run of a random operator that keeps the generator's state.
+#: Suffix that the pass `functionalize-rng` gives to a random operator's run that saves the generator state.
 _DRAWN = "_drawn"
-#: What `partition` calls the copy of an input.
+#: Suffix that the pass `partition` gives to the copy of an input.
 _SNAPSHOT = "_snapshot"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoweredStep:
-    """A step problem and how its nodes map back to the joint graph.
+    """A step problem and the map from its nodes to the joint graph.
 
     Attributes:
         problem: the problem, without a capacity.
-        of_name: node of the problem that runs where a node of the joint graph, or what the passes put in
-            its place, runs; nodes that look at memory only have none.
-        of_value: node of the problem that holds the memory of a value, for values of one memory.
+        of_name: for each joint-graph node, or node that a pass puts in its place, the problem node
+            that runs there. Nodes that are only views are left out.
+        of_value: for each joint-graph node with a single storage, the problem node that holds this
+            storage.
     """
 
     problem: ScheduleProblem
@@ -48,23 +49,30 @@ class LoweredStep:
     of_value: dict[str, int]
 
     def runs_of(self, name: str) -> tuple[int, ...]:
-        """What runs where forward runs a node of the joint graph: the generator's state first, if it is kept."""
+        """Return the problem nodes that run where forward runs a joint-graph node.
+
+        A saved generator state runs before the random operator. Empty for nodes that the problem
+        does not have.
+        """
         at, state = self.of_name.get(name), self.of_name.get(name + _DRAWN)
         return () if at is None else (at,) if state is None else (state, at)
 
     @property
     def copies(self) -> list[int]:
-        """The copies of inputs, which run first."""
+        """Problem nodes for the copies of inputs, which run first."""
         return [at for name, at in self.of_name.items() if name.endswith(_SNAPSHOT)]
 
     @property
     def optional(self) -> list[int]:
-        """States and copies of inputs, which need not be kept."""
+        """Problem nodes for generator states and copies of inputs, which need not be kept."""
         return [at for name, at in self.of_name.items() if name.endswith((_DRAWN, _SNAPSHOT))]
 
     @property
     def least_peak(self) -> int:
-        """Bytes that every schedule has alive at some moment; states and copies need not be kept."""
+        """Lower bound on the peak of every schedule, in bytes.
+
+        Generator states and copies of inputs count 0 bytes, because they need not be kept.
+        """
         optional = set(self.optional)
         sizes = enumerate(self.problem.size)
         size = tuple(0 if i in optional else nbytes for i, nbytes in sizes)
@@ -73,7 +81,11 @@ class LoweredStep:
     def schedule(
         self, forward: fx.GraphModule, backward: fx.GraphModule
     ) -> tuple[tuple[int, ...], int]:
-        """The schedule that forward and backward graph are, and its boundary."""
+        """Return the schedule that a forward and a backward graph run.
+
+        Returns:
+            Problem nodes in the order of their runs, and the position at which backward begins.
+        """
         runs: list[int] = []
         boundary = 0
         for module in (forward, backward):
@@ -88,7 +100,12 @@ class LoweredStep:
     def orders(
         self, sequence: Sequence[int], boundary: int
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Nodes that forward and backward run in a schedule, by names of the joint graph."""
+        """Return the names of the joint-graph nodes that forward and backward run in a schedule.
+
+        Args:
+            sequence: problem nodes in the order of their runs.
+            boundary: position in ``sequence`` at which backward begins.
+        """
         names = self.problem.names
         forward, backward = (
             tuple(names[v] for v in part if self.of_name.get(names[v]) == v)
@@ -108,17 +125,18 @@ def lower_step(
     recomputed: Iterable[str] = (),
     once: Iterable[int] = (),
 ) -> LoweredStep:
-    """Builds the step problem of a joint graph.
+    """Build the step problem of a joint graph.
 
     Args:
         joint: the joint graph.
-        index: its positions.
+        index: its node positions.
         roles: its classification.
         costs: cost of each position.
         unit: unit of the costs.
-        decision: whose snapshots of inputs there are.
-        recomputed: random operators that are replayed, by name: their generator state is kept.
-        once: positions of nodes that may not run again: the graph problem says which those are.
+        decision: decision whose snapshots of inputs are part of the problem.
+        recomputed: names of the random operators that are replayed, so that their generator state
+            is saved.
+        once: positions of nodes that may not run again, which the graph problem determines.
     """
     return _Lowering(joint, index, roles).lower(
         costs, unit, decision, frozenset(recomputed), frozenset(once)
@@ -126,7 +144,7 @@ def lower_step(
 
 
 class _Row(NamedTuple):
-    """One node of the problem."""
+    """A node of the step problem under construction."""
 
     name: str
     inputs: tuple[int, ...] = ()
@@ -137,6 +155,8 @@ class _Row(NamedTuple):
 
 
 class _Lowering:
+    """State of building one step problem."""
+
     def __init__(self, joint: JointGraph, index: GraphIndex, roles: Roles) -> None:
         self._joint, self._index, self._roles = joint, index, roles
         self._sizes = Sizes(joint.memories)
@@ -157,6 +177,7 @@ class _Lowering:
         replayed: frozenset[str],
         never_again: frozenset[int],
     ) -> LoweredStep:
+        """Build the step problem; see `lower_step`."""
         index, roles, sizes = self._index, self._roles, self._sizes
         early = [
             index.nodes[i]
@@ -181,11 +202,15 @@ class _Lowering:
         writes = (w for i in index.special for w in written_by(index.nodes[i]))
         written = {k for w in writes for k in sizes.keys(w)}
 
-        # What forward does not need reads these copies wherever backward makes it.
+        # Nodes that forward does not require read the copies of inputs, so writes to these inputs do not fix
+        # their order.
         copied = {k for name in kept for k in sizes.keys(index.nodes[index.by_name[name]])}
 
         def touches_written(i: int) -> bool:
-            """Whether a node draws, has an effect, or reads or writes memory that is written to."""
+            """Return whether a node has effects or reads memory that is written to.
+
+            Such a node must keep its order.
+            """
             if not index.plain[i] and ops.may_have_effects(index.nodes[i]):
                 return True
             fixed = written if roles.required_forward[i] else written - copied
@@ -194,7 +219,8 @@ class _Lowering:
             )
 
         replays = Replays(index.nodes[i] for i in index.special)
-        # Forward's writes to inputs stand at the end of the graph.
+        # Nodes outside of the tangent closure go first, because forward's writes to inputs stand at the end of
+        # the joint graph.
         late = roles.tangent_closure
         for i in sorted(range(len(index)), key=late.__getitem__):
             node = index.nodes[i]
@@ -204,7 +230,7 @@ class _Lowering:
                 )
                 continue
             reads = {at for j in index.inputs[i] for at in self._behind[j]}
-            # Later runs read the copy; it is there while the first run reads the input itself.
+            # Later runs read the copy. The first run reads the input itself, while the copy is alive already.
             sources = [index.nodes[j] for j in index.inputs[i]] if kept else []
             reads |= {
                 kept[x.name] for x in sources if x.name in kept and not is_destination(x, node)
@@ -213,7 +239,8 @@ class _Lowering:
             fresh = [k for k in keys if k not in resident and k not in self._of_key]
             viewed = [self._of_key[k] for k in keys if k in self._of_key]
             if not fresh and keys and (is_element(node) or (index.plain[i] and not costs[i])):
-                # Memory that is there: of what it reads only that, and what has no memory.
+                # A view becomes no problem node. Its readers read the storages it views, and inputs without a
+                # storage.
                 rows = self._rows
                 sizeless = [at for at in reads if not rows[at].size and rows[at].part_of < 0]
                 self._behind[i] = (*viewed, *sizeless)
@@ -222,6 +249,7 @@ class _Lowering:
             if node.name in replayed and ops.is_random(node) and replays(node):
                 made = self._add(_Row(f"{node.name}:state", size=state_bytes(node)))
                 state = (made,)
+                # A later run would read the state after the draw.
                 once.append(made)
                 of_name[node.name + _DRAWN] = made
             at = self._add(
@@ -263,7 +291,7 @@ class _Lowering:
             ordered=tuple(ordered),
             forward=tuple(forward),
             backward=tuple(backward),
-            # Where backward hands tangents on and runs nothing, there is no boundary.
+            # If backward runs no node and only returns tangents, the schedule has no start of backward.
             at_start=() if backward else tuple(at_boundary),
             at_boundary=tuple(at_boundary) if backward else (),
             to_end=self._to_end(),
@@ -279,17 +307,23 @@ class _Lowering:
         return LoweredStep(problem=problem, of_name=of_name, of_value=of_value)
 
     def _snapshot(self, name: str, of_name: dict[str, int], once: list[int]) -> int:
+        """Add a problem node for the copy of an input, and return it.
+
+        Raises:
+            PlanError: the graph has no node of this name.
+        """
         position = self._index.by_name.get(name)
         if position is None:
             raise PlanError(f"the decision keeps a copy of '{name}', which the graph does not have")
         nbytes = tensor_bytes(self._index.values[position])
         at = self._add(_Row(f"{name}:snapshot", size=nbytes))
+        # A later copy would read the input after forward's write, so the copy is made once.
         of_name[name + _SNAPSHOT] = at
         once.append(at)
         return at
 
     def _to_end(self) -> tuple[int, ...]:
-        """Storages that live to the end: what forward returns, and the gradients."""
+        """Return the storages that live to the end of the step: forward outputs and gradients."""
         outputs, gradients, _, _ = split_outputs(self._joint)
         nodes = [value for value in (*outputs, *gradients) if isinstance(value, fx.Node)]
         keys = self._sizes.of_all(nodes)

@@ -1,6 +1,6 @@
-"""The storages behind fake values: which values share one, and how many bytes each takes.
+"""The storages behind fake values: which values share a storage, and the bytes of each storage.
 
-Bytes are counted per storage, not per tensor: a view costs nothing beyond its base.
+Bytes are counted per storage, not per tensor, so a view adds nothing to the bytes of its base.
 """
 
 from __future__ import annotations
@@ -18,28 +18,33 @@ from torch.fx.experimental.symbolic_shapes import optimization_hint
 from remat import torch_compat
 from remat.torch_compat import pytree
 
-#: Key of the metadata of a node: the bytes that running it takes beside what it reads and returns, a number or an
-#: expression of sizes. Whoever plans for the machine that the step runs on writes it.
+#: Metadata key for the workspace of a node: the bytes that a run of the node allocates besides its
+#: inputs and results, as a number or an expression of symbolic sizes. It is set when a plan is made
+#: for the machine that runs the step.
 WORKSPACE = "workspace"
-#: Stands in for a symbolic size that nothing is known about.
+#: Number assumed for a symbolic size without a hint.
 UNBACKED_HINT = 4096
 
-#: Numbers that may be symbols.
+#: PyTorch's types of symbolic numbers.
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
-#: Numbers that stand in for symbols, by name, instead of the sizes that a step was traced with.
+#: Numbers that `sizes_at` substitutes for symbols, by symbol name; without them, hints from tracing count.
 _SIZES: ContextVar[Mapping[str, int] | None] = ContextVar("_SIZES", default=None)
 
-#: Key of the storage behind a value and the storage, None where there is none, and the value itself,
-#: which is kept alive, so that nothing else takes its address.
+#: Storage key, storage, and the value itself. Key and storage are None for a value without a storage.
+#: The reference keeps the value alive, so that no other object reuses its `id`.
 Memory = tuple[int | None, torch.UntypedStorage | None, Any]
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """The leaves of a value. Most values are a tensor or flat, and skip the slow general flattening."""
+    """Return the leaves of a pytree.
+
+    Tensors and flat tuples or lists take a fast path, because general flattening is slow.
+    """
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (tuple, list)):
+        # Whether a value is a leaf depends on its type only, so one value of each type is checked.
         of_each_kind = {type(v): v for v in value}
         if all(map(pytree.tree_is_leaf, of_each_kind.values())):
             return list(value)
@@ -47,33 +52,37 @@ def leaves_of(value: Any) -> list[Any]:
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """The tensors in a value."""
+    """Return the tensors among the leaves of a pytree."""
     return [v for v in leaves_of(value) if isinstance(v, torch.Tensor)]
 
 
 def fake_mode_of(value: Any) -> Any:
-    """The mode of the first fake tensor in a value; None if there is none."""
+    """Return the fake mode of the first fake tensor in a pytree; None without a fake tensor."""
     return next((v.fake_mode for v in leaves_of(value) if hasattr(v, "fake_mode")), None)
 
 
 def storage_of(value: Any) -> torch.UntypedStorage | None:
-    """The storage behind a tensor; None for other values, and for layouts without storage."""
+    """Return the storage of a tensor; None for other values and for layouts without a storage."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     try:
+        # Some tensor implementations have no storage and raise.
         return value.untyped_storage()
     except NotImplementedError:
         return None
 
 
 def storage_key(value: Any) -> int | None:
-    """A number that identifies the storage of a value; None without a storage."""
+    """Return an integer that identifies the storage of a value; None if it has no storage."""
     storage = storage_of(value)
     return None if storage is None else torch_compat.storage_id(storage)
 
 
 def storage_bytes(value: Any) -> int:
-    """Bytes of the storage behind a fake tensor; symbolic sizes count by their hint."""
+    """Return the bytes of the storage behind a fake tensor; 0 for a value that is not a tensor.
+
+    Symbolic sizes count by their hint. A tensor without a storage counts `tensor_bytes`.
+    """
     if not isinstance(value, torch.Tensor):
         return 0
     storage = storage_of(value)
@@ -81,7 +90,7 @@ def storage_bytes(value: Any) -> int:
 
 
 def tensor_bytes(value: Any) -> int:
-    """Bytes of the elements of a value: of a tensor, or of all tensors of a tuple."""
+    """Return the bytes of a tensor's elements, or of all tensors in a tuple or list, else 0."""
     if isinstance(value, torch.Tensor):
         if value.layout is torch.strided and not torch_compat.has_symbolic_sizes(value):
             return int(value.nbytes)
@@ -92,7 +101,10 @@ def tensor_bytes(value: Any) -> int:
 
 
 def extent_of(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last that a tensor reaches in its memory; all of one without strides."""
+    """Return the number of elements that a tensor spans in its storage, from its first to its last.
+
+    A tensor without strides, such as a sparse tensor, counts all its elements.
+    """
     if tensor.layout is not torch.strided:
         return hint(tensor.numel())
     places = [(hint(n), hint(step)) for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
@@ -100,9 +112,11 @@ def extent_of(tensor: torch.Tensor) -> int:
 
 
 def hint(size: Any) -> int:
-    """A size as an int, symbolic ones by their hint, or by what `sizes_at` puts in its place.
+    """Return a size as a nonnegative int.
 
-    What is left of a length, ``3 - u0``, is negative for a number that stands in for ``u0``: that is no size, and is 0.
+    A symbolic size is evaluated with the numbers of `sizes_at`, if these numbers cover its symbols,
+    and otherwise with its hint. A negative result counts as 0. For example, ``3 - u0`` is negative
+    if the number substituted for ``u0`` exceeds 3.
     """
     if type(size) is int:
         return size
@@ -116,13 +130,20 @@ def hint(size: Any) -> int:
             left = expression.xreplace(known)
             if left.is_number:
                 return max(0, int(left))
+            # Some symbols are left, for which `optimization_hint` below supplies numbers.
             size = size.node.shape_env.create_symintnode(left, hint=None)
     return max(0, int(optimization_hint(size, fallback=UNBACKED_HINT)))
 
 
 @contextlib.contextmanager
 def sizes_at(sizes: Mapping[str, int]) -> Iterator[None]:
-    """Has `hint` take symbols, by name, for these numbers: plans and their figures are then for these sizes."""
+    """Substitute numbers for symbolic sizes in `hint`, inside of a ``with`` block.
+
+    Plans and byte counts made inside of the block then apply to these sizes.
+
+    Args:
+        sizes: number for each symbol, by symbol name.
+    """
     token = _SIZES.set(sizes)
     try:
         yield
@@ -131,12 +152,16 @@ def sizes_at(sizes: Mapping[str, int]) -> Iterator[None]:
 
 
 def planned_sizes() -> Mapping[str, int]:
-    """The values that `sizes_at` substitutes for symbols."""
+    """Return the numbers that `sizes_at` substitutes for symbols, by symbol name; empty if none."""
     return _SIZES.get() or {}
 
 
 def expression_of(size: Any) -> Any:
-    """The expression of a symbolic size in symbols; None for an int, and for a ragged dimension."""
+    """Return the sympy expression of a symbolic size.
+
+    Returns:
+        None for an int, for an expression without free symbols, and for a ragged dimension.
+    """
     if not isinstance(size, torch.SymInt) or size.node.is_nested_int():
         return None
     expression = size.node.expr
@@ -144,12 +169,18 @@ def expression_of(size: Any) -> Any:
 
 
 def numbers_of(value: Any) -> tuple[Any, ...]:
-    """The sizes of a tensor; another value by itself."""
+    """Return the sizes of a tensor; for any other value, a tuple of the value alone."""
     return tuple(value.size()) if isinstance(value, torch.Tensor) else (value,)
 
 
 def has_symbols(values: Iterable[Any], *, learned: bool = False) -> bool:
-    """Whether a size of some values is a symbol: one that inputs have, or one that is ``learned`` from the data."""
+    """Return whether a size among some values is symbolic.
+
+    Args:
+        values: tensors and numbers.
+        learned: if False, look for symbols of input sizes (backed symbols). If True, look for
+            symbols whose numbers depend on data (unbacked symbols).
+    """
     return any(
         expression_of(size) is not None and size.node.has_hint() is not learned
         for value in values
@@ -158,17 +189,20 @@ def has_symbols(values: Iterable[Any], *, learned: bool = False) -> bool:
 
 
 class Memories:
-    """The storages behind values, looked up once per value, however many passes ask."""
+    """Cache of the storage record of each value, shared by the passes over a graph.
+
+    A record is (storage key, storage, value); see `Memory`.
+    """
 
     def __init__(self, known: dict[int, Memory] | None = None) -> None:
         self._known: dict[int, Memory] = {} if known is None else known
 
     def copy(self) -> Memories:
-        """What is known so far, for a graph that goes its own way from here."""
+        """Return a copy of this cache, for a copy of the graph that changes independently."""
         return Memories(dict(self._known))
 
     def of(self, value: Any) -> Memory:
-        """The storage behind a value."""
+        """Return the record (storage key, storage, value) of a value."""
         found = self._known.get(id(value))
         if found is None:
             storage = storage_of(value)
@@ -177,26 +211,28 @@ class Memories:
         return found
 
     def of_all(self, values: Iterable[Any]) -> list[Memory]:
-        """The storage behind each of many values."""
+        """Return the record (storage key, storage, value) of each value."""
         known = self._known.get
+        # A record is a nonempty tuple, so `or` replaces missing records only.
         return [known(id(value)) or self.of(value) for value in values]
 
     def key(self, value: Any) -> int | None:
-        """Key of the storage of a value; None without a storage."""
+        """Return the key of the storage of a value; None for a value without a storage."""
         return self.of(value)[0]
 
 
 class Sizes:
-    """The storages behind the values of nodes, by key, with their bytes.
+    """Keys and bytes of the storages behind the values of nodes.
 
-    A tensor of a layout without one storage, such as a sparse one, counts as a storage of its own.
+    A tensor whose layout has no single storage, such as a sparse tensor, counts as a storage of its
+    own.
 
     Args:
-        memories: the storages behind the values, as far as they are known.
+        memories: cache of the storages behind values; None starts an empty cache.
 
     Attributes:
-        nbytes: bytes of each storage that was asked for.
-        symbolic: the same as expressions of symbols, of those that depend on any.
+        nbytes: bytes of each storage looked up so far, by storage key.
+        symbolic: bytes as a symbolic expression, by storage key, for storages of symbolic size.
     """
 
     def __init__(self, memories: Memories | None = None) -> None:
@@ -206,7 +242,7 @@ class Sizes:
         self._known: dict[fx.Node, tuple[int, ...]] = {}
 
     def keys(self, node: fx.Node) -> tuple[int, ...]:
-        """Key of the storage of each tensor in the value of a node."""
+        """Return the storage key of each tensor in the value of a node."""
         known = self._known.get(node)
         if known is None:
             leaves = leaves_of(node.meta.get("val"))
@@ -215,19 +251,23 @@ class Sizes:
         return known
 
     def rename(self, node: fx.Node, key: int, other: int) -> None:
-        """Calls one storage behind the value of a node by another key."""
+        """Replace a storage key of a node's value by another key."""
         if key != other:
             self._known[node] = tuple(other if k == key else k for k in self.keys(node))
 
     def of_all(self, nodes: Iterable[fx.Node]) -> dict[int, int]:
-        """Bytes of each storage behind the values of nodes."""
+        """Return the bytes of each storage behind the values of nodes, by storage key."""
         return {key: self.nbytes[key] for node in nodes for key in self.keys(node)}
 
     def each(self, values: Iterable[Any]) -> list[int | None]:
-        """Key of the storage of each value that is a tensor, None for any other."""
+        """Return the storage key of each value; None for a value that is not a tensor.
+
+        Also records the bytes of every storage found.
+        """
         keys: list[int | None] = []
         for key, storage, value in self._memories.of_all(values):
             if storage is None or key is None:
+                # The `id` stays unique, because the cache keeps the value alive.
                 key = id(value) if isinstance(value, torch.Tensor) else None
                 if key is not None:
                     self.nbytes[key] = tensor_bytes(value)
@@ -240,7 +280,7 @@ class Sizes:
         return keys
 
     def copy(self, key: int, other: int) -> None:
-        """Gives a storage the bytes of another."""
+        """Give the storage ``key`` the bytes of the storage ``other``."""
         self.nbytes[key] = self.nbytes[other]
         if other in self.symbolic:
             self.symbolic[key] = self.symbolic[other]
@@ -252,7 +292,7 @@ class Sizes:
                 self.symbolic[key] = expression
 
     def first_of(self, nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
-        """For each storage of the values of nodes, the first node that has it."""
+        """Return, for each storage behind the values of nodes, the first node that uses it."""
         found: dict[int, fx.Node] = {}
         for node in nodes:
             for key in self.keys(node):

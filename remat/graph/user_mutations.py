@@ -1,8 +1,9 @@
-"""What a user may write to between forward and backward: a loader's pinned buffer, the logits of a step.
+"""Find the tensors that a user may write to between forward and backward, and protect backward.
 
-Eager PyTorch allows that for what autograd has not saved, and raises for what it has.
-Which it has saved shows in the joint graph: the nodes that were traced in backward read what autograd
-had saved in forward, and nothing else of it.
+Examples are a loader's pinned buffer and a step's logits. Eager PyTorch allows writes to tensors
+that autograd has not saved, and raises for writes to saved ones. The joint graph shows which
+tensors eager autograd saves: nodes traced in backward read exactly the forward values that autograd
+had saved.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ from remat.graph.writes import aliased_argument
 
 
 def user_mutable_inputs(joint: JointGraph) -> frozenset[str]:
-    """Names of the inputs that eager autograd leaves to the user between forward and backward.
+    """Return the names of the inputs that eager autograd does not save for backward.
 
-    Parameters and buffers are none of them, nor is what autograd saves, itself or as a view.
+    The user may write to these inputs between forward and backward. Parameters and buffers are
+    excluded, and so are inputs that autograd saves, directly or as a view.
 
     Args:
-        joint: the joint graph as it was traced: merging equal nodes hides who read what.
+        joint: the joint graph as traced. Merging equal nodes would hide which node read an input.
     """
     inputs = joint.graph.find_nodes(op="placeholder")
     static = {inputs[k] for k in joint.static_inputs if k < len(inputs)}
@@ -51,14 +53,15 @@ def user_mutable_inputs(joint: JointGraph) -> frozenset[str]:
 
 
 def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> None:
-    """Has the step return copies of its outputs, but for inputs and for what nothing else reads.
+    """Make the step return copies of the outputs that backward might read.
 
-    What the user writes to is then nothing that backward could read.
+    Users may then write to the returned tensors. Outputs in the memory of inputs are not copied,
+    nor are outputs whose memory no other node reads.
 
     Args:
         joint: the joint graph, which is changed.
-        places: those of the user's outputs to copy, with what shares their memory.
-            None: all but those that eager autograd saves.
+        places: indices of the user's outputs to copy, together with outputs on the same memory.
+            None: all outputs that eager autograd does not save.
     """
     root = _Roots(joint)
     position = {n: i for i, n in enumerate(joint.graph.nodes)}
@@ -87,6 +90,7 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
             )
         last.meta["val"] = cloned(whole.meta["val"])
         copies[whole] = last
+        # Sorted, because a set has no fixed order and a view must follow its base.
         for view in sorted(views, key=position.__getitem__):
             with joint.graph.inserting_after(last):
                 last = joint.graph.node_copy(view, lambda n: copies.get(n, n))
@@ -99,12 +103,13 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
 
 
 def unversioned_outputs(joint: JointGraph) -> tuple[int, ...]:
-    """Positions of the user's outputs whose writes before backward autograd may miss.
+    """Return the indices of the user's outputs on which autograd may miss a write before backward.
 
-    Autograd compares versions of what was saved. An output that is saved itself has the version that its user
-    sees. One that looks at the memory of what is saved may have a version of its own. Operators make such tensors
-    (``_unsafe_view``, which PyTorch 2.15 traces in a linear layer), and so do AOTAutograd and Inductor. Then
-    autograd does not see a write to what eager autograd saves, either.
+    Autograd compares version counters of saved tensors. A saved output has the same counter that
+    its user sees. An output that shares memory with a saved tensor may have a counter of its own.
+    Such outputs come from operators (``_unsafe_view``, which PyTorch 2.15 traces in a linear
+    layer), from AOTAutograd and from Inductor. For them, autograd also misses writes that eager
+    autograd would detect.
     """
     found = _copyable_outputs(joint, _Roots(joint))
     views = (
@@ -117,11 +122,13 @@ def unversioned_outputs(joint: JointGraph) -> tuple[int, ...]:
 
 
 def reread_outputs(joint: JointGraph, handed: Iterable[Any]) -> tuple[int, ...]:
-    """Which of the user's outputs share memory with what forward hands to backward, inputs left aside.
+    """Return the indices of the user's outputs that share memory with a value saved for backward.
+
+    Memory of inputs is ignored.
 
     Args:
         joint: the joint graph.
-        handed: what forward hands to backward, as nodes of the joint graph or of forward.
+        handed: values that forward saves for backward, as nodes of the joint graph or of forward.
     """
     inputs = {storage_key(p.meta.get("val")) for p in joint.graph.find_nodes(op="placeholder")}
     memories = {storage_key(n.meta.get("val")) for n in handed if isinstance(n, fx.Node)}
@@ -137,12 +144,16 @@ def reread_outputs(joint: JointGraph, handed: Iterable[Any]) -> tuple[int, ...]:
 
 
 def _place(desc: Any) -> int | None:
-    """The place of an output among those that the user sees; None: the user does not see it."""
+    """Return the index of an output among the user's outputs; None if the user does not see it."""
     return desc.idx if isinstance(desc, torch_compat.descriptors.PlainAOTOutput) else None
 
 
 def _copyable_outputs(joint: JointGraph, root: _Roots) -> dict[fx.Node, list[tuple[fx.Node, Any]]]:
-    """Outputs with their descriptors, grouped by the node that owns their memory; memory of inputs is left out."""
+    """Group forward's outputs by the node that owns their memory; leave out memory of inputs.
+
+    Returns:
+        For each owner, the outputs on its memory with their descriptors.
+    """
     memories = {storage_key(n.meta.get("val")) for n in joint.graph.find_nodes(op="placeholder")}
     outputs, _, descs, _ = split_outputs(joint)
     of_root: dict[fx.Node, list[tuple[fx.Node, Any]]] = {}
@@ -158,7 +169,10 @@ def _copyable_outputs(joint: JointGraph, root: _Roots) -> dict[fx.Node, list[tup
 
 
 class _Roots(dict[fx.Node, fx.Node]):
-    """The node whose memory each node looks at, found when asked for; itself if it looks at no other's."""
+    """Map from each node to the node that owns its memory, computed on first access.
+
+    A node that is not a view maps to itself.
+    """
 
     def __init__(self, joint: JointGraph) -> None:
         super().__init__()
@@ -178,7 +192,8 @@ class _Roots(dict[fx.Node, fx.Node]):
         return self[base]
 
     def is_read(self, base: fx.Node) -> bool:
-        """Whether a call that is no view of a node reads its memory."""
+        """Return whether a node that is not a view of ``base`` reads the memory of ``base``."""
+        # `stack` grows while the loop runs, so views of views are visited too.
         stack = [base]
         for viewed in stack:
             for user in viewed.users:
@@ -190,7 +205,10 @@ class _Roots(dict[fx.Node, fx.Node]):
 
 
 def _hidden_base(node: fx.Node, sizes: Sizes) -> fx.Node | None:
-    """The argument in whose memory a call's result lies though the schema does not say so."""
+    """Return the argument that shares memory with a call's result, according to the fake values.
+
+    The schema need not declare the alias. None if no argument shares the memory.
+    """
     if node.op != "call_function":
         return None
     if node.target is operator.getitem:
@@ -201,7 +219,7 @@ def _hidden_base(node: fx.Node, sizes: Sizes) -> fx.Node | None:
 
 
 def _looked_through(node: fx.Node, base: fx.Node, sizes: Sizes) -> Iterator[fx.Node]:
-    """A node and what it is a view of, up to a base that is none of them."""
+    """Yield a node and, in turn, the views it is a view of, up to ``base``, which is left out."""
     while node is not base:
         yield node
         found = aliased_argument(node) or _hidden_base(node, sizes)
@@ -210,7 +228,10 @@ def _looked_through(node: fx.Node, base: fx.Node, sizes: Sizes) -> Iterator[fx.N
 
 
 def _saved_by_autograd(joint: JointGraph, root: _Roots) -> set[fx.Node]:
-    """Whose memory eager autograd keeps for backward: what was traced there reads it."""
+    """Return the owners of the memory that eager autograd saves for backward.
+
+    These are the owners of the forward values that nodes traced in backward read.
+    """
     late: set[fx.Node] = set()
     saved: set[fx.Node] = set()
     for node in joint.graph.nodes:
@@ -228,7 +249,7 @@ def _saved_by_autograd(joint: JointGraph, root: _Roots) -> set[fx.Node]:
 
 
 def describe_input(graph: fx.Graph, name: str) -> str:
-    """An input for people: its name, its type and shape, and the first line that reads it."""
+    """Describe an input for a message: its name, dtype, shape, and the first line that reads it."""
     for node in graph.find_nodes(op="placeholder"):
         if node.name == name:
             value = node.meta["val"]
@@ -239,7 +260,7 @@ def describe_input(graph: fx.Graph, name: str) -> str:
 
 
 def _is_user_mutable(node: fx.Node) -> bool:
-    """Whether an input is a tensor that no module owns."""
+    """Return whether an input is a tensor other than a parameter or buffer."""
     desc = node.meta.get("desc")
     owned = desc is not None and (desc.is_param() or desc.is_buffer())
     return not owned and isinstance(node.meta.get("val"), torch.Tensor)

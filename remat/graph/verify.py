@@ -1,4 +1,4 @@
-"""The verifier: a table of rules that every pair of forward and backward modules must keep."""
+"""Verify a partitioned graph against a table of rules for forward and backward modules."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from remat.graph.rules.facts import Split as Split
 from remat.graph.source import located
 from remat.units import some_of
 
-#: Faults that one error tells of.
+#: Number of faults that one error describes.
 SHOWN = 5
 
 
 def verify(split: Split) -> None:
-    """Checks every rule.
+    """Check every rule on a partitioned graph.
 
     Raises:
-        VerifyError: names the first rule that is broken, the nodes that break it, and the lines of
-            the user's source that they come from.
+        VerifyError: a rule is broken. The message names the first broken rule, the nodes that break
+            it, and their lines in the user's source.
     """
     facts = Facts(split)
     for rule, check in RULES:
@@ -36,7 +36,8 @@ def _message(split: Split, rule: str, broken: list[Fault]) -> str:
     return "\n".join(lines + [f"  {located(n)}" for n in nodes.values()])
 
 
-#: Every rule with the check that yields what breaks it; the first asks whether the others can ask.
+#: Rules in the order of the checks. Each check yields the faults that break its rule. The first rule comes
+#: first because the other checks assume complete graphs.
 RULES: tuple[tuple[str, Callable[[Facts], Iterator[Fault]]], ...] = (
     ("forward and backward must be whole graphs", signatures.graphs_are_complete),
     ("forward must take the inputs of the joint graph", signatures.forward_takes_the_inputs),

@@ -1,8 +1,8 @@
-"""Arguments that a call writes to or returns views of, from the schema of its operator.
+"""Arguments that a call writes to or returns views of, read from the schema of its operator.
 
-A schema marks arguments (and results) that share memory, and among them those that are written. One
-operator means something else by it: `set_` lets its destination look at the memory of its source, so
-that the destination is another tensor from there on, while no memory is written at all.
+A schema marks arguments and results that share memory, and arguments that the operator writes to.
+The operator `set_` is an exception: it makes its destination a view of the source's memory and
+writes to no memory.
 """
 
 from __future__ import annotations
@@ -18,34 +18,40 @@ from remat import torch_compat
 
 T = TypeVar("T")
 
-#: An argument of an operator, by position and name.
+#: Position and name of an argument in an operator's schema.
 Place = tuple[int, str]
 
 
 def written_by(node: fx.Node) -> list[fx.Node]:
-    """The arguments that a call writes to, in the order of the schema; those in lists too."""
+    """Return the arguments that a call writes to, in schema order, including elements of lists."""
     return [v for place in written_places(node.target) for v in _given(node, place)]
 
 
 def is_destination(argument: fx.Node, node: fx.Node) -> bool:
-    """Whether a call writes to an argument, whatever of it it reads: it must be given the thing itself."""
+    """Return whether a call writes to an argument, so that the call must get this very tensor.
+
+    A copy or a recomputed value would not receive the write.
+    """
     return argument in written_by(node)
 
 
 def aliased_argument(node: fx.Node) -> fx.Node | None:
-    """The argument whose memory the call's result is a view of."""
+    """Return the argument whose memory the call's result is a view of; None without an alias."""
     return aliased_arguments((node,))[0]
 
 
 def root_of(node: fx.Node) -> fx.Node:
-    """The node that a node is a view of, or a view of a view, and so on; itself if it is none."""
+    """Follow aliased arguments from a node to the node that owns the memory, and return it.
+
+    A node that is not a view is its own root.
+    """
     while (base := aliased_argument(node)) is not None:
         node = base
     return node
 
 
 def aliased_arguments(nodes: Sequence[fx.Node]) -> list[fx.Node | None]:
-    """For each node, `aliased_argument`."""
+    """Return `aliased_argument` of each node."""
     return [
         None if places == () else _aliased(node, places)
         for node, places in zip(nodes, by_target(nodes, _may_alias), strict=True)
@@ -53,13 +59,18 @@ def aliased_arguments(nodes: Sequence[fx.Node]) -> list[fx.Node | None]:
 
 
 def by_target(nodes: Iterable[fx.Node], ask: Callable[[fx.Node], T]) -> list[T]:
-    """For each node, what is so for its operator: asked once, not once per node.
+    """Return an answer for each node, asking once per operator instead of once per node.
 
-    Operators go by their identity, as hashing an overload takes longer.
+    Operators are compared by identity, because hashing an overload takes longer.
+
+    Args:
+        nodes: the nodes.
+        ask: computes the answer; its result may depend on the node's operator only.
     """
     known: dict[int, T] = {}
     found: list[T] = []
     for node in nodes:
+        # The nodes keep their targets alive, so each `id` stays unique.
         target = id(node.target)
         if target not in known:
             known[target] = ask(node)
@@ -69,7 +80,10 @@ def by_target(nodes: Iterable[fx.Node], ask: Callable[[fx.Node], T]) -> list[T]:
 
 @functools.cache
 def aliased_places(target: Any) -> tuple[Place, ...]:
-    """The arguments that an operator's only result may be a view of."""
+    """Return the arguments that an operator's result may be a view of.
+
+    Empty for operators with several results.
+    """
     if not isinstance(target, torch_compat.OpOverload):
         return ()
     returns, arguments = torch_compat.schema(target).returns, torch_compat.schema(target).arguments
@@ -83,7 +97,7 @@ def aliased_places(target: Any) -> tuple[Place, ...]:
 
 @functools.cache
 def written_places(target: Any) -> tuple[Place, ...]:
-    """The arguments that a call of an operator writes to."""
+    """Return the arguments that an operator writes to."""
     if not (isinstance(target, torch_compat.OpOverload) and torch_compat.schema(target).is_mutable):
         return ()
     return tuple(
@@ -94,7 +108,7 @@ def written_places(target: Any) -> tuple[Place, ...]:
 
 
 def _given(node: fx.Node, place: Place) -> list[fx.Node]:
-    """The nodes that a call is given for an argument."""
+    """Return the nodes that a call receives for an argument."""
     k, name = place
     value: Any = node.args[k] if k < len(node.args) else node.kwargs.get(name)
     values = value if isinstance(value, (tuple, list)) else (value,)
@@ -102,7 +116,10 @@ def _given(node: fx.Node, place: Place) -> list[fx.Node]:
 
 
 def _may_alias(node: fx.Node) -> tuple[Place, ...] | None:
-    """The arguments that a call's result may be a view of; None: ask the maker."""
+    """Return the arguments that a call's result may be a view of.
+
+    None for ``getitem``, whose answer depends on the node that computes the tuple.
+    """
     if node.op != "call_function":
         return ()
     if isinstance(node.target, torch_compat.OpOverload):
@@ -112,7 +129,7 @@ def _may_alias(node: fx.Node) -> tuple[Place, ...] | None:
 
 def _aliased(node: fx.Node, places: tuple[Place, ...] | None) -> fx.Node | None:
     if places is None:
-        # An element of a list of views: the list itself was grouped with its base.
+        # An element of a list of views aliases the list, whose own aliased argument is the base.
         maker = node.args[0]
         return maker if isinstance(maker, fx.Node) and aliased_argument(maker) is not None else None
     args = node.args

@@ -154,7 +154,9 @@ def _control(page: Page) -> str:
     jumps = [(page.start, page.stops[page.start].label)]
     if page.knee is not None:
         jumps.append((page.knee, "Knee: beyond it, more memory buys little"))
-    buttons = "".join(f'<button type="button" data-stop="{k}">{escape(t)}</button>' for k, t in jumps)
+    buttons = "".join(
+        f'<button type="button" data-stop="{k}">{escape(t)}</button>' for k, t in jumps
+    )
     return (
         f'<div class="slider"><label for="budget">{label}</label><output id="budget-now" for="budget"></output>'
         f'<input type="range" id="budget" min="0" max="{len(page.stops) - 1}" step="1" value="{page.start}">'

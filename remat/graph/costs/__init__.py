@@ -1,4 +1,4 @@
-"""What it costs to run a node once: cost models with plain integer results."""
+"""Cost models: the cost of running a node once, as an integer."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ from remat.graph.costs.store import CostWarning as CostWarning
 
 
 def builtin_cost_models() -> list[type[CostModel]]:
-    """Our own cost models, in the order in which they are listed."""
+    """Return remat's own cost models in the order in which they are listed."""
     return [Auto, Roofline, RooflineFused, Inductor, Profile, Flops, Unit]

@@ -1,4 +1,4 @@
-"""The default cost model: which one it is depends on the lowering, and on where the tensors are."""
+"""The default cost model, which depends on the lowering and on the device of the tensors."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from remat.graph.costs.profile import Profile
 from remat.graph.costs.roofline import Roofline
 from remat.graph.joint import JointGraph
 
-#: The presets that stand for types of devices; any other type is planned for as an H100.
+#: Preset for each device type; any other type uses the preset of an H100.
 _PRESETS = {"cpu": "epyc"}
 
 
 @dataclass(frozen=True, slots=True)
 class Auto(CostModel):
-    """``roofline-fused`` if Inductor compiles the step, ``roofline`` if its graphs run as they are.
+    """``roofline-fused`` if Inductor compiles the step, ``roofline`` if its graphs run eagerly.
 
-    Both are for the kind of device that the step's tensors are on.
+    Both use the preset for the device type of the step's tensors.
     """
 
     name: ClassVar[str] = "auto"
@@ -36,10 +36,10 @@ class Auto(CostModel):
 
     @classmethod
     def parse(cls, argument: str | None) -> Self:
-        """Reads nothing.
+        """Return the model, which takes no argument.
 
         Raises:
-            ProblemError: there is an argument.
+            ProblemError: an argument is given.
         """
         if argument is not None:
             raise ProblemError(
@@ -49,12 +49,12 @@ class Auto(CostModel):
         return cls()
 
     def on(self, joint: JointGraph) -> CostModel:
-        """The model for one graph."""
+        """Return `RooflineFused` for a graph lowered for Inductor, `Roofline` for other graphs."""
         kind = RooflineFused if joint.lower == "inductor" else Roofline
         return kind(DEVICES[preset_of(device_type_of(joint))])
 
     def cost(self, node: fx.Node) -> int:
-        """Of a node of no graph in particular: that of `Roofline`."""
+        """Return the cost of a node under `Roofline`, because its graph's lowering is unknown."""
         return Roofline().cost(node)
 
     def __str__(self) -> str:
@@ -62,25 +62,26 @@ class Auto(CostModel):
 
 
 def preset_of(device_type: str) -> str:
-    """The preset whose rates stand for a type of device."""
+    """Return the name of the preset whose rates are used for a device type."""
     return _PRESETS.get(device_type, "h100")
 
 
 def is_for_cpu(cost: CostModel) -> bool:
-    """Whether a cost model is for a CPU. One that names no device is not."""
-    if isinstance(cost, Profile):  # by itself it runs operators where the tensors are
+    """Return whether a cost model is for a CPU; False for models without a device."""
+    # Without a device, `Profile` runs operators on the device of the tensors.
+    if isinstance(cost, Profile):
         return cost.device is None or cost.device.startswith("cpu")
     device = getattr(cost, "device", None)
     return isinstance(device, Device) and is_cpu(device)
 
 
 def is_cpu(device: Device) -> bool:
-    """Whether a device is a CPU: a preset, or this machine's, measured."""
+    """Return whether a device is a CPU: a preset, or this machine's measured CPU."""
     return device.name.startswith("cpu") or device.name == preset_of("cpu")
 
 
 def device_type_of(joint: JointGraph) -> str:
-    """The type of device that most inputs of a graph are on."""
+    """Return the device type of most inputs of a graph; empty without tensor inputs."""
     values = [n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder")]
     types = [v.device.type for v in values if isinstance(v, torch.Tensor)]
     return max(types, key=types.count, default="")

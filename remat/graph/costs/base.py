@@ -1,7 +1,7 @@
-"""What a cost model is, and how it is asked about a graph.
+"""Base class of cost models, and the costs of the nodes of a graph.
 
 A model is a frozen value with a name, a unit and one method. Views, tuple elements, sizes and
-constants cost nothing under any model: `node_costs` never asks a model about them.
+constants cost nothing under any model, so `node_costs` does not ask a model for them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _REPORT: ContextVar[Callable[[str], None] | None] = ContextVar("remat_costs_repo
 
 
 class CostModel:
-    """Base of cost models; plugins subclass it and hand the class over in `remat_cost_models`.
+    """Base of cost models; plugins subclass it and return the class from `remat_cost_models`.
 
     Attributes:
-        name: what the model is called in ``cost="name"``; an argument may follow a colon.
-        unit: unit of the results.
+        name: name of the model in ``cost="name"``; an argument may follow a colon.
+        unit: unit of the costs.
         summary: one line for ``remat costs``.
-        contextual: whether a cost depends on a node's neighbours too. If not, calls with the same
-            operator, constants, shapes, strides, dtypes and devices are asked for once.
+        contextual: whether a cost also depends on a node's neighbours. If False, calls with the
+            same operator, constants, shapes, strides, dtypes and devices are priced once.
     """
 
     name: ClassVar[str]
@@ -47,10 +47,13 @@ class CostModel:
 
     @classmethod
     def parse(cls, argument: str | None) -> CostModel:
-        """Builds the model from the text behind the colon, None where there is none.
+        """Build the model from an argument.
+
+        Args:
+            argument: the text after the colon in ``cost="name:argument"``; None without a colon.
 
         Raises:
-            ProblemError: the model does not take this argument.
+            ProblemError: the model does not accept this argument.
         """
         if argument is not None:
             raise ProblemError(
@@ -60,15 +63,15 @@ class CostModel:
 
     @classmethod
     def arguments(cls) -> Mapping[str, str]:
-        """What may follow the colon, with a few words on each, for ``remat costs``."""
+        """Return the arguments that may follow the colon, with descriptions for ``remat costs``."""
         return {}
 
     def on(self, joint: JointGraph) -> CostModel:
-        """The model for one graph: itself, unless it stands for others."""
+        """Return the model to use for one graph; by default this model."""
         return self
 
     def cost(self, node: fx.Node) -> int:
-        """Cost of running ``node`` once, in `unit`: 0 or more.
+        """Return the cost of running ``node`` once, in `unit`: 0 or more.
 
         Args:
             node: a ``call_function`` node whose inputs and result carry ``meta["val"]``.
@@ -76,28 +79,34 @@ class CostModel:
         raise NotImplementedError
 
     def costs(self, nodes: Sequence[fx.Node]) -> Sequence[int]:
-        """Cost of each of several nodes of one graph; for models that gain by being asked once."""
+        """Return the cost of each of several nodes of one graph.
+
+        Override this method if the model is faster for many nodes together.
+        """
         return [self.cost(node) for node in nodes]
 
     def fallbacks(self, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
-        """Which of these nodes the model could not do as it promises, and what it did instead.
+        """Describe the nodes that the model could not price by its own method, and the substitute.
 
-        One line for each distinct call, in the order of ``nodes``, after `costs` was asked.
+        Call this method after `costs`.
+
+        Returns:
+            One line for each distinct call, in the order of ``nodes``.
         """
         return ()
 
     def key(self) -> str:
-        """All that the costs depend on besides the graph, for the keys of caches."""
+        """Return a text for cache keys that covers all that costs depend on besides the graph."""
         return str(self)
 
     def __str__(self) -> str:
-        """The text that `parse` reads back, behind the name and a colon."""
+        """Return the model's name and argument as in ``cost="name:argument"``."""
         return self.name
 
 
 @contextlib.contextmanager
 def reporting(callback: Callable[[str], None]) -> Iterator[None]:
-    """Hands a few words on every step of slow costing to ``callback``, within a ``with`` block."""
+    """Pass progress messages of slow cost models to ``callback`` inside of a ``with`` block."""
     token = _REPORT.set(callback)
     try:
         yield
@@ -106,7 +115,7 @@ def reporting(callback: Callable[[str], None]) -> Iterator[None]:
 
 
 def report(text: str) -> None:
-    """Says what a model is doing, to whoever listens by `reporting`."""
+    """Pass a progress message to the callback of `reporting`, if there is one."""
     callback = _REPORT.get()
     if callback is not None:
         callback(text)
@@ -118,17 +127,23 @@ def node_costs(
     model: CostModel,
     positions: Iterable[int] | None = None,
 ) -> list[int]:
-    """Cost of the nodes of a graph; identical calls are asked for once unless context counts.
+    """Return the cost of each node of a graph.
+
+    Identical calls are priced once, unless the model depends on neighbours.
 
     Args:
         index: the graph.
-        storages: who shares memory in it.
-        model: the model.
-        positions: the nodes that matter, all where None; others cost 0 and are not asked for.
+        storages: storages of its values.
+        model: the cost model.
+        positions: positions to price; None means all. Other positions cost 0.
+
+    Returns:
+        One cost per position, in the model's unit; 0 for views, tuple elements, sizes and
+        placeholders.
 
     Raises:
-        ProblemError: the model raises, or answers with something that is no finite number of 0 or
-            more; the message names the model and the node.
+        ProblemError: the model raises, or returns a cost that is not a finite number of 0 or more.
+            The message names the model and the node.
     """
     first: dict[Any, int] = {}
     asked: list[fx.Node] = []
@@ -138,6 +153,7 @@ def node_costs(
     costs = [0] * len(index)
     for i in range(len(index)) if positions is None else positions:
         node = index.nodes[i]
+        # A node that does not own its storage is a view, which costs nothing.
         if node.op != "call_function" or storages.owner[i] != i or _is_free(node):
             continue
         called = () if index.plain[i] else _bodies(node)
@@ -158,9 +174,10 @@ def node_costs(
 
 
 def _bodies(node: fx.Node) -> list[list[fx.Node]]:
-    """The calls in each graph that an operator calls; none for what a model prices as a whole.
+    """Return the calls of each graph that an operator calls.
 
-    Attention has formulas of its own: the graphs it is given are about single scores.
+    Empty for operators that a model prices as a whole. Attention is one of them: it has formulas of
+    its own, and its graphs compute single scores.
     """
     if "flex_attention" in str(node.target):
         return []
@@ -175,9 +192,9 @@ def _bodies(node: fx.Node) -> list[list[fx.Node]]:
 
 
 def _nested_cost(model: CostModel, node: fx.Node, called: Sequence[Sequence[fx.Node]]) -> int:
-    """Cost of an operator from that of the graphs it calls, as often as it calls them.
+    """Return the cost of an operator as the cost of the graphs it calls, times the number of calls.
 
-    Of the branches of a condition the dearest counts. A loop whose number of rounds is not known
+    For a condition, the most expensive branch counts. A loop with an unknown number of rounds
     counts as one round.
     """
     each = []
@@ -190,7 +207,10 @@ def _nested_cost(model: CostModel, node: fx.Node, called: Sequence[Sequence[fx.N
 
 
 def _rounds(node: fx.Node) -> int:
-    """How often ``scan`` and ``map`` call their graph: the length of what they go over."""
+    """Return how often an operator calls its graph: the length of the sequence that it loops over.
+
+    1 for operators other than ``scan`` and ``map``.
+    """
     name = str(node.target)
     if name not in ("scan", "map_impl"):
         return 1
@@ -201,7 +221,8 @@ def _rounds(node: fx.Node) -> int:
 
 
 def _ask(model: CostModel, nodes: list[fx.Node]) -> list[int]:
-    """What the model answers, as integers; where it raises, the node is named."""
+    """Return the model's costs of nodes, checked and converted to integers."""
+    # Nodes are priced one by one if possible, so that an error can name the node.
     if type(model).costs is CostModel.costs:
         answers = [_guarded(model, [n], f" for '{n.name}' ({n.target})")[0] for n in nodes]
     else:
@@ -215,6 +236,7 @@ def _ask(model: CostModel, nodes: list[fx.Node]) -> list[int]:
 
 
 def _guarded(model: CostModel, nodes: list[fx.Node], where: str) -> list[Any]:
+    """Return the model's costs of nodes; raise a `ProblemError` if the model raises."""
     try:
         return list(model.costs(nodes))
     except RematError:
@@ -226,6 +248,11 @@ def _guarded(model: CostModel, nodes: list[fx.Node], where: str) -> list[Any]:
 
 
 def _checked(model: CostModel, node: fx.Node, cost: Any) -> int:
+    """Return a cost as an int, rounded up.
+
+    Raises:
+        ProblemError: the cost is not a finite number of 0 or more.
+    """
     number = isinstance(cost, Real) and not isinstance(cost, bool)
     if not number or not math.isfinite(cost) or cost < 0:
         raise ProblemError(
@@ -237,22 +264,34 @@ def _checked(model: CostModel, node: fx.Node, cost: Any) -> int:
 
 
 def _is_free(node: fx.Node) -> bool:
-    """Elements of tuples, and arithmetic on sizes."""
+    """Return whether a node is an element of a tuple or arithmetic on sizes."""
     return is_element(node) or isinstance(node.meta.get("val"), (*SYMBOLIC, int, float))
 
 
 def _signature(node: fx.Node, known: dict[int, Any]) -> Any:
-    """What a model may look at: the operator, its constants, and the tensors it is given.
+    """Return a hashable key of a call: the operator, its constants and its tensor inputs.
 
-    ``known`` are descriptions of values, by identity.
+    Args:
+        node: the call.
+        known: cache of value descriptions by `id`.
     """
     seen: dict[fx.Node, int] = {}
     kwargs = _describe(node.kwargs, seen, known) if node.kwargs else None
+    # Operators are keyed by identity, because hashing an overload takes longer.
     return (id(node.target), _describe(node.args, seen, known), kwargs)
 
 
 def _describe(x: Any, seen: dict[fx.Node, int], known: dict[int, Any]) -> Any:
-    """A hashable description; ``x + x`` and ``x + y`` read different amounts of memory."""
+    """Return a hashable description of an argument.
+
+    Nodes are numbered by first appearance, because ``x + x`` and ``x + y`` read different amounts
+    of memory.
+
+    Args:
+        x: the argument.
+        seen: number of each node so far.
+        known: cache of value descriptions by `id`.
+    """
     if isinstance(x, fx.Node):
         which = seen.setdefault(x, len(seen))
         if "val" not in x.meta:

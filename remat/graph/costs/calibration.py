@@ -1,4 +1,4 @@
-"""The rates of this machine's own devices, measured on the spot."""
+"""Measure the rates of this machine's own devices."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ from remat.graph.costs.measure import (
     whole,
 )
 
-#: Sides of the products that are timed, until the next one would take longer than `_ENOUGH_S`.
+#: Side lengths of the timed matrix products, and the time in seconds beyond which no larger product is timed.
 _SIDES = (256, 512, 1024, 2048, 4096, 8192)
 _ENOUGH_S = 0.25
-#: Bytes that are copied; more than any cache holds.
+#: Bytes of the timed copy, more than any cache holds.
 _COPY_BYTES = 128 * 2**20
-#: Seconds for the runs of each thing that is timed.
+#: Seconds for the repeated runs of each timed call.
 _RUNS_S = 0.04
 
 
 def calibrate(device: str | torch.device = "here") -> Device:
-    """Measures a device of this machine: products in both precisions, a copy, random numbers, tanh, pooling. Takes 1 s or so.
+    """Measure the rates of a device of this machine, in about 1 s.
 
-    Products of float32 run in the precision that PyTorch is set to use for them
-    (`torch.set_float32_matmul_precision`). Of each figure the best run counts.
+    Times matrix products in two precisions, a copy, random numbers, tanh and max pooling. The best
+    run of each counts. Products of float32 use the precision set with
+    `torch.set_float32_matmul_precision`.
 
     Args:
-        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or ``"here"``: the current CUDA device where
-            there is one, else the CPU.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or ``"here"`` for the current CUDA device, or
+            the CPU without one.
 
     Raises:
-        ProblemError: there is no such device here.
+        ProblemError: the machine has no such device.
     """
     found = _resolve(device)
     with undisturbed(found):
@@ -60,12 +61,12 @@ def calibrate(device: str | torch.device = "here") -> Device:
 
 
 def calibrated(device: str | torch.device = "here") -> Device:
-    """What `calibrate` found the first time that this process asked for the device."""
+    """Return the result of `calibrate`, measured once per device and process."""
     return _calibrated(str(_resolve(device)))
 
 
 def is_here(text: str) -> bool:
-    """Whether a text means a device of the kinds that can be calibrated, present or not."""
+    """Return whether a text names a device type that `calibrate` can measure, present or not."""
     if text == "here":
         return True
     try:
@@ -80,6 +81,11 @@ def _calibrated(device: str) -> Device:
 
 
 def _resolve(device: str | torch.device) -> torch.device:
+    """Return the device that an argument of `calibrate` names.
+
+    Raises:
+        ProblemError: the text names no device, or the machine has no such device.
+    """
     if device == "here":
         return this_device()
     try:
@@ -98,10 +104,12 @@ def _resolve(device: str | torch.device) -> torch.device:
 
 
 def _tflops(device: torch.device, dtype: torch.dtype) -> float:
-    """The best rate of square products, TFLOP/s."""
+    """Return the best rate of square matrix products, in TFLOP/s."""
     best = 0.0
     generator = torch.Generator(device).manual_seed(0)
     for side in _SIDES:
+        # Three matrices must fit a quarter of the free memory, except that one product is always
+        # timed.
         if 3 * side**2 * dtype.itemsize > free_bytes(device) // 4 and best:
             break
         a, b = (
@@ -111,13 +119,14 @@ def _tflops(device: torch.device, dtype: torch.dtype) -> float:
         out = torch.empty(side, side, dtype=dtype, device=device)
         fastest_ps = _fastest_ps(functools.partial(torch.mm, a, b, out=out), device)
         best = max(best, 2 * side**3 / fastest_ps)
+        # The next side is twice as long, so its product takes 8 times as long.
         if 8 * fastest_ps > _ENOUGH_S * 1e12:
             break
     return best
 
 
 def _tbps(device: torch.device) -> float:
-    """Bandwidth of a copy, bytes read and written together, TB/s."""
+    """Return the bandwidth of a copy in TB/s; bytes read and bytes written both count."""
     count = max(2**20, min(_COPY_BYTES, free_bytes(device) // 8))
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -125,18 +134,20 @@ def _tbps(device: torch.device) -> float:
 
 
 def _pooled_per_ps(device: torch.device) -> float:
-    """Elements per picosecond that the windows of a max pooling read."""
+    """Return the number of elements that max-pooling windows read per picosecond."""
     x, window = torch.ones(16, 32, 48, 48, device=device), 3
+    # With stride 2 in two dimensions, there is one window for four elements.
     count = x.numel() // 4 * window**2
     run = functools.partial(max_pool2d, x, window, stride=2, padding=1)
     return count / _fastest_ps(run, device)
 
 
 def _per_ps(elementwise: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> float:
-    """Results per picosecond of an operator on each element."""
+    """Return the number of elements that an elementwise operator computes per picosecond."""
     x = torch.ones(2**20, device=device)
     return x.numel() / _fastest_ps(functools.partial(elementwise, x), device)
 
 
 def _fastest_ps(run: functools.partial[torch.Tensor], device: torch.device) -> int:
+    """Return the picoseconds of the fastest of several runs."""
     return max(1, min(durations_ps(run, device, seconds=_RUNS_S, most=10)))

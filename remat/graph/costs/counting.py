@@ -1,4 +1,4 @@
-"""Costs that are counted: operators, and floating-point operations."""
+"""Costs by counting operators or floating-point operations."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from remat.graph.costs.base import CostModel
 from remat.graph.storages import hint, tensors_of
 from remat.torch_compat import pytree
 
-#: Inductor's draws from a seed: functions of it, and yet as slow as any.
+#: Inductor's operators that draw from a seed: pure functions of the seed, but as slow as other draws.
 _SEEDED = ("prims.inductor_random", "prims.inductor_randint")
-#: Max poolings, with how many dimensions a window has.
+#: Number of window dimensions of each max pooling.
 _MAX_POOLS = {
     "aten.max_pool2d_with_indices": 2,
     "aten.max_pool3d_with_indices": 3,
@@ -53,10 +53,11 @@ class Flops(CostModel):
 
 
 def count_flops(node: fx.Node) -> int:
-    """Floating-point operations of one run of a node; 0 for what has no formula.
+    """Return the floating-point operations of one run of a node; 0 for operators without a formula.
 
-    The formulas are PyTorch's; attention on a CPU, which its registry lacks, counts as on a GPU, and the
-    grouped products of mixtures of experts have a formula of ours.
+    The formulas are PyTorch's, with two additions. Attention on a CPU, which PyTorch's registry
+    lacks, counts as on a GPU. Grouped products of mixtures of experts have a formula of remat's
+    own.
     """
     from torch.utils.flop_counter import flop_registry
 
@@ -70,17 +71,18 @@ def count_flops(node: fx.Node) -> int:
     try:
         return int(formula(*args, **kwargs, out_val=out))
     except (AssertionError, RuntimeError, NotImplementedError, TypeError, IndexError):
+        # One unknown shape must not end planning.
         return 0  # shapes that the formula does not cover; memory time still counts
 
 
 def count_draws(node: fx.Node) -> int:
-    """Random numbers that one run of a node draws, as far as its result tells."""
+    """Return the number of random numbers that one run of a node draws, taken from its result."""
     drawn = str(ops.packet(node.target)) in _SEEDED or ops.is_random(node)
     return _elements(node) if drawn else 0
 
 
 def count_tanh(node: fx.Node) -> int:
-    """Hyperbolic tangents that one run of a node takes."""
+    """Return the number of hyperbolic tangents that one run of a node computes."""
     packet, args = ops.packet(node.target), node.args
     if packet is torch.ops.aten.tanh:
         return _elements(node)
@@ -90,7 +92,7 @@ def count_tanh(node: fx.Node) -> int:
 
 
 def count_pooled(node: fx.Node) -> int:
-    """Elements that the windows of a max pooling read in one run of a node."""
+    """Return the number of elements that the windows of a max pooling read in one run."""
     spatial = _MAX_POOLS.get(str(ops.packet(node.target)))
     if spatial is None:
         return 0
@@ -99,7 +101,8 @@ def count_pooled(node: fx.Node) -> int:
     return _elements(node) * math.prod(whole)
 
 
-#: What is slower on some devices than the bytes that it moves: the device's rate, and how it is counted.
+#: Work that may take longer than its memory traffic: attribute of `Device` for the rate, and the function that
+#: counts the work of a node.
 SLOW: Mapping[str, Callable[[fx.Node], int]] = {
     "draws_tops": count_draws,
     "tanh_tops": count_tanh,
@@ -108,13 +111,16 @@ SLOW: Mapping[str, Callable[[fx.Node], int]] = {
 
 
 def _elements(node: fx.Node) -> int:
-    """Elements of a node's largest result."""
+    """Return the number of elements of a node's largest result."""
     tensors = tensors_of(node.meta.get("val"))
     return max((math.prod(hint(s) for s in t.shape) for t in tensors), default=0)
 
 
 def _shaped(x: Any) -> Any:
-    """An argument as formulas take it: tensors without contents, some look at more than shapes."""
+    """Convert an argument to the form that FLOP formulas take, with symbolic sizes as ints.
+
+    Tensors become meta tensors, because some formulas read more than shapes.
+    """
     value = x.meta.get("val") if isinstance(x, fx.Node) else x
     if isinstance(value, torch.Tensor):
         return torch.empty([hint(s) for s in value.shape], dtype=value.dtype, device="meta")
@@ -122,10 +128,11 @@ def _shaped(x: Any) -> Any:
 
 
 def _grouped_product(x: torch.Tensor, y: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Operations of ``_grouped_mm``: each group's share of the ragged dimension by its matrix.
+    """Return the operations of ``_grouped_mm``, which splits a ragged dimension into groups.
 
-    A matrix by a stack of them splits the rows of ``x``, a stack by a matrix the columns of ``y``,
-    two matrices what is summed over; so each row meets one matrix only.
+    If one operand is a stack of matrices, the groups split the rows of ``x`` or the columns of
+    ``y``. If both operands are matrices, the groups split the summed dimension. In all cases each
+    row meets a single matrix.
     """
     a, b = x.shape, y.shape
     rows = a[-2] if len(a) < len(b) or len(b) == 2 else a[0] * a[-2]
@@ -134,7 +141,7 @@ def _grouped_product(x: torch.Tensor, y: torch.Tensor, *_: Any, **__: Any) -> in
 
 @functools.cache
 def _further() -> Mapping[Any, Callable[..., int]]:
-    """Formulas by operator, for those that PyTorch's registry lacks."""
+    """Return formulas for operators that PyTorch's registry lacks, by operator."""
     from torch.utils.flop_counter import flop_registry
 
     attention = flop_registry[torch.ops.aten._scaled_dot_product_flash_attention]

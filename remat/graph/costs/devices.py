@@ -1,4 +1,4 @@
-"""Devices by their peak rates: from vendors' data sheets, or from a TOML file."""
+"""Peak rates of devices, from vendors' data sheets or from a TOML file."""
 
 from __future__ import annotations
 
@@ -24,27 +24,30 @@ _RATES = {
     "tanh_tops": "10¹²/s",
     "pooled_tops": "10¹²/s",
 }
-#: Rates that a device may lack.
+#: Rates that may be left out.
 _OPTIONAL = ("ranks_tbps", "draws_tops", "tanh_tops", "pooled_tops")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """Peak rates of a device (dense, vendors' data sheets, or as measured).
+    """Peak rates of a device, for dense operators, from data sheets or measured.
 
     Attributes:
-        name: what it is called, as in ``"roofline:NAME"``.
-        label: name in tables; `name` where it is left empty.
+        name: name of the device, as in ``"roofline:NAME"``.
+        label: name in tables; `name` if empty.
         half_tflops: peak of bfloat16 and float16 matrix products, TFLOP/s.
-        single_tflops: peak of float32 matrix products (TF32 where there is one), TFLOP/s.
+        single_tflops: peak of float32 matrix products (TF32 if the device has it), TFLOP/s.
         memory_tbps: memory bandwidth, TB/s.
-        ranks_tbps: what a rank sends to others of its node at once, TB/s; 0: as much as its memory gives.
-        draws_tops: random numbers, 10¹² a second; 0: as many as memory takes.
-        tanh_tops: hyperbolic tangents, which GPT-2's GELU is made of, likewise.
-        pooled_tops: elements that the windows of max pooling read, likewise.
+        ranks_tbps: bandwidth from one rank to the other ranks of its node, TB/s; 0 means the memory
+            bandwidth.
+        draws_tops: random numbers, 10¹² per second; 0 means limited by memory only.
+        tanh_tops: hyperbolic tangents, as in GPT-2's GELU, 10¹² per second; 0 means limited by
+            memory only.
+        pooled_tops: elements read by max-pooling windows, 10¹² per second; 0 means limited by
+            memory only.
 
     Raises:
-        ProblemError: the name is empty, or a rate is no finite number above 0.
+        ProblemError: the name is empty, or a rate is not a finite number above 0.
     """
 
     name: str
@@ -65,28 +68,32 @@ class Device:
 
     @property
     def sent_per_ps(self) -> float:
-        """Bytes that a rank sends to others in a picosecond."""
+        """Bytes that a rank sends to other ranks per picosecond."""
         return self.ranks_tbps or self.memory_tbps
 
     def flops_per_ps(self, dtype: torch.dtype) -> float:
-        """Operations per picosecond, which is the number of TFLOP/s."""
+        """Return the peak operations per picosecond of a dtype; equal to the rate in TFLOP/s."""
         if dtype in (torch.bfloat16, torch.float16):
             return self.half_tflops
         if dtype.is_floating_point and dtype.itemsize == 1:
+            # Tensor cores run 8-bit floats at twice the rate of 16-bit ones, on an H100 1979
+            # TFLOP/s.
             return 2 * self.half_tflops
         if dtype is torch.float64:
+            # The ratio of an A100: 19.5 TFLOP/s in float64, 156 in TF32.
             return self.single_tflops / 8
         return self.single_tflops
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Device:
-        """Reads a device from a TOML file with this class's attributes as keys.
+        """Read a device from a TOML file with this class's attributes as keys.
 
-        ``label`` and the optional rates may lack.
+        The keys ``label``, ``ranks_tbps``, ``draws_tops``, ``tanh_tops`` and ``pooled_tops`` may be
+        missing.
 
         Raises:
-            ProblemError: the file cannot be read, is no TOML, or a key is missing, unknown or
-                wrong; the file and the key are named.
+            ProblemError: the file cannot be read or is not TOML, or a key is missing, unknown or
+                has an invalid value. The message names the file and the key.
         """
         where = f"device file '{path}'"
         try:
@@ -108,7 +115,9 @@ class Device:
         return cls(**data)
 
     def to_toml(self, path: str | Path) -> Path:
-        """Writes the device as TOML, whole or not at all, for ``roofline:PATH``.
+        """Write the device to a TOML file for ``roofline:PATH`` and return the path.
+
+        The write is atomic: the file is complete or unchanged.
 
         Raises:
             ProblemError: the path does not end in ``.toml``, or cannot be written.
@@ -123,7 +132,7 @@ class Device:
 
 
 def _fault(values: Mapping[str, Any]) -> str | None:
-    """What is wrong with the values of a device, or None."""
+    """Return a description of the first invalid value of a device; None if all are valid."""
     for key, text in (("name", values["name"]), ("label", values.get("label", ""))):
         if not isinstance(text, str) or (key == "name" and not text):
             return f"key '{key}' is {text!r}; expected text"
@@ -142,7 +151,9 @@ def _fault(values: Mapping[str, Any]) -> str | None:
 
 
 def _literal(value: str | float) -> str:
-    if isinstance(value, str):  # what JSON escapes, TOML reads; DEL is the one that JSON leaves
+    """Return a value as a TOML literal."""
+    if isinstance(value, str):
+        # JSON strings are valid TOML, except for DEL, which JSON leaves unescaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(float(value))
 

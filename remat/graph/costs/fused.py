@@ -1,4 +1,4 @@
-"""A roofline for compiled code: what a fusing compiler keeps in registers is not moved."""
+"""Roofline for compiled code: values that a fusing compiler keeps in registers move no bytes."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from remat.graph.writes import aliased_argument
 
 @dataclass(frozen=True, slots=True)
 class RooflineFused(Roofline):
-    """The roofline of a graph whose pointwise operators and reductions are fused, in picoseconds.
+    """Roofline of a graph whose pointwise operators and reductions are fused, in picoseconds.
 
     A node costs ``max(operations / peak, external bytes / bandwidth)``, at least 1 ps. Two nodes
-    fuse where one reads the other, directly or through views and elements of tuples, both are
-    pointwise operators, reductions or random draws (`OpTaxonomy.is_fusible`), neither writes to an
-    argument, and both are on the same device. External bytes of a node that fuses are
+    fuse if one reads the other, directly or through views and elements of tuples, and if three more
+    conditions hold. Both are pointwise operators, reductions or random draws
+    (`OpTaxonomy.is_fusible`), neither writes to an argument, and both are on the same device.
+    External bytes of a node that may fuse are
 
-    - the bytes it reads from whatever does not fuse with it: inputs, products, convolutions,
+    - the bytes that it reads from nodes that do not fuse with it: inputs, products, convolutions,
       attention, custom operators;
-    - the bytes of each result that something reads that does not fuse with it, that the graph
-      returns, or that nobody reads.
+    - the bytes of each result that a node reads that does not fuse with it, that the graph returns,
+      or that no node reads.
 
-    A node that never fuses (a product, say) moves all its bytes, as under `Roofline`. No cost is
-    ever above `Roofline`'s on the same device.
+    A node that never fuses (a product, for example) moves all its bytes, as under `Roofline`. No
+    cost is above `Roofline`'s on the same device.
 
-    The model is additive, so it cannot know what a plan will do: a value that a plan saves is read
-    from memory where this model lets it flow in a register, siblings that share a read pay for it
-    each, and forward and backward readers count alike.
+    The model is additive, so it cannot know the plan. A saved value is read from memory, but this
+    model assumes that it stays in a register. Siblings that share a read each pay for it. Readers
+    in forward and in backward count the same.
     """
 
     name: ClassVar[str] = "roofline-fused"
@@ -44,16 +45,21 @@ class RooflineFused(Roofline):
     contextual: ClassVar[bool] = True
 
     def moved_bytes(self, node: fx.Node) -> int:
-        """Bytes that one run reads from memory and writes to it, given its neighbours."""
+        """Return the bytes that one run reads from and writes to memory, given its neighbours."""
         return moved_by(node, fuse) if may_fuse(node) else all_bytes(node)
 
 
-#: Whether one node computes what another one reads in a register.
+#: Function that returns whether two nodes pass a value in a register.
 Fuse = Callable[[fx.Node, fx.Node], bool]
 
 
 def moved_by(node: fx.Node, fuse: Fuse) -> int:
-    """Bytes that a run reads from what does not fuse with it, and writes for what does not."""
+    """Return the bytes that a node reads from producers and writes for readers outside its kernel.
+
+    Args:
+        node: the node.
+        fuse: returns whether two nodes are in one kernel.
+    """
     read = sum(
         tensor_bytes(n.meta.get("val"))
         for n in node.all_input_nodes
@@ -69,34 +75,38 @@ def moved_by(node: fx.Node, fuse: Fuse) -> int:
 
 
 def is_written(node: fx.Node, value: fx.Node, fuse: Fuse) -> bool:
-    """Whether ``value``, which ``node`` computes, must exist in memory."""
+    """Return whether ``value``, which ``node`` computes, must be written to memory.
+
+    False only if there are readers and all of them fuse with ``node``.
+    """
     readers = list(readers_of(value))
     return not readers or not all(fuse(node, reader) for reader in readers)
 
 
 def fuse(a: fx.Node, b: fx.Node) -> bool:
-    """Whether two nodes fuse where one reads the other, as far as their kind and device tell."""
+    """Return whether two nodes may fuse if one reads the other, judged by operator and device."""
     return may_fuse(a) and may_fuse(b) and _device(a) == _device(b)
 
 
 def may_fuse(node: fx.Node) -> bool:
+    """Return whether a fusing compiler may merge the node with others."""
     taxonomy = ops.default_taxonomy()
     return (
         node.op == "call_function"
         and not isinstance(node.target, torch_compat.HigherOrderOperator)
         and taxonomy.is_fusible(node)
-        and not taxonomy.is_compute_intensive(node)  # attention with dropout is random too
+        and not taxonomy.is_compute_intensive(node)  # attention may be random, but never fuses
         and not ops.is_mutating(node)
     )
 
 
 def is_passed_on(node: fx.Node) -> bool:
-    """Whether a node only hands on what it is given: a view, or an element of a tuple."""
+    """Return whether a node computes nothing, because it is a view or an element of a tuple."""
     return node.target is operator.getitem or aliased_argument(node) is not None
 
 
 def producer_of(node: fx.Node) -> fx.Node:
-    """The node that computes a value, behind views and elements of tuples."""
+    """Return the node that computes a value, found through views and elements of tuples."""
     while is_passed_on(node) and not ops.is_mutating(node):
         base = node.args[0] if node.target is operator.getitem else aliased_argument(node)
         if not isinstance(base, fx.Node):
@@ -106,7 +116,7 @@ def producer_of(node: fx.Node) -> fx.Node:
 
 
 def readers_of(node: fx.Node) -> Iterator[fx.Node]:
-    """Nodes that read a value, directly or through views."""
+    """Yield the nodes that read a value, directly or through views and elements of tuples."""
     waiting = list(node.users)
     while waiting:
         user = waiting.pop()

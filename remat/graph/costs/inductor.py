@@ -1,4 +1,4 @@
-"""A roofline of the kernels that Inductor's scheduler forms of a joint graph; it is asked, nothing is compiled."""
+"""Roofline of the kernels that Inductor's scheduler forms of a joint graph, without compiling."""
 
 from __future__ import annotations
 
@@ -30,25 +30,26 @@ from remat.graph.storages import fake_mode_of, tensor_bytes, tensors_of
 
 _LOG = logging.getLogger(__name__)
 
-#: For each node of a graph, by name: the kernels that compute it.
+#: Numbers of the kernels that compute each node of a graph, by node name.
 Kernels = dict[str, frozenset[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Inductor(Roofline):
-    """The roofline of a graph as Inductor fuses it, in picoseconds.
+    """Roofline of a graph as Inductor fuses it, in picoseconds.
 
-    Inductor lowers the whole joint graph and its scheduler forms the kernels, for the device that the graph's
-    tensors are on; the device of this model gives the rates, by default the preset for that one. A node costs
-    ``max(operations / peak, external bytes / bandwidth)``, at least 1 ps, where external are the bytes that it
-    reads from what is not computed in its kernels, and those that something outside of them reads. A value
-    that stays in registers, and that a plan may save, would have to be written and read: what that takes is
-    taken off its cost, down to 1 ps.
+    Inductor lowers the whole joint graph, and its scheduler forms the kernels for the device of the
+    graph's tensors. Rates come from the device of this model, by default the preset for the
+    tensors' device. A node costs ``max(operations / peak, external bytes / bandwidth)``, at least 1
+    ps. External bytes are read from nodes outside of the node's kernels, or written for such nodes.
+    If a value stays in registers, a plan that saves the value must write and read it. The bytes of
+    this write and read are subtracted from the node's bytes.
 
-    It takes about 3 ms a node. A graph that Inductor does not lower is priced by `RooflineFused`.
+    Takes about 3 ms per node. If Inductor cannot lower a graph, `RooflineFused` prices the graph.
 
     Attributes:
-        by_tensors: whether the device is the preset for that of the graph's tensors, as where none is named.
+        by_tensors: whether the rates come from the preset for the device of the graph's tensors.
+            True if no device is named.
     """
 
     by_tensors: bool = False
@@ -61,11 +62,17 @@ class Inductor(Roofline):
 
     @classmethod
     def parse(cls, argument: str | None) -> Self:
-        """Reads a device as `Roofline` does; nothing: that of the graph's tensors."""
+        """Build the model from a device, as `Roofline` does.
+
+        None takes the device of the graph's tensors.
+        """
         return cls(by_tensors=True) if argument is None else super(Inductor, cls).parse(argument)
 
     def on(self, joint: JointGraph) -> CostModel:
-        """The model for one graph."""
+        """Return the model for one graph, with the rates of the preset for the graph's device.
+
+        A model with a named device is returned unchanged.
+        """
         if not self.by_tensors:
             return self
         return Inductor(DEVICES[preset_of(device_type_of(joint))])
@@ -74,11 +81,11 @@ class Inductor(Roofline):
         return self.name if self.by_tensors else super(Inductor, self).__str__()
 
     def cost(self, node: fx.Node) -> int:
-        """Time of one run in picoseconds, given the graph that the node is in."""
+        """Return the time of one run in picoseconds, given the graph of the node."""
         return self.costs([node])[0]
 
     def costs(self, nodes: Sequence[fx.Node]) -> Sequence[int]:
-        """Times of nodes of one graph, in picoseconds."""
+        """Return the times of nodes of one graph, in picoseconds."""
         if not nodes:
             return []
         report(f"asking Inductor for the kernels of {len(nodes)} operators")
@@ -104,7 +111,7 @@ class Inductor(Roofline):
 
 
 def _together(kernels: Kernels) -> Fuse:
-    """Whether two nodes are computed in one kernel."""
+    """Return a function that tells whether two nodes are computed in one kernel."""
     none: frozenset[int] = frozenset()
 
     def share(a: fx.Node, b: fx.Node) -> bool:
@@ -113,18 +120,19 @@ def _together(kernels: Kernels) -> Fuse:
     return share
 
 
-#: The newest answer for a graph, with a hash of what the graph was then.
+#: Latest kernels of each graph, with a hash of the graph at that time.
 _KNOWN: weakref.WeakKeyDictionary[fx.Graph, tuple[int, Kernels | None]] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def kernels_of(graph: fx.Graph) -> Kernels | None:
-    """The kernels that compute each node of a graph; None where Inductor does not take the graph.
+    """Return the kernels that compute each node of a graph; None if Inductor cannot lower it.
 
-    Operators that Inductor calls, as products and convolutions, are kernels of their own. A node whose result
-    is not written is computed by each kernel that reads it.
+    Operators that Inductor calls, such as products and convolutions, are kernels of their own. A
+    node whose result is not written belongs to each kernel that reads it.
     """
+    # A graph's text has no shapes, but they decide how Inductor fuses.
     now = hash((str(graph), *map(_layouts, graph.nodes)))
     known = _KNOWN.get(graph)
     if known is None or known[0] != now:
@@ -133,7 +141,7 @@ def kernels_of(graph: fx.Graph) -> Kernels | None:
 
 
 def _layouts(node: fx.Node) -> tuple[str, ...]:
-    """Shapes, strides, types and devices of what a node returns."""
+    """Describe shape, strides, dtype and device of each result of a node."""
     return tuple(
         f"{v.shape} {v.stride() if v.layout is torch.strided else v.layout} {v.dtype} {v.device}"
         for v in tensors_of(node.meta.get("val"))
@@ -141,6 +149,7 @@ def _layouts(node: fx.Node) -> tuple[str, ...]:
 
 
 def _asked(graph: fx.Graph) -> Kernels | None:
+    """Ask Inductor for the kernels of a graph; see `kernels_of`."""
     try:
         with torch.no_grad():
             written = _written_by(_copy(graph))
@@ -158,9 +167,10 @@ def _asked(graph: fx.Graph) -> Kernels | None:
 
 
 def _written_by(module: fx.GraphModule) -> dict[str, set[int]]:
-    """For each node whose result Inductor writes to memory: the kernels that do."""
+    """Return the kernels that write each node's result to memory, by node name."""
     place = {node.name: k for k, node in enumerate(module.graph.nodes)}
     inputs = [n.meta["val"] for n in module.graph.find_nodes(op="placeholder")]
+    # As in `compile_fx`: layout optimisation may change strides, for which a view would fail.
     torch_compat.view_to_reshape(module)  # type: ignore[no-untyped-call]
     state = torch_compat.INDUCTOR
     found: dict[str, set[int]] = {}
@@ -176,7 +186,7 @@ def _written_by(module: fx.GraphModule) -> dict[str, set[int]]:
         for k, kernel in enumerate(scheduled):
             for part in kernel.get_nodes():
                 made_for = [] if part.node is None else part.node.get_origins()
-                # Besides the node that it is made for, a buffer names what is computed on the way.
+                # A buffer's origins include the nodes inlined into it; the last one in the graph is its own.
                 last = max((place.get(n.name, -1) for n in made_for), default=-1)
                 if last >= 0:
                     name = next(n.name for n in made_for if place.get(n.name) == last)
@@ -185,7 +195,7 @@ def _written_by(module: fx.GraphModule) -> dict[str, set[int]]:
 
 
 def _copy(graph: fx.Graph) -> fx.GraphModule:
-    """The graph with its outputs in one list."""
+    """Return a copy of the graph as a module whose outputs are one list."""
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph, {}))
     return fx.GraphModule(graph.owning_module or {}, copy)

@@ -1,4 +1,4 @@
-"""The link between a device and its host's memory: bytes per second, by name or as given."""
+"""Bandwidth of the link between a device and its host's memory."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ LINKS = {
     "pcie5": 64 * 10**9,  # PCI-SIG: 16 lanes of 32 GT/s; NVIDIA H100: 128 GB/s both ways together
     "nvlink-c2c": 450 * 10**9,  # NVIDIA GH200: 900 GB/s both ways together
 }
-#: More than any link has.
+#: Upper limit for a valid rate, above that of any link.
 _MOST_BYTES_PER_S = 10**18
-#: Below this many bytes per second somebody has left out the unit.
+#: Smaller rates without a unit are refused, because the unit was probably forgotten.
 _LEAST_WITHOUT_UNIT = 10**6
 _BITS = "; a small b stands for bits: 25Gb/s are 3.125GB/s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A link to the host, with both directions alike and at once.
+    """A link to the host, whose two directions are equally fast and independent.
 
     Attributes:
-        bytes_per_s: bytes per second, each way.
-        name: one of `LINKS`; empty for a link that was given by its rate.
+        bytes_per_s: bytes per second in each direction.
+        name: a name from `LINKS`; empty for a link given by its rate.
+
+    Raises:
+        ProblemError: the rate is not between 1 and 10¹⁸ bytes per second.
     """
 
     bytes_per_s: int
@@ -44,10 +47,14 @@ class Link:
 
     @classmethod
     def parse(cls, value: object) -> Link:
-        """Reads a name of `LINKS`, bytes per second such as ``"25GB/s"`` or ``25e9``, or the text of a link.
+        """Convert a value to a link.
+
+        Args:
+            value: a `Link`, a name from `LINKS`, the text of a link, or bytes per second such as
+                ``"25GB/s"`` or ``25e9``.
 
         Raises:
-            ProblemError: it is none of these.
+            ProblemError: the value has none of these forms.
         """
         if isinstance(value, Link):
             return value
@@ -69,28 +76,29 @@ class Link:
         )
 
     def time_ps(self, nbytes: int) -> int:
-        """Picoseconds of a copy of so many bytes, rounded up."""
+        """Return the picoseconds to copy a number of bytes, rounded up."""
         return -(-nbytes * _PS_PER_S // self.bytes_per_s)
 
     def bytes_in(self, time_ps: int) -> int:
-        """Bytes that go one way in a time in picoseconds."""
+        """Return the bytes that pass in one direction in a time in picoseconds."""
         return time_ps * self.bytes_per_s // _PS_PER_S
 
     def __str__(self) -> str:
-        """The link as people and `parse` read it: ``"25 GB/s"``, ``"pcie5 (64 GB/s)"``."""
+        """Return the link as text that `parse` accepts: ``"25 GB/s"``, ``"pcie5 (64 GB/s)"``."""
         whole, rest = divmod(self.bytes_per_s, 10**9)
         rate = f"{f'{whole}.{rest:09}'.rstrip('0').rstrip('.')} GB/s"
         return f"{self.name} ({rate})" if self.name else rate
 
 
 def _rate(value: object) -> float:
-    """Bytes per second of a number, or of text with a unit or without; NaN for anything else."""
+    """Return the bytes per second that a number or a text states; NaN for anything else."""
     if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
         return math.nan
     try:
         unit = re.search(r"([kmgt]?i?b)/s\s*$", str(value), re.IGNORECASE)
         if unit is None:
             return float(value)
+        # "GB" and "gb" mean bytes; a small b after a capital, as in "Gb", means bits.
         of_bits = unit[1] != unit[1].lower() and unit[1].endswith("b")
         nbytes = None if of_bits else parse_bytes(str(value)[: unit.end(1)])
     except (ValueError, OverflowError):

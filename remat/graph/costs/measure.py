@@ -1,4 +1,4 @@
-"""Really running things: which devices there are, how much memory is free, how long a call takes."""
+"""Measure this machine: its devices, free memory, and the run time of a call."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ import torch
 
 from remat import torch_compat
 
-#: Bytes overwritten before each run on a GPU, so that none finds its inputs in the cache.
+#: Bytes overwritten before each run on a GPU, so that no run finds its inputs in the cache.
 _FLUSH_BYTES = 256 * 2**20
-#: A run that takes longer than this is not repeated more than once.
+#: Seconds beyond which a single timed run suffices.
 _LONG_S = 1.0
 
 
 def is_present(device: torch.device) -> bool:
-    """Whether things can be run on a device here, now: the CPU, or a CUDA device that exists."""
+    """Return whether this machine has a device that can run operators: the CPU or a CUDA device."""
     if device.type == "cuda":
         return torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
     return device.type == "cpu"
 
 
 def this_device() -> torch.device:
-    """The current CUDA device where there is one, else the CPU."""
+    """Return the current CUDA device, or the CPU without one."""
     return whole(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def whole(device: torch.device) -> torch.device:
-    """A device with its number, where it is one that is numbered and exists."""
+    """Return a device with its index, if its type has indices and the device exists."""
     if device.type != "cuda":
         return torch.device(device.type)
     index: int | None = device.index
@@ -44,7 +44,7 @@ def whole(device: torch.device) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """The maker's name of a device; of the CPU also how many threads PyTorch uses."""
+    """Return the product name of a device, for a CPU with the number of PyTorch's threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -52,7 +52,7 @@ def describe_device(device: torch.device) -> str:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes of memory that can still be had on a device."""
+    """Return the bytes of memory that can still be allocated on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min([_available_bytes(), *_group_bytes()])
@@ -61,16 +61,16 @@ def free_bytes(device: torch.device) -> int:
 def durations_ps(
     run: Callable[[], object], device: torch.device, *, seconds: float, most: int = 20
 ) -> list[int]:
-    """Picoseconds that each of several runs takes, after one to warm up.
+    """Return the picoseconds of several runs of a function, after a warm-up run.
 
-    A run that takes more than twice as long as the fastest was interrupted by something else on the
-    machine: it is left out, and made up for while there is time.
+    A run that takes more than twice as long as the fastest was disturbed by other work on the
+    machine. It is left out and repeated while time remains.
 
     Args:
-        run: what to run; what it returns is dropped after the clock has stopped.
-        device: where it runs; CUDA devices are timed by events.
-        seconds: stop after about so long, yet not before three runs (one, of something slow);
-            after five times as long where most of them are interrupted.
+        run: function to time; its result is dropped after the clock has stopped.
+        device: device that runs it; CUDA devices are timed by events.
+        seconds: time after which runs end, but not before three runs (one, if a run is slow). If
+            most runs are disturbed, runs end after five times as long.
         most: the most runs.
     """
     warm_s = _once_s(run, device)
@@ -84,6 +84,7 @@ def durations_ps(
         begin = time.perf_counter_ns()
         result = run()
         found.append((time.perf_counter_ns() - begin) * 1000)
+        # Freeing the result must not be timed.
         del result
         patience = 1 if len(undisturbed_ps(found)) >= least else 5
         if len(found) >= least and sum(found) >= patience * seconds * 1e12:
@@ -92,7 +93,7 @@ def durations_ps(
 
 
 def _once_s(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds on the wall that one run takes, roughly."""
+    """Return the wall time of one run in seconds."""
     start = time.perf_counter()
     run()
     if device.type == "cuda":
@@ -101,12 +102,13 @@ def _once_s(run: Callable[[], object], device: torch.device) -> float:
 
 
 def undisturbed_ps(times: Sequence[int]) -> list[int]:
-    """Those of several times of the same thing that are at most twice the shortest."""
+    """Return the times that are at most twice the shortest time."""
     limit = 2 * min(times)
     return [t for t in times if t <= limit]
 
 
 def _cuda_ps(run: Callable[[], object], device: torch.device, count: int) -> list[int]:
+    """Return the picoseconds of several runs on a CUDA device, timed by events."""
     flush_bytes = min(_FLUSH_BYTES, free_bytes(device) // 4)
     with torch.cuda.device(device):
         flush = torch.empty(flush_bytes, dtype=torch.uint8, device=device)
@@ -125,10 +127,11 @@ def _cuda_ps(run: Callable[[], object], device: torch.device, count: int) -> lis
 
 @contextlib.contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Runs what is inside on real tensors whatever surrounds it, and leaves no trace.
+    """Run operators on real tensors, independent of the caller's context and without side effects.
 
-    Dispatch modes (a fake one, when planning inside of ``torch.compile``), autograd and autocast
-    are off, warnings are dropped, and every generator is as it was afterwards.
+    Inside of the ``with`` block, dispatch modes (such as a fake mode during ``torch.compile``),
+    autograd and autocast are off, and warnings are dropped. Afterwards, the generators' states are
+    restored.
     """
     cuda = [device.index] if device.type == "cuda" else []
     with (
@@ -145,6 +148,7 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 
 @functools.cache
 def _processor() -> str:
+    """Return the product name of this machine's CPU."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -153,18 +157,19 @@ def _processor() -> str:
 
 
 def _available_bytes() -> int:
-    """What the machine can still give, by its kernel."""
+    """Return the bytes of memory that the operating system still has available."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     with contextlib.suppress(OSError, ValueError, AttributeError):
+        # Without Linux's estimate, half of the physical memory is assumed to be free.
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     return 2 * 2**30
 
 
 def _group_bytes() -> list[int]:
-    """What the control group of a container can still give, where there is a limit."""
+    """Return the bytes that a container's control group still allows; empty without a limit."""
     groups = Path("/sys/fs/cgroup")
     for limit, used in (
         ("memory.max", "memory.current"),

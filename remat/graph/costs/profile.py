@@ -1,4 +1,4 @@
-"""Measured time: every distinct call of an operator really runs, once for all plans."""
+"""Measured time: runs every distinct call of an operator once and stores the time on disk."""
 
 from __future__ import annotations
 
@@ -29,27 +29,28 @@ from remat.graph.costs.roofline import Roofline
 from remat.graph.costs.store import Place, Store, cache_path, store
 from remat.units import format_bytes
 
-#: Seconds for the runs of one call.
+#: Seconds for the repeated runs of one call.
 _RUNS_S = 0.05
-#: Seconds after which what was measured goes to disk, for what may yet happen.
+#: Seconds after which new times are written to disk, so that an interruption loses little.
 _FLUSH_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Profile(CostModel):
-    """Time that each distinct call takes on its device, in picoseconds: the median of several runs.
+    """Median time of each distinct call on its device, in picoseconds.
 
     A call is an operator with its constants and the shapes, strides, dtypes and devices of its
-    tensors. It runs by itself, in eager PyTorch, on tensors made up for it; nothing of the user's
-    is touched, and generators are as before. On the CPU the time holds PyTorch's own overhead, a
-    few microseconds. Times are kept on disk by PyTorch's version, device and number of threads, and
-    the first that reaches the disk stands for all processes.
+    tensors. It runs alone in eager PyTorch on generated tensors. User tensors and generator states
+    stay unchanged. On a CPU, the time includes PyTorch's own overhead of a few microseconds. Times
+    are stored on disk by PyTorch version, device and number of threads. The first time that reaches
+    the disk holds for all processes.
 
-    What cannot be run (it has effects, takes more than half of the free memory, raises, or its
-    device is not here) costs what the roofline of its device says, and is listed by `fallbacks`.
+    Some calls cannot run: they have effects, need more than half of the free memory, raise, or
+    their device is missing. Such calls cost as much as under the roofline of their device, and
+    `fallbacks` lists them.
 
     Attributes:
-        device: where to run everything; None: where the graph's tensors are.
+        device: device to run every call on; None means the device of the graph's tensors.
     """
 
     device: str | None = None
@@ -60,10 +61,10 @@ class Profile(CostModel):
 
     @classmethod
     def parse(cls, argument: str | None) -> Profile:
-        """Reads ``cpu``, ``cuda``, ``cuda:1``, or nothing.
+        """Build the model from ``cpu``, ``cuda``, ``cuda:1``, or None.
 
         Raises:
-            ProblemError: it is no device, or none that is here.
+            ProblemError: the argument is not a device, or the machine does not have the device.
         """
         if argument is None:
             return cls()
@@ -87,15 +88,16 @@ class Profile(CostModel):
         }
 
     def cost(self, node: fx.Node) -> int:
-        """Time of one run in picoseconds, at least 1."""
+        """Return the time of one run in picoseconds, at least 1."""
         return self.costs([node])[0]
 
     def costs(self, nodes: Sequence[fx.Node]) -> list[int]:
-        """Times of many calls; those that are not known are measured, then kept on disk."""
+        """Return the times of calls in picoseconds; measure and store the unknown ones."""
         known = store(cache_path())
         requests = [self._request(n) for n in nodes]
         places = list(map(_place, requests))
         if any(map(known.lacks, places)):
+            # Another process may have measured these calls since the file was read.
             known.merge({})
         missing = {p: r for p, r in zip(places, requests, strict=True) if known.lacks(p)}
         _measure_all(known, missing)
@@ -105,7 +107,7 @@ class Profile(CostModel):
         ]
 
     def fallbacks(self, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
-        """Which of these nodes were not measured, why, and whose cost stands in."""
+        """Describe the nodes that were not measured, each with the reason and the substitute."""
         known = store(cache_path())
         if not known.unmeasured:
             return ()
@@ -131,7 +133,7 @@ class Profile(CostModel):
 
 
 def _measure_all(known: Store, missing: Mapping[Place, Request]) -> None:
-    """Measures what is missing; what is done by then is kept whatever ends it."""
+    """Measure missing calls; store finished times even if an error or interrupt ends the loop."""
     fresh: dict[Place, int] = {}
     flushed_s = time.monotonic()
     try:
@@ -153,7 +155,7 @@ def _measure_all(known: Store, missing: Mapping[Place, Request]) -> None:
 
 
 def _measure(request: Request) -> int | str:
-    """The median time of a call in picoseconds, or why it could not be run."""
+    """Return the median time of a call in picoseconds, or the reason why it could not run."""
     if request.refusal is not None:
         return request.refusal
     for device in request.devices:
@@ -174,16 +176,17 @@ def _measure(request: Request) -> int | str:
 
 
 def _fallback(request: Request) -> Roofline:
-    """The roofline of the device that a call is for; the default one where that is not here."""
+    """Return the roofline of a call's device; the default roofline if the device is missing."""
     return Roofline(calibrated(request.device)) if is_present(request.device) else Roofline()
 
 
 def _place(request: Request) -> Place:
+    """Return the key of a call in the store: environment and call text."""
     return _environment(request.device), request.key
 
 
 def _environment(device: torch.device) -> str:
-    """All that a time depends on besides the call."""
+    """Return a text of all that a time depends on besides the call."""
     name = describe_device(device) if is_present(device) else str(device)
     precision = torch.get_float32_matmul_precision()
     return f"torch {torch.__version__}; {name}; float32 products {precision}"

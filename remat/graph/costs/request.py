@@ -1,4 +1,4 @@
-"""One distinct call of an operator: what to run, on inputs of what kind."""
+"""Describe one distinct call of an operator, so that it can be run on generated inputs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Request:
 
     Attributes:
         target: the operator.
-        args: its arguments.
+        args: its positional arguments.
         kwargs: its keyword arguments.
-        override: where every tensor is to be; None: where it is.
-        devices: all devices that its tensors are on.
+        override: device to move every tensor to; None keeps each tensor on its device.
+        devices: all devices of its tensors.
         nbytes: bytes of its tensors and of its result.
-        refusal: why it must not be run, or None.
-        key: the call in text; equal for calls that cost the same. Devices stand in it without their
-            numbers, as every rank has its own.
+        refusal: why the call must not run; None if it may.
+        key: the call as text, equal for calls with equal cost. Devices appear without their index,
+            because each rank has its own.
     """
 
     target: Any
@@ -44,17 +44,19 @@ class Request:
 
     @property
     def device(self) -> torch.device:
-        """Where the call runs."""
+        """Device that runs the call."""
         return _main(self.devices)
 
 
 def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
-    """The call that a node makes, symbolic sizes by their hint, 4096 without one.
+    """Return the call that a node makes.
+
+    Symbolic sizes count by their hint, or as 4096 without one.
 
     Args:
         node: a ``call_function`` node.
-        override: put every tensor on this device, whatever the graph says. Tensors on the meta
-            device go to this machine's GPU, or else its CPU.
+        override: device to move every tensor to, whatever the graph says. Without it, tensors on
+            the meta device go to this machine's GPU, or else its CPU.
     """
     refusal = _refusal(node)
 
@@ -84,7 +86,7 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
     number = {id(v): k for k, v in enumerate(read, start=1)}
 
     def text_of(x: Any) -> str:
-        """An argument in text; floats by all their digits, and written from ints."""
+        """Return an argument as text; floats keep all digits, and 1.0 differs from 1."""
         if isinstance(x, (list, tuple)):
             return f"[{', '.join(map(text_of, x))}]"
         if isinstance(x, dict):
@@ -101,6 +103,7 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
         kwargs=kwargs,
         override=override,
         devices=tuple(dict.fromkeys(devices)),
+        # `with_inputs` allocates the whole extent of an input, including gaps between its elements.
         nbytes=sum(extent_of(v) * v.dtype.itemsize for v in read) + tensor_bytes(result),
         refusal=refusal,
         key=f"{ops.text_of(node.target)}({', '.join(written)}) on {_main(devices).type}",
@@ -108,9 +111,9 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
 
 
 def with_inputs(request: Request) -> Request:
-    """The request with real tensors in place of fake ones: random numbers, zeros for integers.
+    """Return the request with real tensors instead of fake ones: random floats, and zero integers.
 
-    Zero is a valid index into anything, and a mask of False is a valid mask.
+    Zero is a valid index into any nonempty dimension, and False is a valid mask.
     """
     made: dict[int, torch.Tensor] = {}
 
@@ -126,10 +129,11 @@ def with_inputs(request: Request) -> Request:
 
 
 def _real(like: torch.Tensor, device: torch.device, seed: int) -> torch.Tensor:
+    """Return a real tensor with the layout and dtype of a fake one."""
     dtype, extent = like.dtype, extent_of(like)
     if dtype.is_floating_point or dtype.is_complex:
         generator = torch.Generator(device).manual_seed(seed)
-        drawn = dtype if dtype.itemsize > 1 else torch.float32  # nothing draws float8
+        drawn = dtype if dtype.itemsize > 1 else torch.float32  # PyTorch cannot draw float8
         flat = torch.rand(extent, dtype=drawn, device=device, generator=generator).to(dtype)
     else:
         flat = torch.zeros(extent, dtype=dtype, device=device)
@@ -137,13 +141,15 @@ def _real(like: torch.Tensor, device: torch.device, seed: int) -> torch.Tensor:
 
 
 def _placed(device: torch.device, override: torch.device | None) -> torch.device:
-    """Where a tensor is to be that a graph has on a device."""
+    """Return the device for a tensor that the graph has on ``device``."""
     if override is not None:
         return override
     return this_device() if device.type == "meta" else whole(device)
 
 
 def _main(devices: Iterable[torch.device]) -> torch.device:
+    """Return the first device that is not a CPU, or the CPU."""
+    # An operator may read CPU scalars and still run on the accelerator.
     return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 
 
@@ -160,7 +166,7 @@ def _stride(value: torch.Tensor) -> tuple[int, ...]:
 
 
 def _refusal(node: fx.Node) -> str | None:
-    """Why a node must not be run to be timed, whatever its arguments."""
+    """Return why a node must not be run for timing, whatever its arguments; None if it may."""
     target: Any = node.target
     if isinstance(target, torch_compat.HigherOrderOperator):
         if str(target).startswith("triton_kernel_wrapper"):

@@ -1,4 +1,4 @@
-"""Modelled time: the larger of what arithmetic and what memory take on a device."""
+"""Modelled time: the larger of arithmetic time and memory time on a device."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from remat.graph.storages import tensor_bytes, tensors_of
 
 @dataclass(frozen=True, slots=True)
 class Roofline(CostModel):
-    """The larger of arithmetic time and memory time on a device, in picoseconds; of collectives, time to send.
+    """The larger of arithmetic time and memory time on a device, in picoseconds.
 
-    The device defaults to an H100 whatever machine plans, so that every machine plans alike.
+    For collectives, the time to send to other ranks counts too. The default device is an H100,
+    whatever machine makes the plan, so that plans are equal on every machine.
 
     Attributes:
-        device: the rates.
-        source: the TOML file that the device was read from, None for any other.
+        device: rates of the device.
+        source: TOML file that the device was read from; None for other devices.
     """
 
     device: Device = field(default_factory=lambda: DEVICES["h100"])
@@ -39,12 +40,12 @@ class Roofline(CostModel):
 
     @classmethod
     def parse(cls, argument: str | None) -> Self:
-        """Reads ``h100``, ``cpu``, ``cuda:1``, ``here``, ``FILE.toml``, or nothing: ``h100``.
+        """Build the model from ``h100``, ``cpu``, ``cuda:1``, ``here``, ``FILE.toml``, or None.
 
-        The machine's own devices are measured, once in a process (1 s or so).
+        None means ``h100``. This machine's devices are measured, once per process (about 1 s).
 
         Raises:
-            ProblemError: no such device, or the file is unusable.
+            ProblemError: the device is unknown, or the file is unusable.
         """
         if argument is None:
             return cls()
@@ -69,11 +70,11 @@ class Roofline(CostModel):
         }
 
     def cost(self, node: fx.Node) -> int:
-        """Time of one run in picoseconds, at least 1."""
+        """Return the time of one run in picoseconds, at least 1."""
         return self.of(node, self.moved_bytes(node))
 
     def of(self, node: fx.Node, moved_bytes: int) -> int:
-        """Time of one run that moves so many bytes, in picoseconds, at least 1."""
+        """Return the time of one run that moves ``moved_bytes``, in picoseconds, at least 1."""
         tensors = tensors_of(node.meta.get("val"))
         dtype = tensors[0].dtype if tensors else torch.float32
         device = self.device
@@ -81,13 +82,13 @@ class Roofline(CostModel):
         for name, count in SLOW.items():
             if rate := getattr(device, name):
                 arithmetic += count(node) / rate
-        # 1 TB/s is one byte per picosecond.
+        # 1 TB/s is one byte per picosecond, and 1 TFLOP/s one operation per picosecond.
         memory = moved_bytes / self.device.memory_tbps
         sent = sent_bytes(node) / self.device.sent_per_ps
         return max(1, math.ceil(max(arithmetic, memory, sent)))
 
     def moved_bytes(self, node: fx.Node) -> int:
-        """Bytes that one run reads from memory and writes to it."""
+        """Return the bytes that one run reads from memory and writes to it."""
         return all_bytes(node)
 
     def key(self) -> str:
@@ -98,18 +99,20 @@ class Roofline(CostModel):
 
 
 def sent_bytes(node: fx.Node) -> int:
-    """Bytes that a rank sends in a collective, of as many ranks as there may be; 0 for any other node.
+    """Return the bytes that a rank sends in a collective; 0 for other nodes.
 
-    What is gathered or scattered is sent once, what is reduced for all twice, in rings.
+    The number of ranks is unknown, so the bytes are the limit for many ranks. In a ring, gathered
+    or scattered data is sent once, and all-reduced data twice.
     """
     if not ops.is_collective(node) or node.target is torch.ops._c10d_functional.wait_tensor.default:
         return 0
     read = sum(tensor_bytes(n.meta.get("val")) for n in node.all_input_nodes)
     times = 2 if "all_reduce" in str(node.target) else 1
+    # An all-gather returns more bytes than it reads, a reduce-scatter fewer.
     return times * max(read, tensor_bytes(node.meta.get("val")))
 
 
 def all_bytes(node: fx.Node) -> int:
-    """Bytes of a node's result and of all it reads."""
+    """Return the bytes of a node's result and of all its inputs."""
     read = sum(tensor_bytes(n.meta.get("val")) for n in node.all_input_nodes)
     return tensor_bytes(node.meta.get("val")) + read

@@ -1,4 +1,4 @@
-"""Measured times, kept for this process and on disk for every other one."""
+"""Store of measured times, in memory and on disk for other processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from remat.errors import warn
 
-#: Seconds to wait for other processes that write to the file.
+#: Seconds to wait for another process that has locked the file.
 LOCK_S = 2.0
 
 _NAME = "profile-v2.sqlite"
@@ -22,24 +22,24 @@ _TABLE = """CREATE TABLE IF NOT EXISTS times (
     CHECK (typeof(ps) = 'integer' AND ps > 0)
 )"""
 
-#: An environment, and a call in it.
+#: Environment and call text.
 Place = tuple[str, str]
 
 
 class CostWarning(RuntimeWarning):
-    """A cache of measured costs that cannot be used; planning goes on without."""
+    """The cache of measured costs is unusable; planning goes on without it."""
 
 
 class Store:
     """Picoseconds by environment and call, backed by a file that many processes share.
 
-    The first value that reaches the file stands: every process that shares it plans by the same
-    figures, whoever measured them.
+    The first value that reaches the file holds, so all processes plan with equal times.
 
     Attributes:
-        path: the file; None keeps everything in memory.
-        times: times in picoseconds, by environment and call.
-        unmeasured: why a call was not measured, likewise; never written.
+        path: the file; None keeps all times in memory.
+        times: time in picoseconds, by environment and call.
+        unmeasured: reason why a call was not measured, by environment and call; never written to
+            the file.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -49,11 +49,15 @@ class Store:
         self._warned = False
 
     def lacks(self, place: Place) -> bool:
-        """Whether a call was neither measured nor given up."""
+        """Return whether a call was neither measured nor recorded as unmeasurable."""
         return place not in self.times and place not in self.unmeasured
 
     def merge(self, fresh: Mapping[Place, int]) -> None:
-        """Writes new times, and reads those in the file; one that is no database is put aside."""
+        """Write new times to the file, and read all times from it.
+
+        A file that is not a database is renamed and rebuilt. If the file cannot be used, a
+        `CostWarning` is issued and the times stay in memory.
+        """
         self.times = {**fresh, **self.times}
         if self.path is None:
             return
@@ -61,6 +65,7 @@ class Store:
             try:
                 found = _exchange(self.path, fresh)
             except sqlite3.DatabaseError as error:
+                # An operational error, such as a lock, does not mean that the file is corrupt.
                 if isinstance(error, sqlite3.OperationalError):
                     raise
                 aside = self.path.with_name(f"{self.path.name}.corrupt")
@@ -71,10 +76,15 @@ class Store:
             reason = getattr(error, "strerror", None) or error
             self._warn(f"cannot be used ({reason}): times are kept for this process only")
             return
+        # Times in the file win, so that all processes plan with equal times.
         self.times.update(found)
 
     def _warn(self, message: str) -> None:
-        """Warns once: what is wrong with a folder shows again and again, and its remedy is one."""
+        """Warn about the cache once, because a problem with the folder recurs at every access.
+
+        Args:
+            message: the problem, as the predicate of a sentence about the cache.
+        """
         if not self._warned:
             self._warned = True
             text = f"the cache of measured costs '{self.path}' {message}. {_REMEDY}"
@@ -82,17 +92,24 @@ class Store:
 
 
 def _exchange(path: Path, fresh: Mapping[Place, int]) -> dict[Place, int]:
+    """Write new times to the database, and return all times in it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(sqlite3.connect(path, timeout=LOCK_S)) as database, database:
         database.execute(_TABLE)
         rows = [(*place, ps) for place, ps in sorted(fresh.items())]
         database.executemany("INSERT OR IGNORE INTO times VALUES (?, ?, ?)", rows)
+        # `INSERT OR IGNORE` keeps the row of the first process, so all processes read the same
+        # time.
         found = database.execute("SELECT environment, call, ps FROM times")
         return {(environment, call): ps for environment, call, ps in found}
 
 
 def cache_path() -> Path | None:
-    """The file: under ``$REMAT_CACHE``, or ``remat`` in the user's cache folder; None without one."""
+    """Return the path of the cache file.
+
+    The file is in ``$REMAT_CACHE``, or in ``remat`` in the user's cache folder. None if neither
+    folder is known.
+    """
     folder = os.environ.get("REMAT_CACHE")
     if folder:
         return Path(folder) / _NAME
@@ -107,5 +124,5 @@ def cache_path() -> Path | None:
 
 @functools.cache
 def store(path: Path | None) -> Store:
-    """The one store of this process for a file."""
+    """Return this process's store for a file."""
     return Store(path)

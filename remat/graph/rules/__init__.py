@@ -1,5 +1,5 @@
-"""The rules that the two graphs of a step must keep: one function each, which yields what breaks it.
+"""Rules that the forward and backward graph of a step must keep, one function per rule.
 
-Nodes of these graphs are told by their names, which are those of the joint graph; a node that a pass
-has added has a name that the joint graph does not know.
+A rule yields one `Fault` per violation. Nodes are identified by name. Nodes of the joint graph keep
+their names, and nodes that a pass added have names that the joint graph lacks.
 """

@@ -1,4 +1,4 @@
-"""What the rules ask about a split, and the words in which they answer."""
+"""Shared lookups for the rules on a partitioned graph, and their fault messages."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from remat.graph.joint import JointGraph, outputs_of
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Split:
-    """What the rules look at.
+    """A partitioned joint graph to verify.
 
     Attributes:
-        joint: the joint graph that was split.
-        forward: forward module.
-        backward: backward module.
-        capacity: bytes that may be saved; None without a limit.
+        joint: the joint graph.
+        forward: its forward module.
+        backward: its backward module.
+        capacity: most bytes that may be saved; None for no limit.
         count_outputs: whether forward's outputs count as saved.
-        saved_bytes: `saved_storages` of forward, summed up; counted where None.
-        user_mutated: names of inputs that backward may not read: the user may have written to them.
+        saved_bytes: total of `saved_storages` of forward; None if it must be computed.
+        user_mutated: names of inputs that backward may not read, because the user may have written
+            to them.
     """
 
     joint: JointGraph
@@ -38,14 +39,14 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What breaks a rule: in words, and the nodes that it is about."""
+    """One violation of a rule: its description and the nodes that it concerns."""
 
     text: str
     nodes: tuple[fx.Node, ...] = ()
 
 
 class Facts:
-    """A split, with what several rules ask about it looked up once."""
+    """A partitioned graph with cached lookups that several rules need."""
 
     def __init__(self, split: Split) -> None:
         self.split = split
@@ -57,22 +58,22 @@ class Facts:
 
     @cached_property
     def position(self) -> dict[str, int]:
-        """Where each node stands in the joint graph."""
+        """Position of each joint-graph node, by name."""
         return dict(zip(self.joint, range(len(self.joint)), strict=True))
 
     @cached_property
     def split_nodes(self) -> tuple[list[fx.Node], list[fx.Node]]:
-        """Nodes of forward and of backward."""
+        """Nodes of forward, and nodes of backward."""
         return list(self.split.forward.graph.nodes), list(self.split.backward.graph.nodes)
 
     @cached_property
     def calls(self) -> dict[str, fx.Node]:
-        """What forward runs, by name."""
+        """Call nodes of forward, by name."""
         return {n.name: n for n in self.split_nodes[0] if n.op == "call_function"}
 
     @cached_property
     def special(self) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
-        """Of the joint graph, forward and backward: calls that are more than their result."""
+        """Nodes that are not plain (`ops.is_plain`), in the joint graph, forward and backward."""
         joint, fwd, bwd = (
             [n for n, plain in zip(nodes, are_plain(nodes), strict=True) if not plain]
             for nodes in (list(self.joint.values()), *self.split_nodes)
@@ -81,20 +82,22 @@ class Facts:
 
     @cached_property
     def returned(self) -> tuple[list[Any], list[Any]]:
-        """What forward returns of its own, and what it hands to backward."""
+        """Forward's outputs for the user, and the values that forward saves for backward."""
         values = outputs_of(self.split.forward.graph)
         n = self.split.joint.num_fwd_outputs
         return values[:n], values[n:]
 
     @cached_property
     def handed(self) -> list[fx.Node]:
+        """Nodes whose values forward saves for backward."""
         return [v for v in self.returned[1] if isinstance(v, fx.Node)]
 
     @cached_property
     def placeholders(self) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
-        """Placeholders of the joint graph, forward and backward.
+        """Placeholders of the joint graph, of forward and of backward.
 
-        Generators that AOTAutograd keeps in step are left out: it takes care of them by itself.
+        States of generators (``fwd_rng_state_``, ``bwd_rng_state_``) are left out, because
+        AOTAutograd manages them by itself.
         """
         joint, fwd, bwd = (
             [
@@ -111,26 +114,32 @@ class Facts:
         return joint, fwd, bwd
 
     def is_same(self, mine: Any, theirs: Any) -> bool:
-        """Whether a value of forward or backward stands for a value of the joint graph."""
+        """Return whether a value of forward or backward stands for a value of the joint graph.
+
+        A node that the joint graph lacks may stand for any node.
+        """
         if isinstance(mine, fx.Node) and isinstance(theirs, fx.Node):
             return mine.name == theirs.name or mine.name not in self.joint
         return type(mine) is type(theirs) and mine == theirs
 
 
 def described(value: Any) -> str:
+    """Describe a value for a message: dtype, shape and device of a tensor, or a number."""
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {tuple(value.shape)} on {value.device}"
     return str(value) if isinstance(value, (torch.SymInt, int, float)) else type(value).__name__
 
 
 def shown(value: Any) -> str:
+    """Return a node's quoted name, or the text of another value."""
     return f"'{value.name}'" if isinstance(value, fx.Node) else str(value)
 
 
 def called(node: fx.Node) -> str:
+    """Return a node's quoted name and its call target."""
     return f"'{node.name}' ({node.target})"
 
 
 def nodes_of(*values: Any) -> tuple[fx.Node, ...]:
-    """The nodes among values, each name once."""
+    """Return the nodes among values, without repeated names."""
     return tuple({v.name: v for v in values if isinstance(v, fx.Node)}.values())

@@ -1,4 +1,4 @@
-"""Rules on memory: tags, the budget, what is overwritten, and fake values to count by."""
+"""Rules on memory: checkpoint tags, the budget, overwritten values, and missing fake values."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from remat.graph.writes import aliased_argument, is_destination, root_of, writte
 
 
 def tags_hold(facts: Facts) -> Iterator[Fault]:
+    """Yield nodes that are recomputed or saved against their checkpoint tag."""
     tags = {name: tag for name, n in facts.joint.items() if (tag := n.meta.get("recompute"))}
     if not tags:
         return
@@ -29,6 +30,7 @@ def tags_hold(facts: Facts) -> Iterator[Fault]:
         if (
             node.name in tags
             and must_save(facts.joint[node.name])
+            # MUST_SAVE forbids a second run only; backward may run the node first.
             and node.name in facts.calls
             and node.op == "call_function"
             and not _is_view(node)
@@ -45,11 +47,15 @@ def tags_hold(facts: Facts) -> Iterator[Fault]:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Whether recomputing the node costs nothing: the memory that it looks at is what is saved."""
+    """Return whether a node is a view, which may run again although its tag says MUST_SAVE.
+
+    The storage behind the view is saved instead.
+    """
     return ops.default_taxonomy().is_view(node) or aliased_argument(node) is not None
 
 
 def values_are_known(facts: Facts) -> Iterator[Fault]:
+    """Yield nodes without a fake value, unless the joint graph has none for them either."""
     for node in (*facts.split_nodes[0], *facts.split_nodes[1]):
         if node.op in ("call_function", "placeholder") and "val" not in node.meta:
             source = facts.joint.get(node.name)
@@ -58,6 +64,7 @@ def values_are_known(facts: Facts) -> Iterator[Fault]:
 
 
 def the_budget_holds(facts: Facts) -> Iterator[Fault]:
+    """Yield a fault if forward saves more bytes than the capacity."""
     split = facts.split
     capacity, counted = split.capacity, split.saved_bytes
     if capacity is None or (counted is not None and counted <= capacity):
@@ -68,6 +75,7 @@ def the_budget_holds(facts: Facts) -> Iterator[Fault]:
     total = sum(saved.values())
     if total > capacity:
         sizes = Sizes()
+        # Reversed, so that the first value on a storage stands for it.
         owners = {key: n for n in reversed(facts.handed) for key in sizes.keys(n) if key in saved}
         largest = sorted(owners, key=lambda key: -saved[key])[:3]
         text = f"{total} bytes are saved, {capacity} allowed"
@@ -75,6 +83,7 @@ def the_budget_holds(facts: Facts) -> Iterator[Fault]:
 
 
 def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
+    """Yield reads of a value after it was overwritten."""
     key = _memory(facts)
     writes = [
         {n: {key(w) for w in written_by(n)} for n in nodes if ops.is_mutating(n)}
@@ -93,7 +102,7 @@ def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
                     continue
                 is_handed = root_of(read).op == "placeholder"
                 if is_handed and _is_behind(facts, node, last.get(k, len(facts.joint))):
-                    continue  # it reads what forward wrote, there as here
+                    continue  # reads the value after the write, as in the joint graph
                 text = f"{called(node)} reads '{read.name}', which forward has overwritten"
                 yield Fault(text, (node, gone[k]))
     for nodes, written in zip(facts.split_nodes, writes, strict=True):
@@ -102,7 +111,15 @@ def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
 
 
 def _is_behind(facts: Facts, node: fx.Node, write: int) -> bool:
-    """Whether a node, or whatever reads it if it is a view, stands behind a write in the joint graph."""
+    """Return whether a node runs after a write in the joint graph.
+
+    A view counts by the nodes that read it.
+
+    Args:
+        facts: the partitioned graph.
+        node: the node.
+        write: position of the write in the joint graph.
+    """
     if node.op != "call_function":
         return False
     if facts.position.get(node.name, -1) > write:
@@ -113,7 +130,12 @@ def _is_behind(facts: Facts, node: fx.Node, write: int) -> bool:
 
 
 def _last_writes(facts: Facts, writes: Mapping[fx.Node, set[Any]]) -> dict[Any, int]:
-    """Where in the joint graph forward's last write to each memory stands."""
+    """Return the joint-graph position of forward's last write to each memory.
+
+    Args:
+        facts: the partitioned graph.
+        writes: for each writing node, the keys of the memory that it writes to.
+    """
     last: dict[Any, int] = {}
     for node, keys in writes.items():
         for k in keys:
@@ -122,6 +144,7 @@ def _last_writes(facts: Facts, writes: Mapping[fx.Node, set[Any]]) -> dict[Any, 
 
 
 def nothing_user_mutated_is_read(facts: Facts) -> Iterator[Fault]:
+    """Yield backward's reads of inputs that the user may have written to."""
     user_mutated = facts.split.user_mutated
     if not user_mutated:
         return
@@ -134,10 +157,11 @@ def nothing_user_mutated_is_read(facts: Facts) -> Iterator[Fault]:
 
 
 def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
-    """Asks for the memory behind a node.
+    """Return a function that maps a node to a key of its memory.
 
-    Inputs that share a storage and are told apart do not overlap, or AOTAutograd would have made
-    one input of them; so there the input counts, not the storage.
+    Distinct inputs may share a storage only if they do not overlap, because AOTAutograd merges
+    overlapping inputs into one. For such inputs, the key is the name of the input instead of the
+    storage.
     """
     storage = Memories().key
     keys = [storage(n.meta.get("val")) for n in facts.placeholders[0]]
@@ -155,7 +179,14 @@ def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
 def _reordered(
     facts: Facts, nodes: list[fx.Node], written: dict[fx.Node, set[Any]], key: Any
 ) -> Iterator[Fault]:
-    """Readers of overwritten memory that stand on the other side of the write than they did."""
+    """Yield reads that changed sides with a write to the same memory.
+
+    Args:
+        facts: the partitioned graph.
+        nodes: nodes of forward or of backward.
+        written: for each writing node, the keys of the memory that it writes to.
+        key: maps a node to the key of its memory.
+    """
     here = {n: i for i, n in enumerate(nodes)}
     touched = {k for keys in written.values() for k in keys}
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Rules on what runs: draws, effects and communication once and in order, copies that are alike."""
+"""Rules on runs: random draws, effects and collectives run once and in order; reruns are equal."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from remat.graph.rules.facts import Facts, Fault, called
 
 
 def nothing_random_runs_twice(facts: Facts) -> Iterator[Fault]:
+    """Yield random operators that draw again instead of replaying a saved generator state."""
     drawn: set[str] = set()
     for which, nodes in zip(("forward", "backward"), facts.special[1:], strict=True):
         for node in nodes:
@@ -30,6 +31,7 @@ def nothing_random_runs_twice(facts: Facts) -> Iterator[Fault]:
 
 
 def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
+    """Yield second runs of nodes with effects, undeclared operators and collectives."""
     again = [n for nodes in facts.special[1:] for n in nodes if RUN_OF in n.meta]
     for node in (*again, *(n for n in facts.special[2] if n.name in facts.calls)):
         where = "twice" if RUN_OF in node.meta else "in both graphs"
@@ -40,6 +42,7 @@ def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
             yield Fault(text, (node,))
         elif (
             ops.is_collective(node)
+            # Waiting a second time for a collective communicates nothing.
             and ops.name_of(node.target) != "wait_tensor"
             and not must_recompute(node)
         ):
@@ -47,6 +50,7 @@ def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
 
 
 def nothing_special_is_lost(facts: Facts) -> Iterator[Fault]:
+    """Yield random operators and effects of the joint graph that neither graph runs."""
     ran = {n.name for nodes in facts.split_nodes for n in nodes}
     for node in facts.special[0]:
         if node.name in ran:
@@ -61,12 +65,15 @@ def nothing_special_is_lost(facts: Facts) -> Iterator[Fault]:
 
 
 def order_is_kept(facts: Facts) -> Iterator[Fault]:
+    """Yield random operators and effects that run in another order than in the joint graph."""
     for backward, nodes in enumerate(facts.special[1:]):
         for is_kind in (ops.draws_in_order, _is_ordered_effect):
             last: fx.Node | None = None
             for node in filter(is_kind, nodes):
                 at = facts.position.get(_drawn(node))
                 replays = node.target is torch_compat.rng_prims.run_with_rng_state
+                # Replays draw from a saved state, and reruns of forward's nodes have their place in
+                # forward.
                 if at is None or replays or (backward and _drawn(node) in facts.calls):
                     continue
                 before = None if last is None else _drawn(last)
@@ -76,6 +83,7 @@ def order_is_kept(facts: Facts) -> Iterator[Fault]:
 
 
 def copies_are_alike(facts: Facts) -> Iterator[Fault]:
+    """Yield reruns that differ from their first run in operator or inputs."""
     for which, nodes in zip(("forward", "backward"), facts.split_nodes, strict=True):
         for node in nodes:
             again = RUN_OF in node.meta
@@ -89,7 +97,7 @@ def copies_are_alike(facts: Facts) -> Iterator[Fault]:
             if node.target is source.target and list(map(run_of, reads)) == list(
                 map(run_of, wanted)
             ):
-                continue  # most are
+                continue  # the common case, checked without `_call`
             target, reads = _call(node)
             wanted_target, wanted = _call(source)
             if target != wanted_target:
@@ -105,7 +113,10 @@ def copies_are_alike(facts: Facts) -> Iterator[Fault]:
 
 
 def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
-    """What a node computes, and from what; a draw that is saved or replayed by what is drawn."""
+    """Return the operator that a node computes, and the nodes that it reads.
+
+    For a node that saves or replays a generator state, the operator is the random operator inside.
+    """
     target: Any = node.target
     reads = list(inputs_of(node))
     if (
@@ -123,7 +134,7 @@ def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
     return target, reads
 
 
-#: Operators that draw from a state that they are given.
+#: Higher-order operators that run a random operator from a given generator state.
 _REPLAYS = (
     torch_compat.rng_prims.run_with_rng_state,
     torch_compat.rng_prims.graphsafe_run_with_rng_state,
@@ -131,7 +142,7 @@ _REPLAYS = (
 
 
 def _drawn(node: fx.Node) -> str:
-    """The name in the joint graph of a node that may draw with its state kept."""
+    """Return a node's joint-graph name, without the suffix of runs that save a generator state."""
     return run_of(node).removesuffix("_drawn")
 
 

@@ -1,6 +1,6 @@
-"""Joint graphs as text that a person reads, and a parser reads back without running anything.
+"""Write joint graphs as readable text, and parse the text without executing it.
 
-The text is Python's syntax, one line for each node::
+The text has Python's syntax, with one line per node::
 
     joint("Block", version=1, device="cpu", lower="eager", num_fwd_outputs=1, static_inputs=[1])
     symbols(s0=symbol(8, min=2, max=64))
@@ -17,11 +17,12 @@ The text is Python's syntax, one line for each node::
         backward(None),
     ]
 
-A type tells dtype and sizes; then, in parentheses, what does not follow from them: strides, offset,
-bytes of the memory, device, layout, ``grad=True``. A view lies in the memory of what it looks at, and
-an element in that of its tuple; ``@ x`` says that a tensor lies in that of ``x``, ``@ None`` that it has
-its own. ``part`` holds for all lines below it. Marks behind a call steer passes. What a node fetches by
-name stands before it: ``constant``, ``attribute``, or a whole graph in ``with subgraph("name"):``.
+A type states dtype and sizes. Parentheses add properties that do not follow from them: strides, offset,
+bytes of the storage, device, layout, ``grad=True``. By default, a view uses the storage of its base, and
+an element uses the storage of its tuple. ``@ x`` places a tensor in the storage of ``x``, and ``@ None``
+in a storage of its own. ``part`` applies to all lines below it. Marks after a call steer passes.
+Attributes that a node fetches by name are declared before the node: ``constant``, ``attribute``, or a
+whole graph in ``with subgraph("name"):``.
 """
 
 from remat.graph.text.parsing import parse_graph, parse_joint, read_joint

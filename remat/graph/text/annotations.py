@@ -1,4 +1,4 @@
-"""What stands on a node's line besides type and call: descriptors, marks, and where it comes from."""
+"""Write and read a node's descriptor, marks and source comment."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from remat.graph.text.literals import read_opaque, write_opaque
 from remat.graph.text.syntax import Source, arguments, call_name, quoted, written_call
 
 _POLICIES = {policy.name.lower(): policy for policy in CheckpointPolicy}
-#: Marks without a value, and the metadata they stand for.
+#: Metadata key of each mark that has no value.
 _FLAGS = {
     "backward_hook": "has_backward_hook",
     "unchecked": UNCHECKED,
 }
-#: What ``part(…)`` may say: the half that AOTAutograd traced a node in.
+#: Arguments of ``part(…)``: whether AOTAutograd traced a node in forward or backward, or must place it there.
 PARTS = ("is_forward", "is_backward", "must_be_in_forward", "must_be_in_backward")
 
 _COMMENT = re.compile(r"(?P<file>.*?):(?P<line>\d{1,9})(?: (?P<code>.*))?")
@@ -34,7 +34,7 @@ _COMMENT = re.compile(r"(?P<file>.*?):(?P<line>\d{1,9})(?: (?P<code>.*))?")
 
 @functools.cache
 def _descriptors() -> dict[str, type[Any]]:
-    """AOTAutograd's descriptors of inputs and outputs, by the names of their classes."""
+    """Return AOTAutograd's descriptor classes of inputs and outputs, by class name."""
     roots = (torch_compat.descriptors.AOTInput, torch_compat.descriptors.AOTOutput)
     return {
         name: kind
@@ -44,7 +44,7 @@ def _descriptors() -> dict[str, type[Any]]:
 
 
 def write_descriptor(desc: Any) -> str:
-    """A descriptor as a call of its class; one of somebody else's class as an opaque object."""
+    """Write a descriptor as a call of its class; write other objects as opaque objects."""
     if isinstance(desc, (int, str)):
         return quoted(desc) if isinstance(desc, str) else str(desc)
     kind = type(desc)
@@ -55,7 +55,11 @@ def write_descriptor(desc: Any) -> str:
 
 
 def read_descriptor(source: Source, node: ast.expr) -> Any:
-    """A descriptor, built from literals and other descriptors only."""
+    """Build a descriptor from literals and nested descriptors.
+
+    Raises:
+        ProblemError: the expression is not a descriptor of AOTAutograd.
+    """
     if call_name(node) == "opaque":
         return read_opaque(source, node)
     kind = _descriptors().get(call_name(node) or "")
@@ -81,20 +85,26 @@ def read_descriptor(source: Source, node: ast.expr) -> Any:
 
 
 def number_regions(nodes: Iterable[fx.Node]) -> dict[int, int]:
-    """Numbers for checkpointed regions, in their order; AOTAutograd counts those of a process."""
+    """Number the checkpointed regions of a graph in their order.
+
+    AOTAutograd's own numbers count over the whole process, so they would differ between runs.
+
+    Returns:
+        Number in this graph of each ``ac_graph_id``.
+    """
     met = {region for n in nodes if type(region := n.meta.get("ac_graph_id")) is int}
     return {region: k for k, region in enumerate(sorted(met))}
 
 
 def write_marks(node: fx.Node, regions: Mapping[int, int]) -> list[str]:
-    """The marks that steer passes, as they stand behind the call.
+    """Return the marks of a node, which steer passes, in the order in which they follow the call.
 
     Args:
         node: the node.
-        regions: what `number_regions` says of its graph.
+        regions: result of `number_regions` for the node's graph.
 
     Raises:
-        ProblemError: the recompute tag is no policy.
+        ProblemError: the recompute tag is not a `CheckpointPolicy`.
     """
     meta = node.meta
     marks: list[str] = []
@@ -117,7 +127,11 @@ def write_marks(node: fx.Node, regions: Mapping[int, int]) -> list[str]:
 
 
 def read_mark(source: Source, node: ast.expr, meta: dict[str, Any]) -> None:
-    """Reads one mark into the metadata of its node."""
+    """Read one mark and store it in the metadata of its node.
+
+    Raises:
+        ProblemError: the mark is unknown.
+    """
     if isinstance(node, ast.Name) and node.id in _POLICIES:
         meta["recompute"] = _POLICIES[node.id]
     elif isinstance(node, ast.Name) and node.id in _FLAGS:
@@ -135,13 +149,14 @@ def read_mark(source: Source, node: ast.expr, meta: dict[str, Any]) -> None:
 
 
 def write_comment(node: fx.Node) -> str:
-    """Where a node comes from, on one line of plain characters."""
+    """Return the source line of a node as one line of printable characters."""
     text = source_line(node).strip()
+    # A control character could end the line of the comment.
     return text if text.isprintable() else "".join(c if c.isprintable() else "�" for c in text)
 
 
 def read_comment(text: str) -> Mapping[str, Any]:
-    """The metadata that gives this very comment again, when it is written."""
+    """Return metadata from which `write_comment` writes the same comment again."""
     if not text:
         return {}
     match = _COMMENT.fullmatch(text)

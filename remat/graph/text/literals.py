@@ -1,6 +1,6 @@
-"""Operators and arguments of nodes as names, literals and a few calls, and back.
+"""Write operators and arguments of nodes as names, literals and a few calls, and read them.
 
-Operators come from tables and PyTorch's registries: nothing else is looked up.
+Operators are looked up in tables and in PyTorch's registries only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from remat.graph.text.syntax import (
 )
 from remat.torch_compat import dtype_abbrs
 
-#: Objects of PyTorch that stand by their names, such as ``torch.float32``.
+#: PyTorch objects that are written by name, such as ``torch.float32``.
 CONSTANTS: dict[str, Any] = {
     str(thing): thing
     for thing in (
@@ -44,17 +44,17 @@ CONSTANTS: dict[str, Any] = {
 }
 _DEVICE = re.compile(r"[a-z][a-z0-9_]*(:\d{1,4})?", re.ASCII)
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
-#: What a class may be called: its name, with its module before it.
+#: A class name, optionally with its module before it.
 _CLASS = re.compile(rf"{IDENTIFIER.pattern}(\.{IDENTIFIER.pattern})*", re.ASCII)
 
-#: Values whose text is what ``str`` makes of them; inf and nan are names that no node can have.
+#: Types whose values are written by ``str``. No node can be named ``inf`` or ``nan``, so these texts are unique.
 _AS_THEY_ARE = (type(None), bool, int, float, range, torch.dtype, torch.layout, torch.memory_format)
 _LISTS = (list, fx.immutable_collections.immutable_list)
 _DICTS = (dict, fx.immutable_collections.immutable_dict)
 
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 
-#: Arithmetic on sizes, and elements of tuples.
+#: Functions that a node may call besides operators: arithmetic on sizes, and elements of tuples.
 _FUNCTIONS: dict[str, str] = {
     "operator": "abs add and_ eq floordiv ge getitem gt invert le lshift lt mod mul ne neg not_ or_ "
     "pos pow rshift sub truediv xor",
@@ -66,11 +66,11 @@ _FUNCTIONS: dict[str, str] = {
 
 
 class Opaque:
-    """What is left of an object that a text can name but not hold.
+    """Stand-in for an object whose contents the text cannot hold.
 
     Attributes:
-        kind: class of the original, with its module.
-        text: its ``repr``; empty where that would not be the same in every process.
+        kind: class of the original object, with its module.
+        text: ``repr`` of the original object; empty if it would differ between processes.
     """
 
     kind: ClassVar[str]
@@ -89,45 +89,53 @@ class Opaque:
 
 
 def write_opaque(value: Any) -> str:
-    """An object that has no form of its own, by its class and its text."""
+    """Write an object without a text form by its class and its ``repr``."""
     text = repr(value)
     if isinstance(value, Opaque):
         name, text = value.kind, value.text
     else:
         parts = f"{type(value).__module__}.{type(value).__qualname__}".split(".")
+        # Names of local classes contain `<locals>`, which is not an identifier.
         name = ".".join(re.sub(r"\W", "_", part, flags=re.ASCII) for part in parts)
+    # A memory address differs between processes.
     if _ADDRESS.search(text):
         text = ""
     return written_call("opaque", [f'"{name}"', quoted(text)] if text else [f'"{name}"'])
 
 
 def read_opaque(source: Source, node: ast.expr) -> Opaque:
-    """An object whose class is called as the original's is; no class is looked up."""
+    """Return a stand-in with the class name of the original object; no class is looked up.
+
+    Raises:
+        ProblemError: the expression is not ``opaque("module.Class", "text")``.
+    """
     args = arguments(node, "opaque", 1, 2)
     if args is None:
         raise source.error(node, 'opaque("module.Class", "text")')
     kind, text, *_ = *map(source.string, args), ""
     if not _CLASS.fullmatch(kind):
         raise source.error(node, "the dotted name of a class", f"the class {kind[:60]!r}")
+    # The class must have the original's name, because fingerprints contain class names of such
+    # values.
     made: Opaque = type(kind.rpartition(".")[2], (Opaque,), {"kind": kind})(text)
     return made
 
 
 class ArgumentWriter:
-    """Writes arguments.
+    """Writes arguments as text.
 
     Attributes:
-        symbols: the symbols that came up.
+        symbols: the symbols in the arguments written so far.
     """
 
     def __init__(self) -> None:
         self.symbols: set[Any] = set()
 
     def write(self, value: Any) -> str:
-        """The text of an argument.
+        """Return the text of an argument.
 
         Raises:
-            ProblemError: it holds nodes in a container that has no text form.
+            ProblemError: the argument is a container without a text form, such as a named tuple.
         """
         kind = type(value)
         if isinstance(value, fx.Node):
@@ -161,22 +169,23 @@ class ArgumentWriter:
         return write_opaque(value)
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """The text of a call."""
+        """Return the text of a call."""
         parts = [self.write(a) for a in args]
         if all(IDENTIFIER.fullmatch(k) and not keyword.iskeyword(k) for k in kwargs):
             parts += [f"{k}={self.write(v)}" for k, v in kwargs.items()]
-        else:  # names that Python reserves, and an order to be kept
+        else:  # reserved names must be strings, and one dict keeps the order of all names
             parts.append(f"**{self.write(kwargs)}")
         return written_call(write_call(name), parts)
 
 
 class ArgumentReader:
-    """Reads arguments.
+    """Reads arguments from text.
 
     Args:
         source: the text.
-        node: finds a node of the graph by its name; None where no node may stand.
-        symbolic: makes a symbolic number of ``SymInt[…]`` and its like; None where none may stand.
+        node: returns the graph node of a name; None if no node is allowed.
+        symbolic: returns the symbolic number for ``SymInt[…]`` and the like; None if none is
+            allowed.
     """
 
     def __init__(
@@ -191,7 +200,11 @@ class ArgumentReader:
         self._targets: dict[str, Any] = {}
 
     def read(self, node: ast.expr) -> Any:
-        """The value of an argument."""
+        """Convert the syntax node of an argument to the argument's value.
+
+        Raises:
+            ProblemError: the expression is not a valid argument.
+        """
         match node:
             case ast.Name(id="inf" | "nan"):
                 return float(node.id)
@@ -219,7 +232,7 @@ class ArgumentReader:
         raise self._refusal(node)
 
     def call(self, node: ast.Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call."""
+        """Return the positional and keyword arguments of a call."""
         args = tuple(self.read(a) for a in node.args)
         kwargs: dict[str, Any] = {}
         for given in node.keywords:
@@ -236,9 +249,14 @@ class ArgumentReader:
         return args, kwargs
 
     def target(self, node: ast.expr) -> Any:
-        """The operator or function that a dotted name, or ``op("…")``, stands for."""
+        """Return the operator or function that a dotted name or ``op("…")`` denotes.
+
+        Raises:
+            ProblemError: the operator is unknown.
+        """
         quotes = arguments(node, "op", 1, 1)
         name = self._source.string(quotes[0]) if quotes else self._source.dotted(node)
+        # A text names few operators, but each of them many times.
         if name not in self._targets:
             try:
                 self._targets[name] = read_target(name)
@@ -248,7 +266,11 @@ class ArgumentReader:
         return self._targets[name]
 
     def device(self, node: ast.expr) -> torch.device:
-        """A device by the name in quotes."""
+        """Return the device that a string literal names.
+
+        Raises:
+            ProblemError: the string does not name a device.
+        """
         name = self._source.string(node)
         try:
             if _DEVICE.fullmatch(name):
@@ -258,6 +280,7 @@ class ArgumentReader:
         raise self._source.error(node, "one such as 'cpu' or 'cuda:0'", f"the device {name[:60]!r}")
 
     def _refusal(self, node: ast.AST) -> ProblemError:
+        """Return the error for an expression that is not a valid argument."""
         return self._source.error(
             node,
             "a literal, the name of a node above, an operator, or one of torch.device(…), slice(…), "
@@ -293,7 +316,7 @@ class ArgumentReader:
         raise self._refusal(node)
 
 
-#: Calls that may stand in arguments: how many values they take, of which types, and what they make.
+#: Calls allowed in arguments: number of values, types of the values, and the constructor.
 _CALLS: dict[str | None, tuple[range, tuple[type[Any], ...], Callable[..., Any]]] = {
     "slice": (range(1, 4), (int, type(None), fx.Node, torch.SymInt), slice),
     "range": (range(1, 4), (int,), range),
@@ -302,10 +325,10 @@ _CALLS: dict[str | None, tuple[range, tuple[type[Any], ...], Callable[..., Any]]
 
 
 def write_target(target: Any) -> str:
-    """The dotted name of an operator or function.
+    """Return the dotted name of an operator or function.
 
     Raises:
-        ProblemError: it is none that could be looked up again.
+        ProblemError: the target cannot be looked up by a name.
     """
     name = _name(target)
     if name is None:
@@ -318,6 +341,7 @@ def write_target(target: Any) -> str:
 
 @functools.cache
 def _name(target: Any) -> str | None:
+    """Return the dotted name under which `read_target` finds a target; None if there is none."""
     if isinstance(target, torch_compat.OpOverload):
         name = str(target)
     elif isinstance(target, torch_compat.HigherOrderOperator):
@@ -332,12 +356,16 @@ def _name(target: Any) -> str | None:
 
 
 def write_call(name: str) -> str:
-    """A target where it is called or handed over: as it is, unless Python reserves part of it."""
+    """Return a target's name as it is called.
+
+    The name is quoted in ``op("…")`` if part of it is a Python keyword.
+    """
     return f'op("{name}")' if any(map(keyword.iskeyword, name.split("."))) else name
 
 
 @functools.cache
 def _functions() -> dict[str, Callable[..., Any]]:
+    """Return the functions of `_FUNCTIONS` by dotted name."""
     modules: dict[str, Any] = {m.__name__: m for m in (operator, math, torch, builtins)}
     return {
         f"{where}.{name}": getattr(modules[where], name)
@@ -347,10 +375,10 @@ def _functions() -> dict[str, Callable[..., Any]]:
 
 
 def read_target(name: str) -> Any:
-    """The operator or function with a dotted name.
+    """Return the operator or function with a dotted name.
 
     Raises:
-        LookupError: there is none; the message says what was expected.
+        LookupError: no target has this name; the message says what was expected.
     """
     if not _TARGET.fullmatch(name):
         raise LookupError("a name such as aten.mm.default")
@@ -384,14 +412,22 @@ def read_target(name: str) -> Any:
 
 
 def _overload(namespace: str, name: str, overload: str) -> Any:
-    """An operator, if the dispatcher knows its schema; torch.ops is not asked for anything else."""
+    """Return an operator overload if the dispatcher knows its schema; None otherwise.
+
+    Names that the dispatcher does not know never reach attribute access on ``torch.ops``.
+    """
     if overload not in overload_names(namespace, name):
         return None
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
 def _registered(namespace: str, find: Callable[[], Any]) -> Any:
-    """What is found at once, or after parts of PyTorch that register such operators were imported."""
+    """Return the result of a lookup; repeat it after importing PyTorch's registering modules.
+
+    Args:
+        namespace: namespace of the operator.
+        find: the lookup; returns None if the operator is not registered yet.
+    """
     found = find()
     for module in torch_compat.REGISTERED_BY.get(namespace, ()):
         if found is not None:

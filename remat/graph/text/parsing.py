@@ -1,4 +1,4 @@
-"""Graphs out of text, by walking its syntax tree; nothing in a text is run."""
+"""Parse graphs from text by walking its syntax tree, without executing the text."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from remat.graph.text.values import ValueReader, read_constant
 
 
 def parse_joint(text: str) -> JointGraph:
-    """The joint graph that `print_joint` wrote; its fingerprint is that of the original.
+    """Return the joint graph that `print_joint` wrote, with the fingerprint of the original.
 
-    Values are fake tensors under a mode of their own, whatever their size; symbols get the hints and
-    ranges that the text gives. The module takes flat arguments: primals, then tangents.
+    Values are fake tensors in a new fake mode, whatever their size. Symbols get the hints and
+    ranges in the text. The module takes flat arguments: primals, then tangents.
 
     Raises:
-        ProblemError: the text is no joint graph, cut off, too large, or has something in it that is
-            not known; the message says where, what was found, and what was expected.
+        ProblemError: the text is not a joint graph, is cut off or too large, or contains something
+            unknown. The message states the position, the text found, and what was expected.
     """
     name, fields, module = _parse(text, "joint")
     fields["turns"] = tuple(Turn(*turn) for turn in fields.get("turns", ()))
@@ -46,25 +46,26 @@ def parse_joint(text: str) -> JointGraph:
 
 
 def parse_graph(text: str) -> fx.GraphModule:
-    """The graph that `print_graph` wrote, with fake values as `parse_joint` makes them.
+    """Return the graph that `print_graph` wrote, with fake values as in `parse_joint`.
 
     Raises:
-        ProblemError: as with `parse_joint`.
+        ProblemError: as in `parse_joint`.
     """
     return _parse(text, "graph")[2]
 
 
 def read_joint(path: str | os.PathLike[str]) -> JointGraph:
-    """Reads a joint graph from a file; nothing in a file can run.
+    """Read a joint graph from a file, without executing anything in it.
 
     Raises:
-        ProblemError: there is no such file, or it holds no joint graph; the message says where in
-            the file what was expected.
+        ProblemError: the file does not exist, or does not hold a joint graph. The message states
+            the position in the file and what was expected.
     """
     return read_as("joint graph", path, parse_joint, MAX_BYTES)
 
 
 def _parse(text: str, kind: str) -> tuple[str, dict[str, Any], fx.GraphModule]:
+    """Parse a text and return the name, the header fields and the graph."""
     source = Source(text)
     first, second, *_ = *source.body, None, None
     name, device, fields = _read_header(source, first, kind)
@@ -73,20 +74,21 @@ def _parse(text: str, kind: str) -> tuple[str, dict[str, Any], fx.GraphModule]:
     values = ValueReader(source, fakes, Expressions(source, fakes.symbols), device, kind)
     parser = _Parser(source, values, forward_outputs=fields.get("num_fwd_outputs"))
     try:
-        # A graph may be read while another is compiled: fake values are made here, not by a mode.
+        # A graph may be read during a compilation, whose fake mode must not convert the new fake values.
         with torch_compat.disable_current_modes():
             return name, fields, parser.module(source.body[1 if declared is None else 2 :])
+    # An expression that Python parses may still be too deep for the walk over its tree.
     except RecursionError:
         raise ProblemError(TOO_DEEP) from None
 
 
 class _Parser:
-    """Reads one graph; subgraphs have parsers of their own.
+    """Parses one graph; each subgraph has a parser of its own.
 
     Args:
         source: the text.
         values: reads the values of this graph's nodes.
-        forward_outputs: how many outputs of a joint graph are forward's; None for other graphs.
+        forward_outputs: number of forward outputs of a joint graph; None for other graphs.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class _Parser:
         self._part: str | None = None
 
     def module(self, statements: Sequence[ast.stmt]) -> fx.GraphModule:
-        """The graph of a sequence of statements, the last of which is a return."""
+        """Build a graph from statements, the last of which must be a return."""
         last = statements[-1] if statements else None
         if not isinstance(last, ast.Return) or last.value is None:
             raise self._source.error(last, "return …; is the text cut off?", "the end of a graph")
@@ -129,13 +131,14 @@ class _Parser:
         return make_module(self._attributes, self._graph)
 
     def _node_of(self, node: ast.Name) -> fx.Node:
+        """Return the node that a name denotes; the node must be on an earlier line."""
         found = self._nodes.get(node.id)
         if found is None:
             raise self._source.error(node, "a node of a line above", f"the name {node.id[:60]!r}")
         return found
 
     def _statement(self, statement: ast.AnnAssign | ast.Assign) -> None:
-        """One node: its name, type, call, marks and comment."""
+        """Read the line of one node: name, type, call, marks and comment."""
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         target = targets[0]
         if len(targets) > 1 or not isinstance(target, ast.Name) or statement.value is None:
@@ -158,13 +161,14 @@ class _Parser:
         node.meta = meta
         self._nodes[node.name] = node
         if self._forward_outputs is not None and node.op == "placeholder":
+            # Roles follow from names, so the name and the call must agree.
             kind, role = call_name(call), ROLES[role_of(node)]
             if kind != role:
                 expected = f"{role}(…), as AOTAutograd names its inputs"
                 raise self._source.error(call, expected, f"'{node.name}' as {kind}(…)")
 
     def _declaration(self, call: ast.Call) -> None:
-        """``part(…)``, ``constant(…)`` and ``attribute(…)``."""
+        """Read ``part(…)``, ``constant(…)`` or ``attribute(…)``."""
         if (args := arguments(call, "part", 1, 1)) is not None:
             part = args[0].value if isinstance(args[0], ast.Constant) else False
             if part is not None and part not in PARTS:
@@ -185,6 +189,7 @@ class _Parser:
             )
 
     def _subgraph(self, statement: ast.With) -> None:
+        """Read a ``with subgraph("name"):`` block and store its graph as an attribute."""
         item = statement.items[0] if len(statement.items) == 1 else None
         call = None if item is None or item.optional_vars is not None else item.context_expr
         args = arguments(call, "subgraph", 1, 1)
@@ -195,7 +200,7 @@ class _Parser:
         self._attributes[name] = inner.module(statement.body)
 
     def _node(self, name: ast.Name, call: ast.expr, meta: dict[str, Any]) -> fx.Node:
-        """The node that a call stands for; its descriptor goes to ``meta``."""
+        """Create the node that a call describes, and store its descriptor in ``meta``."""
         if isinstance(call, ast.Subscript) and isinstance(call.value, ast.Name):
             whole, key = self._node_of(call.value), self._source.integer(call.slice)
             return self._create(name, "call_function", operator.getitem, (whole, key), {})
@@ -218,6 +223,7 @@ class _Parser:
         return self._create(name, "call_function", target, *self._literals.call(call))
 
     def _placeholder(self, name: ast.Name, call: ast.Call, meta: dict[str, Any]) -> fx.Node:
+        """Create a placeholder node."""
         if len(call.args) > 1 or any(k.arg != "target" for k in call.keywords):
             raise self._source.error(call, "a descriptor, and target=…")
         if call.args:
@@ -230,8 +236,9 @@ class _Parser:
     def _create(
         self, name: ast.Name, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> fx.Node:
+        """Create a node and check that it got the name in the text."""
         node = self._graph.create_node(op, target, name=name.id)
-        # Set afterwards: symbolic sizes as arguments are nothing to warn about where they were read.
+        # Arguments are set afterwards, because `create_node` warns about symbolic sizes in arguments.
         if args:
             node.args = args
         if kwargs:
@@ -242,7 +249,7 @@ class _Parser:
         return node
 
     def _outputs(self, value: ast.expr) -> None:
-        """``return``: a literal, or one call for each output with its descriptor."""
+        """Read the returned value: a literal, or one call per output with its descriptor."""
         count = self._forward_outputs
         kinds = ("output",) if count is None else ("forward", "backward")
         listed = value.elts if isinstance(value, (ast.List, ast.Tuple)) else []
@@ -271,7 +278,11 @@ class _Parser:
 def _read_header(
     source: Source, node: ast.stmt | None, kind: str
 ) -> tuple[str, torch.device, dict[str, Any]]:
-    """Name, device and fields of a graph, by the first statement of a text; see `FIELDS`."""
+    """Read the first statement of a text.
+
+    Returns:
+        Name, default device and fields of the graph; see `FIELDS`.
+    """
     literals = ArgumentReader(source)
     call = node.value if isinstance(node, ast.Expr) else None
     if not isinstance(call, ast.Call) or call_name(call) != kind:
@@ -299,9 +310,13 @@ def _read_header(
 
 
 def _has_form(value: Any, form: Any) -> bool:
-    """Whether a value is like an example: an int at least as large, or a tuple of such values.
+    """Return whether a value has the form of an example.
 
-    A list in the example stands for any number of values like its one element.
+    Args:
+        value: the value.
+        form: the example. An int stands for ints at least as large, and a text for a nonempty text.
+            A tuple stands for values with the forms of its elements. A list with one element stands
+            for any number of values of this element's form.
     """
     if isinstance(form, (list, tuple)):
         if type(value) is not tuple:
@@ -312,13 +327,23 @@ def _has_form(value: Any, form: Any) -> bool:
 
 
 def _check_name(source: Source, node: ast.expr, taken: Mapping[str, Any]) -> str:
-    """The name of an attribute, dotted or not, that is not taken."""
+    """Return the name of an attribute, dotted or not, after checking that it is free.
+
+    Args:
+        source: the text.
+        node: the string literal with the name.
+        taken: attributes defined so far, by name.
+
+    Raises:
+        ProblemError: the name is invalid, taken, or an attribute of `fx.GraphModule`.
+    """
     name = source.string(node)
     parts = name.split(".")
     good = all(map(IDENTIFIER.fullmatch, parts))
     above = (taken.get(".".join(parts[:k])) for k in range(1, len(parts)))
     good = good and all(x is None or isinstance(x, torch.nn.Module) for x in above)
     good = good and not any(x == name or x.startswith(f"{name}.") for x in taken)
+    # An attribute must not shadow a method of the graph module.
     if not good or hasattr(fx.GraphModule, parts[0]):
         raise source.error(node, "a name that is not taken", f"the attribute {name[:60]!r}")
     return name

@@ -1,4 +1,4 @@
-"""Graphs as text: a head, then one line for each node, then what the graph returns."""
+"""Write graphs as text: a header, one line per node, and the outputs."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from remat.graph.text.sizes import Symbol, symbols_of, write_symbol
 from remat.graph.text.syntax import check_size, quoted, written_call
 from remat.graph.text.values import ValueWriter, write_numbers
 
-#: Version of the text form; a newer one is refused.
+#: Version of the text form; a text of another version is refused.
 VERSION = 1
 
 _WIDTH = 100
 
-#: Fields of a joint graph in the head of its text, each with an example of its form.
+#: Fields of a joint graph in the header of its text, each with an example of its form.
 FIELDS: Mapping[str, Any] = {
     "lower": "inductor",
     "num_fwd_outputs": 0,
@@ -47,47 +47,48 @@ FIELDS: Mapping[str, Any] = {
     "runs": 1,
     "turns": [(0, [(0, 0, 0)], [(0, 0, 0)], [0])],
 }
-#: What placeholders of a joint graph are called.
+#: Name of the call that declares a placeholder, by role.
 ROLES = {role: role.name.lower() for role in Role}
-#: What files of joint graphs end with.
+#: Suffix of files that hold a joint graph.
 SUFFIX = ".joint"
 
 
 def print_joint(joint: JointGraph, *, sources: bool = True) -> str:
-    """A joint graph as text, which `parse_joint` reads back.
+    """Return a joint graph as text, which `parse_joint` reads.
 
-    Everything that planning looks at is in it. What is left out: numbers of constants with more than
-    64 elements, all but the innermost user's line of stack traces, and what ShapeEnv knows about
-    symbols beyond hints and ranges.
+    The text holds all data that planning uses. It leaves out the numbers of constants with more
+    than 64 elements, all of a stack trace except the innermost user line, and knowledge of ShapeEnv
+    about symbols beyond hints and ranges.
 
     Args:
         joint: the joint graph.
-        sources: end lines with where the user's code made the node.
+        sources: whether to end each line with the user's line that produced the node.
 
     Raises:
-        ProblemError: something in the graph has no text form; the message names the node.
+        ProblemError: something in the graph has no text form. The message names the node.
     """
     fields = {key: getattr(joint, key) for key in FIELDS}
+    # The header leaves out empty tuples.
     fields["runs"] = joint.runs if joint.runs > 1 else ()
     fields["turns"] = tuple(map(tuple, joint.turns))
     return _print("joint", joint.name, joint.graph_module, fields, sources)
 
 
 def print_graph(module: fx.GraphModule, name: str = "graph", *, sources: bool = True) -> str:
-    """Any graph of operators as text, such as a forward graph; `parse_graph` reads it back.
+    """Return any graph of operators, such as a forward graph, as text for `parse_graph`.
 
     Raises:
-        ProblemError: as with `print_joint`.
+        ProblemError: as in `print_joint`.
     """
     return _print("graph", name, module, {}, sources)
 
 
 def write_joint(path: str | os.PathLike[str], joint: JointGraph) -> None:
-    """Writes a joint graph to a file, whole or not at all.
+    """Write a joint graph to a file; the file is complete or unchanged.
 
     Raises:
-        ProblemError: the graph has no text form, or one larger than what can be read again.
-        RematError: the file cannot be written; what was there before is as it was.
+        ProblemError: the graph has no text form, or its text exceeds the size that can be read.
+        RematError: the file cannot be written. An existing file stays unchanged.
     """
     text = print_joint(joint)
     check_size(text)
@@ -98,6 +99,7 @@ def write_joint(path: str | os.PathLike[str], joint: JointGraph) -> None:
 def _print(
     kind: str, name: str, module: fx.GraphModule, fields: dict[str, Any], sources: bool
 ) -> str:
+    """Return the text of a graph with its header."""
     values = [v for n in module.graph.nodes for v in leaves_of(n.meta.get("val"))]
     devices = Counter(str(v.device) for v in values if isinstance(v, torch.Tensor))
     device = devices.most_common(1)[0][0] if devices else "cpu"
@@ -110,7 +112,7 @@ def _print(
 
 
 def _environment(values: Sequence[Any]) -> ShapeEnv | None:
-    """The environment that the symbols of a graph belong to."""
+    """Return the `ShapeEnv` of the symbols in a graph; None if there is none."""
     for value in values:
         if isinstance(value, SYMBOLIC):
             return value.node.shape_env  # type: ignore[no-any-return]
@@ -118,7 +120,7 @@ def _environment(values: Sequence[Any]) -> ShapeEnv | None:
 
 
 class _Printer:
-    """Writes one graph; subgraphs have printers of their own."""
+    """Writes one graph; each subgraph has a printer of its own."""
 
     def __init__(
         self, module: fx.GraphModule, literals: ArgumentWriter, values: ValueWriter, sources: bool
@@ -132,7 +134,7 @@ class _Printer:
         self._fetched: set[str] = set()
 
     def lines(self, num_fwd_outputs: int | None) -> list[str]:
-        """All lines of the graph: nodes, each attribute before it is fetched, outputs."""
+        """Return all lines of the graph: nodes, attributes before their first use, and outputs."""
         joint = num_fwd_outputs is not None
         lines: list[str] = []
         for node in self._module.graph.nodes:
@@ -158,7 +160,7 @@ class _Printer:
         return f'part("{part}")' if part is not None else "part(None)"
 
     def _attribute(self, target: str) -> list[str]:
-        """A subgraph or constant that a node fetches, where it is fetched first."""
+        """Return the lines that declare a subgraph or constant; empty if it is declared already."""
         if target in self._fetched:
             return []
         self._fetched.add(target)
@@ -205,7 +207,10 @@ class _Printer:
         return self._literals.call(write_target(node.target), node.args, dict(node.kwargs))
 
     def _outputs(self, num_fwd_outputs: int | None) -> list[str]:
-        """What the graph returns: one line for each output, in a joint graph or with descriptors."""
+        """Return the lines of the return statement.
+
+        A joint graph, or a graph with descriptors, has one line per output.
+        """
         out = output_node(self._module.graph)
         (returned,) = out.args
         descs = leaves_of(out.meta.get("desc"))
@@ -236,14 +241,14 @@ class _Printer:
 def _header(
     kind: str, name: str, device: str, fields: Mapping[str, Any], symbols: Iterable[Symbol]
 ) -> list[str]:
-    """The lines of a head.
+    """Return the lines of a header.
 
     Args:
-        kind: ``"joint"``, or ``"graph"`` for any other one.
-        name: what the graph is called.
-        device: where tensors lie that say nothing else.
-        fields: of a joint graph, what a `JointGraph` holds besides the graph.
-        symbols: what sizes are made of.
+        kind: ``"joint"``, or ``"graph"`` for any other graph.
+        name: name of the graph.
+        device: default device of the tensors in the text.
+        fields: for a joint graph, the fields of `JointGraph` besides the graph itself.
+        symbols: symbols of the sizes.
     """
     parts = [quoted(name), f"version={VERSION}", f"device={quoted(device)}"]
     for key, value in fields.items():
@@ -257,8 +262,9 @@ def _header(
 
 
 def _list(values: tuple[Any, ...]) -> str:
-    """Positions as a list, over several lines where they are many."""
+    """Write positions as a list, over several lines if they are long."""
     text = str(list(values))
+    # 20 columns are left for the name of the field.
     if len(text) <= _WIDTH - 20:
         return text
     filled = textwrap.fill(text[1:-1], _WIDTH - 8)
@@ -266,7 +272,7 @@ def _list(values: tuple[Any, ...]) -> str:
 
 
 def _call(name: str, parts: list[str]) -> list[str]:
-    """A call on one line where it fits, else with a line for each argument."""
+    """Write a call on one line if it fits, otherwise with one line per argument."""
     line = f"{name}({', '.join(parts)})"
     if len(line) <= _WIDTH and "\n" not in line:
         return [line]

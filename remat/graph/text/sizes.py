@@ -1,6 +1,6 @@
-"""Sizes as text and back: expressions such as ``(s77//2) + 1``, the symbols in them, and fake values made of them.
+"""Write and read symbolic sizes such as ``(s77//2) + 1``, their symbols, and fake values.
 
-SymPy prints expressions. They are read by walking the syntax tree; nothing is evaluated.
+SymPy prints expressions. The reader walks the syntax tree and evaluates nothing.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from remat.graph.text.syntax import Source, call_name
 from remat.torch_compat import int_oo
 from remat.torch_compat import sympy_functions as functions
 
-#: A size: a number, or an expression over symbols.
+#: An int, or a SymPy expression over symbols.
 Size = Any
 
-#: Names that ShapeEnv gives to symbols: sizes, floats, and their unbacked kin.
+#: Names of ShapeEnv's symbols: sizes (s), floats (zf), unbacked sizes (u), unbacked floats (zuf).
 SYMBOL = re.compile(r"(s|u|zf|zuf)\d{1,9}", re.ASCII)
 
 _NAMES = re.compile(r"\b[su]\d{1,9}\b", re.ASCII)
@@ -53,7 +53,7 @@ _OPERATORS: dict[type[ast.operator], Callable[..., Any]] = {
     ast.Sub: operator.sub,
     ast.FloorDiv: functions.FloorDiv,
 }
-#: Functions of PyTorch's own that stand as calls.
+#: Names of PyTorch's own SymPy functions that are written as calls.
 _PLAIN = (
     "ModularIndexing Where PythonMod Mod CleanDiv CeilToInt FloorToInt CeilDiv Max Min FloatPow "
     "FloatTrueDiv IntTrueDiv TruncToFloat TruncToInt RoundToInt RoundDecimal ToFloat Identity "
@@ -63,14 +63,14 @@ _PLAIN = (
 
 @functools.cache
 def _functions() -> dict[str, Any]:
-    """Functions that stand as calls, by name."""
+    """Return the SymPy functions that are written as calls, by name."""
     opaque = [n for n in vars(functions) if n.startswith(("OpaqueUnaryFn_", "BitwiseFn_"))]
     found = {n: getattr(functions, n) for n in (*_PLAIN.split(), *opaque)}
     return {**found, "And": sympy.And, "Or": sympy.Or, "Not": sympy.Not}
 
 
 def size_of(value: Any) -> Size:
-    """A size, stride or number of bytes as an int or an expression."""
+    """Convert a size, stride or number of bytes to an int or an expression."""
     if type(value) is int:
         return value
     expression = expression_of(value) if hasattr(value, "node") else value
@@ -78,10 +78,10 @@ def size_of(value: Any) -> Size:
 
 
 def expression_of(value: Any) -> Any:
-    """The expression of a symbolic number.
+    """Return the SymPy expression of a symbolic number.
 
     Raises:
-        ProblemError: it has none, as the sizes of nested tensors.
+        ProblemError: the number has no expression, like a ragged size of a nested tensor.
     """
     expression = getattr(value.node, "expr", None)
     if expression is None:
@@ -90,28 +90,29 @@ def expression_of(value: Any) -> Any:
 
 
 def read_size(text: str) -> Size:
-    """A size of symbols that `write_expression` wrote, by their names.
+    """Parse a size that `write_expression` wrote; symbols are created by name.
 
     Raises:
-        ProblemError: the text is none.
+        ProblemError: the text is not an expression of sizes.
     """
     source = Source(text)
     if len(source.body) != 1 or not isinstance(source.body[0], ast.Expr):
         raise ProblemError(f"{text[:60]!r} is no expression of sizes")
     names = set(_NAMES.findall(text))
+    # SymPy's symbols are equal only if their assumptions are, and ShapeEnv's sizes are positive.
     symbols = {n: sympy.Symbol(n, integer=True, positive=n.startswith("s")) for n in names}
     return Expressions(source, symbols).size(source.body[0].value)
 
 
 def write_expression(expression: Size, used: set[sympy.Symbol]) -> str:
-    """The text of an expression.
+    """Return the text of an expression.
 
     Args:
-        expression: an int, or what SymPy made of sizes.
-        used: takes up the symbols in it.
+        expression: an int or a SymPy expression.
+        used: set to which the symbols of the expression are added.
 
     Raises:
-        ProblemError: something in it has no text form.
+        ProblemError: part of the expression has no text form.
     """
     if type(expression) is int:
         return str(expression)
@@ -126,16 +127,17 @@ def write_expression(expression: Size, used: set[sympy.Symbol]) -> str:
 
 
 def _has_text(part: Any) -> bool:
-    """Whether a part of an expression can be read again, given its own parts."""
+    """Return whether a part of an expression can be read back, if its own parts can."""
     if isinstance(part, sympy.Symbol):
         return SYMBOL.fullmatch(part.name) is not None
     if isinstance(part, sympy.Pow):
+        # The reader accepts integer literals as exponents only.
         return isinstance(part.exp, sympy.Integer)
     return isinstance(part, _PLAIN_KINDS) or _functions().get(type(part).__name__) is type(part)
 
 
 class _Printer(StrPrinter):  # type: ignore[misc]
-    """SymPy's printer, with quotients of integers as Python has them, and floats by all their digits."""
+    """SymPy's printer, with ``//`` for integer quotients and all digits of floats."""
 
     def _print(self, expr: Any, **kwargs: Any) -> str:
         kind = type(expr)
@@ -155,7 +157,7 @@ class _Printer(StrPrinter):  # type: ignore[misc]
 
 
 _PRINTER = _Printer()
-#: Numbers, truth values, sums, products, quotients and comparisons.
+#: SymPy types that are written with Python's literals and operators.
 _PLAIN_KINDS = (
     sympy.Rational,
     sympy.Float,
@@ -168,7 +170,7 @@ _PLAIN_KINDS = (
 
 
 class Expressions:
-    """Reads expressions over declared symbols."""
+    """Parses expressions over declared symbols."""
 
     def __init__(self, source: Source, symbols: Mapping[str, sympy.Symbol]) -> None:
         self._source = source
@@ -176,7 +178,11 @@ class Expressions:
         self._known: dict[str, Any] = {}
 
     def size(self, node: ast.expr) -> Size:
-        """An int, or an expression with whole values."""
+        """Return an int, or an expression with integer values.
+
+        Raises:
+            ProblemError: the expression is not an integer.
+        """
         if isinstance(node, ast.Constant):
             return self._source.integer(node)
         found = self.read(node)
@@ -187,7 +193,8 @@ class Expressions:
         return found
 
     def read(self, node: ast.expr) -> Any:
-        """An expression of any kind, in SymPy's form."""
+        """Return any expression as a SymPy object."""
+        # The same sizes recur in most lines of a text, and SymPy is slow.
         key = node.id if isinstance(node, ast.Name) else ast.dump(node)
         if key not in self._known:
             self._known[key] = self._read(node)
@@ -234,7 +241,7 @@ class Expressions:
         return self._apply(node, function, *args)
 
     def _apply(self, node: ast.expr, make: Callable[..., Any], *args: ast.expr) -> Any:
-        """Apply a function to expressions; the result must be finite."""
+        """Apply a function to expressions; refuse an infinite result."""
         values = [self._read(x) for x in args]
         try:
             made = make(*values)
@@ -250,7 +257,11 @@ class Expressions:
 
 
 def _factors(node: ast.expr) -> tuple[list[ast.expr], list[ast.expr]]:
-    """All factors and divisors of a product: two by two, SymPy would multiply numbers into sums."""
+    """Return all factors and all divisors of a product.
+
+    The caller multiplies all of them in one call, because SymPy would distribute numbers over sums
+    in a product of two.
+    """
     match node:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             over, under = _factors(operand)
@@ -265,21 +276,26 @@ def _factors(node: ast.expr) -> tuple[list[ast.expr], list[ast.expr]]:
 
 
 def _product(factors: int, *values: Any) -> Any:
-    """The product of the first values, divided by the others."""
+    """Multiply the first values and divide by the others.
+
+    Args:
+        factors: number of factors among the values.
+        values: the factors, then the divisors.
+    """
     return sympy.Mul(*values[:factors], *(1 / x for x in values[factors:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symbol:
-    """What is known about a symbol.
+    """Declaration of a symbol.
 
     Attributes:
-        name: as ShapeEnv calls it: sizes begin with s, unbacked ones with u, floats with zf or zuf.
-        hint: its value in the run that was traced; None for an unbacked symbol.
-        min: lower end of its range; None where that is minus infinity.
-        max: upper end of its range; None where that is infinity.
-        positive: whether SymPy may take it for positive.
-        size_like: an unbacked symbol that is the size of something.
+        name: ShapeEnv's name: s for sizes, u for unbacked sizes, zf or zuf for floats.
+        hint: its value in the traced run; None for an unbacked symbol.
+        min: lower end of its range; None for minus infinity.
+        max: upper end of its range; None for infinity.
+        positive: whether SymPy may assume that it is positive.
+        size_like: whether an unbacked symbol is the size of a tensor.
     """
 
     name: str
@@ -295,14 +311,14 @@ class Symbol:
 
 
 class Fakes:
-    """Makes fake values under one mode.
+    """Creates fake values in one fake mode.
 
     Args:
-        symbols: what sizes are made of.
+        symbols: declarations of the symbols in sizes.
 
     Attributes:
-        symbols: SymPy's symbols, by name.
-        mode: what fake tensors are made under.
+        symbols: SymPy symbols by name.
+        mode: fake mode of the fake tensors.
     """
 
     def __init__(self, symbols: Sequence[Symbol]) -> None:
@@ -312,7 +328,9 @@ class Fakes:
         self._made: dict[tuple[str, Any], Any] = {}
 
     def _declare(self, symbol: Symbol) -> sympy.Symbol:
+        """Create a SymPy symbol, and record its hint and range in the shape environment."""
         kind = {"real": True} if symbol.is_float else {"integer": True}
+        # ShapeEnv creates unbacked floats without assumptions, and SymPy compares assumptions too.
         if symbol.name.startswith("zuf"):
             kind = {}
         positive = {"positive": True} if symbol.positive else {}
@@ -322,7 +340,7 @@ class Fakes:
             -infinity if symbol.min is None else symbol.min,
             infinity if symbol.max is None else symbol.max,
         )
-        # Where guards and errors about the symbol are said to come from: this text, not the user's code.
+        # Guards and errors about the symbol name this text as their source instead of the user's code.
         here = self._env._get_sloc("graph text")
         self._env.var_to_range_sloc[made] = ValueRangesSLoc(here, here)
         self._env.var_to_sources[made] = []
@@ -334,7 +352,12 @@ class Fakes:
         return made
 
     def number(self, kind: str, expression: Any) -> Any:
-        """A SymInt, SymFloat or SymBool, by the name of its type."""
+        """Return a symbolic number.
+
+        Args:
+            kind: ``"SymInt"``, ``"SymFloat"`` or ``"SymBool"``.
+            expression: its expression.
+        """
         key = (kind, expression)
         if key not in self._made:
             make, plain = _NUMBERS[kind]
@@ -345,27 +368,27 @@ class Fakes:
         return self._made[key]
 
     def _known(self, value: Any) -> Any:
-        """What an expression comes to in the run that was traced; None for unbacked symbols."""
+        """Return the value of an expression in the traced run; None if it has unbacked symbols."""
         hints: Mapping[Any, Any] = self._env.backed_var_to_val
         return value.xreplace(hints) if value.free_symbols <= hints.keys() else None
 
     def hint(self, size: Size) -> int | None:
-        """A size in the run that was traced; None where unbacked symbols stand in it."""
+        """Return the value of a size in the traced run; None if it has unbacked symbols."""
         if type(size) is int:
             return size
         known = self._known(size)
         return None if known is None else int(known)
 
     def size(self, size: Size) -> Any:
-        """A size as PyTorch takes it."""
+        """Return a size in PyTorch's form: an int or a `torch.SymInt`."""
         return size if type(size) is int else self.number("SymInt", size)
 
     def without_guards(self) -> contextlib.AbstractContextManager[None]:
-        """Lets what asks about symbols be answered by their hints, and learn nothing from it."""
+        """Return a context in which questions about symbols use hints and add no guards."""
         return self._env.suppress_guards()
 
     def memory(self, nbytes: Size) -> torch.UntypedStorage:
-        """Memory that is not there, of so many bytes."""
+        """Return a meta storage of a number of bytes."""
         flat = torch.empty((self.size(nbytes),), dtype=torch.uint8, device="meta")
         return flat.untyped_storage()
 
@@ -380,15 +403,25 @@ class Fakes:
         device: torch.device,
         grad: bool = False,
     ) -> torch_compat.FakeTensor:
-        """A strided fake tensor over a piece of memory that is large enough."""
+        """Return a strided fake tensor on a storage.
+
+        Args:
+            dtype: dtype of the tensor.
+            sizes: its sizes.
+            strides: its strides, in elements.
+            offset: its storage offset, in elements.
+            memory: storage that is large enough for the tensor.
+            device: device that the fake tensor claims.
+            grad: whether it requires a gradient.
+        """
         shape = [self.size(s) for s in sizes]
         step = [self.size(s) for s in strides]
-        # The size of the memory has been checked: no guard about it is to narrow a symbol.
+        # The caller has checked the size of the storage, so no guard about it may narrow a symbol.
         with torch.no_grad(), self.without_guards():
             meta = torch.empty(0, dtype=dtype, device="meta")
             if all(type(s) is int for s in (*shape, *step, offset)):
                 meta.set_(memory, offset, shape, step)
-            else:  # a view asks nothing about symbols that only a run could answer
+            else:  # `as_strided` asks nothing about unbacked symbols, which only a run could answer
                 count = functions.FloorDiv(size_of(memory.nbytes()), dtype.itemsize)
                 meta.set_(memory, 0, [self.size(size_of(count))], [1])
                 meta = meta.as_strided(shape, step, self.size(offset))
@@ -399,7 +432,7 @@ class Fakes:
     def sparse(
         self, dtype: torch.dtype, sizes: Sequence[Size], layout: torch.layout, device: torch.device
     ) -> torch.Tensor:
-        """A fake tensor of another layout."""
+        """Return a fake tensor of a layout without strides."""
         with self.mode:
             return torch.empty(
                 tuple(map(self.size, sizes)), dtype=dtype, layout=layout, device=device
@@ -414,10 +447,11 @@ _NUMBERS: dict[str, tuple[Any, type[Any]]] = {
 
 
 def write_symbol(symbol: Symbol) -> str:
-    """The declaration of a symbol: ``symbol(8, min=2, max=64)``."""
+    """Return the declaration of a symbol, such as ``symbol(8, min=2, max=64)``."""
     parts = [] if symbol.hint is None else [repr(symbol.hint)]
     parts += [] if symbol.min is None else [f"min={symbol.min!r}"]
     parts += [] if symbol.max is None else [f"max={symbol.max!r}"]
+    # Symbols of backed sizes are positive by default.
     if symbol.positive != symbol.name.startswith("s"):
         parts.append(f"positive={symbol.positive}")
     parts += ["size_like=True"] if symbol.size_like else []
@@ -425,7 +459,13 @@ def write_symbol(symbol: Symbol) -> str:
 
 
 def symbols_of(used: Iterable[sympy.Symbol], env: ShapeEnv | None) -> list[Symbol]:
-    """The hints and ranges that an environment has for symbols, in the order of their names."""
+    """Return declarations of symbols, sorted by name.
+
+    Args:
+        used: the symbols.
+        env: environment that has their hints and ranges; None if there is none.
+    """
+    # By letters, then by number, so that s9 comes before s10.
     ordered = sorted(used, key=lambda s: (s.name.rstrip("0123456789"), len(s.name), s.name))
     if env is None:
         return [Symbol(name=s.name, positive=bool(s.is_positive)) for s in ordered]
@@ -444,7 +484,7 @@ def symbols_of(used: Iterable[sympy.Symbol], env: ShapeEnv | None) -> list[Symbo
 
 
 def _number(value: Any) -> int | float | None:
-    """A hint or bound as a number; None for what is infinite or none."""
+    """Convert a hint or a bound to a number; None if it is infinite or missing."""
     if isinstance(value, (int, sympy.Integer)):
         return int(value)
     if isinstance(value, (float, sympy.Float)) and math.isfinite(value):
@@ -453,7 +493,7 @@ def _number(value: Any) -> int | float | None:
 
 
 def read_symbols(source: Source, node: ast.stmt | None) -> list[Symbol] | None:
-    """Reads ``symbols(…)``; None if a statement is not that."""
+    """Read a ``symbols(…)`` statement; return None for any other statement."""
     call = node.value if isinstance(node, ast.Expr) else None
     if not isinstance(call, ast.Call) or call_name(call) != "symbols":
         return None
@@ -463,6 +503,7 @@ def read_symbols(source: Source, node: ast.stmt | None) -> list[Symbol] | None:
 
 
 def _read_symbol(source: Source, given: ast.keyword) -> Symbol:
+    """Read the declaration of one symbol."""
     name, call = given.arg or "", given.value
     if not SYMBOL.fullmatch(name):
         got = f"a symbol called {name[:60]!r}"

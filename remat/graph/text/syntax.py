@@ -1,6 +1,6 @@
-"""Text into Python's syntax tree, and refusals that say where.
+"""Parse text to Python's syntax tree, and report errors with their position.
 
-Nothing here or behind it compiles, imports or evaluates what a text says.
+No code in this package compiles, imports or evaluates the contents of a text.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Iterable
 from remat.errors import ProblemError
 from remat.graph.collection import paused_collection
 
-#: Characters that are read at most. A Llama of 80 layers takes 3 MiB.
+#: Most characters of a text. A Llama of 80 layers takes 3 MiB.
 MAX_BYTES = 16 * 2**20
 TOO_DEEP = "graph text is nested too deeply to be read"
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def check_size(text: str) -> None:
-    """Refuses a text that is too large to be read.
+    """Check that a text is small enough to be read.
 
     Raises:
-        ProblemError: it is.
+        ProblemError: the text exceeds `MAX_BYTES` characters.
     """
     if len(text) > MAX_BYTES:
         raise ProblemError(
@@ -31,17 +31,17 @@ def check_size(text: str) -> None:
 
 
 class Source:
-    """A text with its syntax tree.
+    """A text and its syntax tree.
 
     Attributes:
-        body: its statements.
+        body: statements of the text.
     """
 
     def __init__(self, text: str) -> None:
-        """Reads the syntax of a text.
+        """Parse a text.
 
         Raises:
-            ProblemError: the text is too large, or is no Python syntax.
+            ProblemError: the text is too large or is not Python syntax.
         """
         if not isinstance(text, str):
             raise ProblemError(f"graph text is a {type(text).__name__}; expected a str")
@@ -66,12 +66,12 @@ class Source:
             raise ProblemError(TOO_DEEP) from None
 
     def error(self, at: ast.AST | None, expected: str, got: str = "{}") -> ProblemError:
-        """The refusal of what stands at a place of the tree.
+        """Return an error about an expression or statement of the text.
 
         Args:
-            at: the place; None is the end of the text.
-            expected: what may stand there.
-            got: what stands there; ``{}`` is replaced by the text itself.
+            at: the syntax node; None means the end of the text.
+            expected: description of the valid forms.
+            got: description of the invalid part; ``{}`` is replaced by its text.
         """
         if at is None:
             return _error_at(len(self._lines), len(self._lines[-1]), got, expected)
@@ -79,7 +79,7 @@ class Source:
         return _error_at(getattr(at, "lineno", 1), getattr(at, "col_offset", 0), got, expected)
 
     def _quote(self, at: ast.AST) -> str:
-        """The beginning of what stands at a place of the tree."""
+        """Return the first line of a syntax node's text in quotes, shortened to 60 characters."""
         first, last = getattr(at, "lineno", 1), getattr(at, "end_lineno", None)
         line = self._lines[first - 1].encode(errors="replace")
         end = getattr(at, "end_col_offset", None) if last == first else None
@@ -87,7 +87,7 @@ class Source:
         return f"'{text}'" if len(text) <= 60 else f"'{text[:57]}…'"
 
     def comment(self, statement: ast.stmt) -> str:
-        """The comment behind a statement on its last line, without its mark; empty without one."""
+        """Return the comment after a statement, without ``#``; empty if there is none."""
         line = self._lines[(statement.end_lineno or 1) - 1]
         offset = statement.end_col_offset or 0  # in bytes of UTF-8
         rest = line[offset:] if line.isascii() else line.encode()[offset:].decode()
@@ -95,7 +95,11 @@ class Source:
         return rest[1:].strip() if rest.startswith("#") else ""
 
     def constant(self, node: ast.Constant) -> str | int | float | bool | complex | None:
-        """A literal of a plain type."""
+        """Return the value of a literal.
+
+        Raises:
+            ProblemError: the literal is of another type, such as bytes.
+        """
         value = node.value
         if value is None or type(value) in (str, int, float, bool, complex):
             return value  # type: ignore[return-value]
@@ -103,7 +107,11 @@ class Source:
         raise self.error(node, "a string, number or None", got)
 
     def integer(self, node: ast.expr) -> int:
-        """An integer literal, with its sign."""
+        """Return the value of an integer literal, which may be negative.
+
+        Raises:
+            ProblemError: the expression is not an integer literal.
+        """
         sign = 1
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             sign, node = -1, node.operand
@@ -112,13 +120,21 @@ class Source:
         raise self.error(node, "an integer")
 
     def string(self, node: ast.expr) -> str:
-        """A string literal."""
+        """Return the value of a string literal.
+
+        Raises:
+            ProblemError: the expression is not a string literal.
+        """
         if isinstance(node, ast.Constant) and type(node.value) is str:
             return node.value
         raise self.error(node, "a string in quotes")
 
     def dotted(self, node: ast.expr) -> str:
-        """A dotted name of two parts or more, as written."""
+        """Return a dotted name of at least two parts.
+
+        Raises:
+            ProblemError: the expression is not a dotted name.
+        """
         parts: list[str] = []
         at = node
         while isinstance(at, ast.Attribute):
@@ -134,25 +150,29 @@ def _error_at(line: int, offset: int, got: str, expected: str) -> ProblemError:
 
 
 def arguments(node: ast.AST | None, name: str, least: int, most: int) -> list[ast.expr] | None:
-    """The positional arguments of a call of a plain name, ``least`` to ``most`` of them; None for anything else."""
+    """Return the positional arguments of a call of a plain name.
+
+    None if the expression is another call, has keyword arguments, or has fewer than ``least`` or
+    more than ``most`` arguments.
+    """
     if not isinstance(node, ast.Call) or call_name(node) != name or node.keywords:
         return None
     return node.args if least <= len(node.args) <= most else None
 
 
 def call_name(node: ast.AST | None) -> str | None:
-    """``"f"`` for a call ``f(…)`` of a plain name, else None."""
+    """Return the name in a call ``name(…)``; None for other expressions."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return node.func.id
     return None
 
 
 def written_call(name: str, parts: Iterable[str]) -> str:
-    """The text of a call."""
+    """Return the text of a call."""
     return f"{name}({', '.join(parts)})"
 
 
 def quoted(text: str) -> str:
-    """A string literal, in double quotes where it has none inside."""
+    """Return a string literal, in double quotes if the text contains none."""
     written = repr(text)
     return f'"{written[1:-1]}"' if written[0] == "'" and '"' not in text else written

@@ -1,7 +1,7 @@
-"""Values of nodes as types: ``f32[8, 4](1, 8)``, with what shares memory with what; and back.
+"""Write and read the values of nodes as types such as ``f32[8, 4](1, 8)``, with their aliases.
 
-A type is read as a fake value: a tensor on its own memory, or on that of an earlier one. What follows
-from sizes and schemas is neither written nor needs to be.
+A type is read as a fake value: a tensor on a storage of its own, or on that of an earlier tensor.
+Properties that follow from sizes and schemas are left out.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from remat.graph.writes import aliased_places
 from remat.torch_compat import dtype_abbrs
 
 _DTYPES = {name: dtype for dtype, name in dtype_abbrs.items()}
-#: Constants of at most so many elements are written with their numbers; of others only the type is.
+#: Most elements of a constant that is written with its numbers; larger constants are written as a type.
 MAX_CONSTANT = 64
 _SYMBOLIC = tuple(kind.__name__ for kind in SYMBOLIC)
 
 
 def base_of(node: fx.Node) -> Any:
-    """The value whose memory a node's value lies in unless something else is said.
+    """Return the value whose storage a node's value uses by default.
 
-    That is the element that is taken out of a tuple; or, where an operator's only result may alias an
-    argument by its schema, the first such argument.
+    For an element of a tuple, this is the element's value. For an operator whose schema lets its
+    only result alias arguments, this is the first such argument. None for other nodes.
     """
     if node.op != "call_function":
         return None
@@ -59,26 +59,35 @@ def base_of(node: fx.Node) -> Any:
 
 
 def element(base: Any, k: int) -> Any:
-    """What the element of a value lies in, if the value lies in ``base``."""
+    """Return the default base of element ``k`` of a value whose default base is ``base``."""
     if not isinstance(base, (tuple, list)):
         return base
     return base[k] if -len(base) <= k < len(base) else None
 
 
 def contiguous(sizes: Sequence[Size]) -> tuple[Size, ...]:
-    """The strides of a tensor whose last dimension is dense, and so on up."""
+    """Return the strides of a contiguous tensor."""
     strides: list[Size] = []
     step: Size = 1
     for size in reversed(sizes):
         strides.append(step)
+        # As in PyTorch, a dimension of size 0 counts as 1 for strides.
         step = step * (max(size, 1) if type(size) is int else size)
     return tuple(reversed(strides))
 
 
 def extent(sizes: Sequence[Size], strides: Sequence[Size], offset: Size, itemsize: int) -> Size:
-    """Bytes that a tensor needs from the beginning of its memory."""
+    """Return the bytes that a tensor needs from the start of its storage.
+
+    Args:
+        sizes: sizes of the tensor.
+        strides: strides, in elements.
+        offset: storage offset, in elements.
+        itemsize: bytes of an element.
+    """
     if any(type(s) is int and s == 0 for s in sizes):
         return 0
+    # A plain product keeps symbolic sizes simpler than the sum below.
     if offset == 0 and tuple(strides) == contiguous(sizes):
         count: Size = itemsize
         for size in sizes:
@@ -91,12 +100,12 @@ def extent(sizes: Sequence[Size], strides: Sequence[Size], offset: Size, itemsiz
 
 
 class ValueWriter:
-    """Writes the values of the nodes of one graph, in their order.
+    """Writes the values of the nodes of one graph, in graph order.
 
     Args:
-        literals: writes constants, and takes up symbols.
-        device: the device that need not be said.
-        graph: what the graph is called, with those around it: ``"joint.true_graph_0"``.
+        literals: writes constants, and collects symbols.
+        device: default device, which is not written.
+        graph: name of the graph with the names of its outer graphs: ``"joint.true_graph_0"``.
     """
 
     def __init__(self, literals: ArgumentWriter, device: torch.device, graph: str) -> None:
@@ -106,20 +115,27 @@ class ValueWriter:
         self._places: dict[int, tuple[str, str]] = {}  # by storage: the first tensor on it
 
     def nested(self, name: str) -> ValueWriter:
-        """A writer for a subgraph, whose values may share memory with those outside."""
+        """Return a writer for a subgraph, whose values may share storages with outer values."""
         inner = ValueWriter(self._literals, self._device, f"{self._graph}.{name}")
         inner._places = self._places
         return inner
 
     def write(self, node: fx.Node) -> str:
-        """The type of a node's value."""
+        """Return the type of a node's value."""
         return self._write(node.meta["val"], node.name, base_of(node))
 
     def constant(self, tensor: torch.Tensor) -> str:
-        """The type of a tensor in memory of its own, whatever else is on it."""
+        """Return the type of a tensor on a storage of its own, even if other tensors share it."""
         return self._tensor(tensor, owns=True)
 
     def _write(self, value: Any, place: str, base: Any) -> str:
+        """Return the type of a value.
+
+        Args:
+            value: the value.
+            place: name of the value in the text, such as ``split[1]``.
+            base: value whose storage it uses by default; None for a storage of its own.
+        """
         if isinstance(value, torch.Tensor):
             return self._placed(value, place, base)
         if isinstance(value, (tuple, list)):
@@ -136,7 +152,7 @@ class ValueWriter:
         return write_opaque(value)
 
     def _placed(self, tensor: torch.Tensor, place: str, base: Any) -> str:
-        """A tensor and the memory it lies in, where that is not what one would expect."""
+        """Return the type of a tensor, with its storage if it differs from the default."""
         key = storage_key(tensor)
         if key is None:
             return self._tensor(tensor, owns=True)
@@ -172,7 +188,7 @@ class ValueWriter:
         return written_call(text, extra) if extra else text
 
     def _memory(self, tensor: torch.Tensor, sizes: list[Size], owns: bool) -> list[str]:
-        """Strides, offset and bytes of the memory, where they do not follow from the sizes."""
+        """Return strides, offset and storage size, as far as they do not follow from the sizes."""
         said: list[str] = []
         strides = tuple(size_of(s) for s in tensor.stride())
         if strides != contiguous(sizes):
@@ -183,7 +199,7 @@ class ValueWriter:
         if owns:
             nbytes = size_of(tensor.untyped_storage().nbytes())
             expected = extent(sizes, strides, offset, tensor.element_size())
-            # The same number may be in two forms.
+            # SymPy may hold the same size in two forms, which compare as unequal.
             if nbytes != expected and sympy.expand(nbytes - expected) != 0:
                 said.append(f"storage={self._size(nbytes)}")
         return said
@@ -194,7 +210,7 @@ class ValueWriter:
 
 @dataclass(slots=True)
 class _Type:
-    """A type of a tensor, as far as it is written."""
+    """The type of a tensor, as far as the text states it."""
 
     dtype: torch.dtype
     sizes: list[Size]
@@ -207,14 +223,14 @@ class _Type:
 
 
 class ValueReader:
-    """Reads the values of the nodes of one graph, in their order.
+    """Reads the values of the nodes of one graph, in graph order.
 
     Args:
         source: the text.
-        fakes: makes fake values.
+        fakes: creates fake values.
         expressions: reads sizes.
-        device: the device that need not be said.
-        graph: what the graph is called, with those around it: ``"joint.true_graph_0"``.
+        device: default device, for types without a device.
+        graph: name of the graph with the names of its outer graphs: ``"joint.true_graph_0"``.
     """
 
     def __init__(
@@ -234,25 +250,31 @@ class ValueReader:
         self._literals = ArgumentReader(source, symbolic=self.symbolic)
 
     def nested(self, name: str) -> ValueReader:
-        """A reader for a subgraph, whose values may share memory with those outside."""
+        """Return a reader for a subgraph, whose values may share storages with outer values."""
         graph = f"{self._graph}.{name}"
         inner = ValueReader(self._source, self._fakes, self._expressions, self._device, graph)
         inner._places = self._places
         return inner
 
     def read(self, node: fx.Node, written: ast.expr) -> Any:
-        """The value that a node is written with; the node has its target and arguments."""
+        """Return the value of a node.
+
+        Args:
+            node: the node, with its target and arguments.
+            written: its type in the text.
+        """
         return self._read(written, f"{self._graph}.{node.name}", base_of(node))
 
     def constant(self, written: ast.expr) -> torch.Tensor:
-        """A tensor in memory of its own."""
+        """Return a fake tensor on a storage of its own."""
         return self._tensor(written, None)
 
     def symbolic(self, node: ast.Subscript) -> Any:
-        """The symbolic number that ``SymInt[…]`` and its like stand for."""
+        """Return the symbolic number for ``SymInt[…]``, ``SymFloat[…]`` or ``SymBool[…]``."""
         if not isinstance(node.value, ast.Name) or node.value.id not in _SYMBOLIC:
             raise self._source.error(node, "SymInt[…], SymFloat[…], SymBool[…]")
         expression = self._expressions.read(node.slice)
+        # SymPy's truth values are not `Expr`.
         if isinstance(expression, sympy.Expr) is (node.value.id == "SymBool"):
             raise self._source.error(node, "the type of what it computes")
         try:
@@ -261,6 +283,7 @@ class ValueReader:
             raise self._source.error(node, str(error), "{}, which has no value") from error
 
     def _read(self, node: ast.expr, place: str, base: Any) -> Any:
+        """Return the value of a type; see `ValueWriter._write` for the arguments."""
         match node:
             case ast.Tuple(elts=elts) | ast.List(elts=elts):
                 items = [
@@ -284,12 +307,13 @@ class ValueReader:
         return made
 
     def _placed(self, node: ast.expr, base: Any) -> torch.Tensor:
-        """A tensor in the memory that is written, or that it lies in unless something is."""
+        """Return a tensor on the storage that the text names, or on the default storage."""
         if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)):
             return self._tensor(node, None if storage_key(base) is None else base)
         if isinstance(node.right, ast.Constant) and node.right.value is None:
             return self._tensor(node.left, None)
         place = ast.unparse(node.right)
+        # A name in this graph goes before the full name of a value in another graph.
         owner = self._places.get(f"{self._graph}.{place}", self._places.get(place))
         if owner is None:
             expected = "that of a tensor above, such as mm or split[1]"
@@ -297,7 +321,7 @@ class ValueReader:
         return self._tensor(node.left, owner)
 
     def _type(self, node: ast.expr) -> _Type:
-        """What is written about a tensor."""
+        """Parse the type of a tensor."""
         inner = node.func if isinstance(node, ast.Call) else node
         name = inner.value if isinstance(inner, ast.Subscript) else inner
         if not isinstance(name, ast.Name) or name.id not in _DTYPES:
@@ -315,7 +339,7 @@ class ValueReader:
         return found
 
     def _details(self, node: ast.Call, found: _Type) -> None:
-        """What stands in parentheses behind the sizes."""
+        """Parse the properties in parentheses after the sizes."""
         found.strides = tuple(self._size(x) for x in node.args)
         if found.strides and len(found.strides) != len(found.sizes):
             expected = f"{len(found.sizes)}, one for each dimension"
@@ -355,7 +379,7 @@ class ValueReader:
             raise self._source.error(node, f"one with a value ({error})", "the size {}") from error
 
     def _tensor(self, node: ast.expr, base: Any) -> torch.Tensor:
-        """A tensor of a written type, in the memory of another one or in its own."""
+        """Return a tensor of a type, on the storage of ``base`` or on a storage of its own."""
         t = self._type(node)
         if t.layout is not torch.strided:
             return self._made(
@@ -382,6 +406,11 @@ class ValueReader:
         return self._made(node, make)
 
     def _made(self, node: ast.expr, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return the tensor that a function creates.
+
+        Raises:
+            ProblemError: PyTorch refuses the tensor; the message names the position in the text.
+        """
         try:
             return make()
         except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
@@ -409,7 +438,7 @@ def write_numbers(tensor: torch.Tensor, literals: ArgumentWriter) -> str | None:
     real = _real(tensor)
     if real is None:
         return None
-    # A graph may be printed while it is compiled, when every new tensor would be a fake one.
+    # During a compilation, a fake mode would turn the new tensor into a fake one.
     with torch_compat.disable_current_modes():
         return literals.write(real.detach().tolist())
 
@@ -417,7 +446,11 @@ def write_numbers(tensor: torch.Tensor, literals: ArgumentWriter) -> str | None:
 def read_constant(
     source: Source, values: ValueReader, literals: ArgumentReader, args: list[ast.expr]
 ) -> torch.Tensor:
-    """A constant: real where its numbers are written and it is as plain as that; else fake."""
+    """Return a constant.
+
+    The constant is a real tensor if the text states its numbers and the type is a plain contiguous
+    CPU tensor. Otherwise the constant is a fake tensor.
+    """
     fake = values.constant(args[1])
     if len(args) == 2:
         return fake
@@ -429,6 +462,7 @@ def read_constant(
     if flat is None or tuple(flat.shape) != tuple(fake.shape):
         expected = f"nested lists in the shape {tuple(fake.shape)}"
         raise source.error(args[2], expected, "these numbers")
+    # Only such a type describes the tensor that `torch.tensor` makes.
     dense = fake.is_contiguous() and fake.untyped_storage().nbytes() == flat.nbytes
     if fake.device.type == "cpu" and dense and not fake.requires_grad:
         return flat

@@ -1,4 +1,4 @@
-"""Statistics of passes, summed over a run."""
+"""Instrument that sums the statistics of passes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class Statistics(Instrument):
-    """Sums up the statistics that passes report, by the place of the pass in the pipeline.
+    """Instrument that sums the statistics that passes report, by the path of the pass.
 
-    Where a composite sums up what its passes counted, that is not counted a second time.
+    A composite's own row leaves out counts that the composite summed over its inner passes.
 
     Attributes:
-        counts: for each path, outermost pass first, the counts by name.
+        counts: for each path of a pass (enclosing composites first), the sums by name.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Statistics(Instrument):
         del self._inside[len(path) - 1 :]
 
     def table(self) -> str:
-        """One line for each count that is not 0."""
+        """Return a text table with one row per count that is not 0."""
         rows = [
             (" > ".join(path), name, str(n))
             for path, counts in self.counts.items()

@@ -1,4 +1,4 @@
-"""Instrument that checks each pass: graph structure, reported changes, cached analyses, and results."""
+"""Instrument that checks each pass: graphs, reported changes, cached analyses and results."""
 
 from __future__ import annotations
 

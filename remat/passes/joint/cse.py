@@ -29,7 +29,7 @@ class CommonSubexpressions(Pass):
     - the call draws random numbers, has an effect, mutates an argument, or returns uninitialised
       memory;
     - the operator comes from outside PyTorch and is not declared pure (`remat.declare_pure`);
-    - the result shares memory with an output of the graph, or has unbacked symbols in its size;
+    - the result shares memory with an output of the graph, or has a size that depends on data;
     - a mutation runs between the calls, or their recompute tags differ.
 
     Arguments are compared with their types and bit for bit. ``1``, ``1.0`` and ``True`` differ, and

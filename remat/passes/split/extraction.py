@@ -1,4 +1,4 @@
-"""Build the forward and the backward graph of a partition, and the values handed over between them."""
+"""Build the forward and the backward graph of a partition, as a decision says."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Extraction:
         return sorted(runs), read
 
     def _is_destination(self, i: int) -> bool:
-        """Return whether backward needs input ``i`` itself: its final value, or as the target of a write."""
+        """Return whether backward needs input ``i`` itself: its final value, or to write to it."""
         node = self._index.nodes[i]
         return i in self._state.storages.rewritten or any(
             self._roles.tangent_closure[u] and is_destination(node, self._index.nodes[u])

@@ -48,7 +48,7 @@ class FunctionalizeRng(Pass):
         states: list[tuple[fx.Node, list[fx.Node]]] = []
         with state.edit() as edit:
             for k, (fwd, later) in enumerate(drawn):
-                # Backward's own generator advances with every run, so it can replay only one run per step.
+                # Backward's generator advances with every run, so it can replay only one run.
                 once = len(later) == 1 and later[0].graph is not fwd.graph
                 if graphsafe and once and torch_compat.supports_graphsafe_rng(random_device(fwd)):
                     _share_generator(fwd, later[0], k)
@@ -81,7 +81,7 @@ def drawn_again(forward: fx.Graph, backward: fx.Graph) -> list[tuple[fx.Node, li
 
 
 def _save_state(fwd: fx.Node) -> fx.Node:
-    """Rewrite a random run in forward so that it also returns the generator's state, and return the state.
+    """Make a random run in forward also return the generator's state, and return the state's node.
 
     Args:
         fwd: the run, which becomes element 1 of the new operator's result.
@@ -130,8 +130,8 @@ def _replay(node: fx.Node, state: fx.Node) -> None:
 def _hand_over(state: State, drawn: list[tuple[fx.Node, list[fx.Node]]]) -> None:
     """Make later runs replay, and hand the saved generator states from forward to backward.
 
-    AOTAutograd expects the states, which are tensors, after the saved tensors with a checked
-    version counter.
+    A state is a saved tensor with a checked version counter, so the states come last among such
+    tensors.
 
     Args:
         state: the partitioned state.
@@ -177,7 +177,7 @@ def _hand_over(state: State, drawn: list[tuple[fx.Node, list[fx.Node]]]) -> None
 
 
 def _share_generator(fwd: fx.Node, bwd: fx.Node, count: int) -> None:
-    """Give both runs of a random operator their own generator; AOTAutograd keeps the generators in step.
+    """Give each run of a random operator a generator; AOTAutograd keeps the two in step.
 
     Args:
         fwd: the run in forward.

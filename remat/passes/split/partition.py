@@ -42,8 +42,8 @@ class Partition(Pass):
 def default_decision(state: State) -> Decision:
     """Return a decision that saves every value that backward reads.
 
-    Exceptions are values that cannot be saved, that are tagged for recomputation, or that the
-    user's backward computes. They are recomputed.
+    A value is recomputed instead if it cannot be saved, is tagged for recomputation, or is computed
+    by the user's backward only.
 
     Raises:
         PlanError: backward reads a value that can be neither saved nor recomputed.

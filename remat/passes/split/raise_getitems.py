@@ -14,7 +14,7 @@ from remat.passes.core.state import PassResult, State
 
 @dataclass(frozen=True)
 class RaiseGetitems(Pass):
-    """Move every ``getitem`` right after its operator, so that unused elements of the tuple are freed early.
+    """Move every ``getitem`` right after its operator, so that unused elements are freed early.
 
     The pass works on the joint graph, or on forward and backward after partitioning. remat's own
     pipelines run the pass after partitioning and reordering, because both move elements again.

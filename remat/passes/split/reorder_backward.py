@@ -78,7 +78,7 @@ def reorder(graph: fx.Graph) -> int:
         place(node)
 
     start = min(users)
-    # Effects before the first user of a tangent run first, as no later node may need their results.
+    # An effect need not be an input of any later node, so it is placed here (PyTorch: only `copy_`).
     for node, harmless in zip(nodes[:start], plain, strict=False):
         if not harmless and ops.may_have_effects(node):
             place_behind(node)
@@ -105,7 +105,7 @@ def _ordered_by_memory(nodes: list[fx.Node], plain: Sequence[bool]) -> dict[fx.N
 
     Args:
         nodes: the nodes of the graph, in order.
-        plain: for each node, whether it neither writes nor has effects.
+        plain: for each node, whether it is only a function of its arguments (`ops.is_plain`).
     """
     written = {n: written_by(n) for n, harmless in zip(nodes, plain, strict=True) if not harmless}
     if not any(written.values()):

@@ -10,7 +10,7 @@ from remat.passes.decide.budgeted import Budgeted
 
 @dataclass(frozen=True)
 class Knapsack(Budgeted):
-    """Keep the saved bytes within a budget by a knapsack over the operators that are costly to recompute.
+    """Keep the saved bytes within a budget by a knapsack over operators that are costly to recompute.
 
     A minimum cut decides the remaining values; see `remat.solvers.completion`.
     """

@@ -68,13 +68,13 @@ class AgreeRanks(Pass):
     def _take_over(
         self, state: State, question: Question, own: Verdict, theirs: Verdict
     ) -> PassResult:
-        """Return the state with the decision that counts, or the old state if the decision does not fit.
+        """Return the state with the other rank's decision, or the old state if that does not fit.
 
         Args:
             state: the state with this rank's decision.
             question: the graph and options of the decision.
             own: this rank's decision.
-            theirs: the decision that counts, which differs from ``own``.
+            theirs: the decision to adopt, which differs from ``own``.
         """
         names = question.outline.names
         choice = state.choice or DecisionInfo()

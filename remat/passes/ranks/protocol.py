@@ -58,7 +58,7 @@ class Question:
 
     @property
     def key(self) -> str:
-        """Key in the store under which the decision is claimed; equal for ranks that share a decision."""
+        """Key in the store for the claim of the decision; ranks with equal keys share a decision."""
         text = json.dumps([self.outline.digest, self.asked])
         return f"decision/{hashlib.sha256(text.encode()).hexdigest()}"
 
@@ -127,7 +127,7 @@ class Ranks:
         self._settled: tuple[str, str] | None = None  # place and key of the last decision
 
     def settle(self, question: Question, own: Verdict, wait_s: float) -> Verdict:
-        """Return the decision that counts: the first that any rank claimed for this question.
+        """Return the decision to use: the first one that any rank claimed for this question.
 
         If the store fails, the result is ``own``, and `lost` becomes True.
 
@@ -146,7 +146,7 @@ class Ranks:
                 self._give_way(place, question, wait_s)
             claim = self._shared.compare_set(question.key, "", _packed(asdict(own)))
             return Verdict(**_unpacked(claim))
-        # Stores raise RuntimeErrors; `_packed` raises PlanErrors for data that is too large for a store.
+        # Stores raise RuntimeErrors; `_packed` raises a PlanError for data too large for a store.
         except (RuntimeError, PlanError) as error:
             self._lose(error)
             return own
@@ -179,10 +179,10 @@ class Ranks:
             return number
 
     def _await_numbers(self, place: str, key: str, wait_s: float) -> None:
-        """Wait until every rank with the same decision has stored its number, or a largest number is claimed.
+        """Wait until all ranks with the same decision have stored a number, or a largest is claimed.
 
         Args:
-            place: compilation in the program's course, from `_next_place`.
+            place: text of the compilation, from `_next_place`.
             key: key of the decision.
             wait_s: longest wait in seconds; ranks that are late are reported and not awaited again.
         """
@@ -242,8 +242,8 @@ class Ranks:
     def _give_way(self, place: str, question: Question, wait_s: float) -> None:
         """Wait until rank 0 has decided on the same graph, for at most ``wait_s`` seconds.
 
-        The wait ends early if rank 0 has another graph at this place, or missed an earlier wait and
-        has not stored anything since.
+        The wait ends early if rank 0 has another graph at this place. There is no wait if rank 0
+        missed an earlier wait and has reached neither that place nor this one.
         """
         at = f"at/{place}"
         if self._missed and (self._has(self._missed) or self._has(at)):

@@ -314,7 +314,7 @@ class Registry:
         self._warn()
 
     def _offers(self, hook: str, problems: list[PluginError]) -> Iterator[tuple[str, Any]]:
-        """Yield the objects that plugins return from a hook, with the plugins' names; remat's come first.
+        """Yield the objects that plugins return from a hook, with the plugins' names; remat's first.
 
         The implementations are called one by one, because pluggy's own call ends at the first
         exception.

@@ -171,9 +171,7 @@ def _in_processes(
     """
     deaths: Counter[int] = Counter()
     left = list(range(len(jobs)))
-    suspects = (
-        0  # number of first jobs in `left` that may have killed a worker
-    )
+    suspects = 0  # number of first jobs in `left` that may have killed a worker
     while left:
         asked = left[:1] if suspects else left
         before, given = multiprocessing.active_children(), os.environ.get(_SAFE_PATH)

@@ -243,8 +243,9 @@ def note_workspaces(graph: fx.Graph) -> None:
 def _may_take(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether a call may have a workspace.
 
-    Only PyTorch's own operators may. Views have none. Elementwise operators and the operators in
-    `_TAKE_NOTHING` have one only for dtypes or layouts that their kernels convert.
+    Only PyTorch's own operators that are not views may have one. Elementwise operators may have one
+    only if they are random or a tensor is complex or not dense. Operators in `_TAKE_NOTHING` may
+    have one for 16-bit floating-point tensors too.
 
     Args:
         op: an overload of an operator.
@@ -333,7 +334,7 @@ def _measured(op: Callable[..., Any], args: Any, kwargs: Any) -> int:
             return made.zero_()
 
         args, kwargs = pytree.tree_map(real, (args, kwargs))
-        op(*args, **kwargs)  # the first call allocates caches that stay
+        op(*args, **kwargs)  # not measured: a first call may allocate memory that stays
         with allocations() as events:
             results = op(*args, **kwargs)
     alive = [*accumulate(nbytes or 0 for nbytes in events)] or [0]

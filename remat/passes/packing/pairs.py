@@ -257,7 +257,7 @@ def pack_bf16(x: torch.Tensor) -> Packed:
     if x.dtype is not torch.float32:
         return x
     most = torch.finfo(torch.bfloat16).max
-    kept = x.clamp(-most, most).to(torch.bfloat16)  # otherwise the largest float32 rounds to infinity
+    kept = x.clamp(-most, most).to(torch.bfloat16)  # else the largest float32 rounds to infinity
     kept = torch.where(x == _INF, _INF, kept)
     return torch.where(x == -_INF, -_INF, kept), x.dtype
 

@@ -232,6 +232,7 @@ class Registry:
         except (ValueError, pluggy.PluginValidationError) as error:
             _raise(name, f"cannot be registered: {error}", error)
         try:
+            # `register` ignores hook names without a specification; only this check refuses them.
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
             self._manager.unregister(plugin)
@@ -335,7 +336,7 @@ class Registry:
                 if not isinstance(offers, (list, tuple)):
                     raise TypeError(f"it returned {offers!r}: return a list of classes")
             except (Exception, SystemExit) as error:  # the plugin border
-                if call.plugin_name == _OURS:
+                if call.plugin_name == _OURS:  # a bug of remat, which must not go unnoticed
                     raise
                 problem = PluginError(
                     f"plugin '{call.plugin_name}' is refused: its {hook} raised "

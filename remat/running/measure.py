@@ -166,7 +166,7 @@ def run_forward(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
 
 def run_backward(result: Result) -> None:
     """Run backward of a `run_forward` result, with gradients of ones."""
-    seed = result[1]
+    seed = result[1]  # empty, so that its own gradient takes no memory
     seed.backward(seed.detach())  # type: ignore[no-untyped-call]
 
 
@@ -203,6 +203,7 @@ def as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator
     frozen = [(t, _checksum(t)) for t in tensors if _is_frozen(t)]
     values = [(t, t.detach().clone()) for t in tensors if not t.requires_grad and not _is_frozen(t)]
     gradients = [(t, t.grad) for t in tensors if t.requires_grad and t.is_leaf]
+    # With gradients in place, backward would accumulate into them and peak at other bytes.
     _forget_gradients(tensors)
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -352,6 +353,7 @@ class StorageTracker(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped
         peak: most bytes alive at the same time.
     """
 
+    # Otherwise PyTorch refuses to run higher-order operators under the mode.
     supports_higher_order_operators = True
 
     def __init__(self) -> None:

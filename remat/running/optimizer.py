@@ -136,6 +136,7 @@ def trace_optimizer(
             tensors.
     """
     name, make = read_optimizer(optimizer)
+    # Optimizers create some real tensors of their own, such as step counts.
     mode = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
     with mode, torch.no_grad():
         fakes = [torch.empty_strided(p.size(), p.stride(), dtype=p.dtype) for p in parameters]
@@ -152,6 +153,7 @@ def trace_optimizer(
         if foreach:
             _work_at_once(running)
         with tracker:
+            # The first step creates the state, so traffic is taken from the second.
             for nth in range(2):
                 with torch.no_grad():
                     for i, parameter in enumerate(made):

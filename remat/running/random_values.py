@@ -86,6 +86,7 @@ class RealValues:
         held = self._storages.get(key) if key is not None else None
         if held is None:
             count = -(-storage_bytes(value) // value.element_size())
+            # crc32, because the hash of a str differs from process to process.
             held = _numbers(count, value.dtype, self._seed ^ zlib.crc32(name.encode()))
             try:
                 held = held.to(value.device)

@@ -174,6 +174,7 @@ def _batches(
         returns the arguments for a batch size. None if the call has no batch, or its batch is
         already small.
     """
+    # Later zips are not strict, because a call may leave out arguments with defaults.
     names = [a.name for a in torch_compat.schema(op).arguments]
     first: Any = args[0] if args else None
     if kwargs or not _is_tensor(first) or not first.dim():

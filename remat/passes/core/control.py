@@ -46,6 +46,8 @@ class Composite(Pass):
     passes: tuple[Pass, ...] = ()
 
     def __post_init__(self) -> None:
+        # A pass is frozen and hashable, so the field is set past the dataclass, and a list becomes
+        # a tuple.
         object.__setattr__(self, "passes", tuple(self.passes))
         for p in self.passes:
             if not isinstance(p, Pass):

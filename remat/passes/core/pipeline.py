@@ -184,10 +184,11 @@ class _Runner:
                 result = p.run_with(state, lambda inner, s: self.sequence(inner, s, path))
             else:
                 result = p.run(state)
-        except PassError:
+        except PassError:  # from an inner pass, whose name the error has
             raise
         except RematError as error:
             # Not wrapped in a PassError, because callers tell the cause by the class of the error.
+            # A composite adds no note, because the inner pass has added one with the whole path.
             if not isinstance(p, Composite):
                 error.add_note(
                     f"while running pass '{name}' after: {', '.join(self.done) or 'none'}"

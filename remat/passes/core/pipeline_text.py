@@ -138,6 +138,7 @@ class _Reader:
         """Return an error that points at a column and shows the text around the column."""
         start, end = max(0, column - SHOWN), column + SHOWN
         before, after = "…" * (start > 0), "…" * (end < len(self._text))
+        # A line break or another control character would shift the caret.
         part = "".join(c if c.isprintable() else " " for c in self._text[start:end])
         caret = " " * (len(before) + column - start)
         return ProblemError(

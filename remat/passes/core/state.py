@@ -175,6 +175,7 @@ class State:
     _partitioned_cache: AnalysisCache = field(default=AnalysisCache(()), repr=False)
 
     def __post_init__(self) -> None:
+        # `dataclasses.replace` passes the caches on, also to a state with other graphs or options.
         for name, owner in (
             ("_joint_cache", (self.joint, self.count_outputs, self.reread_inputs)),
             ("_partitioned_cache", (self.joint, self.forward, self.backward)),

@@ -221,7 +221,7 @@ def _first_unfusible(
         if not fusible:
             return at
         for u in users[i]:
-            if 0 <= order[u] <= last:
+            if 0 <= order[u] <= last:  # -1: forward does not require the user
                 entry = (order[u], u, fusion(i, u))
                 if entry not in seen:
                     seen.add(entry)

@@ -202,7 +202,7 @@ class Budgeted(Pass):
                     saved=done.saved,
                     cost=done.recompute_cost,
                     saved_bytes=done.saved_bytes,
-                    bound=0,
+                    bound=0,  # a cut proves nothing about other decisions
                     status=Status.FEASIBLE,
                     solver=MinCut.name,
                     elapsed_s=0.0,

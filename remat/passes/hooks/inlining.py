@@ -86,6 +86,7 @@ class Inlining:
         (key,) = self._memory.keys(saved)
         anchor = self._last_use[key]
         last = self._tail.get(anchor, anchor)
+        # Placeholders stay together, and elements stay right after their tuple.
         while last.next.op == "placeholder" or (
             is_element(last.next) and last.next.args[0] is anchor
         ):
@@ -256,7 +257,7 @@ def _inline(
             copied = graph_module.graph.node_copy(node, env.__getitem__)
         torch_compat.rename(copied, f"{prefix}_{node.name}")
         if node.op == "get_attr":
-            copied.target = copied.name
+            copied.target = copied.name  # unique in this module, unlike the name in the hooks
             setattr(graph_module, copied.name, getattr(body, str(node.target)))
             copied.meta = {**meta, "val": node.meta.get("val")}
         else:

@@ -102,6 +102,7 @@ class PackSaved(Pass):
                 chosen.append((saved, traced))
         _warn(hooks, state.joint.name, [t for _, t in chosen], left)
         with state.edit() as edit:
+            # Set here, because the counts below also count tensors that stay unpacked.
             edit.modified = bool(chosen)
             if chosen:
                 inlining = Inlining(forward, backward, own)

@@ -252,6 +252,7 @@ def _own(value: Any) -> Any:
 class _Made(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that records, by weak references, the tensors that a trace receives and makes."""
 
+    # Otherwise PyTorch refuses to run higher-order operators under the mode.
     supports_higher_order_operators = True
 
     def __init__(self) -> None:

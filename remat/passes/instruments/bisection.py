@@ -126,6 +126,7 @@ def bisect(
     bad, whole = run(-1)
     if not bad:
         return None
+    # The search takes for granted that the required passes alone are good.
     if run(0)[0]:
         needed = [p.name for p in manager.flat() if not p.optional]
         raise ProblemError(

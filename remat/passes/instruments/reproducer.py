@@ -127,6 +127,7 @@ def write_reproducer(folder: Path, failure: Failure) -> Path:
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
+    # In the same folder, because a rename is atomic only within one file system.
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=folder))
     try:
         for name, text in files_of(failure, target.name).items():
@@ -222,6 +223,7 @@ class Reproducer(Instrument):
 
     def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
         joint = self._joint
+        # An interrupt is not a failure of a pass.
         if error is self._seen or not isinstance(error, Exception) or joint is None:
             return
         # Every enclosing composite fails with the same error; only the innermost pass is recorded.
@@ -305,6 +307,7 @@ def folder_for(given: object) -> Path | None:
         if named is not None:
             return Path(named) if named else None
         try:
+            # The user's name keeps the folders of several users of one machine apart.
             return Path(tempfile.gettempdir()) / f"remat-repro-of-{_user()}"
         except OSError:  # no folder can be written, or the disk is full
             return None

@@ -89,7 +89,7 @@ class VerifyEach(Instrument):
 
     def after(self, p: Pass, result: PassResult, path: tuple[str, ...]) -> None:
         before = self._before.pop()
-        if isinstance(p, Composite):
+        if isinstance(p, Composite):  # the inner passes were checked one by one
             return
         name, state = " > ".join(path), result.state
         graphs = {"joint graph": state.joint.graph_module, **state.modules}
@@ -118,7 +118,7 @@ class VerifyEach(Instrument):
         """Return how the results differ from the reference; None if no difference is found."""
         drawn = _drawn_twice(state)
         self._draws_twice = () if drawn is None else (name, drawn)
-        if drawn is not None:
+        if drawn is not None:  # forward and backward draw other numbers until a pass replays them
             return None
         try:
             results = _run(trial, state)
@@ -158,7 +158,7 @@ class _Before:
         mine = {id(m): known for m, known in _modules(result.state)}
         for module, stamp, known, edits in self.graphs:
             difference = stamp.difference(Stamp.of(module.graph))
-            if difference is None or id(module) not in mine:
+            if difference is None or id(module) not in mine:  # a replaced graph no longer matters
                 continue
             if not result.modified:
                 return f"it says modified=False, but changed the graph: {difference}"
@@ -186,6 +186,7 @@ class _Before:
             state, _joint_cache=AnalysisCache(()), _partitioned_cache=AnalysisCache(())
         )
         for known in state.analysis_caches:
+            # Without an edit, no result was preserved over a change.
             if edits.get(id(known), known.edits) == known.edits:
                 continue
             for key, value in known.results():

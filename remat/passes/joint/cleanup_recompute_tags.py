@@ -38,6 +38,7 @@ class CleanupRecomputeTags(Pass):
 
     def run(self, state: State) -> PassResult:
         found = _boundaries(state.joint.graph)
+        # A tag changes what may be recomputed, but no node, role, storage or cost.
         with state.edit(preserves=(Positions, Classification, Distances, Memory, Costs)) as edit:
             for node in found:
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE

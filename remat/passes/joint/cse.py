@@ -78,6 +78,7 @@ def merge(graph: fx.Graph, memories: Memories | None = None) -> int:
             refresh(node)
             suspect.update(node.users)
         if not plain:
+            # A part of the key, so that no calls are merged across a mutation.
             mutations += ops.is_mutating(node)
             if _has_effects(node):
                 continue
@@ -157,7 +158,9 @@ def _describe(x: Any) -> Any:
     if isinstance(x, dict):
         return (tuple(x), _describe_all(x.values()))
     if isinstance(x, float):
+        # Bytes tell 0.0 from -0.0 and are equal for equal NaNs, where `==` does the opposite.
         return struct.pack("<d", x)
     if isinstance(x, SYMBOLIC):
+        # Comparing symbols would add guards; their text adds none.
         return str(x.node.expr)
     return x

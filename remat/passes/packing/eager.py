@@ -61,6 +61,7 @@ def _called(hooks: SavedTensorHooks, which: str, given: Any) -> Any:
     return returned
 
 
+# A CUDA graph would replay the kernels without calling the hooks, hence `cudagraph_unsafe`.
 @torch.library.custom_op("remat::pack_eagerly", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def pack_eagerly(x: torch.Tensor, key: str) -> torch.Tensor:
     """Pack a tensor and return a ticket for the packed value.
@@ -75,6 +76,7 @@ def pack_eagerly(x: torch.Tensor, key: str) -> torch.Tensor:
     number = next(_NUMBERS)
     ticket = torch.tensor(number, dtype=torch.int64)
     _PACKED[number] = packed
+    # Bound to the storage, because detached copies of the ticket share only the storage.
     weakref.finalize(ticket.untyped_storage(), _PACKED.pop, number, None).atexit = False
     return ticket
 

@@ -77,12 +77,14 @@ class SavedTensorHooks:
             raise ProblemError(
                 f"hooks: filter is {self.filter!r}; expected one of {', '.join(map(repr, FILTERS))}"
             )
+        # `isinstance` would accept True.
         if type(self.min_bytes) is not int or self.min_bytes < 0:
             raise ProblemError(
                 f"hooks: min_bytes is {self.min_bytes!r}; expected a number of bytes, an int >= 0"
             )
         for what in ("pack", "unpack"):
             given = getattr(self, what)
+            # `register` uses hooks as keys of a dict.
             if not callable(given) or type(given).__hash__ is None:
                 raise ProblemError(
                     f"hooks: {what} is a {type(given).__name__}; expected a function or an "
@@ -116,6 +118,7 @@ class SavedTensorHooks:
         ``user_cache_hash`` of each wrapped leaf function.
         """
         known = PAIRS.get(self.name)
+        # A user's pair may have the name of a ready-made one.
         ready_made = known is not None and (known.pack, known.unpack) == (self.pack, self.unpack)
         keys = [self.name] if ready_made else [_key_of(self.pack), _key_of(self.unpack)]
         if not all(keys):
@@ -186,6 +189,7 @@ def check_unpacked(
     """
     if not isinstance(value, torch.Tensor):
         raise PlanError(f"hooks '{name}': unpack returned {value!r}; expected a tensor")
+    # `statically_known_true` adds no guards on symbolic sizes.
     fits = value.dim() == len(size) and all(
         statically_known_true(a == b) for a, b in zip(value.shape, size, strict=True)
     )
@@ -283,6 +287,7 @@ def pack_float8(x: torch.Tensor) -> Packed:
     if not x.is_floating_point() or x.element_size() == 1:
         return x
     largest = torch.linalg.vector_norm(x.nan_to_num(0.0, 0.0, 0.0), float("inf"))
+    # At least `tiny`: a tensor of zeros would have the scale 0, and x / 0 is NaN.
     scale = (largest / _FINITE8).clamp_min(torch.finfo(x.dtype).tiny)
     scaled = (x / scale).clamp(-_INFINITE8, _INFINITE8)
     return scaled.to(torch.float8_e4m3fn), scale
@@ -309,6 +314,7 @@ def pack_int8(x: torch.Tensor) -> Packed:
         return x
     finite = x.nan_to_num(0.0, 0.0, 0.0)
     largest = torch.linalg.vector_norm(finite, float("inf"), -1, keepdim=True)
+    # At least `tiny`: a row of zeros would have the scale 0, and x / 0 is NaN.
     scale = (largest / 126).clamp_min(torch.finfo(x.dtype).tiny)
     # Finite numbers use -126 to 126, so 127, -127 and -128 are free for infinities and NaN.
     steps = (x / scale).round().nan_to_num(nan=-128.0, posinf=127.0, neginf=-127.0)

@@ -120,6 +120,7 @@ class Ranks:
 
         self.rank = rank
         self.lost = False
+        # The prefix keeps the keys apart from those of PyTorch and other users of the store.
         self._shared: Any = PrefixStore("remat-1", store)
         self._compiled: Counter[str] = Counter()
         self._missed: str | None = None  # key that rank 0 did not set in time
@@ -144,6 +145,7 @@ class Ranks:
                 self._announce(f"at/{place}", question)
             else:
                 self._give_way(place, question, wait_s)
+            # An empty expected value: only the first claim sets the key, and all ranks get that claim.
             claim = self._shared.compare_set(question.key, "", _packed(asdict(own)))
             return Verdict(**_unpacked(claim))
         # Stores raise RuntimeErrors; `_packed` raises a PlanError for data too large for a store.

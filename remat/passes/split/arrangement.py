@@ -175,6 +175,7 @@ class _GraphBuilder:
             handed = node.op == "placeholder" or i in self._runs
             if is_element(node) and not handed:
                 maker = self._index.position[maker_of(node)]
+                # Forward hands over the elements of a tuple, never the tuple itself.
                 handed = self._hands_over and maker in self._runs and maker not in self._ran
             missing = [] if handed else [j for j in inputs[i] if j not in self._there]
             if missing:

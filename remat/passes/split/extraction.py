@@ -71,6 +71,7 @@ class Extraction:
         for i in sorted(read):
             node = self._index.nodes[i]
             handed[HandedKind.of(node)].append(node)
+        # The dict has the order of `HandedKind`, which is the order of AOTAutograd's convention.
         self.saved, self.unchecked, self.objects, self.sizes = handed.values()
         self.snapshots = sorted(self._snapshots_read)
         self._bind_symbols()
@@ -169,7 +170,7 @@ class Extraction:
             new = free_symbols(value) - bound
             if not new:
                 continue
-            if places is None:
+            if places is None:  # found only if needed, because the search visits the whole graph
                 places = dict(find_symbol_binding_fx_nodes(self._joint.graph))
             binding += [places[s] for s in sorted(new, key=lambda s: s.name) if s in places]
             bound |= new
@@ -264,6 +265,7 @@ class Extraction:
         _copy_runs(copier, runs, snapshot)
         for node in graph.nodes:
             if node.op != "placeholder":
+                # As PyTorch's partitioner marks backward, also nodes that were traced in forward.
                 node.meta["autograd_backward"] = True
         values = [snapshot.get(o, env.get(o)) if isinstance(o, fx.Node) else o for o in outputs]
         write_output(graph.output(()), values, descs)

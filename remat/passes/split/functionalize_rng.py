@@ -102,6 +102,7 @@ def _save_state(fwd: fx.Node) -> fx.Node:
         )
         torch_compat.rename(run, f"{fwd.name}_drawn")
         run.meta = {**_provenance(fwd), "val": (sample, fwd.meta.get("val"))}
+        # The workspace belongs to the operator, and ``fwd`` becomes an element of its result.
         if WORKSPACE in fwd.meta:
             run.meta[WORKSPACE] = fwd.meta.pop(WORKSPACE)
         state = graph.call_function(operator.getitem, (run, 0))

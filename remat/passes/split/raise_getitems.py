@@ -35,6 +35,7 @@ def raise_getitems(graph: fx.Graph) -> int:
     behind: dict[fx.Node, fx.Node] = {}
     for node in graph.find_nodes(op="call_function", target=operator.getitem):
         parent = node.args[0]
+        # Other placeholders may follow a placeholder, and no other node may stand among them.
         if not isinstance(parent, fx.Node) or parent.op == "placeholder":
             continue
         anchor = behind.get(parent, parent)

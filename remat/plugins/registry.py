@@ -35,7 +35,7 @@ _ISOLATION = (None, "process", "foreign")
 
 
 class PluginWarning(RuntimeWarning):
-    """A plugin was refused; the other plugins keep working."""
+    """Issued if a plugin is refused; the other plugins keep working."""
 
 
 class Registry:

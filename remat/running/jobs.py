@@ -94,8 +94,7 @@ def run_jobs(
             processes died repeatedly while running the job.
 
     Raises:
-        ProblemError: ``executor`` is invalid, the executor's workers are gone, or they cannot
-            import remat.
+        ProblemError: ``executor`` is invalid, or its workers are gone or cannot import remat.
     """
     check_executor(executor)
     if executor is None:

@@ -132,7 +132,11 @@ _Way = Callable[[_Step, Sequence[torch.Tensor], torch.device], Measured]
 
 
 def _way(by: str | None, device: torch.device) -> _Way:
-    """Return the function that measures a step in the way ``by`` on a device.
+    """Return the function that measures a step on a device.
+
+    Args:
+        by: as in `measure_step`.
+        device: the step's device.
 
     Raises:
         ProblemError: ``by`` is not available on the device.
@@ -294,8 +298,8 @@ def allocations() -> Iterator[list[int | None]]:
     """Record CPU allocations and frees inside the ``with`` block.
 
     Yields:
-        A list that is filled when the block ends, in order of time: the bytes of an allocation, the
-            negative bytes of a free, or None where backward begins.
+        A list in order of time, which is filled when the block ends. An entry is the bytes of an
+        allocation, the negative bytes of a free, or None where backward begins.
     """
     found: list[int | None] = []
     level = os.environ.get(_LOG_LEVEL)

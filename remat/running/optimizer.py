@@ -108,7 +108,7 @@ def _arguments(optimizer: str, text: str) -> dict[str, Any]:
 
 
 def _literal(value: ast.expr) -> Any:
-    """Return the value of a literal; true, false and none are read in any case."""
+    """Return the value of a literal; the words true, false and none are read in any case."""
     if isinstance(value, ast.Name) and value.id.lower() in _WORDS:
         return _WORDS[value.id.lower()]
     return ast.literal_eval(value)
@@ -182,7 +182,10 @@ def trace_optimizer(
 
 
 def _work_at_once(optimizer: torch.optim.Optimizer) -> None:
-    """Select an optimizer's foreach implementation, which PyTorch selects by default on a GPU."""
+    """Select an optimizer's foreach implementation, which PyTorch selects by default on a GPU.
+
+    An optimizer without that choice, or with a choice by the user, stays as it is.
+    """
     kinds = [k for k in type(optimizer).__mro__ if k not in torch.optim.Optimizer.__mro__]
     modules = (sys.modules.get(kind.__module__) for kind in kinds)
     if not any(hasattr(module, _CHOOSES_FOREACH) for module in modules):
@@ -227,5 +230,5 @@ def _moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def _storages(value: Any) -> dict[int, int]:
-    """Return the bytes of the tensors in a value, one entry per storage."""
+    """Return the bytes of the tensors in a value, by key of their storage."""
     return {torch_compat.storage_id(v.untyped_storage()): v.nbytes for v in tensors_of(value)}

@@ -79,8 +79,7 @@ class Trial:
         """Run a joint graph.
 
         Returns:
-            Results by name: outputs, gradients, final values of the inputs, and the generator's
-                state.
+            Outputs, gradients, final values of the inputs, and the generator's state, by name.
         """
         n = joint.num_fwd_outputs
         with self._set_up() as (inputs, constants):

@@ -4,8 +4,8 @@ Convolutions, batch norms, pooling, attention and some products copy inputs into
 keep partial results. No graph shows this memory, and its size depends on the library, the device
 and the sizes. A call on tensors of zeros measures the workspace.
 
-A large call is not run. Its workspace is extrapolated from two smaller batches, because workspaces
-grow linearly with the batch.
+A large call with a batch is not run. Its workspace is extrapolated from two smaller batches,
+because workspaces grow linearly with the batch.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def may_allocate(op: Any, dtype: torch.dtype) -> bool:
 
 
 def workspace_bytes(op: Any, args: Any, kwargs: Any, results: Any) -> int:
-    """Return the most bytes that a call has allocated at the same time, beyond its results.
+    """Return the peak of the bytes that a call allocates beyond its results.
 
     The result is 0 for an operator that is not known to allocate, and for a call that is not on a
     CPU. For a call that is too large to run, or while a profiler runs, the result is 0 with a

@@ -17,7 +17,9 @@ from remat.passes.core.state import PassResult, State
 
 
 class Stage(enum.IntEnum):
-    """Stage of a pipeline that a pass belongs to; later passes may not have a lower stage.
+    """Stage of a pipeline that a pass belongs to.
+
+    A pass may not follow a pass of a later stage. Passes of the stage `ANY` are exempt.
 
     Attributes:
         ANY: the pass may run at any position.

@@ -23,7 +23,7 @@ class Instrument:
 
     A composite pass is reported before its inner passes. The pipeline calls ``after`` and
     ``failed`` on the instruments in reverse order, so instruments nest like context managers. The
-    argument ``path`` holds the names of the enclosing composites, outermost first, and last the
+    argument ``path`` holds the names of the enclosing composites, outermost first, followed by the
     name of the pass.
     """
 

@@ -196,9 +196,9 @@ class State:
     def edit(self, *, preserves: Sequence[type[Analysis[Any]]] = ()) -> Iterator[Edit]:
         """Edit the joint graph in place or, after partitioning, the forward and backward graphs.
 
-        The end of the ``with`` block drops cached analyses, except ``preserves``. No analysis is
-        dropped if the pass reports counts of 0 from inside the block: ``return
-        edit.result(removed=n)``.
+        The end of the ``with`` block drops all cached analyses except ``preserves``. No analysis is
+        dropped if the block ends with ``return edit.result(removed=n)`` and all counts are 0,
+        because then nothing changed.
 
         Args:
             preserves: analyses that stay valid after the edit. A preserved analysis is dropped too

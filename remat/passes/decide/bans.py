@@ -86,7 +86,7 @@ class Fusion:
 
 
 def _looked_up(node: fx.Node) -> tuple[bool, ...]:
-    """Return the operator's values of `Fusion`: view, computes, cheap, expensive, may swallow."""
+    """Return whether an operator is a view, computes, is cheap, is expensive, may swallow inputs."""
     taxonomy = ops.default_taxonomy()
     return (
         taxonomy.is_view(node),
@@ -98,7 +98,7 @@ def _looked_up(node: fx.Node) -> tuple[bool, ...]:
 
 
 def _may_swallow(node: fx.Node) -> bool:
-    """Return whether producers of arguments can write straight into the operator's result."""
+    """Return whether the producer of an argument can write straight into the operator's result."""
     higher = torch.ops.higher_order
     return ops.packet(node.target) is torch.ops.aten.cat or node.target in (
         higher.auto_functionalized,
@@ -123,7 +123,7 @@ def _swallowed(node: fx.Node) -> Iterable[fx.Node]:
 
 
 def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
-    """Return a mark for each position that may not be recomputed under the rules.
+    """Return a bytearray with 1 at each position that may not be recomputed under the rules.
 
     Views, aliases, nodes that forward does not require, and nodes tagged for recomputation are
     never banned.
@@ -159,9 +159,10 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
 
 
 def _materialized_in_backward(state: State, fusion: Fusion) -> bytearray:
-    """Return a mark for each position that backward reads without fusion, directly or through views.
+    """Return a bytearray with 1 at each position that backward reads without fusing with it.
 
-    Backward then writes the recomputed value to memory, so recomputation is not free.
+    A read through views counts. Backward writes such a value to memory if it recomputes the value,
+    so recomputation is not free.
     """
     index, required = state.index, state.roles.required_forward
     view = fusion.view
@@ -177,7 +178,7 @@ def _materialized_in_backward(state: State, fusion: Fusion) -> bytearray:
 
 
 def _used_far_apart(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
-    """Return fusible users of a value that come after an unfusible node on a path from the value.
+    """Return positions of fusible users of a value that come after an unfusible node on a path from it.
 
     Recomputing a near and a far user of one value is pointless, because the two recomputations are
     unlikely to fuse.

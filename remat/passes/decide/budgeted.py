@@ -62,7 +62,7 @@ class Budgeted(Pass):
 
     @paused_collection()
     def limits(self, state: State) -> DecisionInfo:
-        """Return the limits on the saved bytes of a decision.
+        """Return the limits on the saved bytes of a decision, as a `DecisionInfo` without a solver.
 
         Raises:
             PlanError: the graph has no tangents, or recompute tags conflict.
@@ -137,9 +137,8 @@ class Budgeted(Pass):
 
         Args:
             state: the state with the joint graph.
-            every: whether the cuts under looser rules are useful to the solver.
-            full: whether the cut under the strictest rules fits the budget; then looser cuts are
-                not needed.
+            every: whether to compute the cuts under looser rules, which only some solvers use.
+            full: whether the strictest cut fits the budget; then looser cuts are not computed.
         """
         rules = state.cut_rules
         if full or not every:
@@ -247,7 +246,7 @@ def capacity_under(
 
 
 def refuse_peak_in_pass(budget: Budget, name: str) -> None:
-    """Refuse a budget on the peak in a pipeline, because its passes bound saved bytes only.
+    """Refuse a budget on the peak in a pipeline, because passes bound saved bytes only.
 
     Args:
         budget: the budget of the pass.

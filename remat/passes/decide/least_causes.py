@@ -16,7 +16,7 @@ MOST_NAMES = 3
 
 
 def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
-    """Return the reasons for the least saved bytes, and remedies.
+    """Return the reasons why no decision saves fewer bytes, and remedies.
 
     Args:
         state: the prepared state.

@@ -61,7 +61,7 @@ class Fusibility(Analysis[Fusion]):
 
 @dataclass(frozen=True)
 class Banned(Analysis[bytearray]):
-    """A mark for each position of the joint graph that a cut may not recompute.
+    """A bytearray with 1 at each position of the joint graph that a cut may not recompute.
 
     Attributes:
         rules: the ban rules.
@@ -78,7 +78,10 @@ class Banned(Analysis[bytearray]):
 
 @dataclass(frozen=True)
 class Weights(Analysis[tuple[int, ...]]):
-    """Weight of saving each node of the graph problem in the cut; see `cut_weights`."""
+    """Weight of saving each node of the graph problem, which the minimum cut minimises in sum.
+
+    See `cut_weights` for the formula.
+    """
 
     name: ClassVar[str] = "cut-weights"
     summary: ClassVar[str] = "what saving each node costs the minimum cut"

@@ -74,7 +74,7 @@ def chosen_by(graph: fx.Graph, *, signs: bool = True) -> set[fx.Node]:
 
     Args:
         graph: the graph.
-        signs: whether to include inputs of the graph of which only the sign matters.
+        signs: whether to include an input of the graph if only its sign matters.
     """
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
@@ -89,7 +89,7 @@ def chosen_by(graph: fx.Graph, *, signs: bool = True) -> set[fx.Node]:
 
 
 def asks_for_signs(node: fx.Node) -> bool:
-    """Return whether the decision of a node depends only on the sign of its argument.
+    """Return whether a comparison or step in ``node`` depends only on the sign of its argument.
 
     Examples are comparisons with 0 and the derivatives of ReLU functions.
     """
@@ -102,10 +102,11 @@ def asks_for_signs(node: fx.Node) -> bool:
 
 
 def compared_by(node: fx.Node) -> list[fx.Node]:
-    """Return the floating-point inputs by whose values a node decides.
+    """Return the floating-point inputs of ``node`` on which its own comparison, index or step depends.
 
-    These are inputs from which the node computes booleans or integers, inputs of step functions,
-    and inputs of derivatives with a kink except a gradient that is only scaled.
+    These are inputs from which the node computes booleans or integers, and inputs of step
+    functions. For the derivative of a function with a kink, a gradient that is only scaled is left
+    out.
     """
     name = ops.name_of(node.target)
     given = _floats(node.all_input_nodes)

@@ -123,14 +123,19 @@ class PackSaved(Pass):
 class Handed:
     """Saved tensors that forward hands to backward, with the facts that the rules for packing need.
 
+    Args:
+        joint: the joint graph.
+        forward: the forward module.
+        backward: the backward module.
+
     Attributes:
         tensors: nodes in forward of the saved tensors.
-        alive: for each filter, the storages that packing must not touch, by key.
+        alive: for each filter, the storages that the filter excludes, by key.
         sharing: number of saved tensors on each storage, by key.
         written: storages that backward writes to, by key.
         taken: placeholders of backward by name.
-        choosing: names of backward's nodes that comparisons depend on, as `chosen_by` returns for
-            both values of ``signs``.
+        choosing: names of the nodes in backward that `chosen_by` returns, by its argument
+            ``signs``.
     """
 
     def __init__(

@@ -69,8 +69,8 @@ class BadPass:
     """Result of a bisection: the first run of a pass after which the pipeline's result is bad.
 
     Attributes:
-        number: number of the bad run, counted from 1 as in `OptBisect`. The result is good if only
-            the runs before are made.
+        number: number of the bad run, counted from 1 as in `OptBisect`. With only the earlier runs,
+            the result is good.
         path: names of the composites that enclose the bad pass, and last the name of the pass.
         count: number of counted runs in the whole pipeline.
         tried: number of times that the pipeline was run for the search.

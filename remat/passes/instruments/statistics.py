@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Statistics(Instrument):
     """Instrument that sums the statistics that passes report, by the path of the pass.
 
-    A composite's own row leaves out counts that the composite summed over its inner passes.
+    Counts that a composite summed over its inner passes are not counted again.
 
     Attributes:
         counts: for each path of a pass (enclosing composites first), the sums by name.

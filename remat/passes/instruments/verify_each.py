@@ -154,7 +154,7 @@ class _Before:
         )
 
     def untold(self, result: PassResult) -> str | None:
-        """Return which change of the graphs the pass did not report; None if there is none."""
+        """Return the first change that the pass did not report; None if there is none."""
         mine = {id(m): known for m, known in _modules(result.state)}
         for module, stamp, known, edits in self.graphs:
             difference = stamp.difference(Stamp.of(module.graph))
@@ -236,7 +236,7 @@ def _run(trial: Trial, state: State) -> Mapping[str, Any]:
 
 
 def _drawn_twice(state: State) -> str | None:
-    """Return the name of the first random operator that draws in forward and draws anew later."""
+    """Return the name of the first random operator that draws anew in backward; None if none does."""
     if state.forward is None or state.backward is None:
         return None
     again = drawn_again(state.forward.graph, state.backward.graph)

@@ -35,7 +35,7 @@ Unpack = Callable[[Packed], torch.Tensor]
 
 
 class HooksWarning(UserWarning):
-    """Hooks run outside the compiled graph, or declined every saved tensor."""
+    """Issued if hooks run outside the compiled graph, or decline every saved tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +253,7 @@ _INF = math.inf
 
 
 def pack_bf16(x: torch.Tensor) -> Packed:
-    """Return a float32 tensor as bfloat16, which keeps about three decimal digits, with the dtype.
+    """Return a float32 tensor as bfloat16, with three decimal digits left, and the original dtype.
 
     A tensor of another dtype is returned as it is. A float64 has a wider range than a bfloat16, and
     the pair stores no scale.

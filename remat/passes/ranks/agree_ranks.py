@@ -68,13 +68,18 @@ class AgreeRanks(Pass):
     def _take_over(
         self, state: State, question: Question, own: Verdict, theirs: Verdict
     ) -> PassResult:
-        """Return the state with the other rank's decision, or the old state if that does not fit.
+        """Adopt another rank's decision if the decision fits this rank's graph and limit.
+
+        A message reports the disagreement in both cases.
 
         Args:
             state: the state with this rank's decision.
             question: the graph and options of the decision.
             own: this rank's decision.
-            theirs: the decision to adopt, which differs from ``own``.
+            theirs: the other rank's decision, which differs from ``own``.
+
+        Returns:
+            The result of the pass, with the adopted decision or the unchanged state.
         """
         names = question.outline.names
         choice = state.choice or DecisionInfo()

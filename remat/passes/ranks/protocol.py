@@ -39,7 +39,7 @@ _REPORTED: set[str] = set()
 
 
 class RankWarning(UserWarning):
-    """Ranks planned differently, or could not compare their plans."""
+    """Issued if ranks plan differently, or cannot compare their plans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +222,7 @@ class Ranks:
         )
 
     def _next_place(self) -> str:
-        """Return a text for the current compilation that corresponds across ranks.
+        """Return a text that identifies the current compilation in the same way on every rank.
 
         The text contains Dynamo's compile id and a count of graphs under this id. Recompiling one
         function on one rank therefore does not shift the texts of later functions.
@@ -312,7 +312,8 @@ def other_ranks() -> Ranks | None:
     """Return the ranks of the default process group.
 
     Returns:
-        None without a process group, with a single rank, or after the store has failed.
+        The ranks; None without a process group, with a single rank, in a fake group, or after the
+        store has failed.
     """
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):

@@ -95,7 +95,7 @@ def position_of(index: GraphIndex, name: str, verb: str = "runs") -> int:
 
 
 def _run_at(index: GraphIndex, name: str) -> int:
-    """Return the position of a node in a decision's order.
+    """Return the position of a node that a decision's order names.
 
     Raises:
         PlanError: the graph has no such node, or the node is not a call.
@@ -144,7 +144,7 @@ class _GraphBuilder:
         self.snapshots: set[int] = set()
 
     def run(self, order: Iterable[int]) -> None:
-        """Append runs in the given order, each after the views that the run reads."""
+        """Append nodes in the given order, each after the views that the node reads."""
         inputs = self._index.inputs
         for i in order:
             self.need(inputs[i], reader=i)

@@ -37,8 +37,8 @@ class Extraction:
         decision: the saved values and, optionally, the node orders.
 
     Raises:
-        PlanError: the decision names an unknown node, cannot be ordered, or has backward read an
-            overwritten input.
+        PlanError: the decision names an unknown node, has orders that cannot run, or makes backward
+            read an overwritten input.
 
     Attributes:
         saved: nodes whose tensors forward hands to backward, in the order of the joint graph.
@@ -137,7 +137,7 @@ class Extraction:
         return sorted(runs), read
 
     def _is_destination(self, i: int) -> bool:
-        """Return whether backward needs input ``i`` itself: its final value, or to write to it."""
+        """Return whether backward may take input ``i`` itself, to write or to read its last value."""
         node = self._index.nodes[i]
         return i in self._state.storages.rewritten or any(
             self._roles.tangent_closure[u] and is_destination(node, self._index.nodes[u])

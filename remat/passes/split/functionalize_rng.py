@@ -216,7 +216,10 @@ def _use_graphsafe(nodes: list[fx.Node]) -> bool:
 
 
 def _sample_state(node: fx.Node) -> torch.Tensor:
-    """Return a fake tensor with the size of a generator's state for the device of ``node``."""
+    """Return a CPU tensor with the size of a generator's state for the device of ``node``.
+
+    The tensor is fake if a value of the node or its inputs is fake.
+    """
     size = state_bytes(node)
     values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
     fake = fake_mode_of(values)

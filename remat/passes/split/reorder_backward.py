@@ -25,9 +25,10 @@ from remat.passes.core.state import PassResult, State
 class ReorderBackward(Pass):
     """Move recomputed operators to right before their first use in backward, to shorten lifetimes.
 
-    From the first user of a tangent on, backward's operators keep their order. Each operator is
-    preceded by the missing nodes that it needs. A node that reads memory stays before a write to
-    the same memory. The pass does nothing if the decision has node orders.
+    From the first user of a tangent on, backward's operators keep their order. Nodes that an
+    operator needs and that are not placed yet come right before the operator. A node that reads
+    memory stays before a later write to the same memory. The pass does nothing if the decision has
+    node orders.
     """
 
     name: ClassVar[str] = "reorder-backward"
@@ -72,7 +73,7 @@ def reorder(graph: fx.Graph) -> int:
             placed[n] = None
 
     def place_behind(node: fx.Node) -> None:
-        """Place a node after the nodes that memory orders before the node."""
+        """Place a node after the earlier nodes that read or write the same memory."""
         for earlier in before.get(node, ()):
             place(earlier)
         place(node)

@@ -36,7 +36,7 @@ def identity(thing: object) -> str:
 
 
 def described(value: Any) -> Any:
-    """Return a value in a form for JSON. Equal descriptions mean equal values, in every process.
+    """Return a JSON-compatible description of a value; equal descriptions mean equal values.
 
     The state of functions, and of instances of classes outside remat, cannot be read. Their
     description is valid in this process only; see `is_known_elsewhere`.
@@ -46,8 +46,10 @@ def described(value: Any) -> Any:
     if isinstance(value, (Path, Fraction)):
         return f"{type(value).__name__} {value}"
     if isinstance(value, Mapping):
+        # Pairs, because keys in JSON can only be text.
         return [[described(k), described(v)] for k, v in value.items()]
     if isinstance(value, Set):
+        # Sorted, because the order of a set differs from process to process.
         return sorted(json.dumps(described(v)) for v in value)
     if isinstance(value, (tuple, list)):
         return [described(v) for v in value]

@@ -270,6 +270,8 @@ class Registry:
     def _discover(self) -> None:
         """Register the plugins of all entry points, in sorted order, and warn about refused ones."""
         entries = importlib.metadata.entry_points(group=hooks.PROJECT)
+        # Sorted, because the first of two equal names wins, and the order of installation is
+        # arbitrary.
         for entry in sorted(entries, key=lambda e: (e.name, e.value)):
             try:
                 self.register(entry.load(), entry.name)

@@ -1,8 +1,8 @@
 """Measure an optimizer's memory by running two steps on fake parameters and tracking every storage.
 
 Parameters and gradients are fake tensors, which take no memory. Other tensors that the optimizer
-creates, such as a step count, are real and tiny. The storages that operators return are counted.
-Memory that a kernel allocates internally is not.
+creates, such as a step count, are real and tiny. Storages that operators return are counted. Memory
+that a kernel allocates internally is not counted.
 """
 
 from __future__ import annotations

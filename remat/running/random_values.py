@@ -98,13 +98,14 @@ class RealValues:
             if key is not None:
                 self._storages[key] = held
         sizes, strides = ([hint(s) for s in x] for x in (value.shape, value.stride()))
+        # An alias may have another dtype than the first tensor on the storage.
         whole = held if held.dtype == value.dtype else held.view(torch.uint8).view(value.dtype)
         return whole.as_strided(sizes, strides, hint(value.storage_offset()))
 
 
 def _numbers(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     """Return ``count`` random numbers: normally distributed, or 0 and 1 for integers and booleans."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)  # of the CPU: equal numbers on every device
     if dtype.is_complex:
         return torch.randn(count, dtype=torch.complex128, generator=generator).to(dtype)
     if dtype.is_floating_point:
@@ -123,6 +124,7 @@ def copy_of(value: Any, copies: dict[int, torch.Tensor]) -> Any:
         return value
     storage = value.untyped_storage()
     if torch_compat.storage_id(storage) not in copies:
+        # The whole storage, so that all views can keep their offsets.
         whole = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
         copies[torch_compat.storage_id(storage)] = whole.clone()
     made = torch.empty(0, dtype=value.dtype, device=value.device)

@@ -195,6 +195,7 @@ def _deterministic() -> Iterator[None]:
         only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
         threads = torch.get_num_threads()
         warnings.simplefilter("ignore")
+        # Operators without a deterministic kernel still run; their warnings are ignored here.
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.set_num_threads(1)
         try:

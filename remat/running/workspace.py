@@ -301,7 +301,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _described(value: Any) -> Any:
-    """Return the part of a call's kind for one argument: sizes, strides and dtype, or the number."""
+    """Return an argument's part of a cache key: sizes, strides and dtype, or a number as text."""
     if not isinstance(value, torch.Tensor):
         return repr(_number(value))
     return (*map(_numbers, (value.shape, value.stride())), value.dtype)

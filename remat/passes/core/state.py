@@ -32,7 +32,8 @@ from remat.passes.packing.pairs import SavedTensorHooks
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-#: Callbacks of `watching`, called right before (True) and after (False) an analysis is computed.
+#: Callbacks of `watching`, called right before (True) and after (False) an analysis is computed. A
+#: context variable, so that threads which plan at the same time do not watch each other.
 _WATCHERS: ContextVar[tuple[Callable[[Analysis[Any], bool], None], ...]] = ContextVar(
     "_WATCHERS", default=()
 )

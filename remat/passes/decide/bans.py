@@ -86,7 +86,12 @@ class Fusion:
 
 
 def _looked_up(node: fx.Node) -> tuple[bool, ...]:
-    """Return whether an operator is a view, computes, is cheap, is expensive, may swallow inputs."""
+    """Return the properties of an operator that `Fusion` needs.
+
+    Returns:
+        Whether the operator is a view, computes, is cheap, is expensive, and may swallow inputs
+        (see `_may_swallow`).
+    """
     taxonomy = ops.default_taxonomy()
     return (
         taxonomy.is_view(node),
@@ -98,7 +103,7 @@ def _looked_up(node: fx.Node) -> tuple[bool, ...]:
 
 
 def _may_swallow(node: fx.Node) -> bool:
-    """Return whether the producer of an argument can write straight into the operator's result."""
+    """Return whether a fusing compiler can write inputs straight into the operator's result."""
     higher = torch.ops.higher_order
     return ops.packet(node.target) is torch.ops.aten.cat or node.target in (
         higher.auto_functionalized,
@@ -107,7 +112,10 @@ def _may_swallow(node: fx.Node) -> bool:
 
 
 def _swallowed(node: fx.Node) -> Iterable[fx.Node]:
-    """Return the producers that can write straight into the result of ``node``."""
+    """Return the inputs of ``node`` that a fusing compiler can write straight into the result.
+
+    Examples are the inputs of a concatenation.
+    """
     target = node.target
     if target is torch.ops.higher_order.auto_functionalized:
         from remat.torch_compat import get_mutable_args

@@ -28,6 +28,7 @@ class MinCut(BanRules, Pass):
     stage: ClassVar[Stage] = Stage.DECIDE
     summary: ClassVar[str] = "decide by a minimum cut that recomputes what is nearly free"
 
+    # Nearly all containers that planning makes stay alive, so the garbage collector finds nothing.
     @paused_collection()
     def run(self, state: State) -> PassResult:
         require_tangents(state)
@@ -78,7 +79,7 @@ class Banned(Analysis[bytearray]):
 
 @dataclass(frozen=True)
 class Weights(Analysis[tuple[int, ...]]):
-    """Weight of saving each node of the graph problem, which the minimum cut minimises in sum.
+    """Weight of saving each node of the graph problem; a minimum cut has the least sum of weights.
 
     See `cut_weights` for the formula.
     """

@@ -77,7 +77,7 @@ def chosen_by(graph: fx.Graph, *, signs: bool = True) -> set[fx.Node]:
         signs: whether to include an input of the graph if only its sign matters.
     """
     found: set[fx.Node] = set()
-    for node in reversed(graph.nodes):
+    for node in reversed(graph.nodes):  # users before their inputs
         if node.op != "call_function" or ops.ignores_content(node):
             continue
         if node in found:

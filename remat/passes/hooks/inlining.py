@@ -182,6 +182,7 @@ class Inlining:
             given: placeholders of the packed values.
             unpack: the traced unpack function.
         """
+        # Nodes of unpack functions that were inserted earlier have no rank.
         first = min((u for u in taken.users if u in self._rank), key=self._rank.__getitem__)
         users = set(taken.users)
         (value,) = _inline(

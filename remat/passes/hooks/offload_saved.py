@@ -65,7 +65,7 @@ class OffloadSaved(Pass):
 def traced_offloads(
     state: State, offloads: Iterable[Offload]
 ) -> tuple[list[tuple[fx.Node, Traced]], dict[str, str]]:
-    """Trace the copies of the values to offload.
+    """Trace the copies to and from the host for the values to offload.
 
     Args:
         state: the partitioned state.

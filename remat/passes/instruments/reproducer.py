@@ -85,8 +85,8 @@ class Recorded:
 
     Attributes:
         graph: path of the file with the joint graph.
-        checks: checks of `VerifyEach` that found the failure; empty if another part found the
-            failure.
+        checks: checks of `VerifyEach` that found the failure; empty if `VerifyEach` did not find
+            it.
         type: class name of the error.
         message: message of the error.
     """

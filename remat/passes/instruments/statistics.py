@@ -35,7 +35,7 @@ class Statistics(Instrument):
         if self._inside:
             self._inside[-1].update(own)
         if isinstance(p, Composite):
-            own -= inside
+            own -= inside  # drops counts that are not positive
         if own:
             self.counts.setdefault(path, Counter()).update(own)
 

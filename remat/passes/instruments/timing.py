@@ -165,6 +165,7 @@ def resident_bytes() -> int:
 
     On a system without ``/proc``, the value is the largest resident memory so far; on Windows, 0.
     """
+    # The second field counts resident pages.
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     try:

@@ -143,6 +143,7 @@ def _verdict(state: State, decision: Decision, ranks: Ranks) -> Verdict:
     done = evaluate(lowered.problem, lowered.saved_of(decision))
     again = len(decision.further_runs)
     if not decision.is_ordered:
+        # Other recomputed nodes run in backward only, so for the first time.
         again = sum(lowered.problem.in_forward[i] for i in done.recomputed)
     return Verdict(
         rank=ranks.rank,

@@ -44,7 +44,7 @@ class RankWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The graph and the options that a rank decides on.
+    """A graph and planning options; ranks with the same question share one decision.
 
     Attributes:
         graph: name of the graph, for messages.
@@ -140,6 +140,7 @@ class Ranks:
         place = self._next_place()
         self._settled = (place, question.key)
         try:
+            # Tells `_await_numbers` on other ranks which decision this rank uses.
             self._shared.set(f"here/{place}/{self.rank}", question.key)
             if self.rank == 0:
                 self._announce(f"at/{place}", question)

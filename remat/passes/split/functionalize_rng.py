@@ -129,7 +129,7 @@ def _replay(node: fx.Node, state: fx.Node) -> None:
 
 
 def _hand_over(state: State, drawn: list[tuple[fx.Node, list[fx.Node]]]) -> None:
-    """Make later runs replay, and hand the saved generator states from forward to backward.
+    """Make later runs replay forward's draws, and hand the generator states from forward to backward.
 
     A state is a saved tensor with a checked version counter, so the states come last among such
     tensors.
@@ -162,6 +162,7 @@ def _hand_over(state: State, drawn: list[tuple[fx.Node, list[fx.Node]]]) -> None
     values[at:at] = [s for s, _ in states]
     write_output(out, values, own_descriptors(out, own))
     graph = state.backward.graph
+    # The same place among backward's inputs: after sizes and checked tensors.
     before = next(
         n
         for n in graph.nodes

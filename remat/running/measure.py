@@ -122,6 +122,7 @@ def measure_held(
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
+    """Yield the storage of each tensor; a shared storage comes several times."""
     return (t.untyped_storage() for t in tensors)
 
 
@@ -252,12 +253,14 @@ def _checksum(tensor: torch.Tensor) -> int:
 
 
 def _forget_gradients(tensors: Iterable[torch.Tensor]) -> None:
+    """Set the gradients of all leaf tensors to None."""
     for tensor in tensors:
         if tensor.requires_grad and tensor.is_leaf:
             tensor.grad = None
 
 
 def _by_storages(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -> Measured:
+    """Run a step and measure its memory by counting storages; ``inputs`` count from the start."""
     tracker = StorageTracker()
     for tensor in inputs:
         tracker.add(tensor)
@@ -274,6 +277,7 @@ def _by_storages(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -
 
 
 def _by_profiler(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -> Measured:
+    """Run a step and measure its memory by the profiler's record of CPU allocations."""
     input_bytes = _bytes_of(inputs, 1)
     with allocations() as events:
         result = step()
@@ -320,6 +324,7 @@ def allocations() -> Iterator[list[int | None]]:
 
 
 def _by_cuda(step: _Step, inputs: Sequence[torch.Tensor], device: torch.device) -> Measured:
+    """Run a step and measure its memory by the statistics of CUDA's allocator."""
     input_bytes = _bytes_of([t for t in inputs if t.device == device], 512)
     torch.cuda.synchronize(device)
     # Memory of other tensors on the device is subtracted from both peaks.

@@ -32,8 +32,8 @@ MOST_BYTES = 8 << 20
 _MOST_AT_ONCE = 256 << 20
 #: Fewest samples of the larger of the two smaller batches.
 _LEAST_SAMPLES = 4
-#: The same for convolutions with a 1x1 kernel on one thread, because oneDNN does not run these
-#: convolutions with less than half as many samples.
+#: The same for convolutions with a kernel of one element on one thread, because oneDNN does not run
+#: these convolutions with less than half as many samples.
 _LEAST_OF_ONE_ELEMENT = 32
 #: Bytes of the tensors that PyTorch makes of numbers among the arguments; so few bytes are ignored.
 _NUMBERS = 16

@@ -110,7 +110,7 @@ class Budgeted(Pass):
             state, every=by_items or isinstance(solver, CutSolver), full=full <= capacity
         )
         problem = problem.knowing(cuts)
-        hull = None if by_items else Hull.of(problem)  # the reference keeps it cached
+        hull = None if by_items else Hull.of(problem)  # keeps the hull cached
         found = [self._solved(problem)]
         if not isinstance(solver, CutSolver):
             if hull is not None:

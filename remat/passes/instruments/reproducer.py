@@ -372,6 +372,7 @@ def _path(error: Exception) -> tuple[str, ...]:
 
 
 def _user() -> str:
+    """Return the name of the current user, or the user's number if there is no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):  # an id without an entry in the table of users
@@ -426,6 +427,7 @@ def files_of(failure: Failure, name: str) -> dict[str, str]:
 
 
 def _readme(failure: Failure, name: str) -> str:
+    """Return the text of the folder's README: the failure, and commands that repeat it."""
     error = failure.error
     where = f"Pass '{' > '.join(failure.path)}'" if failure.path else "Planning"
     parts = [
@@ -458,6 +460,7 @@ def _readme(failure: Failure, name: str) -> str:
 
 
 def _digest(failure: Failure) -> str:
+    """Return eight hexadecimal digits that are the same for the same failure."""
     parts = (
         failure.graph,
         failure.pipeline,

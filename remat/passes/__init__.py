@@ -1,4 +1,4 @@
-"""Passes over joint graphs, one file each, and the pipelines that run them."""
+"""Passes over joint graphs, and the pipelines that run passes."""
 
 from remat.passes.core.base import Pass as Pass
 from remat.passes.core.base import Stage as Stage

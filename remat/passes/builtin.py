@@ -1,4 +1,4 @@
-"""Our own passes and analyses."""
+"""The passes and analyses that come with remat."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from remat.passes.core.state import Analysis
 
 
 def builtin_passes() -> list[type[Pass]]:
-    """Our own passes, in the order in which the default pipeline runs them."""
+    """Return remat's own pass classes, in the order of the ``remat passes`` table."""
     from remat.passes.core.control import Fixpoint
     from remat.passes.decide.knapsack import Knapsack
     from remat.passes.decide.min_cut import MinCut
@@ -48,7 +48,7 @@ def builtin_passes() -> list[type[Pass]]:
 
 
 def builtin_analyses() -> list[type[Analysis[Any]]]:
-    """Our own analyses."""
+    """Return remat's own analysis classes, in the order of the ``remat passes`` table."""
     from remat.passes.core import analyses
     from remat.passes.decide import budgeted, min_cut
 

@@ -1,4 +1,4 @@
-"""`remat.passes.joint.cse`, at the path that outside code imports."""
+"""Re-export `remat.passes.joint.cse` under the import path that code outside remat uses."""
 
 from remat.passes.joint.cse import CommonSubexpressions as CommonSubexpressions
 from remat.passes.joint.cse import merge as merge

@@ -1,4 +1,4 @@
-"""Register remat's own solvers, passes and cost models, through the hooks that plugins use."""
+"""Register remat's own solvers, passes, analyses and cost models through the hooks for plugins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def remat_solvers() -> list[type[Solver]]:
-    """Our solvers, in the order of the tables."""
+    """Return remat's own solver classes, in the order of the tables."""
     from remat.solvers.auto import Auto
     from remat.solvers.cpsat import CpSat
     from remat.solvers.cut import CutSolver
@@ -45,7 +45,7 @@ def remat_solvers() -> list[type[Solver]]:
 
 @hookimpl
 def remat_passes() -> list[type[Pass]]:
-    """Our passes; importing them imports torch."""
+    """Return remat's own pass classes; this call imports torch."""
     from remat.passes.builtin import builtin_passes
 
     return list(builtin_passes())
@@ -53,7 +53,7 @@ def remat_passes() -> list[type[Pass]]:
 
 @hookimpl
 def remat_analyses() -> list[type[Analysis[Any]]]:
-    """Our analyses."""
+    """Return remat's own analysis classes; this call imports torch."""
     from remat.passes.builtin import builtin_analyses
 
     return builtin_analyses()
@@ -61,7 +61,7 @@ def remat_analyses() -> list[type[Analysis[Any]]]:
 
 @hookimpl
 def remat_cost_models() -> list[type[CostModel]]:
-    """Our cost models."""
+    """Return remat's own cost model classes; this call imports torch."""
     from remat.graph.costs import builtin_cost_models
 
     return list(builtin_cost_models())

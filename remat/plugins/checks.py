@@ -1,4 +1,7 @@
-"""Checks of a plugin's classes. Each returns the first fault as text, or None."""
+"""Checks of the objects that plugins offer.
+
+Each check returns the first fault as text, or None if the object is usable.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ from remat.solvers.base import KINDS, Solver
 from remat.solvers.columns import as_integer
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+#: Names with a meaning of their own: `remat.testing` reads ``--solver=all`` as every solver.
 _RESERVED = ("all",)
 
 
 def check_class(offered: object, base: type) -> str | None:
-    """Find what keeps ``offered`` from being a usable, named subclass of ``base``."""
+    """Return why ``offered`` is not a usable, named subclass of ``base``; None if it is."""
     if not inspect.isclass(offered):
         if isinstance(offered, base):
             return f"{offered!r} is an instance: return the class, {type(offered).__name__}"
@@ -37,7 +41,10 @@ def check_class(offered: object, base: type) -> str | None:
 
 
 def check_options(offered: Any) -> str | None:
-    """Find what keeps the fields of a pass or an analysis from being its options."""
+    """Return why the fields of ``offered`` cannot serve as options; None if they can.
+
+    ``offered`` is a pass or an analysis class, which must be a frozen dataclass.
+    """
     where = offered.__qualname__
     # A field that a base class declares does not make its child a dataclass.
     if "__dataclass_params__" not in vars(offered) or not offered.__dataclass_params__.frozen:
@@ -46,7 +53,7 @@ def check_options(offered: Any) -> str | None:
 
 
 def check_pass(offered: Any) -> str | None:
-    """Find what keeps ``offered`` from being a usable pass class."""
+    """Return why ``offered`` is not a usable pass class; None if it is."""
     from remat.passes.core.base import Pass, Stage
 
     fault = check_class(offered, Pass) or check_options(offered)
@@ -66,21 +73,21 @@ def check_pass(offered: Any) -> str | None:
 
 
 def check_analysis(offered: object) -> str | None:
-    """Find what keeps ``offered`` from being a usable analysis class."""
+    """Return why ``offered`` is not a usable analysis class; None if it is."""
     from remat.passes.core.state import Analysis
 
     return check_class(offered, Analysis) or check_options(offered)
 
 
 def check_cost_model(offered: object) -> str | None:
-    """Find what keeps ``offered`` from being a usable cost model class."""
+    """Return why ``offered`` is not a usable cost model class; None if it is."""
     from remat.graph.costs import CostModel
 
     return check_class(offered, CostModel)
 
 
 def check_operators(offered: object) -> str | None:
-    """Find what keeps ``offered`` from telling the planner about operators."""
+    """Return why ``offered`` is not a usable `OpTaxonomy`; None if it is."""
     from remat.graph.ops import OpTaxonomy
 
     if not isinstance(offered, OpTaxonomy):
@@ -99,7 +106,7 @@ def check_operators(offered: object) -> str | None:
 
 
 def check_solver(offered: object) -> str | None:
-    """Find what keeps ``offered`` from being a usable solver class."""
+    """Return why ``offered`` is not a usable solver class; None if it is."""
     fault = check_class(offered, Solver)
     if fault is not None:
         return fault
@@ -107,7 +114,7 @@ def check_solver(offered: object) -> str | None:
     return _check_capabilities(solver) or _check_methods(solver)
 
 
-#: By hook, the check of each thing that plugins return from it.
+#: For each hook, the check of each object that a plugin returns from the hook.
 CHECKS: Mapping[str, Callable[[object], str | None]] = {
     "remat_solvers": check_solver,
     "remat_passes": check_pass,
@@ -118,6 +125,7 @@ CHECKS: Mapping[str, Callable[[object], str | None]] = {
 
 
 def _check_capabilities(solver: type[Solver]) -> str | None:
+    """Return which class attribute of a solver has a wrong type or value; None if none has."""
     where = solver.__qualname__
     for flag in ("exact", "deterministic", "time_limit"):
         given: Any = getattr(solver, flag)
@@ -136,6 +144,7 @@ def _check_capabilities(solver: type[Solver]) -> str | None:
 
 
 def _check_methods(solver: type[Solver]) -> str | None:
+    """Return which method of a solver cannot be called as needed; None if all can."""
     where = solver.__qualname__
     if not solver.solves:
         return f"{where} solves nothing: implement solve(self, problem, *, time_limit=None)"
@@ -152,10 +161,11 @@ def _check_methods(solver: type[Solver]) -> str | None:
 
 
 def _accepts(function: Any, *args: object, **kwargs: object) -> bool:
+    """Return whether ``function`` can be called with the arguments, by its signature."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError:
         return False
-    except ValueError:  # a builtin that tells no signature: give it the benefit of the doubt
+    except ValueError:  # a builtin without a signature may accept the arguments
         return True
     return True

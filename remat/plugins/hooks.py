@@ -1,4 +1,4 @@
-"""The hooks that register solvers, passes, analyses, operators and cost models, ours and anyone's.
+"""Hooks by which remat and plugins register solvers, passes, analyses, operators and cost models.
 
 A plugin is a module named by an entry point of the group ``remat``::
 
@@ -28,28 +28,29 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def remat_solvers() -> list[type[Solver]]:  # type: ignore[empty-body]
-    """Return solver classes. Import their back ends in ``solve``, not here."""
+    """Return solver classes. Import solver libraries in ``solve``, not in this function."""
 
 
 @hookspec
 def remat_passes() -> list[type[Pass]]:  # type: ignore[empty-body]
-    """Return pass classes. Asked for only when passes are wanted, so torch may be imported."""
+    """Return pass classes. remat calls this hook only if passes are needed, so it may import torch."""
 
 
 @hookspec
 def remat_analyses() -> list[type[Analysis[Any]]]:  # type: ignore[empty-body]
-    """Return analysis classes, to be listed by ``remat passes``."""
+    """Return analysis classes, for ``remat passes`` to list."""
 
 
 @hookspec
 def remat_operators() -> OpTaxonomy:  # type: ignore[empty-body]
-    """Return what the planner should know about operators of yours; see `remat.graph.ops`.
+    """Return properties of custom operators for the planner; see `remat.graph.ops`.
 
-    An operator that it does not name runs once a step: ``OpTaxonomy(pure={torch.ops.mine.attention})``
-    says that it may run again, as `remat.declare_pure` does.
+    An operator outside the returned taxonomy runs once per step.
+    ``OpTaxonomy(pure={torch.ops.mine.attention})`` declares that the operator may run again, as
+    `remat.declare_pure` does.
     """
 
 
 @hookspec
 def remat_cost_models() -> list[type[CostModel]]:  # type: ignore[empty-body]
-    """Return cost model classes. Asked for only when cost models are wanted."""
+    """Return cost model classes. remat calls this hook only if cost models are needed."""

@@ -1,4 +1,4 @@
-"""Parts of cache keys: code, versions and options."""
+"""Parts of cache keys: descriptions of code, versions and options."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ from uuid import uuid4
 
 from remat.solvers.isolation import Isolated
 
-#: Stands for what no other process can know.
+#: Part of descriptions that hold in this process only.
 _OF_THIS_PROCESS = f"process-{uuid4().hex}"
-#: Libraries that may decide, by the names of their distributions.
+#: Distribution names of the libraries whose version may change a solver's result.
 _LIBRARIES = ("highspy", "networkx", "numpy", "ortools", "pulp", "scipy")
 
 
 def identity(thing: object) -> str:
-    """Where a solver or cost model comes from, in which version, with which options."""
-    if isinstance(thing, Isolated):  # a process of its own changes no answer
+    """Return text that identifies a solver or a cost model: its class, options and source code.
+
+    Args:
+        thing: the solver or cost model.
+    """
+    if isinstance(thing, Isolated):  # running in another process does not change results
         thing = thing.inner
     kind = type(thing)
     state = json.dumps([[name, described(value)] for name, value in _state(thing)])
@@ -32,18 +36,20 @@ def identity(thing: object) -> str:
 
 
 def described(value: Any) -> Any:
-    """A value as JSON can hold it; equal descriptions mean the same in every process.
+    """Return a JSON-compatible description of a value; equal descriptions mean equal values.
 
-    Functions and instances of classes outside of remat are described for this process alone, as their
-    state cannot be read; see `is_known_elsewhere`.
+    The state of functions, and of instances of classes outside remat, cannot be read. Their
+    description is valid in this process only; see `is_known_elsewhere`.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (Path, Fraction)):
         return f"{type(value).__name__} {value}"
     if isinstance(value, Mapping):
+        # Pairs, because keys in JSON can only be text.
         return [[described(k), described(v)] for k, v in value.items()]
     if isinstance(value, Set):
+        # Sorted, because the order of a set differs from process to process.
         return sorted(json.dumps(described(v)) for v in value)
     if isinstance(value, (tuple, list)):
         return [described(v) for v in value]
@@ -60,12 +66,12 @@ def described(value: Any) -> Any:
 
 
 def is_known_elsewhere(description: Any) -> bool:
-    """Whether a description means the same in another process."""
+    """Return whether a description has the same meaning in other processes."""
     return _OF_THIS_PROCESS not in json.dumps(description)
 
 
 def _state(value: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes of an instance, in slots or not."""
+    """Yield name and value of each attribute of an instance, including slots."""
     if is_dataclass(value):
         yield from ((f.name, getattr(value, f.name)) for f in fields(value))
         return
@@ -78,9 +84,13 @@ def _state(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def surroundings() -> dict[str, Any]:
-    """Inputs of a plan besides graph and options: code, library versions and declarations.
+    """Return the inputs of a plan besides graph and options: code, library versions and declarations.
 
-    Every module of ours that keeps what users declare about operators has a function ``declared()``.
+    Every module of remat that stores users' declarations about operators has a function
+    ``declared()``, which is called here.
+
+    Returns:
+        Descriptions for JSON, by kind of input.
     """
     from remat.graph.ops import default_taxonomy
     from remat.plugins.registry import registry
@@ -110,6 +120,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def _operator(target: Any) -> str:
+    """Return the text of an operator, without a memory address."""
     text = str(target)
     if " at 0x" not in text:
         return text
@@ -117,15 +128,16 @@ def _operator(target: Any) -> str:
 
 
 def _origin(module: str) -> str:
-    """The code of the top-level package that a module is in."""
+    """Return a digest of the code of the top-level package that contains ``module``."""
     return _origin_of(module.partition(".")[0])
 
 
 @functools.cache
 def _origin_of(package: str) -> str:
-    """A digest of a package's code and tables: a version would not tell edits.
+    """Return a digest of the code and table files of a package.
 
-    For this process alone where there is no file to read, as for what was typed in.
+    A version number would not change with an edit of the files. Without files, as for code typed
+    into an interpreter, the result is valid in this process only.
     """
     loaded = sys.modules.get(package)
     file = getattr(loaded, "__file__", None)
@@ -144,6 +156,7 @@ def _origin_of(package: str) -> str:
 
 @functools.cache
 def _versions() -> dict[str, str | None]:
+    """Return the installed version of each library in `_LIBRARIES`; None if not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     found: dict[str, str | None] = {}

@@ -1,4 +1,7 @@
-"""Plugins: discovery and registration. One that fails is refused; the others keep working."""
+"""Registry of plugins.
+
+A plugin that fails or offers an unusable object is refused, and the other plugins keep working.
+"""
 
 from __future__ import annotations
 
@@ -32,32 +35,32 @@ _ISOLATION = (None, "process", "foreign")
 
 
 class PluginWarning(RuntimeWarning):
-    """A plugin that was refused; the rest keeps working."""
+    """Issued if a plugin is refused; the other plugins keep working."""
 
 
 class Registry:
-    """Everything that is registered, by kind and name.
+    """Solvers, passes, analyses, operators and cost models of remat and its plugins, by kind and name.
 
-    Plugins are asked for a kind when it is first wanted, so solvers come without importing torch. A
-    plugin that fails or offers something unusable is refused by name: a `PluginWarning` says why,
-    once, and `problems` keeps the reason.
+    A kind is collected from the plugins when first requested, so that solvers can be used without
+    importing torch. A plugin that fails or offers an unusable object is refused. A `PluginWarning`
+    gives the reason once, and `problems` stores it.
     """
 
     def __init__(self) -> None:
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
         self._manager.register(builtin, name=_OURS)
-        self._found: dict[str, Mapping[str, Any]] = {}
+        self._found: dict[str, Mapping[str, Any]] = {}  # collected classes, by hook and name
         self._load_problems: list[PluginError] = []
         self._offer_problems: dict[str, list[PluginError]] = {}
         self._refused: dict[str, str] = {}
         self._warned: set[str] = set()
-        self._unlearn: list[Callable[[], None]] = []
+        self._unlearn: list[Callable[[], None]] = []  # each undoes one `_extend_taxonomy`
         self._discover()
 
     @property
     def solvers(self) -> Mapping[str, type[Solver]]:
-        """Solver classes by name, available or not: ours in table order, then others by name."""
+        """Solver classes by name, available or not: remat's in table order, then others by name."""
         return self._kind("remat_solvers")
 
     @property
@@ -71,9 +74,9 @@ class Registry:
         return self._kind("remat_analyses")
 
     def learn_operators(self) -> None:
-        """Adds what plugins know about their operators to the taxonomy that planning uses.
+        """Add the operators of all plugins to the taxonomy that planning uses.
 
-        Once for every plugin; what was learnt from a plugin goes when it is unregistered.
+        Only the first call has an effect. Unregistering a plugin removes its operators.
         """
         if _OPERATORS in self._found:
             return
@@ -95,32 +98,35 @@ class Registry:
 
     @property
     def problems(self) -> tuple[PluginError, ...]:
-        """Reasons why plugins were refused. Kinds of plugins that were not requested yet are missing."""
+        """Reasons why plugins were refused.
+
+        Faults in kinds of plugins that were not requested yet are missing.
+        """
         offered = (problem for found in self._offer_problems.values() for problem in found)
         return (*self._load_problems, *offered)
 
     def plugin_modules(self) -> tuple[str, ...]:
-        """The modules of all hook implementations, sorted: ours and those of every plugin."""
+        """Return the names of all modules with hook implementations, sorted, including remat's."""
         hooks = (getattr(self._manager.hook, name) for name in CHECKS)
         return tuple(sorted({c.function.__module__ for h in hooks for c in h.get_hookimpls()}))
 
     def solver_names(self) -> tuple[str, ...]:
-        """The names of the solvers that can be used here and now."""
+        """Return the names of the solvers that can run on this machine now."""
         return tuple(name for name, kind in self.solvers.items() if unavailable(kind) is None)
 
     def solver(self, name: str | Solver, *, isolation: str | None = None) -> Solver:
         """Return a solver that is ready to run.
 
         Args:
-            name: a registered name, or ``"module:Class"``; a solver is handed back as it is.
-            isolation: ``"process"``: it runs in a process of its own, see
-                `remat.solvers.isolation`; ``"foreign"``: it does so if it is not one of ours and
-                can; None: it runs here.
+            name: a registered name, ``"module:Class"``, or a solver, which is returned as it is.
+            isolation: ``"process"``: the solver runs in a separate process, see
+                `remat.solvers.isolation`. ``"foreign"``: a solver from outside remat runs in a
+                separate process if possible. None: the solver runs in this process.
 
         Raises:
-            SolverError: no such solver, or it cannot run here or in a process of its own; the
-                message says what to do.
-            ProblemError: ``isolation`` is none of these.
+            SolverError: there is no such solver, or it cannot run here or in a separate process.
+                The message gives a remedy.
+            ProblemError: ``isolation`` has another value.
         """
         if isolation not in _ISOLATION:
             known = ", ".join(map(repr, _ISOLATION))
@@ -133,15 +139,23 @@ class Registry:
         return ready
 
     def is_foreign(self, name: str | Solver) -> bool:
-        """Whether a solver, by name or as it is, comes from outside remat.
+        """Return whether a solver's class comes from outside remat.
+
+        Args:
+            name: a registered name, ``"module:Class"``, or a solver.
 
         Raises:
-            SolverError: no such solver.
+            SolverError: there is no such solver.
         """
         kind = type(name) if isinstance(name, Solver) else self.solver_class(name)
         return kind.__module__.partition(".")[0] != _OURS
 
     def _ready(self, name: str) -> Solver:
+        """Return a new instance of a solver that is available here.
+
+        Raises:
+            SolverError: there is no such solver, it is not available, or its constructor raised.
+        """
         kind = self.solver_class(name)
         reason = unavailable(kind)
         if reason is not None:
@@ -154,7 +168,14 @@ class Registry:
             ) from error
 
     def solver_class(self, name: str) -> type[Solver]:
-        """Return a solver's class, whether or not it can run here; otherwise as `solver`."""
+        """Return a solver's class, whether or not the solver can run here.
+
+        Args:
+            name: a registered name, or ``"module:Class"``.
+
+        Raises:
+            SolverError: there is no such solver.
+        """
         if not isinstance(name, str):
             raise SolverError(
                 repr(name), f"a solver is asked for by name or 'module:Class', got {name!r}"
@@ -170,13 +191,14 @@ class Registry:
         return kind
 
     def cost_model(self, cost: str | CostModel) -> CostModel:
-        """Return a cost model by name, with an argument behind a colon, or as it is.
+        """Return a cost model.
 
         Args:
-            cost: such as ``"roofline:h100"``.
+            cost: a registered name, optionally with an argument as in ``"roofline:h100"``; or a
+                cost model, which is returned as it is.
 
         Raises:
-            ProblemError: no such cost model, or it does not take this argument.
+            ProblemError: there is no such cost model, or its argument is invalid.
         """
         from remat.graph.costs import CostModel
 
@@ -194,14 +216,15 @@ class Registry:
         return kind.parse(argument if colon else None)
 
     def register(self, plugin: object, name: str | None = None) -> str:
-        """Register a plugin by hand and return the name under which it is known.
+        """Register a plugin and return the name under which it is registered.
 
         Args:
             plugin: a module or object with hook implementations.
-            name: what to call it in messages; by default its own name.
+            name: name of the plugin in messages; None: the name of the module or class.
 
         Raises:
-            PluginError: it implements no hook, or one wrongly, or is registered already.
+            PluginError: the plugin implements no hook or implements a hook wrongly, or is already
+                registered.
         """
         name = name or getattr(plugin, "__name__", None) or type(plugin).__name__
         try:
@@ -209,6 +232,7 @@ class Registry:
         except (ValueError, pluggy.PluginValidationError) as error:
             _raise(name, f"cannot be registered: {error}", error)
         try:
+            # `register` ignores hook names without a specification; only this check refuses them.
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
             self._manager.unregister(plugin)
@@ -224,7 +248,11 @@ class Registry:
         return name
 
     def unregister(self, name: str) -> None:
-        """Remove a plugin with everything that it registered."""
+        """Remove a plugin with all that it registered.
+
+        Raises:
+            PluginError: no plugin has this name, or the name is remat's own.
+        """
         if name == _OURS or not self._manager.has_plugin(name):
             raise PluginError(f"no plugin '{name}' to unregister")
         self._manager.unregister(name=name)
@@ -232,7 +260,7 @@ class Registry:
 
     @contextlib.contextmanager
     def registered(self, plugin: object, name: str | None = None) -> Iterator[str]:
-        """Register a plugin for the length of a ``with`` block."""
+        """Register a plugin inside a ``with`` block; the block's value is the plugin's name."""
         name = self.register(plugin, name)
         try:
             yield name
@@ -240,13 +268,17 @@ class Registry:
             self.unregister(name)
 
     def _discover(self) -> None:
+        """Register the plugins of all entry points, in sorted order, and warn about refused ones."""
         entries = importlib.metadata.entry_points(group=hooks.PROJECT)
+        # Sorted, because the first of two equal names wins, and the order of installation is
+        # arbitrary.
         for entry in sorted(entries, key=lambda e: (e.name, e.value)):
             try:
                 self.register(entry.load(), entry.name)
             except PluginError as error:
                 self._load_problems.append(error)
-            except (Exception, SystemExit) as error:  # the plugin border
+            # A plugin's import may raise anything; a SystemExit would end this process.
+            except (Exception, SystemExit) as error:
                 problem = PluginError(
                     f"plugin '{entry.name}' ({entry.value}) is refused: it raised "
                     f"{type(error).__name__} while loading: {error}"
@@ -256,6 +288,10 @@ class Registry:
         self._warn()
 
     def _kind(self, hook: str) -> Mapping[str, Any]:
+        """Return the usable classes that all plugins offer by a hook, by name; collected on first use.
+
+        If two classes have the same name, the first one is kept and the second one is refused.
+        """
         if hook not in self._found:
             ours: dict[str, Any] = {}
             others: dict[str, Any] = {}
@@ -275,15 +311,23 @@ class Registry:
         return self._found[hook]
 
     def _keep(self, hook: str, found: Mapping[str, Any], problems: list[PluginError]) -> None:
+        """Store the classes and problems of one hook, and warn about new problems."""
         self._found[hook] = MappingProxyType(found)
         self._offer_problems[hook] = problems
         self._warn()
 
     def _offers(self, hook: str, problems: list[PluginError]) -> Iterator[tuple[str, Any]]:
-        """What plugins return from a hook, ours first, with the plugin's name.
+        """Yield the objects that plugins return from a hook, with the plugins' names; remat's first.
 
-        The implementations are called one by one: pluggy's own call of a hook ends with the first
-        that raises.
+        The implementations are called one by one, because pluggy's own call ends at the first
+        exception.
+
+        Args:
+            hook: name of the hook.
+            problems: list to which the faults of failed plugins are appended.
+
+        Yields:
+            Pairs of the plugin's name and an object.
         """
         calls = getattr(self._manager.hook, hook).get_hookimpls()
         for call in sorted(calls, key=lambda c: (c.plugin_name != _OURS, c.plugin_name)):
@@ -294,7 +338,7 @@ class Registry:
                 if not isinstance(offers, (list, tuple)):
                     raise TypeError(f"it returned {offers!r}: return a list of classes")
             except (Exception, SystemExit) as error:  # the plugin border
-                if call.plugin_name == _OURS:
+                if call.plugin_name == _OURS:  # a bug of remat, which must not go unnoticed
                     raise
                 problem = PluginError(
                     f"plugin '{call.plugin_name}' is refused: its {hook} raised "
@@ -306,7 +350,10 @@ class Registry:
             yield from ((call.plugin_name, offer) for offer in offers)
 
     def _forget(self) -> None:
-        """Asks all plugins again when a kind is next wanted; operators, if they were learnt, at once."""
+        """Clear all collected classes, so that the next request asks the plugins again.
+
+        Operators are collected again immediately if they were collected before.
+        """
         learnt = _OPERATORS in self._found
         while self._unlearn:
             self._unlearn.pop()()
@@ -317,6 +364,7 @@ class Registry:
             self.learn_operators()
 
     def _warn(self) -> None:
+        """Warn about each problem that was not reported yet."""
         fresh = [str(p) for p in self.problems if str(p) not in self._warned]
         self._warned.update(fresh)
         for message in fresh:
@@ -325,19 +373,29 @@ class Registry:
 
 @functools.cache
 def registry() -> Registry:
-    """Return the registry of this process."""
+    """Return the registry of this process, created on first use."""
     return Registry()
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Say that a name is unknown, which are known, and which was probably meant."""
+    """Return a message that a name is unknown, with all known names and the most similar one.
+
+    Args:
+        what: kind of the name, such as "solver".
+        name: the unknown name.
+        known: the known names.
+    """
     names = list(known)
     meant = did_you_mean(name.lower(), names)
     return f"unknown {what} '{name}': known are {', '.join(names)}{meant}"
 
 
 def _extend_taxonomy(offer: OpTaxonomy) -> Callable[[], None]:
-    """Adds a plugin's operators to the planner's; returns what takes out those that were new."""
+    """Add a plugin's operators to the planner's taxonomy.
+
+    Returns:
+        A function that removes the operators which were not in the taxonomy before.
+    """
     from remat.graph.ops import default_taxonomy
 
     taxonomy, kinds = default_taxonomy(), [f.name for f in fields(offer)]
@@ -353,6 +411,11 @@ def _extend_taxonomy(offer: OpTaxonomy) -> Callable[[], None]:
 
 
 def _load(path: str) -> type[Solver]:
+    """Import the solver class at ``"module:Class"``.
+
+    Raises:
+        SolverError: the import failed, or the object is not a usable solver class.
+    """
     module_name, _, class_name = path.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -372,4 +435,5 @@ def _load(path: str) -> type[Solver]:
 
 
 def _raise(name: str, fault: str, cause: Exception | None = None) -> NoReturn:
+    """Raise the `PluginError` that refuses a plugin, caused by ``cause``."""
     raise PluginError(f"plugin '{name}' is refused: it {fault}") from cause

@@ -1,1 +1,1 @@
-"""Running graphs for real: random values, comparing results, measuring what is alive."""
+"""Run graphs and steps with real values: random inputs, comparison of results, and memory."""

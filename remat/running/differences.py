@@ -1,4 +1,4 @@
-"""Results of two runs held against each other, bit for bit."""
+"""Compare the results of two runs bit for bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import torch
 
 
 def first_difference(reference: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    """The first result that is not bit for bit the same, in words; NaN equals NaN."""
+    """Return a description of the first result that differs between two runs; None if all are equal.
+
+    Results are compared bit for bit, except that any NaN equals any NaN.
+
+    Args:
+        reference: results of the reference run, by name.
+        other: results of the other run, by name.
+    """
     for name, value in reference.items():
         if name not in other:
             return f"{name} is gone"
@@ -21,6 +28,7 @@ def first_difference(reference: Mapping[str, Any], other: Mapping[str, Any]) -> 
 
 
 def _difference(one: Any, other: Any) -> str | None:
+    """Return how two values differ, as the end of a sentence; None if they are equal."""
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         same = type(one) is type(other) and (one == other or (one != one and other != other))
         return None if same else f"was {one!r}, is {other!r}"
@@ -28,7 +36,7 @@ def _difference(one: Any, other: Any) -> str | None:
         return f"was {one.dtype} {list(one.shape)}, is {other.dtype} {list(other.shape)}"
     if one.element_size() in _INTEGERS and not one.is_complex():
         integers = _INTEGERS[one.element_size()]
-        if torch.equal(one.view(integers), other.view(integers)):  # the rule, and quickly found
+        if torch.equal(one.view(integers), other.view(integers)):  # usual, and fast
             return None
     differs = ~_equal_bits(one, other)
     count = int(differs.sum())
@@ -45,13 +53,14 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _equal_bits(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Where two tensors hold the same bits, or both NaN."""
+    """Return a boolean tensor: True where both elements have equal bits or both are NaN."""
     if one.is_complex():
         pairs = _equal_bits(torch.view_as_real(one), torch.view_as_real(other))
         return pairs.all(-1)
     if not one.is_floating_point():
         return one == other
-    if one.element_size() == 1:  # types of eight bits know few operators
+    if one.element_size() == 1:  # 8-bit floating-point types support few operators
         one, other = one.float(), other.float()
+    # The sign bit tells 0.0 from -0.0, which compare as equal.
     equal = (one == other) & (one.signbit() == other.signbit())
     return equal | (one.isnan() & other.isnan())

@@ -1,7 +1,8 @@
-"""Many questions to be answered one after the other, by a number of processes, or by any executor.
+"""Run many jobs in this process, in worker processes, or in any executor.
 
-An executor is any `concurrent.futures.Executor`: a process pool, Dask's ``Client.get_executor()``, Ray's. Answers
-are handed over as they come; what a worker that dies was at work on is asked again.
+An executor is any `concurrent.futures.Executor`, such as a process pool, Dask's
+``Client.get_executor()``, or Ray's. Answers are delivered in the order in which they arrive. If a
+worker process of remat's own dies, its jobs are submitted again.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from remat.errors import ProblemError
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
 
-#: How often a job is asked again after the process that was at work on it died.
+#: Number of times that a job is submitted again after its worker process died.
 RETRIES = 1
-#: What runs jobs: None for this process, a number of processes, or an executor.
+#: Where jobs run: None for this process, a number of worker processes, or an executor.
 AnyExecutor = Executor | int | None
 
 
 def check_executor(executor: AnyExecutor) -> None:
-    """Refuse an executor that cannot run jobs.
+    """Refuse a value that cannot run jobs.
 
     Raises:
-        ProblemError: it is no executor, no whole number from 1 on, and not None.
+        ProblemError: the value is not an executor, an int of at least 1, or None.
     """
     number = isinstance(executor, int) and not isinstance(executor, bool)
     if (
@@ -54,10 +55,14 @@ def check_executor(executor: AnyExecutor) -> None:
 
 
 def name_to_send(given: Any, what: str) -> str:
-    """A name, for what a worker makes anew from it.
+    """Return ``given`` if it is a name, from which a worker process can create the object again.
+
+    Args:
+        given: the user's argument.
+        what: name of the argument, for the message.
 
     Raises:
-        ProblemError: it is something else.
+        ProblemError: ``given`` is not a str.
     """
     if isinstance(given, str):
         return given
@@ -73,20 +78,23 @@ def run_jobs(
     on_answer: Callable[[int, Answer], None],
     on_death: Callable[[int, str], None],
 ) -> None:
-    """Answers every job once.
+    """Run every job and deliver its answer.
 
-    Workers know an operator as a function of its inputs where `remat.declare_pure` was called here.
+    Operators that `remat.declare_pure` has declared in this process are declared in the workers
+    too.
 
     Args:
-        work: answers one job; what it raises ends everything. With an executor it is a function of a module, and
-            jobs and answers can be pickled.
-        jobs: what to answer.
-        executor: where.
-        on_answer: called here with the place of a job and its answer, in the order in which they come.
-        on_death: called here with the place of a job and why there is none, where processes of our own die of it.
+        work: computes the answer of one job; an exception ends the whole run. For workers, ``work``
+            is a function of a module, and jobs and answers can be pickled.
+        jobs: the jobs.
+        executor: where the jobs run.
+        on_answer: called in this process with the index of a job and its answer, in the order of
+            arrival.
+        on_death: called in this process with the index of a job and a reason, if remat's own worker
+            processes died repeatedly while running the job.
 
     Raises:
-        ProblemError: it is no executor, its workers are gone, or they cannot import remat.
+        ProblemError: ``executor`` is invalid, or its workers are gone or cannot import remat.
     """
     check_executor(executor)
     if executor is None:
@@ -108,21 +116,22 @@ def run_jobs(
 
 
 def _declaring(work: Callable[[Job], Answer], declared: Sequence[str], job: Job) -> Answer:
-    """Answers one job under the declarations of the process that asks."""
+    """Run one job in a worker, under the declarations of the process that submitted the job."""
     from remat.graph.purity import also_declared
 
     with also_declared(declared):
         return work(job)
 
 
-#: Python's variable by which an interpreter leaves the working directory off its path. Else Python puts that directory
-#: first on the path of a new interpreter, before it takes over ours, and imports from there while it starts.
+#: Environment variable that keeps Python from putting the working directory first on ``sys.path``.
+#: Without the variable, a new worker would import modules from the working directory while it
+#: starts, before it takes over this process's path.
 _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 @contextlib.contextmanager
 def _safe_path() -> Iterator[None]:
-    """Processes that start meanwhile import nothing from the working directory until they take over our path."""
+    """Set `_SAFE_PATH` for processes that start in the ``with`` block, then restore it."""
     before = os.environ.get(_SAFE_PATH)
     _put_safe_path("1")
     try:
@@ -132,6 +141,7 @@ def _safe_path() -> Iterator[None]:
 
 
 def _put_safe_path(value: str | None) -> None:
+    """Set the environment variable `_SAFE_PATH`, or delete it if ``value`` is None."""
     if value is None:
         os.environ.pop(_SAFE_PATH, None)
     else:
@@ -145,25 +155,35 @@ def _in_processes(
     on_answer: Callable[[int, Answer], None],
     on_death: Callable[[int, str], None],
 ) -> None:
-    """Runs jobs in processes of our own; where one dies, all are started again."""
+    """Run jobs in worker processes, which are all restarted if one dies.
+
+    After a death, the first ``count`` unanswered jobs are run one at a time, because any of them
+    may have killed the worker. A job that kills its worker more than `RETRIES` times is reported by
+    ``on_death``.
+
+    Args:
+        work: computes the answer of one job.
+        jobs: the jobs.
+        count: number of worker processes.
+        on_answer: as in `run_jobs`.
+        on_death: as in `run_jobs`.
+    """
     deaths: Counter[int] = Counter()
     left = list(range(len(jobs)))
-    suspects = (
-        0  # that many of the first may be what a process died of: they are asked one at a time
-    )
+    suspects = 0  # number of first jobs in `left` that may have killed a worker
     while left:
         asked = left[:1] if suspects else left
         before, given = multiprocessing.active_children(), os.environ.get(_SAFE_PATH)
-        with _safe_path():  # multiprocessing starts a process for its semaphores
+        with _safe_path():  # the pool already starts multiprocessing's resource tracker
             pool = ProcessPoolExecutor(
                 1 if suspects else count,
                 mp_context=multiprocessing.get_context("spawn"),
-                initializer=_put_safe_path,  # the variable is not for what a job starts
+                initializer=_put_safe_path,  # processes that a job starts keep the old value
                 initargs=(given,),
             )
         try:
             lost = _submitted(pool, work, jobs, asked, on_answer, starting=_safe_path)
-        except BaseException:  # an interrupt, too: nobody waits for what is not wanted any more
+        except BaseException:  # also KeyboardInterrupt: end the workers without waiting for jobs
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 if process not in before:
@@ -188,14 +208,27 @@ def _submitted(
     on_answer: Callable[[int, Answer], None],
     starting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> list[int]:
-    """Hands jobs to an executor, which starts its processes meanwhile; returns the places of those that it did not answer, in their order."""
+    """Submit jobs to an executor and deliver the answers.
+
+    Args:
+        executor: the executor.
+        work: computes the answer of one job.
+        jobs: all jobs.
+        asked: indices of the jobs to submit.
+        on_answer: called with the index of a job and its answer.
+        starting: context for the submission, in which the executor starts its processes.
+
+    Returns:
+        Indices of the jobs without an answer, ascending, because the executor broke or was shut
+        down.
+    """
     waiting: dict[Future[Answer], int] = {}
     lost: list[int] = []
     try:
         with starting():
             for k in asked:
                 waiting[executor.submit(work, jobs[k])] = k
-    except (BrokenExecutor, RuntimeError):  # it broke, or was shut down
+    except (BrokenExecutor, RuntimeError):  # the executor is broken or shut down
         lost = [k for k in asked if k not in waiting.values()]
     try:
         while waiting:
@@ -217,6 +250,7 @@ def _submitted(
 
 
 def _without(error: ModuleNotFoundError) -> ProblemError:
+    """Return the error for workers that cannot import a module."""
     return ProblemError(
         f"the workers of the executor cannot import '{error.name}': install remat there, in the version that "
         "asks, with all that the models need"

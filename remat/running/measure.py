@@ -1,9 +1,10 @@
-"""Bytes really alive while a training step runs: the other side of `remat.graph.liveness`.
+"""Measure the bytes that are alive while a training step runs.
 
-Counted in one of two ways. By *storages*: a dispatch mode sees what every operator returns, and
-finalisers see when that memory goes. By the *allocator*: CUDA's statistics, or on the CPU the
-profiler's record of every allocation. What an operator allocates and frees by itself, such as the
-workspace of a convolution, is seen by the allocator only.
+`remat.graph.liveness` predicts these bytes. There are two ways to count. Counting by *storages*
+observes the results of all operators by a dispatch mode, and the end of each storage by a
+finaliser. Counting by the *allocator* uses CUDA's statistics or, on the CPU, the profiler's record
+of allocations. Only the allocator sees memory that an operator allocates and frees internally, such
+as the workspace of a convolution.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from remat.errors import CaptureError, ProblemError
 from remat.graph.host_copies import OFFLOAD
 from remat.graph.storages import tensors_of
 
-#: Runs before the one that is measured, at most; a step may compile more than once as it changes
-#: its own state.
+#: Largest number of runs before the measured run. A step may be compiled several times, because it
+#: changes its own state.
 _WARM_UP = 5
 _BACKWARD = "remat::backward"
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
-#: Elements of a parameter that are summed up at once.
+#: Number of elements that `_checksum` sums at a time.
 _CHUNK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Memory of one step that ran.
+    """Measured memory of one step.
 
     Attributes:
-        peak_bytes: most bytes alive at once, parameters, buffers and inputs included.
-        forward_peak_bytes: most bytes alive at once before backward began.
+        peak_bytes: most bytes alive at the same time, including parameters, buffers and inputs.
+        forward_peak_bytes: most bytes alive at the same time before backward began.
         input_bytes: bytes of parameters, buffers and inputs.
     """
 
@@ -54,24 +55,25 @@ def measure_step(
     resident: Iterable[torch.Tensor] = (),
     by: str | None = None,
 ) -> Measured:
-    """Runs forward and backward of one step until nothing more is compiled, and measures one run.
+    """Run a step until it compiles no more, then run it once more and measure its memory.
 
-    Every output that requires a gradient is given one (of ones), as a loss outside of ``fn`` would.
-    Buffers, inputs, gradients and the state of the random number generators are as before when it returns.
-    Frozen parameters are checked instead, so that no copy of them is made.
+    A step is one forward and one backward. Every output that requires a gradient gets a gradient of
+    ones, like from a loss outside ``fn``. Afterwards, buffers, inputs, gradients and the states of
+    the random number generators are restored. Frozen parameters are not copied. They are checked
+    for changes instead.
 
     Args:
-        fn: a module or function, usually a compiled one; its parameters and buffers count.
+        fn: a module or function, usually compiled. If ``fn`` is a module, its parameters and
+            buffers count.
         args: positional arguments of a call.
         kwargs: keyword arguments of a call.
-        resident: more tensors that are alive during the step and count.
-        by: ``"storages"`` (on the CPU only) or ``"allocator"``; None: by storages on the CPU, by the
-            allocator on CUDA, which counts blocks of 512 bytes.
+        resident: further tensors that are alive during the step and count.
+        by: ``"storages"`` (CPU only) or ``"allocator"``. None: storages on the CPU, the allocator
+            on CUDA. On CUDA, the allocator counts blocks of 512 bytes.
 
     Raises:
         CaptureError: no output of ``fn`` requires a gradient.
-        ProblemError: ``by`` is something else, or not possible on the device; or the step has written to
-            a frozen parameter.
+        ProblemError: ``by`` is invalid for the device, or the step wrote to a frozen parameter.
     """
     named = dict(kwargs or {})
     given = [*tensors_of((tuple(args), named)), *resident]
@@ -93,7 +95,15 @@ def measure_step(
 def measure_held(
     fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> int:
-    """Bytes that autograd is given to hold until backward: storages beyond parameters, inputs and outputs."""
+    """Run forward and return the bytes that autograd holds until backward.
+
+    Each storage counts once. Storages of parameters, buffers, inputs and outputs do not count.
+
+    Args:
+        fn: a module or function.
+        args: positional arguments of a call.
+        kwargs: keyword arguments of a call.
+    """
     named = dict(kwargs or {})
     kept: list[torch.Tensor] = []
 
@@ -112,16 +122,26 @@ def measure_held(
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
+    """Yield the storage of each tensor; a shared storage comes several times."""
     return (t.untyped_storage() for t in tensors)
 
 
-#: What a call returns, and a seed from which backward through all of it starts.
+#: Result of a call, and an empty tensor whose backward runs backward of all outputs.
 Result = tuple[Any, torch.Tensor]
 _Step = Callable[[], Result]
 _Way = Callable[[_Step, Sequence[torch.Tensor], torch.device], Measured]
 
 
 def _way(by: str | None, device: torch.device) -> _Way:
+    """Return the function that measures a step on a device.
+
+    Args:
+        by: as in `measure_step`.
+        device: the step's device.
+
+    Raises:
+        ProblemError: ``by`` is not available on the device.
+    """
     known = {"allocator": _by_cuda} if device.type == "cuda" else _ON_CPU
     if by is None:
         return next(iter(known.values()))
@@ -133,7 +153,11 @@ def _way(by: str | None, device: torch.device) -> _Way:
 
 
 def run_forward(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
-    """What a call returns, and a seed from which backward through all of it starts."""
+    """Call ``fn`` and return its result, with an empty tensor from which `run_backward` starts.
+
+    Raises:
+        CaptureError: no output requires a gradient.
+    """
     out = fn(*args, **kwargs)
     leaves = [v for v in tensors_of(out) if v.requires_grad]
     if not leaves:
@@ -146,12 +170,16 @@ def run_forward(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
 
 
 def run_backward(result: Result) -> None:
-    seed = result[1]
+    """Run backward of a `run_forward` result, with gradients of ones."""
+    seed = result[1]  # empty, so that its own gradient takes no memory
     seed.backward(seed.detach())  # type: ignore[no-untyped-call]
 
 
 class _Seed(torch.autograd.Function):
-    """Gives each of its inputs a gradient of ones, which the autograd engine alone holds."""
+    """Function whose backward gives a gradient of ones to each input.
+
+    Only the autograd engine holds these gradients, so each one is freed as soon as it is used.
+    """
 
     @staticmethod
     def forward(ctx: Any, *outputs: torch.Tensor) -> torch.Tensor:
@@ -165,16 +193,22 @@ class _Seed(torch.autograd.Function):
 
 @contextlib.contextmanager
 def as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator[None]:
-    """Puts values of buffers and inputs, gradients and random states back.
+    """Restore buffers, inputs, gradients and random states at the end of the ``with`` block.
 
-    Frozen parameters are not copied, as they may be most of the memory, and a step should only read them.
+    Frozen parameters are not copied, because they may be most of the memory, and a step should only
+    read them.
+
+    Args:
+        tensors: parameters, buffers and inputs of the step.
+        device: the step's device, whose generator is restored.
 
     Raises:
-        ProblemError: the step has written to a frozen parameter.
+        ProblemError: the step wrote to a frozen parameter.
     """
     frozen = [(t, _checksum(t)) for t in tensors if _is_frozen(t)]
     values = [(t, t.detach().clone()) for t in tensors if not t.requires_grad and not _is_frozen(t)]
     gradients = [(t, t.grad) for t in tensors if t.requires_grad and t.is_leaf]
+    # With gradients in place, backward would accumulate into them and peak at other bytes.
     _forget_gradients(tensors)
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -197,7 +231,7 @@ def as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator
 
 
 def _is_frozen(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a frozen parameter whose memory can be read element by element."""
+    """Return whether a tensor is a frozen parameter with contiguous memory."""
     return (
         type(tensor) is torch.nn.Parameter
         and not tensor.requires_grad
@@ -208,9 +242,10 @@ def _is_frozen(tensor: torch.Tensor) -> bool:
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    """The sum of a tensor's elements as integers, a chunk at a time, so that no copy is large.
+    """Return the sum of a tensor's elements as integers.
 
-    A version counter would not do: writing through ``.data`` leaves it as it is.
+    The sum is taken over chunks, so no large copy is made. The version counter cannot replace the
+    sum, because a write through ``.data`` does not change the counter.
     """
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32}
     read = tensor.detach().reshape(-1).view(integers.get(tensor.itemsize, torch.int64))
@@ -218,12 +253,14 @@ def _checksum(tensor: torch.Tensor) -> int:
 
 
 def _forget_gradients(tensors: Iterable[torch.Tensor]) -> None:
+    """Set the gradients of all leaf tensors to None."""
     for tensor in tensors:
         if tensor.requires_grad and tensor.is_leaf:
             tensor.grad = None
 
 
 def _by_storages(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -> Measured:
+    """Run a step and measure its memory by counting storages; ``inputs`` count from the start."""
     tracker = StorageTracker()
     for tensor in inputs:
         tracker.add(tensor)
@@ -240,6 +277,7 @@ def _by_storages(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -
 
 
 def _by_profiler(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -> Measured:
+    """Run a step and measure its memory by the profiler's record of CPU allocations."""
     input_bytes = _bytes_of(inputs, 1)
     with allocations() as events:
         result = step()
@@ -261,13 +299,15 @@ def _by_profiler(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -
 
 @contextlib.contextmanager
 def allocations() -> Iterator[list[int | None]]:
-    """Fills a list with the bytes of each allocation on the CPU, those freed below 0; None where backward begins.
+    """Record CPU allocations and frees inside the ``with`` block.
 
-    It is filled when the context ends.
+    Yields:
+        A list in order of time, which is filled when the block ends. An entry is the bytes of an
+        allocation, the negative bytes of a free, or None where backward begins.
     """
     found: list[int | None] = []
     level = os.environ.get(_LOG_LEVEL)
-    os.environ.setdefault(_LOG_LEVEL, "6")  # read once: Kineto tells on stderr of every session
+    os.environ.setdefault(_LOG_LEVEL, "6")  # read once; else Kineto reports on stderr
     cpu = [torch.profiler.ProfilerActivity.CPU]
     try:
         with torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
@@ -284,8 +324,10 @@ def allocations() -> Iterator[list[int | None]]:
 
 
 def _by_cuda(step: _Step, inputs: Sequence[torch.Tensor], device: torch.device) -> Measured:
+    """Run a step and measure its memory by the statistics of CUDA's allocator."""
     input_bytes = _bytes_of([t for t in inputs if t.device == device], 512)
     torch.cuda.synchronize(device)
+    # Memory of other tensors on the device is subtracted from both peaks.
     others = torch.cuda.memory_allocated(device) - input_bytes
     torch.cuda.reset_peak_memory_stats(device)
     result = step()
@@ -302,23 +344,25 @@ _ON_CPU: Mapping[str, _Way] = {"storages": _by_storages, "allocator": _by_profil
 
 
 def _bytes_of(tensors: Iterable[torch.Tensor], block: int) -> int:
-    """Bytes of distinct storages, each in whole blocks."""
+    """Return the bytes of all distinct storages, each rounded up to whole blocks."""
     sizes = {s.data_ptr(): s.nbytes() for s in _storages(tensors)}
     return sum(-(-n // block) * block for n in sizes.values())
 
 
 class StorageTracker(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all storages that operators return, until they are freed.
+    """Dispatch mode that counts the bytes of all storages that operators return, until they are freed.
 
-    Storages from before count once they are added. Compiled code runs under it as it is: every
-    operator that it calls is seen, higher-order ones from outside. What `remat.graph.host_copies` puts in the
-    host's memory is not the device's, and left out.
+    An older storage counts after a call of `add`. Compiled code runs unchanged under the mode,
+    which sees every operator that the code calls. Of a higher-order operator, the mode sees only
+    the results. Host copies made by `remat.graph.host_copies` do not count, because they are not in
+    device memory.
 
     Attributes:
         current: bytes alive now.
-        peak: most bytes alive at once.
+        peak: most bytes alive at the same time.
     """
 
+    # Otherwise PyTorch refuses to run higher-order operators under the mode.
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
@@ -330,10 +374,10 @@ class StorageTracker(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        return True  # else Dynamo runs the original code instead of what it compiled
+        return True  # otherwise Dynamo runs the original code instead of the compiled code
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Counts the storage of a tensor from now on."""
+        """Count the storage of a tensor until it is freed; update the bytes of a resized storage."""
         try:
             storage = tensor.untyped_storage()
         except NotImplementedError:  # sparse and other layouts without one storage
@@ -342,6 +386,7 @@ class StorageTracker(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped
         if key in self._on_host:
             return
         if key not in self._alive:
+            # atexit=False: no call is needed for storages that live until the interpreter ends.
             weakref.finalize(storage, self._freed, key).atexit = False
         self.current += nbytes - self._alive.get(key, 0)
         self._alive[key] = nbytes

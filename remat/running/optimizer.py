@@ -1,8 +1,8 @@
-"""Measure an optimizer's memory: run two steps on fake parameters, and track every storage.
+"""Measure an optimizer's memory by running two steps on fake parameters and tracking every storage.
 
-Parameters and gradients are fake tensors, so that no byte of them is allocated. What the optimizer makes
-beside them (a step count, say) is real, and tiny. The step allocates what its operators return; what a kernel
-allocates for itself is not seen.
+Parameters and gradients are fake tensors, which take no memory. Other tensors that the optimizer
+creates, such as a step count, are real and tiny. Storages that operators return are counted. Memory
+that a kernel allocates internally is not counted.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from remat.errors import ProblemError, did_you_mean
 from remat.graph.storages import tensors_of
 from remat.running.measure import StorageTracker
 
-#: What makes an optimizer of parameters: a class, a function, `functools.partial` of either.
+#: Creates an optimizer for a list of parameters: a class, a function, or a `functools.partial` of one.
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 _EXAMPLES = "name a class of torch.optim, such as 'adamw' or 'sgd:momentum=0.9'"
-#: By what PyTorch's optimizers decide to work on all parameters at once.
+#: The function by which PyTorch's optimizers choose the foreach implementation.
 _CHOOSES_FOREACH = "_default_to_fused_or_foreach"
 _WORDS = {"true": True, "false": False, "none": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerUse:
-    """Memory and traffic of an optimizer's steps, beyond parameters and gradients.
+    """Memory and traffic of an optimizer's steps, without parameters and gradients.
 
     Attributes:
-        name: the class of the optimizer.
-        state_bytes: bytes of what it keeps from step to step.
-        step_bytes: most bytes that its step has alive at once beyond that.
-        moved_bytes: bytes that the operators of a step read and write.
+        name: name of the optimizer, as from `read_optimizer`.
+        state_bytes: bytes of the state that the optimizer keeps between steps.
+        step_bytes: most bytes that a step has alive at the same time, beyond the state.
+        moved_bytes: bytes that the operators of one step read and write.
     """
 
     name: str
@@ -46,14 +46,19 @@ class OptimizerUse:
 
 
 def read_optimizer(optimizer: str | Make) -> tuple[str, Make]:
-    """Name and factory of an optimizer.
+    """Return the name and the factory of an optimizer.
 
     Args:
-        optimizer: the name of a class in `torch.optim` in any case, with arguments behind a colon,
-            ``"sgd:momentum=0.9,nesterov=True"``; or what makes an optimizer of a list of parameters.
+        optimizer: the name of a class in `torch.optim` (in any case), with arguments after a colon
+            as in ``"sgd:momentum=0.9,nesterov=True"``; or a callable that creates an optimizer for
+            a list of parameters.
+
+    Returns:
+        The name, and a function that creates the optimizer for a list of parameters.
 
     Raises:
-        ProblemError: there is none of that name, its arguments cannot be read, or it is nothing to call.
+        ProblemError: there is no such class, the arguments cannot be read, or ``optimizer`` is not
+            callable.
     """
     if not isinstance(optimizer, str):
         if not callable(optimizer):
@@ -69,7 +74,7 @@ def read_optimizer(optimizer: str | Make) -> tuple[str, Make]:
         for n, c in vars(torch.optim).items()
         if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)
     }
-    del known["optimizer"]  # the base of all
+    del known["optimizer"]  # the abstract base class
     kind = known.get(name.strip().lower())
     if kind is None:
         meant = did_you_mean(name.lower(), known) or ";"
@@ -81,7 +86,15 @@ def read_optimizer(optimizer: str | Make) -> tuple[str, Make]:
 
 
 def _arguments(optimizer: str, text: str) -> dict[str, Any]:
-    """The keyword arguments behind the colon."""
+    """Parse the keyword arguments after the colon.
+
+    Args:
+        optimizer: the whole text, for the message.
+        text: the text after the colon.
+
+    Raises:
+        ProblemError: the text is not a list of ``key=value``.
+    """
     try:
         call: Any = ast.parse(f"f({text})", mode="eval").body
         if call.args or not all(k.arg for k in call.keywords):
@@ -95,6 +108,7 @@ def _arguments(optimizer: str, text: str) -> dict[str, Any]:
 
 
 def _literal(value: ast.expr) -> Any:
+    """Return the value of a literal; the words true, false and none are read in any case."""
     if isinstance(value, ast.Name) and value.id.lower() in _WORDS:
         return _WORDS[value.id.lower()]
     return ast.literal_eval(value)
@@ -107,19 +121,22 @@ def trace_optimizer(
     without_gradient: frozenset[int] = frozenset(),
     foreach: bool = False,
 ) -> OptimizerUse:
-    """Runs two steps of an optimizer on fake parameters, and follows every storage.
+    """Run two steps of an optimizer on fake parameters, and measure memory and traffic.
 
     Args:
         optimizer: as for `read_optimizer`.
-        parameters: tensors of the shapes, strides and types of the parameters; they are not changed.
-        without_gradient: positions of those that get no gradient.
-        foreach: whether it works on all parameters at once where it has the choice and nothing else was
-            said, as PyTorch's optimizers do on a GPU.
+        parameters: tensors with the shapes, strides and dtypes of the parameters; they are not
+            changed.
+        without_gradient: indices of the parameters that get no gradient.
+        foreach: whether to select the foreach implementation if the optimizer offers a choice and
+            the user made none, as PyTorch does on a GPU.
 
     Raises:
-        ProblemError: the optimizer cannot be read or made, or its step cannot be run so.
+        ProblemError: the optimizer cannot be read or created, or its step does not run on fake
+            tensors.
     """
     name, make = read_optimizer(optimizer)
+    # Optimizers create some real tensors of their own, such as step counts.
     mode = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
     with mode, torch.no_grad():
         fakes = [torch.empty_strided(p.size(), p.stride(), dtype=p.dtype) for p in parameters]
@@ -136,6 +153,7 @@ def trace_optimizer(
         if foreach:
             _work_at_once(running)
         with tracker:
+            # The first step creates the state, so traffic is taken from the second.
             for nth in range(2):
                 with torch.no_grad():
                     for i, parameter in enumerate(made):
@@ -146,7 +164,7 @@ def trace_optimizer(
                 running.step()
                 most = max(most, tracker.peak - given)
                 running.zero_grad(set_to_none=True)
-    except Exception as error:  # foreign code; what it raises has no class of its own
+    except Exception as error:  # user code may raise any exception
         wrong = ProblemError(
             f"optimizer '{name}' cannot be traced: {type(error).__name__}: "
             f"{' '.join(str(error).split())[:200]}; {_EXAMPLES}, or give a function that makes an "
@@ -164,7 +182,10 @@ def trace_optimizer(
 
 
 def _work_at_once(optimizer: torch.optim.Optimizer) -> None:
-    """Lets an optimizer work on all parameters at once, as it would by itself on a GPU."""
+    """Select an optimizer's foreach implementation, which PyTorch selects by default on a GPU.
+
+    An optimizer without that choice, or with a choice by the user, stays as it is.
+    """
     kinds = [k for k in type(optimizer).__mro__ if k not in torch.optim.Optimizer.__mro__]
     modules = (sys.modules.get(kind.__module__) for kind in kinds)
     if not any(hasattr(module, _CHOOSES_FOREACH) for module in modules):
@@ -176,7 +197,11 @@ def _work_at_once(optimizer: torch.optim.Optimizer) -> None:
 
 
 class _Steps(StorageTracker):  # type: ignore[no-untyped-call]
-    """Follows storages, counts the bytes that operators move, and knows a number where a fake has none."""
+    """Tracker of storages that also counts the bytes that operators read and write.
+
+    If an optimizer reads the number in a fake tensor, the tracker returns 1, because a fake tensor
+    has no number.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +217,7 @@ class _Steps(StorageTracker):  # type: ignore[no-untyped-call]
 
 
 def _moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
-    """Bytes that a call reads and writes; 0 where it only looks at what is there."""
+    """Return the bytes that a call reads and writes; 0 for a call that only returns views."""
     read = _storages((args, kwargs))
     signature = torch_compat.schema(func).arguments
     in_place = {a.name for a in signature if a.alias_info is not None and a.alias_info.is_write}
@@ -205,5 +230,5 @@ def _moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def _storages(value: Any) -> dict[int, int]:
-    """Bytes of the tensors in a value, one for each storage."""
+    """Return the bytes of the tensors in a value, by key of their storage."""
     return {torch_compat.storage_id(v.untyped_storage()): v.nbytes for v in tensors_of(value)}

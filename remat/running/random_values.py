@@ -1,4 +1,4 @@
-"""Real values made out of fake ones: random numbers in the same shapes, sharing memory alike."""
+"""Create random real values for fake values, with the same shapes and the same shared memory."""
 
 from __future__ import annotations
 
@@ -15,17 +15,33 @@ from remat.graph.storages import hint, storage_bytes, storage_key
 
 
 class RealValues:
-    """Make random values for fake ones; values that share memory still share it."""
+    """Creates random real values for fake values; values that share memory still share memory.
+
+    Args:
+        seed: seed of the random numbers; equal seeds and names give equal values.
+    """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._storages: dict[int, torch.Tensor] = {}
 
     def constant(self, node: fx.Node) -> Any:
-        """The real value of an attribute: a random one where it is fake."""
+        """Return the value of a get_attr node's attribute; a fake tensor becomes a random one."""
         return self.make(attribute_of(node.graph.owning_module, node.target), str(node.target))
 
     def make(self, value: Any, name: str) -> Any:
+        """Return a real value for ``value``.
+
+        A symbolic number becomes its hint, and a fake tensor becomes a random one. Other values are
+        returned as they are.
+
+        Args:
+            value: the value.
+            name: name of the input, for messages; it also seeds the random numbers.
+
+        Raises:
+            ProblemError: no random value can be made of this type, layout or device.
+        """
         if isinstance(value, (torch.SymInt, torch.SymBool)):
             return type(value.node.pytype(0))(hint(value))
         if isinstance(value, torch.SymFloat):
@@ -42,7 +58,10 @@ class RealValues:
         )
 
     def _module(self, module: fx.GraphModule, name: str) -> fx.GraphModule:
-        """The graph of a higher-order operator, which may hold fake constants of its own."""
+        """Return the graph of a higher-order operator, with real tensors for its fake constants.
+
+        A module without fake constants is returned as it is; another one is copied.
+        """
         fake = [
             n
             for n in module.graph.nodes
@@ -57,6 +76,7 @@ class RealValues:
         return copied
 
     def _tensor(self, value: torch.Tensor, name: str) -> torch.Tensor:
+        """Return a random tensor like a fake one, on the same storage as its aliases."""
         if value.layout is not torch.strided:
             raise ProblemError(
                 f"input '{name}' has the layout {value.layout}, for which there are no random "
@@ -66,6 +86,7 @@ class RealValues:
         held = self._storages.get(key) if key is not None else None
         if held is None:
             count = -(-storage_bytes(value) // value.element_size())
+            # crc32, because the hash of a str differs from process to process.
             held = _numbers(count, value.dtype, self._seed ^ zlib.crc32(name.encode()))
             try:
                 held = held.to(value.device)
@@ -77,12 +98,14 @@ class RealValues:
             if key is not None:
                 self._storages[key] = held
         sizes, strides = ([hint(s) for s in x] for x in (value.shape, value.stride()))
+        # An alias may have another dtype than the first tensor on the storage.
         whole = held if held.dtype == value.dtype else held.view(torch.uint8).view(value.dtype)
         return whole.as_strided(sizes, strides, hint(value.storage_offset()))
 
 
 def _numbers(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
+    """Return ``count`` random numbers: normally distributed, or 0 and 1 for integers and booleans."""
+    generator = torch.Generator().manual_seed(seed)  # of the CPU: equal numbers on every device
     if dtype.is_complex:
         return torch.randn(count, dtype=torch.complex128, generator=generator).to(dtype)
     if dtype.is_floating_point:
@@ -91,11 +114,17 @@ def _numbers(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 
 def copy_of(value: Any, copies: dict[int, torch.Tensor]) -> Any:
-    """A copy of a value; tensors that share memory share the memory of one copy."""
+    """Return a copy of a tensor; any other value is returned as it is.
+
+    Args:
+        value: the value.
+        copies: copies of storages by key. Tensors that share a storage share its copy.
+    """
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
     storage = value.untyped_storage()
     if torch_compat.storage_id(storage) not in copies:
+        # The whole storage, so that all views can keep their offsets.
         whole = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
         copies[torch_compat.storage_id(storage)] = whole.clone()
     made = torch.empty(0, dtype=value.dtype, device=value.device)

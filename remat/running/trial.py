@@ -1,4 +1,4 @@
-"""Running graphs on random numbers: a joint graph, or its forward and backward, on the same inputs."""
+"""Run a joint graph, or its forward and backward graphs, on the same random inputs."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from remat.running.random_values import RealValues, copy_of
 from remat.torch_compat import pytree
 from remat.units import format_bytes
 
-#: Bytes of inputs, and of any one value, that are made for real unless more is asked for.
+#: Default limit in bytes on the inputs of a trial, and on any one value.
 MAX_BYTES = 2**30
+#: Held during a run, because `_deterministic` changes settings of the whole process.
 _ONE_TRIAL = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trial:
-    """Random inputs for one joint graph, on which it or its forward and backward can run.
+    """Random inputs for one joint graph, for runs of the joint graph or of its forward and backward.
 
-    Every run starts from copies of the same numbers and from the same state of the generator, and
-    memory that an operator leaves uninitialised is filled. So whatever differs between two runs is
-    a difference between the graphs.
+    Every run starts from copies of the same numbers and from the same generator state.
+    Uninitialised memory is filled. A difference between two runs is therefore a difference between
+    the graphs.
 
     Attributes:
-        inputs: a value for every placeholder, by its target.
-        constants: a real tensor for every fake one that the module holds, by its attribute.
-        seed: seed of inputs and of every run.
+        inputs: a real value for every placeholder, by the placeholder's target.
+        constants: a real tensor for every constant of the module, by attribute name.
+        seed: seed of the inputs and of every run.
     """
 
     inputs: Mapping[str, Any]
@@ -46,18 +47,19 @@ class Trial:
 
     @classmethod
     def of(cls, joint: JointGraph, *, seed: int = 0, max_bytes: int = MAX_BYTES) -> Trial:
-        """Makes real inputs out of fake ones; symbolic sizes take the values they were traced with.
+        """Create random inputs for a joint graph. Symbolic sizes get the values of the trace.
 
-        Numbers are normally distributed, integers are 0 or 1 so that they can serve as indices.
+        Floating-point numbers are normally distributed. Integers are 0 or 1, so that they are valid
+        indices.
 
         Args:
             joint: the joint graph.
             seed: seed of the numbers.
-            max_bytes: refuse a graph whose inputs, or one of whose values, take more.
+            max_bytes: largest size in bytes of all inputs together, and of any one value.
 
         Raises:
-            ProblemError: the graph is too large, has sizes that depend on data, or lies on a device
-                that is not here.
+            ProblemError: the graph is too large, has sizes that depend on data, or needs a device
+                that is missing.
         """
         _check(joint, max_bytes)
         maker = RealValues(seed)
@@ -74,11 +76,10 @@ class Trial:
         return cls(inputs=inputs, constants=constants, seed=seed)
 
     def run_joint(self, joint: JointGraph) -> dict[str, Any]:
-        """Runs a joint graph.
+        """Run a joint graph.
 
         Returns:
-            What it leaves behind, by name: outputs, gradients, inputs as they are afterwards, and
-            the state of the generator.
+            Outputs, gradients, final values of the inputs, and the generator's state, by name.
         """
         n = joint.num_fwd_outputs
         with self._set_up() as (inputs, constants):
@@ -88,9 +89,21 @@ class Trial:
     def run_graphs(
         self, forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int
     ) -> dict[str, Any]:
-        """Runs forward, then backward on what it hands over; see `run_joint` for what is returned.
+        """Run a forward graph, then a backward graph on the values that forward hands over.
 
-        Backward's inputs are matched by name: those that forward does not return are tangents.
+        Backward's inputs are matched by name. Inputs that forward does not return must be tangents
+        or other inputs of backward alone.
+
+        Args:
+            forward: the forward module.
+            backward: the backward module.
+            num_fwd_outputs: number of forward's own outputs.
+
+        Returns:
+            Results by name, as from `run_joint`.
+
+        Raises:
+            ProblemError: backward needs a value that forward does not hand over.
         """
         with self._set_up() as (inputs, constants):
             returned = _run(forward, partial(self._given, inputs), constants)
@@ -110,6 +123,11 @@ class Trial:
             return _left_behind(returned[:n], _run(backward, given, constants), inputs)
 
     def _given(self, inputs: Mapping[str, Any], placeholder: fx.Node) -> Any:
+        """Return the random value of a placeholder.
+
+        Raises:
+            ProblemError: the joint graph has no placeholder of this name.
+        """
         name = str(placeholder.target)
         if name not in inputs:
             raise ProblemError(
@@ -119,7 +137,11 @@ class Trial:
 
     @contextlib.contextmanager
     def _set_up(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Copies of everything, the generator seeded, uninitialised memory filled."""
+        """Prepare one run: copy inputs and constants, seed the generators, and set deterministic mode.
+
+        Yields:
+            The copies of the inputs and of the constants, by name.
+        """
         copies: dict[int, torch.Tensor] = {}
         inputs = {k: copy_of(v, copies) for k, v in self.inputs.items()}
         constants = {k: copy_of(v, copies) for k, v in self.constants.items()}
@@ -131,7 +153,11 @@ class Trial:
 
 
 def _check(joint: JointGraph, max_bytes: int) -> None:
-    """Refuse a graph that cannot be run, before any allocation."""
+    """Refuse a graph that cannot be run, before any allocation.
+
+    Raises:
+        ProblemError: a size depends on data, or the inputs or a value take more than ``max_bytes``.
+    """
     total = 0
     for node in joint.graph.nodes:
         for value in pytree.tree_leaves(node.meta.get("val")):
@@ -159,16 +185,17 @@ def _is_symbolic(value: Any) -> bool:
 
 @contextlib.contextmanager
 def _deterministic() -> Iterator[None]:
-    """Operators that can be deterministic are, and memory that nobody filled holds NaN.
+    """Make operators deterministic inside the ``with`` block, and fill uninitialised memory with NaN.
 
-    One thread adds numbers up in one order, whatever else runs on the machine. All this holds for the
-    whole process, so one trial runs at a time.
+    One thread is used, because several threads may add numbers in different orders. These settings
+    hold for the whole process, so only one trial runs at a time.
     """
     with _ONE_TRIAL, warnings.catch_warnings():
         before = torch.are_deterministic_algorithms_enabled()
         only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
         threads = torch.get_num_threads()
         warnings.simplefilter("ignore")
+        # Operators without a deterministic kernel still run; their warnings are ignored here.
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.set_num_threads(1)
         try:
@@ -178,13 +205,19 @@ def _deterministic() -> Iterator[None]:
             torch.use_deterministic_algorithms(before, warn_only=only_warn)
 
 
-#: Operators of Inductor that draw from a seed that they are given, with the position of it; run
-#: eagerly they would draw from the generator instead, and from another place of it in each half.
+#: Operators of Inductor that draw from a seed, with the position of the seed among the arguments.
+#: Eager kernels ignore the seed and would draw from the generator, whose state differs between
+#: forward and backward.
 _SEEDED = {"prims.inductor_random.default": 1, "prims.inductor_randint.default": 3}
 
 
 class _Interpreter(fx.Interpreter):
-    """Runs nodes one by one, so that no code is generated, with real tensors for fake constants."""
+    """Interpreter that runs nodes one by one, without generating code.
+
+    Args:
+        module: the module to run.
+        constants: real tensors that replace the module's fake constants, by attribute name.
+    """
 
     def __init__(self, module: fx.GraphModule, constants: Mapping[str, Any]) -> None:
         super().__init__(module)
@@ -207,7 +240,13 @@ class _Interpreter(fx.Interpreter):
 def _run(
     module: fx.GraphModule, given: Callable[[fx.Node], Any], constants: Mapping[str, Any]
 ) -> list[Any]:
-    """What a graph returns, flat, for what each of its placeholders is given."""
+    """Run a graph and return its results as a flat list.
+
+    Args:
+        module: the module to run.
+        given: returns the value of a placeholder.
+        constants: as in `_Interpreter`.
+    """
     args = [given(node) for node in module.graph.nodes if node.op == "placeholder"]
     returned = _Interpreter(module, constants).run(*args, enable_io_processing=False)
     return pytree.tree_leaves(returned)
@@ -216,6 +255,7 @@ def _run(
 def _left_behind(
     outputs: list[Any], gradients: list[Any], inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
+    """Return the results of a run by name, including the current state of the generator."""
     left = {f"output {i}": v for i, v in enumerate(outputs)}
     left |= {f"gradient {i}": v for i, v in enumerate(gradients)}
     left |= {f"input '{name}' afterwards": v for name, v in inputs.items()}

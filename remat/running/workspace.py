@@ -1,8 +1,11 @@
-"""Workspace bytes of operators, measured on the device once for each kind of call.
+"""Workspace bytes of operators, measured on the CPU once for each kind of call.
 
-Convolutions, batch norms, pooling, attention, and some products lay their inputs out anew, or keep partial results, in memory that no graph
-shows. How much that is depends on the library, the device and the sizes; a call on tensors without meaning tells.
-A large call does not run. Its workspace is extrapolated from two smaller batches, since it grows linearly with the batch.
+Convolutions, batch norms, pooling, attention and some products copy inputs into another layout, or
+keep partial results. No graph shows this memory, and its size depends on the library, the device
+and the sizes. A call on tensors of zeros measures the workspace.
+
+A large call with a batch is not run. Its workspace is extrapolated from two smaller batches,
+because workspaces grow linearly with the batch.
 """
 
 from __future__ import annotations
@@ -23,38 +26,46 @@ from remat.running.measure import allocations
 from remat.torch_compat import pytree
 from remat.units import format_bytes
 
-#: Bytes of inputs and results beyond which smaller batches run instead of a call.
+#: Limit in bytes on inputs and results of a call. For a larger call, smaller batches are run instead.
 MOST_BYTES = 8 << 20
-#: The same where no smaller batches tell; beyond that nothing runs.
+#: Limit in bytes for a call without a batch to make smaller. A larger call is not run at all.
 _MOST_AT_ONCE = 256 << 20
-#: Samples that smaller batches have at least, if the call has as many.
+#: Fewest samples of the larger of the two smaller batches.
 _LEAST_SAMPLES = 4
-#: The same of convolutions with a kernel of one element, on one thread: oneDNN runs none with less than half of these.
+#: The same for convolutions with a kernel of one element on one thread, because oneDNN does not run
+#: these convolutions with less than half as many samples.
 _LEAST_OF_ONE_ELEMENT = 32
-#: Bytes that numbers among the arguments take as tensors, which are not counted.
+#: Bytes of the tensors that PyTorch makes of numbers among the arguments; so few bytes are ignored.
 _NUMBERS = 16
-#: Operators on elements, of which any dimension may be made smaller.
+#: Parts of names of elementwise operators, whose batch may be any dimension.
 _ON_ELEMENTS = ("bernoulli", "dropout")
-#: Arguments that have no batch.
+#: Prefixes of the names of arguments without a batch dimension.
 _NO_BATCH = ("weight", "bias", "running", "save_mean", "save_invstd", "save_var", "reserve")
-#: Operators of PyTorch whose kernels on a CPU allocate for themselves.
+#: Parts of names of PyTorch's operators whose CPU kernels allocate internally.
 _ALLOCATE = (
     "conv", "batch_norm", "attention", "linear", "rnn", "gru", "lstm", "sort", "fft", "pool", "embedding_bag",
     "bernoulli", "native_dropout",
 )  # fmt: skip
-#: Products that do so where numbers are of 16 bits, or complex.
+#: Products whose CPU kernels allocate internally for 16-bit or complex numbers.
 _PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
-#: Operators that take nothing where numbers are real, of 32 bits or more, and lie densely; beside those on elements.
+#: Operators, besides elementwise ones, without a workspace for dense tensors of real numbers with at
+#: least 32 bits.
 _TAKE_NOTHING = ("mm", "addmm", "bmm", "clone", "copy", "copy_", "empty", "full", "zeros", "ones", "empty_like",
     "full_like", "zeros_like", "ones_like", "new_empty", "new_empty_strided", "new_full", "new_zeros", "new_ones",
 )  # fmt: skip
+#: Measured workspaces in bytes, by kind of call.
 _CACHE: dict[Any, int] = {}
-#: Held while a call is measured: PyTorch has one profiler, and a second measurement beside it would fail.
+#: Held during a measurement: PyTorch has one profiler, so a second measurement would fail.
 _LOCK = threading.Lock()
 
 
 def may_allocate(op: Any, dtype: torch.dtype) -> bool:
-    """Whether an operator of PyTorch's is one of those known to allocate for itself, for numbers of a type."""
+    """Return whether an operator of PyTorch is known to allocate internally on a CPU.
+
+    Args:
+        op: an overload of an operator, or its name.
+        dtype: dtype of the tensors; some products allocate for some dtypes only.
+    """
     name = str(op).replace("::", ".")
     if not name.startswith(("aten.", "mkldnn.")):
         return False
@@ -63,16 +74,17 @@ def may_allocate(op: Any, dtype: torch.dtype) -> bool:
 
 
 def workspace_bytes(op: Any, args: Any, kwargs: Any, results: Any) -> int:
-    """Bytes that a call of an operator has allocated at most, beyond its results.
+    """Return the peak of the bytes that a call allocates beyond its results.
 
-    0 where it is not one of those known to allocate, where it is not on a CPU, and, with a warning, where it is too
-    large to try.
+    The result is 0 for an operator that is not known to allocate, and for a call that is not on a
+    CPU. For a call that is too large to run, or while a profiler runs, the result is 0 with a
+    warning.
 
     Args:
         op: an overload of an operator.
-        args: its arguments; fake tensors stand for tensors.
-        kwargs: likewise.
-        results: what it returns for them.
+        args: positional arguments; fake tensors stand for tensors.
+        kwargs: keyword arguments; fake tensors stand for tensors.
+        results: results of the call, as fake tensors.
     """
     tensors = tensors_of((args, kwargs, results))
     if not any(may_allocate(op, t.dtype) for t in tensors):
@@ -81,13 +93,15 @@ def workspace_bytes(op: Any, args: Any, kwargs: Any, results: Any) -> int:
 
 
 def _cached(op: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> int:
-    """The workspace of a call, measured once for each kind of call.
+    """Return the workspace bytes of a call, measured once for each kind of call.
+
+    Calls of one kind have the same operator, sizes, strides, dtypes, numbers and thread count.
 
     Args:
         op: an overload of an operator.
-        args: its arguments.
-        kwargs: likewise.
-        tensors: the tensors that it reads and returns.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        tensors: the tensors among arguments and results.
     """
     if torch_compat.is_profiling():
         warn(
@@ -104,13 +118,20 @@ def _cached(op: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) ->
         if key not in _CACHE:
             try:
                 _CACHE[key] = _estimated(op, args, kwargs, sum(map(tensor_bytes, tensors)))
-            except Exception:  # no kernel for such tensors, or somebody else is profiling
+            except Exception:  # no kernel for such tensors, or another profiler runs
                 _CACHE[key] = 0
         return _CACHE[key]
 
 
 def _estimated(op: Any, args: Any, kwargs: Any, together: int) -> int:
-    """The workspace of a call whose inputs and results have ``together`` bytes: measured, or from smaller batches."""
+    """Return the workspace bytes of a call, measured directly or extrapolated from smaller batches.
+
+    Args:
+        op: an overload of an operator.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        together: bytes of the call's inputs and results.
+    """
     if together > MOST_BYTES:
         batches = _batches(op, args, kwargs, together)
         if batches is not None:
@@ -133,17 +154,27 @@ def _estimated(op: Any, args: Any, kwargs: Any, together: int) -> int:
 
 
 def _allocated(arguments: Any) -> int:
-    """Bytes that `_measured` allocates for the tensors among some arguments."""
+    """Return the bytes that `_measured` allocates for the tensors among ``arguments``."""
     return sum(extent_of(v) * v.element_size() for v in tensors_of(arguments))
 
 
 def _batches(
     op: Any, args: Any, kwargs: Any, together: int
 ) -> tuple[int, int, int, Callable[[int], Any]] | None:
-    """Two smaller batch sizes, the call's own, and its arguments at a batch size.
+    """Choose two smaller batch sizes for a large call.
 
-    None: the call has no batch, or its batch is small already.
+    Args:
+        op: an overload of an operator.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        together: bytes of the call's inputs and results.
+
+    Returns:
+        The two batch sizes in ascending order; the call's own batch size; and a function that
+        returns the arguments for a batch size. None if the call has no batch, or its batch is
+        already small.
     """
+    # Later zips are not strict, because a call may leave out arguments with defaults.
     names = [a.name for a in torch_compat.schema(op).arguments]
     first: Any = args[0] if args else None
     if kwargs or not _is_tensor(first) or not first.dim():
@@ -177,7 +208,10 @@ def _batches(
 
 
 def _with_samples(value: torch.Tensor, axis: int, n: int) -> torch.Tensor:
-    """A tensor without memory, like another but with ``n`` samples along an axis."""
+    """Return a meta tensor like ``value``, with ``n`` samples along an axis.
+
+    Dimensions keep their order in memory, but gaps between elements are left out.
+    """
     size, stride = map(list, map(_numbers, (value.shape, value.stride())))
     dense, at = [0] * len(size), 1
     size[axis] = n
@@ -187,10 +221,11 @@ def _with_samples(value: torch.Tensor, axis: int, n: int) -> torch.Tensor:
 
 
 def note_workspaces(graph: fx.Graph) -> None:
-    """Write the workspaces of operators into the metadata of their nodes, under `WORKSPACE`.
+    """Write the workspace bytes of operators into the metadata of their nodes, under `WORKSPACE`.
 
-    Operators that draw random numbers, or are known to allocate, have an entry even if it is 0: a replayed draw
-    adds its generator state to the entry, and other machines may need more.
+    Random operators, and operators that are known to allocate, get an entry even if it is 0. A
+    replayed draw adds the size of its generator state to the entry, and the workspace may be larger
+    on another machine.
     """
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch_compat.OpOverload):
@@ -207,7 +242,16 @@ def note_workspaces(graph: fx.Graph) -> None:
 
 
 def _may_take(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether an operator of PyTorch may have a workspace: all but those known to have none."""
+    """Return whether a call may have a workspace.
+
+    Only PyTorch's own operators that are not views may have one. Elementwise operators may have one
+    only if they are random or a tensor is complex or not dense. Operators in `_TAKE_NOTHING` may
+    have one for 16-bit floating-point tensors too.
+
+    Args:
+        op: an overload of an operator.
+        tensors: the tensors among arguments and results.
+    """
     if not tensors or op.namespace != "aten" or op.is_view or torch.Tag.inplace_view in op.tags:
         return False
     on_elements = torch.Tag.pointwise in op.tags
@@ -226,7 +270,7 @@ def _may_take(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _is_dense(value: torch.Tensor) -> bool:
-    """Whether a tensor has no gaps, and no two elements in one place."""
+    """Return whether a tensor has neither gaps nor elements that share memory."""
     at = 1
     for stride, size in sorted(zip(*map(_numbers, (value.stride(), value.shape)), strict=True)):
         if size != 1:
@@ -237,7 +281,12 @@ def _is_dense(value: torch.Tensor) -> bool:
 
 
 def in_proportion(nbytes: int, values: Any) -> Any:
-    """Bytes as an expression, in proportion to the bytes of those tensors whose sizes are symbols."""
+    """Return bytes as an expression that grows with the symbolic sizes of tensors.
+
+    Args:
+        nbytes: bytes at the hints of the symbols.
+        values: the tensors; if none has a symbolic size, the result is ``nbytes``.
+    """
     sizes: list[Any] = [t.numel() * t.element_size() for t in tensors_of(values)]
     together: Any = sum(n for n in sizes if isinstance(n, torch.SymInt))
     return (
@@ -252,20 +301,30 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _described(value: Any) -> Any:
+    """Return an argument's part of a cache key: sizes, strides and dtype, or a number as text."""
     if not isinstance(value, torch.Tensor):
         return repr(_number(value))
     return (*map(_numbers, (value.shape, value.stride())), value.dtype)
 
 
 def _numbers(sizes: Any) -> tuple[int, ...]:
+    """Return sizes or strides as ints, with the hints of symbols."""
     return tuple(map(hint, sizes))
 
 
 def _number(value: Any) -> Any:
+    """Return a symbolic int as its hint; any other value as it is."""
     return hint(value) if isinstance(value, torch.SymInt) else value
 
 
 def _measured(op: Callable[..., Any], args: Any, kwargs: Any) -> int:
+    """Run a call on tensors of zeros, and return its peak allocation in bytes beyond its results.
+
+    Args:
+        op: an overload of an operator.
+        args: positional arguments; each tensor is replaced by zeros of the same layout.
+        kwargs: keyword arguments; each tensor is replaced by zeros of the same layout.
+    """
     with undisturbed(torch.device("cpu")):
 
         def real(value: Any) -> Any:
@@ -276,7 +335,7 @@ def _measured(op: Callable[..., Any], args: Any, kwargs: Any) -> int:
             return made.zero_()
 
         args, kwargs = pytree.tree_map(real, (args, kwargs))
-        op(*args, **kwargs)  # what a first call sets up stays
+        op(*args, **kwargs)  # not measured: a first call may allocate memory that stays
         with allocations() as events:
             results = op(*args, **kwargs)
     alive = [*accumulate(nbytes or 0 for nbytes in events)] or [0]

@@ -1,1 +1,1 @@
-"""The `Pass` contract, the analyses, and the manager that runs a pipeline."""
+"""Base classes of passes and analyses, and the pipelines that run passes."""

@@ -1,4 +1,4 @@
-"""The analyses that passes share."""
+"""Analyses that several passes use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from remat.passes.core.state import Positions as Positions
 
 @dataclass(frozen=True)
 class Distances(Analysis[tuple[int, ...]]):
-    """Edges from each forward node to backward."""
+    """Least number of edges from each node to a node that forward does not require.
+
+    The result is a tuple indexed by position in the joint graph. The value is 0 for nodes that
+    forward does not require, and `remat.graph.roles.UNREACHABLE` for nodes without such a path.
+    """
 
     name: ClassVar[str] = "distances"
     summary: ClassVar[str] = "edges between each forward node and backward"
@@ -28,7 +32,7 @@ class Distances(Analysis[tuple[int, ...]]):
 
 @dataclass(frozen=True)
 class Liveness(Analysis[Timeline]):
-    """Lifetimes of storages over forward, then backward."""
+    """Lifetimes of all storages over one run of the forward graph, then the backward graph."""
 
     name: ClassVar[str] = "liveness"
     summary: ClassVar[str] = "lifetimes of storages over forward and backward, and their peak"

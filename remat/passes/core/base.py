@@ -1,7 +1,8 @@
-"""What a pass is.
+"""The `Pass` base class, and the stages of a pipeline.
 
-A pass is a frozen dataclass: its fields are its options, so printing, parsing and help come free.
-It is given a `State` and returns a `PassResult`; it never keeps anything of a run on itself.
+A pass is a frozen dataclass whose fields are its options, so printing, parsing and help need no
+code in the pass. `Pass.run` takes a `State` and returns a `PassResult`. A pass never stores the
+state of a run on itself.
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ from remat.passes.core.state import PassResult, State
 
 
 class Stage(enum.IntEnum):
-    """Where in a pipeline a pass belongs; stages may not go back."""
+    """Stage of a pipeline that a pass belongs to.
+
+    A pass may not follow a pass of a later stage. Passes of the stage `ANY` are exempt.
+
+    Attributes:
+        ANY: the pass may run at any position.
+        JOINT: the pass analyses or changes the joint graph.
+        DECIDE: the pass chooses which values are saved.
+        PARTITION: the pass splits the joint graph into a forward and a backward graph.
+        SPLIT: the pass works on the forward and the backward graph.
+    """
 
     ANY = 0
     JOINT = 1
@@ -26,15 +37,16 @@ class Stage(enum.IntEnum):
 
 
 class Pass(ABC):
-    """Base of passes: subclass it as a frozen dataclass and implement `run`.
+    """Base class of passes. A subclass is a frozen dataclass that implements `run`.
 
     Attributes:
-        name: kebab-case name in pipelines.
-        stage: where in a pipeline it may stand.
-        not_after: names of passes that it must not follow, each with the reason.
-        optional: whether a pipeline is right without it; bisection never leaves out one that is not.
-        keeps_numbers: whether the step computes the same, bit for bit, before and after it.
-        summary: one line for ``remat passes``.
+        name: kebab-case name of the pass in the text of a pipeline.
+        stage: stage of a pipeline that the pass belongs to.
+        not_after: names of passes that must not run earlier than this pass, each with the reason.
+        optional: whether a pipeline stays correct without the pass. Bisection never skips a pass
+            with ``optional=False``.
+        keeps_numbers: whether the pass leaves all results of the step bit for bit the same.
+        summary: one line that ``remat passes`` shows.
     """
 
     name: ClassVar[str]
@@ -46,7 +58,10 @@ class Pass(ABC):
 
     @abstractmethod
     def run(self, state: State) -> PassResult:
-        """Runs the pass. It may change the graphs of ``state`` in place, inside ``state.edit()``."""
+        """Run the pass on ``state`` and return the resulting state.
+
+        The pass may change the graphs of ``state`` in place, but only inside ``with state.edit()``.
+        """
 
     def __str__(self) -> str:
         return write_call(self)

@@ -1,4 +1,4 @@
-"""How a decision came about, and by which rules the cut that it refers to was made."""
+"""Records of how a decision was reached, and of the heuristics of the minimum cut."""
 
 from __future__ import annotations
 
@@ -7,22 +7,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionInfo:
-    """How a decision came about.
+    """Record of how a decision was reached: its limits, the solver, and the proven lower bound.
 
     Attributes:
-        capacity: bytes that the decision may save; None where there is no limit.
-        full_bytes: bytes that the runtime-optimal cut saves.
-        least_bytes: the least that any decision saves.
-        solver: the solver that was asked, or ``min-cut`` where that cut is all there is or costs less.
-        items: nodes of the graph problem that a solver decided; 0 without one.
-        deterministic: False if a clock ended the search.
-        elapsed_s: seconds that the solver took.
-        recompute_bound: what no decision within the capacity can cost less than, as far as the
-            solver has proven.
-        region_budget: the share that the code set for its region, where that held.
-        least_because: why nothing less can be saved, where a share of less was raised to that.
-        exposed_time: time that runs wait for copies to and from the host.
-        peak_limit: the peak in bytes that a share of it came to; 0 under any other budget.
+        capacity: bytes that the decision may save; None without a limit.
+        full_bytes: bytes that the runtime-optimal cut saves; None if not computed.
+        least_bytes: fewest bytes that any decision can save; None if not computed.
+        solver: name of the solver that found the decision; ``min-cut`` if a minimum cut is the
+            decision.
+        items: number of nodes of the graph problem that the solver decided; 0 if no solver ran.
+        deterministic: False if a time limit ended the search, so another run may decide
+            differently.
+        elapsed_s: seconds that all calls of the solver took together.
+        recompute_bound: proven lower bound on the recompute cost of every decision within
+            ``capacity``, in the unit of the cost model.
+        region_budget: budget ratio that the user's code sets for the graph; None if the code sets
+            none.
+        least_because: reasons why no decision saves less than ``least_bytes``. Only set if a budget
+            asks for less than ``least_bytes``; otherwise empty.
+        exposed_time: time that the step waits for copies to and from the host, in the unit of the
+            cost model.
+        peak_limit: limit on the step's peak in bytes, computed from a ratio such as
+            ``remat.Peak(0.5)``; 0 for any other budget.
     """
 
     capacity: int | None = None
@@ -41,15 +47,18 @@ class DecisionInfo:
 
 @dataclass(frozen=True)
 class BanRules:
-    """Which heuristics apply; each keeps some nodes from being recomputed.
+    """Switches for the heuristics that ban nodes from recomputation in the minimum cut.
 
     Attributes:
-        ban_used_far_apart: users of one value with something unfusible between them.
-        ban_long_fusible_chains: chains of fusible nodes over `LONG_CHAIN` long.
-        ban_materialized_backward: what backward writes to memory anyway.
-        ban_not_in_allowlist: whatever is not known to be cheap; without it, only random operators
-            and compute-intensive ones.
-        ban_reductions: results under a quarter of their inputs.
+        ban_used_far_apart: ban fusible users of a value that come after an unfusible node on a path
+            from the value.
+        ban_long_fusible_chains: ban a node where a chain of fusible nodes grows longer than
+            `remat.passes.decide.bans.LONG_CHAIN`.
+        ban_materialized_backward: ban values that a backward node reads without being fusible with
+            them, because backward then writes them to memory.
+        ban_not_in_allowlist: ban every operator that is not known to be cheap. If False, ban only
+            random and compute-intensive operators.
+        ban_reductions: ban results with less than a quarter of the bytes of their inputs.
     """
 
     ban_used_far_apart: bool = True

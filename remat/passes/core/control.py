@@ -1,4 +1,4 @@
-"""Passes composed of passes: fixed points."""
+"""Passes that contain other passes: the base class, and `Fixpoint`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from remat.errors import ProblemError
 from remat.passes.core.base import Pass
 from remat.passes.core.state import PassResult, State
 
-#: Runs passes one after the other.
+#: Function that runs passes in order on a state and returns the combined result.
 Runner = Callable[[tuple[Pass, ...], State], PassResult]
 
 
 def run_plainly(passes: tuple[Pass, ...], state: State) -> PassResult:
-    """Runs passes without instruments or checks."""
+    """Run passes in order, without instruments or checks.
+
+    Returns:
+        The last state; whether any pass changed a graph; and the sums of the passes' statistics.
+    """
     modified, statistics = False, Counter[str]()
     for p in passes:
         result = p.run(state)
@@ -28,11 +32,13 @@ def run_plainly(passes: tuple[Pass, ...], state: State) -> PassResult:
 
 @dataclass(frozen=True)
 class Composite(Pass):
-    """Base of composed passes; the manager runs the inner passes, with its instruments.
+    """Base class of passes that contain passes.
+
+    A pipeline runs the inner passes with its own instruments.
 
     Attributes:
-        repeats: whether its first pass may run after its last.
-        passes: what it is made of, in order.
+        repeats: whether the first inner pass may run again after the last one.
+        passes: the inner passes, in order.
     """
 
     repeats: ClassVar[bool] = False
@@ -40,6 +46,8 @@ class Composite(Pass):
     passes: tuple[Pass, ...] = ()
 
     def __post_init__(self) -> None:
+        # A pass is frozen and hashable, so the field is set past the dataclass, and a list becomes
+        # a tuple.
         object.__setattr__(self, "passes", tuple(self.passes))
         for p in self.passes:
             if not isinstance(p, Pass):
@@ -49,7 +57,13 @@ class Composite(Pass):
 
     @abstractmethod
     def run_with(self, state: State, runner: Runner) -> PassResult:
-        """Runs the passes by ``runner``."""
+        """Run the inner passes.
+
+        Args:
+            state: the state to start from.
+            runner: function that runs a tuple of passes on a state, with the instruments of the
+                pipeline.
+        """
 
     def run(self, state: State) -> PassResult:
         return self.run_with(state, run_plainly)
@@ -57,10 +71,10 @@ class Composite(Pass):
 
 @dataclass(frozen=True)
 class Fixpoint(Composite):
-    """Repeats passes until a whole round changes nothing.
+    """Run the inner passes in rounds until one round changes nothing, or ``limit`` rounds have run.
 
     Attributes:
-        limit: rounds, at most.
+        limit: largest number of rounds.
     """
 
     name: ClassVar[str] = "fixpoint"

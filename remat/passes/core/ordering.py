@@ -1,4 +1,4 @@
-"""Orders of passes in which one would undo the work of another, or could do nothing."""
+"""Checks that refuse pipelines whose order makes a pass useless or undoes its work."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from remat.passes.core.control import Composite
 
 
 def flat(passes: Iterable[Pass]) -> Iterator[Pass]:
-    """The passes in an order in which they may run, with those inside of others.
+    """Yield all passes in one possible order, with composites replaced by their inner passes.
 
-    What is repeated comes twice, since its last pass may be followed by its first.
+    The inner passes of a repeating composite come twice, because its last pass may run before its
+    first.
     """
     for p in passes:
         if not isinstance(p, Composite):
             yield p
         elif p.repeats:
+            # Inner repetitions are not doubled again: nested ones would yield 2**depth times the
+            # passes.
             yield from 2 * tuple(_each(p.passes))
         else:
             yield from flat(p.passes)
 
 
 def _each(passes: Iterable[Pass]) -> Iterator[Pass]:
-    """Each pass once, with those inside of others."""
+    """Yield each pass once, with composites replaced by their inner passes."""
     for p in passes:
         if isinstance(p, Composite):
             yield from _each(p.passes)
@@ -33,10 +36,11 @@ def _each(passes: Iterable[Pass]) -> Iterator[Pass]:
 
 
 def check_order(passes: tuple[Pass, ...]) -> None:
-    """Refuses an order in which a pass undoes the work of another, and a second partition.
+    """Refuse a pipeline that partitions twice, or has a pass that undoes an earlier pass's work.
 
     Raises:
-        ProblemError: there is such a pass; the message says why it may not stand there.
+        ProblemError: a pass follows one of its `Pass.not_after` passes or a pass of a later stage,
+            or 'partition' occurs twice. The message names the pass to move or remove.
     """
     reached: Pass | None = None
     before: list[str] = []
@@ -55,6 +59,7 @@ def check_order(passes: tuple[Pass, ...]) -> None:
                 )
             reached = p
         before.append(p.name)
+    # Not `flat`: that yields the pass of a repeated composite twice, which is not a second pass.
     if sum(p.stage is Stage.PARTITION for p in _each(passes)) > 1:
         raise ProblemError(
             "pass 'partition' stands twice, and a graph is split once: a second one could do nothing; "
@@ -82,7 +87,7 @@ def check_joint_pipeline(passes: tuple[Pass, ...]) -> None:
     """Refuse to run a pipeline on a joint graph if all its passes work on forward and backward.
 
     Raises:
-        ProblemError: all passes work on forward and backward, so the pipeline could do nothing.
+        ProblemError: all passes belong to `Stage.SPLIT`, so the pipeline would do nothing.
     """
     found = list(flat(passes))
     if found and all(p.stage is Stage.SPLIT for p in found):

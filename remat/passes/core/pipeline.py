@@ -1,4 +1,4 @@
-"""Pipelines: passes run in order, watched by instruments."""
+"""Pipelines that run passes in order, and the instruments that observe each pass."""
 
 from __future__ import annotations
 
@@ -19,39 +19,43 @@ from remat.passes.core.state import PassResult, State
 
 
 class Instrument:
-    """Base of instruments: override what you want to see.
+    """Base class of instruments, which a pipeline calls around every pass; override any of the calls.
 
-    A pipeline calls every instrument at every pass, outer passes before those inside them; ``after``
-    and ``failed`` come in reverse order, so that instruments nest like context managers. ``path``
-    names the pass with those that it is inside of, outermost first.
+    A composite pass is reported before its inner passes. The pipeline calls ``after`` and
+    ``failed`` on the instruments in reverse order, so instruments nest like context managers. The
+    argument ``path`` holds the names of the enclosing composites, outermost first, followed by the
+    name of the pass.
     """
 
     def start(self, pipeline: Pipeline, state: State) -> None:
-        """Called before a pipeline runs on ``state``."""
+        """Called once before a pipeline runs on ``state``."""
 
     def should_run(self, p: Pass, state: State, path: tuple[str, ...]) -> bool:
-        """Whether the pass is run at all; one instrument that says no is enough."""
+        """Return whether the pass runs. A pass is skipped if any instrument returns False."""
         return True
 
     def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:
-        """A pass is about to run."""
+        """Called before a pass runs on ``state``."""
 
     def after(self, p: Pass, result: PassResult, path: tuple[str, ...]) -> None:
-        """A pass has run."""
+        """Called after a pass has returned ``result``."""
 
     def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
-        """Called after a pass raised or returned a wrong type."""
+        """Called if a pass raised or returned a wrong type, or if an instrument raised."""
 
     def finish(self, result: PassResult | None) -> None:
-        """A pipeline has ended; with None it has failed."""
+        """Called once after a pipeline has run. ``result`` is None if the pipeline failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A pipeline.
+    """Sequence of passes whose order was checked; `run` runs the passes.
 
     Attributes:
         passes: the passes, in order.
+
+    Raises:
+        ProblemError: an item is not a `Pass`, or the order is refused by `check_order`.
     """
 
     passes: tuple[Pass, ...]
@@ -69,7 +73,7 @@ class Pipeline:
         return write_pipeline(self.passes)
 
     def flat(self) -> Iterator[Pass]:
-        """The passes in an order in which they may run, with those inside of others."""
+        """Yield all passes in one possible order, with composites replaced by inner passes."""
         return flat(self.passes)
 
     def run(
@@ -80,17 +84,25 @@ class Pipeline:
         verify: bool = True,
         instruments: Sequence[Instrument] = (),
     ) -> PassResult:
-        """Runs the passes in order.
+        """Run the passes in order.
 
         Args:
-            joint: a joint graph, or the state that another pipeline ended in.
-            in_place: work on the caller's graph instead of on a copy of it.
-            verify: check that the graphs are whole after each pass that changed something.
-            instruments: what watches; see `remat.passes.instruments`.
+            joint: a joint graph, or the final state of another pipeline.
+            in_place: whether to change the caller's joint graph instead of a copy. A state that is
+                already partitioned is always changed in place.
+            verify: whether to check the structure of the graphs after each pass that reports a
+                change.
+            instruments: observers of the run; see `remat.passes.instruments`.
+
+        Returns:
+            The final state; whether any pass changed a graph; the names of the passes that ran as
+            ``detail``; and the sums of the passes' statistics.
 
         Raises:
-            PassError: a pass failed, or left a graph that is not whole; the error names it and
-                those that ran before. The caller's graph is as it was unless ``in_place``.
+            PassError: a pass failed, or left a graph with an invalid structure. The message names
+                the pass and the passes that ran before.
+            ProblemError: ``joint`` has another type, or only passes on forward and backward are run
+                on a joint graph.
         """
         if not isinstance(joint, (JointGraph, State)):
             raise ProblemError(
@@ -106,6 +118,7 @@ class Pipeline:
         with contextlib.ExitStack() as started:
             for instrument in instruments:
                 instrument.start(self, state)
+                # The closure reads `result` when the stack unwinds, so a failed run gives None.
                 started.callback(lambda finish: finish(result), instrument.finish)
             result = run.sequence(self.passes, state)
         return PassResult(
@@ -118,7 +131,13 @@ class Pipeline:
 
 @dataclass(slots=True)
 class _Runner:
-    """One run of a pipeline: its instruments and the passes done so far."""
+    """One run of a pipeline.
+
+    Attributes:
+        instruments: observers of the run.
+        verify: whether to check the structure of the graphs after each reported change.
+        done: names of the passes that have run so far.
+    """
 
     instruments: tuple[Instrument, ...]
     verify: bool
@@ -127,6 +146,7 @@ class _Runner:
     def sequence(
         self, passes: Iterable[Pass], state: State, path: tuple[str, ...] = ()
     ) -> PassResult:
+        """Run passes in order, inside the composites that ``path`` names, with all instruments."""
         modified, statistics = False, Counter[str]()
         for p in passes:
             here = (*path, p.name)
@@ -138,7 +158,7 @@ class _Runner:
                     instrument.before(p, state, here)
                     watching.append(instrument)
                 result = self._one(p, state, here)
-                while watching:  # one that raises has failed, those before it have not
+                while watching:  # popped after the call: an instrument that raises gets `failed`
                     watching[-1].after(p, result, here)
                     watching.pop()
             except BaseException as error:
@@ -151,16 +171,24 @@ class _Runner:
         return PassResult(state=state, modified=modified, statistics=dict(statistics))
 
     def _one(self, p: Pass, state: State, path: tuple[str, ...]) -> PassResult:
+        """Run one pass, check the type of its result, and check the structure of changed graphs.
+
+        Raises:
+            PassError: the pass raised a foreign error, returned a wrong type, or left an invalid
+                graph.
+            RematError: the error that the pass raised; a note names the pass.
+        """
         name = " > ".join(path)
         try:
             if isinstance(p, Composite):
                 result = p.run_with(state, lambda inner, s: self.sequence(inner, s, path))
             else:
                 result = p.run(state)
-        except PassError:
+        except PassError:  # from an inner pass, whose name the error has
             raise
         except RematError as error:
-            # Which pass it was matters less here than what is wrong; the class is kept.
+            # Not wrapped in a PassError, because callers tell the cause by the class of the error.
+            # A composite adds no note, because the inner pass has added one with the whole path.
             if not isinstance(p, Composite):
                 error.add_note(
                     f"while running pass '{name}' after: {', '.join(self.done) or 'none'}"
@@ -182,7 +210,11 @@ class _Runner:
 
 
 def first_fault(modules: Mapping[str, fx.GraphModule]) -> str | None:
-    """How a pass left a graph that is not whole; None where all are whole."""
+    """Return why a graph has an invalid structure; None if all graphs are valid.
+
+    Args:
+        modules: the graphs that a pass left, by the name that the message uses.
+    """
     for which, module in modules.items():
         fault = check_structure(module)
         if fault is not None:

@@ -1,11 +1,14 @@
-"""Pipelines as text: how they are written, and how they are read.
+"""Writer and reader of pipelines as text.
+
+The grammar is::
 
     pipeline := call {"," call}
     call     := name ["(" [argument {"," argument}] ")"]
     argument := option "=" value | call
 
-A value ends at the next comma or parenthesis; one that has such signs is written in double quotes, as in JSON. It is
-read as the type that the field of the option is declared with.
+A value ends at the next comma, parenthesis or double quote. A value that contains such a character
+is written in double quotes, as in JSON. The declared type of the option's field decides how the
+value is read.
 """
 
 from __future__ import annotations
@@ -23,11 +26,11 @@ from remat.errors import ProblemError, RematError, did_you_mean
 
 T = TypeVar("T")
 
-#: Name of the field that holds the passes of a pass that is made of passes.
+#: Name of the dataclass field that holds the inner passes of a composite.
 NESTED = "passes"
-#: Passes may be nested this deep in text.
+#: Deepest nesting of parentheses that the reader accepts, so that no text overflows the stack.
 DEEPEST = 50
-#: Characters that an error shows on either side of the column that it points at.
+#: Number of characters that an error message shows on each side of the wrong column.
 SHOWN = 80
 
 
@@ -35,12 +38,16 @@ SHOWN = 80
 
 
 def write_pipeline(passes: Sequence[object]) -> str:
-    """The text of a pipeline; `read_pipeline` reads it back."""
+    """Return the text of a pipeline, which `read_pipeline` parses."""
     return ",".join(map(str, passes))
 
 
 def write_call(called: Any) -> str:
-    """A pass, or an analysis, with those of its options that are not at their defaults."""
+    """Return the name of a pass or an analysis, with the options that differ from their defaults.
+
+    Args:
+        called: an instance of a pass or analysis class, which is a dataclass.
+    """
     written: list[str] = []
     for f in fields(called):
         value = getattr(called, f.name)
@@ -52,7 +59,7 @@ def write_call(called: Any) -> str:
 
 
 def write_option(value: Any) -> str:
-    """The value of an option as text."""
+    """Return the value of an option as text, in double quotes if the grammar needs quotes."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     text = value if isinstance(value, str) else _named(value)
@@ -61,7 +68,11 @@ def write_option(value: Any) -> str:
 
 
 def _named(value: Any) -> str:
-    """Cost models print with their device; solvers are called by their names."""
+    """Return the text for a value that is an object, such as a solver or a cost model.
+
+    The text is ``str(value)`` if this begins with the object's name, as for a cost model with its
+    device. Otherwise the text is the name, if the object has one.
+    """
     shown = str(value)
     name = getattr(value, "name", None)
     return name if isinstance(name, str) and not shown.startswith(name) else shown
@@ -80,16 +91,16 @@ def read_pipeline(
     passes: Mapping[str, type[T]],
     readers: Mapping[type, Callable[[str], Any]],
 ) -> tuple[T, ...]:
-    """Reads a pipeline.
+    """Parse the text of a pipeline and return its passes.
 
     Args:
         text: the text.
-        passes: passes by name.
-        readers: how to read the values of options, by the declared type; bool, int, float and str
-            are known. A value of any other type stays text.
+        passes: pass classes by name.
+        readers: functions that parse the text of an option, by the option's declared type. Readers
+            for bool, int, float and str are built in. A value of any other type stays text.
 
     Raises:
-        ProblemError: the text cannot be read; the message points at the column.
+        ProblemError: the text cannot be parsed; the message points at the column.
     """
     if not isinstance(text, str):
         raise ProblemError(f"a pipeline is text, got {type(text).__name__}: {text!r}")
@@ -103,12 +114,15 @@ def read_pipeline(
 
 
 class _Reader:
-    """Makes passes of text.
+    """Recursive-descent parser that creates passes from text.
 
     Args:
-        known: classes of passes by name.
-        readers: how to read the value of an option, by its type.
+        known: pass classes by name.
+        readers: functions that parse the text of an option, by the option's declared type.
         text: the text.
+
+    Attributes:
+        at: index of the next character to read.
     """
 
     def __init__(
@@ -121,9 +135,10 @@ class _Reader:
         self._known, self._readers, self._text = known, readers, text
 
     def fault(self, column: int, message: str) -> ProblemError:
-        """An error that points at a column of the text, of which it shows the part around."""
+        """Return an error that points at a column and shows the text around the column."""
         start, end = max(0, column - SHOWN), column + SHOWN
         before, after = "…" * (start > 0), "…" * (end < len(self._text))
+        # A line break or another control character would shift the caret.
         part = "".join(c if c.isprintable() else " " for c in self._text[start:end])
         caret = " " * (len(before) + column - start)
         return ProblemError(
@@ -131,18 +146,23 @@ class _Reader:
         )
 
     def next(self) -> str:
-        """The next character that is no blank; empty at the end."""
+        """Skip whitespace and return the next character, or an empty string at the end."""
         while self.at < len(self._text) and self._text[self.at].isspace():
             self.at += 1
         return self._text[self.at : self.at + 1]
 
     def end(self) -> None:
-        """Refuses whatever follows."""
+        """Raise a `ProblemError` if any text is left."""
         if self.next():
             raise self.fault(self.at, f"expected ',' or the end, got '{self._text[self.at]}'")
 
     def call(self) -> Any:
-        """The pass that stands here."""
+        """Parse a pass with its arguments at the current position, and return the new instance.
+
+        Raises:
+            ProblemError: no known name stands at the position, an option is missing, or the class
+                refuses the options.
+        """
         self.next()
         column, name = self.at, self._match(_WORD)
         if not name:
@@ -167,7 +187,15 @@ class _Reader:
             raise self.fault(column, str(error)) from None
 
     def _arguments(self, name: str, kind: Any) -> dict[str, Any]:
-        """What stands in the parentheses behind the name of a class, by field."""
+        """Parse the parenthesised arguments after a class name, if there are any.
+
+        Args:
+            name: name of the class, for messages.
+            kind: the class.
+
+        Returns:
+            The parsed values by field name.
+        """
         types = dict(_option_types(kind))
         values: dict[str, Any] = {}
         if types.pop(NESTED, None) is not None:
@@ -217,7 +245,7 @@ class _Reader:
         return values
 
     def _read(self, types: Sequence[type], raw: str) -> Any:
-        """The value of an option, as the first of its types that can be read."""
+        """Parse the value of an option with the reader of the first declared type that has one."""
         if raw == "none" and type(None) in types:
             return None
         for declared in types:
@@ -227,14 +255,14 @@ class _Reader:
         return raw
 
     def _match(self, pattern: re.Pattern[str]) -> str:
-        """What matches a pattern here, maybe nothing."""
+        """Consume and return the text that matches ``pattern`` here; it may be empty."""
         match = pattern.match(self._text, self.at)
         assert match is not None
         self.at = match.end()
         return match.group()
 
     def _value(self) -> str:
-        """The value that stands here, without its quotes."""
+        """Consume the value at the current position and return the value without quotes."""
         if self.next() != '"':
             return self._match(_UNQUOTED).strip()
         try:
@@ -248,11 +276,14 @@ _UNQUOTED = re.compile(r'[^,()"]*')
 _WORD = re.compile(r"[\w.-]*")
 
 
-@functools.lru_cache(maxsize=1000)  # looking annotations up takes longer than all else
+@functools.lru_cache(maxsize=1000)  # resolving annotations takes most of the parsing time
 def _option_types(kind: Any) -> Mapping[str, list[type]]:
-    """The types that are declared for the fields of a pass or an analysis, one or several each.
+    """Return the declared types of each field of a pass or an analysis class.
 
-    Where an annotation cannot be looked up at run time, the types of the defaults count.
+    If an annotation cannot be resolved at run time, the types of the fields' defaults are used.
+
+    Returns:
+        By field name, the classes in the annotation; a union has several.
     """
     try:
         hints = typing.get_type_hints(kind)
@@ -269,7 +300,12 @@ def _option_types(kind: Any) -> Mapping[str, list[type]]:
 
 
 def _plain(expected: str, read: Callable[[str], T]) -> Callable[[str], T]:
-    """A reader whose error says what it expects."""
+    """Return a reader like ``read`` whose error names the expected value.
+
+    Args:
+        expected: description of valid texts, for the message.
+        read: function that parses a text and raises ValueError or KeyError for an invalid one.
+    """
 
     def read_or_say(text: str) -> T:
         try:
@@ -280,7 +316,7 @@ def _plain(expected: str, read: Callable[[str], T]) -> Callable[[str], T]:
     return read_or_say
 
 
-#: How options of plain types are read; a bool is an int too, and comes before it.
+#: Readers of the built-in types. bool stands before int, because bool is a subclass of int.
 _PLAIN: Mapping[type, Callable[[str], Any]] = {
     bool: _plain("true or false", {"true": True, "false": False}.__getitem__),
     int: _plain("a whole number", int),

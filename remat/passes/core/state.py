@@ -1,9 +1,11 @@
 """State of a pipeline: a joint graph with its cached analyses.
 
-An analysis is a frozen dataclass whose fields are its parameters, so that an instance is its own
-key: ``state.get(Classification())``, ``state.get(GraphProblemOf(cost=Flops()))``. What it returns is
-typed by the key. Nobody stores a result by hand: results live with the graphs that they are about
-(`AnalysisCache`), are dropped when those are edited, and cannot be asked for while an edit is under way.
+An analysis is a frozen dataclass whose fields are its parameters, so an instance serves as the
+cache key: ``state.get(Classification())``, ``state.get(GraphProblemOf(cost=Flops()))``. The class
+of the key fixes the type of the result.
+
+`AnalysisCache` stores the results per graph. An edit of the graph drops the results. A pass cannot
+request an analysis while the graph is being edited, and never stores a result itself.
 """
 
 from __future__ import annotations
@@ -30,20 +32,21 @@ from remat.passes.packing.pairs import SavedTensorHooks
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-#: Called right before (True) and right after (False) an analysis is computed; see `watching`.
+#: Callbacks of `watching`, called right before (True) and after (False) an analysis is computed. A
+#: context variable, so that threads which plan at the same time do not watch each other.
 _WATCHERS: ContextVar[tuple[Callable[[Analysis[Any], bool], None], ...]] = ContextVar(
     "_WATCHERS", default=()
 )
 
 
 class Analysis(ABC, Generic[T_co]):
-    """Base of analyses: subclass it as a frozen dataclass and implement `compute`.
+    """Base class of analyses. A subclass is a frozen dataclass that implements `compute`.
 
     Attributes:
-        name: kebab-case name, in pipelines and tables.
-        summary: one line for ``remat passes``.
-        after_partition: whether it is about forward and backward after partitioning rather than about the
-            joint graph.
+        name: kebab-case name in pipelines and tables.
+        summary: one line that ``remat passes`` shows.
+        after_partition: True if the analysis describes the forward and the backward graph after
+            partitioning; False if it describes the joint graph.
     """
 
     name: ClassVar[str]
@@ -52,7 +55,10 @@ class Analysis(ABC, Generic[T_co]):
 
     @abstractmethod
     def compute(self, state: State) -> T_co:
-        """Computes the analysis; it may ask the state for others, and changes nothing."""
+        """Return the result of the analysis for ``state``.
+
+        An implementation may request other analyses from ``state`` and must not change ``state``.
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -60,24 +66,25 @@ class AnalysisCache:
     """Cached analyses of one joint graph, or of its forward and backward graphs.
 
     Attributes:
-        owner: the graphs and options that the results are about.
-        edits: how often the graphs were changed inside of an edit.
-        is_edited: whether an edit is under way.
+        owner: the graphs and options that determine the results.
+        edits: number of edits that changed the graphs.
+        is_edited: whether an edit is in progress.
     """
 
     owner: tuple[Any, ...]
     edits: int = 0
     is_edited: bool = False
     _results: dict[Analysis[Any], Any] = field(default_factory=dict)
-    #: The analyses that each result was computed from.
+    #: For each cached analysis, the analyses that its `compute` requested.
     _asked: dict[Analysis[Any], set[Analysis[Any]]] = field(default_factory=dict)
+    # A stack, since `compute` may request analyses that are computed in turn.
     _computing: list[set[Analysis[Any]]] = field(default_factory=list)
 
     def get(self, key: Analysis[T], state: State) -> T:
-        """The result of an analysis, computed on the first request.
+        """Return the result of the analysis ``key``, computed on the first request.
 
         Raises:
-            ProblemError: the graph is being edited, so that any answer would soon be stale.
+            ProblemError: the graph is being edited, so the result would soon be stale.
         """
         if self.is_edited:
             raise ProblemError(
@@ -101,7 +108,10 @@ class AnalysisCache:
         return cast(T, self._results[key])
 
     def keep_only(self, preserves: Sequence[type[Analysis[Any]]]) -> None:
-        """Drop analyses that an edit does not preserve, with all analyses computed from them."""
+        """Drop all cached analyses except ``preserves``, after an edit.
+
+        A preserved analysis is dropped too if it was computed from a dropped analysis.
+        """
         kept = {k: v for k, v in self._results.items() if isinstance(k, tuple(preserves))}
         while lost := [k for k in kept if not self._asked[k] <= kept.keys()]:
             for key in lost:
@@ -109,13 +119,18 @@ class AnalysisCache:
         self._results = kept
 
     def results(self) -> tuple[tuple[Analysis[Any], Any], ...]:
-        """Cached analyses with their results, in the order of computation."""
+        """Return the cached analyses with their results, in the order of computation."""
         return tuple(self._results.items())
 
 
 @contextmanager
 def watching(watch: Callable[[Analysis[Any], bool], None]) -> Iterator[None]:
-    """Calls ``watch`` right before (True) and after (False) each analysis that is computed."""
+    """Call ``watch`` around every computation of an analysis inside the ``with`` block.
+
+    Args:
+        watch: called with the analysis and True right before the computation, and False right
+            after.
+    """
     token = _WATCHERS.set((*_WATCHERS.get(), watch))
     try:
         yield
@@ -125,24 +140,25 @@ def watching(watch: Callable[[Analysis[Any], bool], None]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class State:
-    """A joint graph on its way to a plan.
+    """A joint graph on its way to a plan, with cached analyses.
 
-    `get` returns the result of an analysis, and computes it where it is not known yet. Graphs are
-    changed inside `edit`, which drops the results that no longer hold. A state over another graph
-    begins without results.
+    `get` returns the result of an analysis, computed on the first request. Passes change graphs
+    inside `edit`, which drops outdated results. A new state with another graph starts without
+    results.
 
     Attributes:
         joint: the joint graph.
-        cut_rules: heuristics of the cut that the pipeline uses.
-        decision: what is kept, once a pass has decided.
-        choice: how the decision came about.
-        forward: forward module, after partitioning.
-        backward: backward module, after partitioning.
+        cut_rules: ban rules of the minimum cut that the pipeline uses.
+        decision: the saved values, once a pass has decided.
+        choice: how the decision was reached.
+        forward: the forward module; None before partitioning.
+        backward: the backward module; None before partitioning.
         count_outputs: whether forward's outputs count as saved bytes.
-        hooks: what saved tensors are to pass through once the graph is split.
-        user_mutable: names of the inputs that eager autograd lets the user write to before backward.
-        reread_inputs: whether backward may read those nevertheless.
-        operators: digest of the operators of the graph as it was captured; empty where not known.
+        hooks: saved-tensor hooks to apply after partitioning; None without hooks.
+        user_mutable: names of inputs that user code may write to between forward and backward, as
+            eager autograd permits.
+        reread_inputs: whether backward may read the ``user_mutable`` inputs nevertheless.
+        operators: digest of the operators of the graph as captured; empty if unknown.
     """
 
     joint: JointGraph
@@ -160,6 +176,7 @@ class State:
     _partitioned_cache: AnalysisCache = field(default=AnalysisCache(()), repr=False)
 
     def __post_init__(self) -> None:
+        # `dataclasses.replace` passes the caches on, also to a state with other graphs or options.
         for name, owner in (
             ("_joint_cache", (self.joint, self.count_outputs, self.reread_inputs)),
             ("_partitioned_cache", (self.joint, self.forward, self.backward)),
@@ -168,24 +185,28 @@ class State:
                 object.__setattr__(self, name, AnalysisCache(owner))
 
     def get(self, analysis: Analysis[T]) -> T:
-        """The result of an analysis, never a stale one.
+        """Return the result of an analysis for the current graphs.
 
         Raises:
-            ProblemError: it was asked for inside `edit`.
+            ProblemError: the call is inside `edit`.
         """
         known = self._partitioned_cache if analysis.after_partition else self._joint_cache
         return known.get(analysis, self)
 
     @contextmanager
     def edit(self, *, preserves: Sequence[type[Analysis[Any]]] = ()) -> Iterator[Edit]:
-        """Edit the joint graph in place or, after partitioning, forward and backward.
+        """Edit the joint graph in place or, after partitioning, the forward and backward graphs.
 
-        Cached analyses are dropped at the end, unless the pass preserves them or changes nothing. It reports
-        no change by counts of 0: ``return edit.result(removed=n)`` inside of the edit.
+        The end of the ``with`` block drops all cached analyses except ``preserves``. No analysis is
+        dropped if the block ends with ``return edit.result(removed=n)`` and all counts are 0,
+        because then nothing changed.
 
         Args:
-            preserves: analyses that the change does not touch. One that was computed from an
-                analysis that is dropped goes with it.
+            preserves: analyses that stay valid after the edit. A preserved analysis is dropped too
+                if it was computed from a dropped analysis.
+
+        Raises:
+            ProblemError: another edit of the same graphs is in progress.
         """
         known = self._joint_cache if self.forward is None else self._partitioned_cache
         if known.is_edited:
@@ -196,44 +217,49 @@ class State:
             yield edit
         finally:
             known.is_edited = False
+            # None: the block ended without `Edit.result`, so a change has to be assumed.
             if edit.modified is not False:
                 known.edits += 1
                 known.keep_only(preserves)
 
     @property
     def modules(self) -> dict[str, fx.GraphModule]:
-        """The graphs that passes edit: the joint graph or, after partitioning, forward and backward."""
+        """The graphs that passes edit: the joint graph, or forward and backward after partitioning."""
         if self.forward is None or self.backward is None:
             return {"joint graph": self.joint.graph_module}
         return {"forward": self.forward, "backward": self.backward}
 
     @property
     def known(self) -> tuple[str, ...]:
-        """Names of the cached analyses."""
+        """Names of all cached analyses."""
         return tuple(key.name for known in self.analysis_caches for key, _ in known.results())
 
     @property
     def analysis_caches(self) -> tuple[AnalysisCache, AnalysisCache]:
-        """Cached analyses of the joint graph, and of forward and backward."""
+        """The cache of the joint graph, and the cache of the forward and backward graphs."""
         return self._joint_cache, self._partitioned_cache
 
     @property
     def index(self) -> GraphIndex:
-        """Positions of the nodes of the joint graph."""
+        """The joint graph in integers: position, inputs and users of each node."""
         return self.get(Positions())
 
     @property
     def roles(self) -> Roles:
-        """Whether each node belongs to forward or to backward."""
+        """Whether each node of the joint graph is required by forward or by backward."""
         return self.get(Classification())
 
     @property
     def storages(self) -> Storages:
-        """Which values share memory."""
+        """Which values of the joint graph share a storage, and the bytes of each storage."""
         return self.get(Memory())
 
     def lowered(self, cost: CostModel | None = None) -> Lowered:
-        """The graph problem under a cost model; without one, every node costs 1."""
+        """Return the graph problem of the joint graph.
+
+        Args:
+            cost: the cost model; None: every node costs 1.
+        """
         return self.get(GraphProblemOf(None if cost is None else cost.on(self.joint)))
 
 
@@ -243,21 +269,22 @@ class Edit:
 
     Attributes:
         state: the state whose graphs change.
-        modified: whether anything changed; None: `result` tells by its counts.
+        modified: whether a graph was changed; None until `result` sets it from its counts.
     """
 
     state: State
     modified: bool | None = None
 
     def result(self, detail: str = "", **statistics: int) -> PassResult:
-        """What the pass returns.
+        """Return the result of the pass that made the edit, and record whether a graph changed.
 
-        A changed joint graph has no decision any more: that was about the graph as it was.
+        If the joint graph changed, the result's state has no decision, because the old decision was
+        made for the old graph.
 
         Args:
-            detail: one line on what was done.
-            **statistics: counts of what was done. If all are 0, nothing was changed; without any,
-                something was.
+            detail: one line that describes the change.
+            **statistics: counts of changes by name. The graphs count as unchanged if there are
+                counts and all are 0. Without counts, the graphs count as changed.
         """
         state = self.state
         if self.modified is None:
@@ -268,10 +295,14 @@ class Edit:
 
 
 def partitioned_graphs(state: State, who: str) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The two modules of a partitioned state.
+    """Return the forward and the backward module of a partitioned state.
+
+    Args:
+        state: the state.
+        who: name of the pass or analysis that needs the modules, for the message.
 
     Raises:
-        PlanError: it is not partitioned yet.
+        PlanError: the state is not partitioned yet.
     """
     if state.forward is None or state.backward is None:
         raise PlanError(
@@ -286,10 +317,10 @@ class PassResult:
     """Result of a pass or of a pipeline.
 
     Attributes:
-        state: the state after it.
-        modified: whether anything changed.
-        detail: one line on what was done, for logs and tables.
-        statistics: counts of what was done, by kebab-case name; summed up over a run.
+        state: the state after the pass or pipeline.
+        modified: whether a graph or the state changed.
+        detail: one line that describes the change, for logs and tables.
+        statistics: counts of changes, by name; a pipeline sums the counts of its passes.
     """
 
     state: State
@@ -299,12 +330,12 @@ class PassResult:
 
     @property
     def joint(self) -> JointGraph:
-        """The joint graph, as `State.joint`."""
+        """The joint graph of `state`."""
         return self.state.joint
 
     @property
     def graph_module(self) -> fx.GraphModule:
-        """The joint graph after the passes."""
+        """The FX module of the joint graph of `state`."""
         return self.state.joint.graph_module
 
     @property
@@ -318,7 +349,7 @@ class PassResult:
 
 @dataclass(frozen=True)
 class Positions(Analysis[GraphIndex]):
-    """The joint graph as integers: positions, inputs, users."""
+    """The joint graph in integers: position, inputs and users of each node."""
 
     name: ClassVar[str] = "positions"
     summary: ClassVar[str] = "nodes, inputs and users as integers"
@@ -329,7 +360,7 @@ class Positions(Analysis[GraphIndex]):
 
 @dataclass(frozen=True)
 class Classification(Analysis[Roles]):
-    """Whether each node belongs to forward or to backward."""
+    """Whether each node of the joint graph is required by forward or by backward."""
 
     name: ClassVar[str] = "classification"
     summary: ClassVar[str] = "forward, backward and unclaimed nodes"
@@ -340,7 +371,7 @@ class Classification(Analysis[Roles]):
 
 @dataclass(frozen=True)
 class Memory(Analysis[Storages]):
-    """Which values share memory, and how many bytes each memory takes."""
+    """Which values of the joint graph share a storage, and the bytes of each storage."""
 
     name: ClassVar[str] = "storages"
     summary: ClassVar[str] = "who shares memory, bytes, what is alive anyway"
@@ -357,9 +388,10 @@ class Memory(Analysis[Storages]):
 
 @dataclass(frozen=True)
 class Costs(Analysis[tuple[int, ...]]):
-    """Cost of running each node under a cost model, in its unit.
+    """Cost of running each node of the joint graph, by position, in the unit of ``cost``.
 
-    Only what could run twice is priced: what depends on a tangent costs 0.
+    A node that depends on a tangent, or may only run in backward, costs 0, because no plan runs the
+    node twice.
     """
 
     name: ClassVar[str] = "costs"
@@ -375,7 +407,11 @@ class Costs(Analysis[tuple[int, ...]]):
 
 @dataclass(frozen=True)
 class GraphProblemOf(Analysis[Lowered]):
-    """The graph problem; without a cost model, every node costs 1."""
+    """The graph problem of the joint graph under a cost model.
+
+    Attributes:
+        cost: the cost model; None: every node costs 1.
+    """
 
     name: ClassVar[str] = "graph-problem"
     summary: ClassVar[str] = "the decision as a problem in integers"
@@ -384,6 +420,7 @@ class GraphProblemOf(Analysis[Lowered]):
 
     def compute(self, state: State) -> Lowered:
         if self.cost is None:
+            # Costs replace only the prices of this problem, so all cost models share one lowering.
             unit = [1] * len(state.index)
             return lower(state.index, state.roles, state.storages, unit, "op")
         return state.lowered().priced(state.get(Costs(self.cost)), self.cost.unit)

@@ -1,6 +1,7 @@
-"""Which nodes the minimum cut may not recompute, by position.
+"""Find the nodes that the minimum cut may not recompute.
 
 The heuristics are those of ``solve_min_cut`` in PyTorch's ``torch/_functorch/partitioners.py``.
+Positions are positions in the joint graph.
 """
 
 from __future__ import annotations
@@ -22,19 +23,24 @@ from remat.passes.core.analyses import Distances
 from remat.passes.core.choice import BanRules
 from remat.passes.core.state import State
 
-#: A chain of fusible nodes longer than this is cut.
+#: Longest chain of fusible nodes, counted in forward's order; PyTorch calls 100 an arbitrary choice.
 LONG_CHAIN = 100
 
 
 class Fusion:
-    """How a fusing compiler treats each node; each operator is looked up once.
+    """Properties of each node for a fusing compiler; a call ``fusion(a, b)`` tells if two nodes fuse.
+
+    Args:
+        state: the state with the joint graph.
 
     Attributes:
-        view: whether a node is a view of another, by position.
-        computes: whether it calls an operator that does more than take a tuple apart, by position.
-        unlisted: whether it is not known to be cheap to recompute, by position.
-        expensive: whether it is a product, a convolution or the like, or draws, by position.
-        fusible: whether it fuses with neighbours that are fusible too, by position.
+        view: whether the node at each position is a view.
+        computes: whether the node calls an operator other than ``getitem``.
+        unlisted: whether the operator is missing in the list of operators that are cheap to
+            recompute.
+        expensive: whether the operator is compute-intensive (a matrix product or a convolution) or
+            random.
+        fusible: whether the node fuses with fusible neighbours.
     """
 
     def __init__(self, state: State) -> None:
@@ -55,14 +61,15 @@ class Fusion:
                 self._swallowed[i] = frozenset(index.position[x] for x in _swallowed(node))
 
     def __call__(self, a: int, b: int) -> bool:
-        """Whether ``b``, a user of ``a``, can be computed in one kernel with it."""
+        """Return whether one kernel can compute position ``a`` and its user, position ``b``."""
         if self.fusible[a] and self.fusible[b]:
             return True
         return b in self._swallowed and a in self._swallowed[b]
 
     def is_reduction(self, node: fx.Node) -> bool:
-        """Whether the result has less than a quarter of the bytes read."""
+        """Return whether the result has less than a quarter of the bytes that the node reads."""
         read = sum([self._bytes(a) for a in node.args if isinstance(a, fx.Node)])
+        # A quarter is PyTorch's arbitrary choice: saving such a result costs little.
         return self._bytes(node) * 4 < read
 
     def _bytes(self, node: fx.Node) -> int:
@@ -72,14 +79,19 @@ class Fusion:
         return found
 
     def is_materialized(self, i: int) -> bool:
-        """Whether the value is written to memory whatever is decided."""
+        """Return whether position ``i`` is always written to memory, as an input or unfused value."""
         if self._index.nodes[i].op == "placeholder":
             return True
         return not all(self(i, u) for u in self._index.users[i])
 
 
 def _looked_up(node: fx.Node) -> tuple[bool, ...]:
-    """What `Fusion` asks about an operator."""
+    """Return the properties of an operator that `Fusion` needs.
+
+    Returns:
+        Whether the operator is a view, computes, is cheap, is expensive, and may swallow inputs
+        (see `_may_swallow`).
+    """
     taxonomy = ops.default_taxonomy()
     return (
         taxonomy.is_view(node),
@@ -91,7 +103,7 @@ def _looked_up(node: fx.Node) -> tuple[bool, ...]:
 
 
 def _may_swallow(node: fx.Node) -> bool:
-    """Whether producers can write straight into the result of the operator."""
+    """Return whether a fusing compiler can write inputs straight into the operator's result."""
     higher = torch.ops.higher_order
     return ops.packet(node.target) is torch.ops.aten.cat or node.target in (
         higher.auto_functionalized,
@@ -100,7 +112,10 @@ def _may_swallow(node: fx.Node) -> bool:
 
 
 def _swallowed(node: fx.Node) -> Iterable[fx.Node]:
-    """The producers that can write straight into a node."""
+    """Return the inputs of ``node`` that a fusing compiler can write straight into the result.
+
+    Examples are the inputs of a concatenation.
+    """
     target = node.target
     if target is torch.ops.higher_order.auto_functionalized:
         from remat.torch_compat import get_mutable_args
@@ -116,10 +131,10 @@ def _swallowed(node: fx.Node) -> Iterable[fx.Node]:
 
 
 def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
-    """Marks the positions that may not be recomputed under the rules.
+    """Return a bytearray with 1 at each position that may not be recomputed under the rules.
 
-    Never banned: views, aliases, what forward does not require, and what is tagged for
-    recomputation.
+    Views, aliases, nodes that forward does not require, and nodes tagged for recomputation are
+    never banned.
     """
     index, required, owner = state.index, state.roles.required_forward, state.storages.owner
     ban, may_ban = bytearray(len(index)), bytearray(len(index))
@@ -152,7 +167,11 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
 
 
 def _materialized_in_backward(state: State, fusion: Fusion) -> bytearray:
-    """Marks what backward reads by something that does not fuse with it, directly or through views."""
+    """Return a bytearray with 1 at each position that backward reads without fusing with it.
+
+    A read through views counts. Backward writes such a value to memory if it recomputes the value,
+    so recomputation is not free.
+    """
     index, required = state.index, state.roles.required_forward
     view = fusion.view
     read = bytearray(len(index))
@@ -167,7 +186,11 @@ def _materialized_in_backward(state: State, fusion: Fusion) -> bytearray:
 
 
 def _used_far_apart(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
-    """Fusible users of a value that come after something unfusible on the way from it."""
+    """Return positions of fusible users of a value that come after an unfusible node on a path from it.
+
+    Recomputing a near and a far user of one value is pointless, because the two recomputations are
+    unlikely to fuse.
+    """
     index, roles = state.index, state.roles
     order = roles.forward_order
     found: list[int] = []
@@ -175,7 +198,7 @@ def _used_far_apart(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
         if not roles.required_forward[i]:
             continue
         users = [u for u in index.users[i] if roles.required_forward[u]]
-        if len(users) < 2:  # nothing comes after the only one
+        if len(users) < 2:  # no user comes after the only user
             continue
         last = max(order[u] for u in users)
         first_unfusible = _first_unfusible(index.users, order, fusion, users, last)
@@ -190,7 +213,15 @@ def _first_unfusible(
     start: list[int],
     last: int,
 ) -> int:
-    """Forward order of the first node that cannot be fused on the way from ``start`` to ``last``."""
+    """Return the forward order of the first unfusible node on the paths from ``start``.
+
+    Args:
+        users: users of each position.
+        order: forward order of each position; -1 for nodes that forward does not require.
+        fusion: tells whether two nodes fuse.
+        start: positions from which the paths begin.
+        last: largest forward order to visit, and the result if no unfusible node is found.
+    """
     heap = [(order[s], s, True) for s in start]
     heapq.heapify(heap)
     seen = set(heap)
@@ -199,7 +230,7 @@ def _first_unfusible(
         if not fusible:
             return at
         for u in users[i]:
-            if 0 <= order[u] <= last:
+            if 0 <= order[u] <= last:  # -1: forward does not require the user
                 entry = (order[u], u, fusion(i, u))
                 if entry not in seen:
                     seen.add(entry)
@@ -208,7 +239,7 @@ def _first_unfusible(
 
 
 def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
-    """Nodes at which a chain of fusible nodes has grown too long."""
+    """Return the positions at which a chain of fusible nodes exceeds `LONG_CHAIN`."""
     index, roles = state.index, state.roles
     order = roles.forward_order
     visited = bytearray(len(index))
@@ -232,12 +263,21 @@ def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
 
 
 def cut_weights(state: State, fusion: Fusion, size: list[int]) -> list[int]:
-    """Price of saving each position: its bytes, times 1.1 for every edge to backward."""
+    """Return the cut's weight for saving each position: bytes times 1.1 per edge to backward.
+
+    The weight doubles for a value that fusion would otherwise keep out of memory.
+
+    Args:
+        state: the state with the joint graph.
+        fusion: tells whether two nodes fuse.
+        size: bytes of each position.
+    """
     distances = state.get(Distances())
     weights = [0] * len(size)
     for i, nbytes in enumerate(size):
         if nbytes:
             distance = distances[i]
+            # At most 100 steps, as in PyTorch, which calls the factor 1.1 a complete guess.
             steps = max(min(distance if distance < UNREACHABLE else 100, 100), 1)
             scaled = int(nbytes * 1.1**steps)
             weights[i] = scaled if fusion.is_materialized(i) else 2 * scaled

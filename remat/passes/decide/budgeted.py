@@ -1,4 +1,4 @@
-"""Deciding under a memory budget: the options of the passes that do, their limits, and the one objective."""
+"""Base class of the passes that decide within a memory budget, with limits and objective."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from remat.solvers.run import run
 from remat.solvers.solution import GraphSolution, Status
 from remat.units import Budget
 
-#: Where lower budgets are tried, they are shares of so many parts on problems of up to so many nodes.
+#: Pairs (parts, nodes): problems of up to ``nodes`` nodes try lower budgets in steps of 1/``parts``.
 RUNGS = ((1_000, 1_000), (100, 10**9))
-#: Lower budgets are tried where the gap to the bound is at most this share of the cost.
+#: Lower budgets are tried only if the gap to the bound is at most this fraction of the cost.
 CLOSE = 0.01
 
 
 @dataclass(frozen=True)
 class Budgeted(Pass):
-    """Base of the passes that keep the saved bytes within a budget.
+    """Base class of the passes that keep the saved bytes within a budget.
 
     Attributes:
-        solver: who decides; handed over by whoever composes the pipeline.
+        solver: the solver that decides; set by the code that composes the pipeline.
         budget: the budget, as `remat.plan` reads it.
         cost: the cost model.
-        time_limit: seconds for the solver; no clock where 0.
+        time_limit: time limit of the solver in seconds; 0: no limit.
     """
 
     stage: ClassVar[Stage] = Stage.DECIDE
@@ -62,12 +62,12 @@ class Budgeted(Pass):
 
     @paused_collection()
     def limits(self, state: State) -> DecisionInfo:
-        """The bytes that a decision has to do with.
+        """Return the limits on the saved bytes of a decision, as a `DecisionInfo` without a solver.
 
         Raises:
-            PlanError: nothing is differentiated, or tags conflict.
-            BudgetError: the budget is below the least possible, or does not go together with what
-                the code sets for its regions.
+            PlanError: the graph has no tangents, or recompute tags conflict.
+            BudgetError: the budget is below the least possible bytes, or the region budgets in the
+                user's code are invalid.
         """
         require_tangents(state)
         full, least = full_and_least(state)
@@ -84,14 +84,22 @@ class Budgeted(Pass):
         )
 
     def decide(self, state: State, limits: DecisionInfo) -> tuple[GraphSolution, DecisionInfo]:
-        """What to save of the graph problem within ``limits.capacity`` bytes, and how that came about.
+        """Choose the values to save within ``limits.capacity`` bytes, at the least recompute cost.
 
-        The objective at every budget is the least cost within its bytes. That more bytes never cost
-        more than fewer do is ensured as far as that takes little time: see `_lower_rungs`.
+        A larger budget should never give a costlier plan. `_lower_rungs` ensures this as far as
+        little time permits.
+
+        Args:
+            state: the state with the joint graph.
+            limits: the limits from `limits`.
+
+        Returns:
+            The best solution of the graph problem; and ``limits`` with the solver, its time and its
+            bound.
 
         Raises:
-            PlanError: no solver was given, or tags conflict.
-            BudgetError: the capacity is below the least possible.
+            PlanError: the pass has no solver, or recompute tags conflict.
+            BudgetError: the capacity is below the least possible bytes.
             SolverError: as from `remat.solvers.run.run`.
         """
         solver = self.asked()
@@ -102,7 +110,7 @@ class Budgeted(Pass):
             state, every=by_items or isinstance(solver, CutSolver), full=full <= capacity
         )
         problem = problem.knowing(cuts)
-        hull = None if by_items else Hull.of(problem)  # held, so that every solver call shares it
+        hull = None if by_items else Hull.of(problem)  # keeps the hull cached
         found = [self._solved(problem)]
         if not isinstance(solver, CutSolver):
             if hull is not None:
@@ -120,14 +128,17 @@ class Budgeted(Pass):
         )
 
     def _solved(self, problem: GraphProblem) -> GraphSolution:
+        """Solve the problem with the pass's solver and time limit, and return the checked solution."""
         limit = self.time_limit or None
         return run(self.asked(), problem, time_limit=limit, knapsack=self.knapsack)
 
     def _cuts(self, state: State, *, every: bool, full: bool) -> tuple[tuple[int, ...], ...]:
-        """What the minimum cuts by the rules save, the strictest first.
+        """Return the saved nodes of minimum cuts under increasingly loose ban rules, strictest first.
 
-        The looser ones are computed only where they are of use (``every``) and the strictest does not
-        fit (``full`` says whether it does).
+        Args:
+            state: the state with the joint graph.
+            every: whether to compute the cuts under looser rules, which only some solvers use.
+            full: whether the strictest cut fits the budget; then looser cuts are not computed.
         """
         rules = state.cut_rules
         if full or not every:
@@ -146,13 +157,20 @@ class Budgeted(Pass):
     def _lower_rungs(
         self, problem: GraphProblem, hull: Hull, found: GraphSolution, choice: DecisionInfo
     ) -> Iterator[GraphSolution]:
-        """Solutions at lower budgets that may be cheaper than the solution at this one.
+        """Yield solutions at lower budgets that may be cheaper than the solution at the given budget.
 
         A solver that stops within a tolerance of the optimum may find a cheaper decision for a
-        slightly smaller budget. So it is asked about lower budgets too, which are shares of a fixed
-        number of parts: a plan then costs no more than the plan of any such share below its budget.
-        It is not asked where the optimum is proven, where the gap is wide, nor below a budget whose
-        bound is higher than the cost found.
+        smaller budget. Lower budgets are therefore tried too, at fixed fractions of the full bytes.
+        A plan then costs no more than the plan at any such fraction below its budget.
+
+        Lower budgets are not tried if the optimum is proven, if a time limit is set, or if the gap
+        is wide. The search ends at the first budget whose lower bound reaches the best cost.
+
+        Args:
+            problem: the graph problem at the given budget.
+            hull: the convex hull of the problem's Pareto frontier.
+            found: the solution at the given budget.
+            choice: the limits of the decision.
         """
         best, full = found.cost, choice.full_bytes or 0
         if found.status is Status.OPTIMAL or self.time_limit or not full:
@@ -170,12 +188,12 @@ class Budgeted(Pass):
                 lower = self._solved(problem.within(rung))
                 best = min(best, lower.cost)
                 yield lower
-                if lower.bound >= best:  # and at still lower ones, nothing costs less than that
+                if lower.bound >= best:  # no smaller budget can be cheaper than this bound
                     return
 
     @staticmethod
     def _cut_solutions(problem: GraphProblem, found: GraphSolution) -> Iterator[GraphSolution]:
-        """The cuts that fit, if what the solver found is not proven to be the best."""
+        """Yield the known cuts that fit the budget, unless ``found`` is proven to be optimal."""
         for saved in problem.known if found.status is not Status.OPTIMAL else ():
             done = evaluate(problem, saved)
             if done.saved_bytes <= (problem.capacity or 0):
@@ -183,17 +201,17 @@ class Budgeted(Pass):
                     saved=done.saved,
                     cost=done.recompute_cost,
                     saved_bytes=done.saved_bytes,
-                    bound=0,
+                    bound=0,  # a cut proves nothing about other decisions
                     status=Status.FEASIBLE,
                     solver=MinCut.name,
                     elapsed_s=0.0,
                 )
 
     def asked(self) -> Solver:
-        """The solver that was handed over.
+        """Return the solver of the pass.
 
         Raises:
-            PlanError: none was.
+            PlanError: the pass has no solver.
         """
         if self.solver is None:
             raise PlanError(
@@ -206,18 +224,18 @@ class Budgeted(Pass):
 def capacity_under(
     budget: Budget, own: float | None, *, full: int, least: int, why: tuple[str, str] = ("", "")
 ) -> int:
-    """The bytes that one graph may save.
+    """Return the number of bytes that one graph may save.
 
     Args:
-        budget: the budget that was asked for.
-        own: the share that the code sets for its region. It holds instead of a share; bytes hold
-            as well.
+        budget: the requested budget.
+        own: budget ratio that the user's code sets for the graph; None if the code sets none. The
+            ratio replaces a requested ratio. If bytes are requested, the smaller limit holds.
         full: bytes that the runtime-optimal partition saves.
-        least: the least that any plan saves.
-        why: as in `Budget.capacity`.
+        least: fewest bytes that any plan saves.
+        why: reasons and remedies for ``least``, as in `Budget.capacity`.
 
     Raises:
-        BudgetError: a byte budget below ``least``.
+        BudgetError: a byte budget is below ``least``.
     """
     if own is None:
         return budget.capacity(full=full, least=least, why=why)
@@ -228,10 +246,14 @@ def capacity_under(
 
 
 def refuse_peak_in_pass(budget: Budget, name: str) -> None:
-    """Refuse a budget on the peak in a pipeline, whose passes decide by saved bytes.
+    """Refuse a budget on the peak in a pipeline, because passes bound saved bytes only.
+
+    Args:
+        budget: the budget of the pass.
+        name: name of the pass, for the message.
 
     Raises:
-        BudgetError: the budget is one on the peak.
+        BudgetError: the budget bounds the peak.
     """
     if budget.on_peak:
         saved = "" if budget.peak_bytes is None else f"budget=saved:{budget.peak_bytes}B, or "
@@ -243,7 +265,7 @@ def refuse_peak_in_pass(budget: Budget, name: str) -> None:
 
 @dataclass(frozen=True)
 class RegionBudget(Analysis[float | None]):
-    """The budget ratio that the code sets for the graph; None if it sets none."""
+    """The budget ratio that the user's code sets for the graph; None if the code sets none."""
 
     name: ClassVar[str] = "region-budget"
     summary: ClassVar[str] = "the budget that the code sets for its region"
@@ -253,20 +275,20 @@ class RegionBudget(Analysis[float | None]):
 
 
 def full_and_least(state: State) -> tuple[int, int]:
-    """Bytes that the runtime-optimal cut saves, and the least that any decision saves."""
+    """Return the bytes saved by the runtime-optimal cut, and the fewest bytes of any decision."""
     size = state.lowered().problem.size
     least = sum(size[i] for i in least_decision(state))
     return max(least, sum(size[i] for i in state.get(RuntimeOptimalCut(state.cut_rules)))), least
 
 
 def least_decision(state: State) -> tuple[int, ...]:
-    """The decision that saves the fewest bytes that any decision can."""
+    """Return the saved nodes of the decision that saves the fewest bytes of all decisions."""
     return state.get(LeastDecision())
 
 
 @dataclass(frozen=True)
 class LeastDecision(Analysis[tuple[int, ...]]):
-    """The decision that saves the fewest bytes that any decision can."""
+    """The saved nodes of the decision that saves the fewest bytes of all decisions."""
 
     name: ClassVar[str] = "least-decision"
     summary: ClassVar[str] = "the decision that saves the fewest bytes"

@@ -1,4 +1,4 @@
-"""The decision under a memory budget by a knapsack over the expensive operators; a cut decides the rest."""
+"""Pass that decides within a memory budget by knapsack problems, completed by a minimum cut."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from remat.passes.decide.budgeted import Budgeted
 
 @dataclass(frozen=True)
 class Knapsack(Budgeted):
-    """Keeps the saved bytes within a budget, as `remat.solvers.completion` does it."""
+    """Keep the saved bytes within a budget by a knapsack over operators that are costly to recompute.
+
+    A minimum cut decides the remaining values; see `remat.solvers.completion`.
+    """
 
     name: ClassVar[str] = "knapsack"
     summary: ClassVar[str] = "keep the saved bytes within a budget, by any solver"

@@ -1,4 +1,4 @@
-"""Why a plan cannot save fewer bytes: what must be kept, and what forbids its recomputation."""
+"""Reasons why no plan of a graph can save fewer bytes, for messages."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from remat.graph.replays import maker_of
 from remat.passes.core.state import State
 from remat.units import some_of
 
-#: Operators that a text names before it counts the others.
+#: Largest number of operators that a message names; further operators are only counted.
 MOST_NAMES = 3
 
 
 def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
-    """Reasons for the least saved bytes, with remedies.
+    """Return the reasons why no decision saves fewer bytes, and remedies.
 
     Args:
         state: the prepared state.
-        least: nodes of its graph problem that the decision with the fewest bytes saves.
+        least: nodes of the graph problem that the decision with the fewest bytes saves.
 
     Returns:
-        Two texts for the end of a sentence: "values are tagged MUST_SAVE", "loosen what is tagged
-        MUST_SAVE". The second one is empty where nothing is known that would help.
+        Two texts for the end of a sentence, such as "values are tagged MUST_SAVE" and "loosen what
+        is tagged MUST_SAVE". The second text is empty if there is no remedy.
     """
     lowered = state.lowered()
     found = list(_roots(lowered, least))
     tagged = _tagged(state)
     undeclared: Counter[str] = Counter()
-    reasons: dict[str, str] = {}  # what is the case, and what to do about it
+    reasons: dict[str, str] = {}  # remedy, maybe empty, by reason
     for i in found:
         at = lowered.position[i]
         maker = maker_of(state.index.nodes[at])
@@ -68,7 +68,11 @@ def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
 
 
 def _roots(lowered: Lowered, saved: Sequence[int]) -> Iterator[int]:
-    """The nodes that cannot be recomputed, among those that are saved and those they are made of."""
+    """Yield the nodes because of which bytes must be saved.
+
+    These are nodes that cannot be recomputed: saved nodes, or nodes that a saved node would be
+    recomputed from.
+    """
     problem, chosen = lowered.problem, frozenset(saved)
     seen: set[int] = set()
     for start in saved:
@@ -80,12 +84,15 @@ def _roots(lowered: Lowered, saved: Sequence[int]) -> Iterator[int]:
             seen.add(i)
             if problem.recomputable[i]:
                 stack.extend(problem.inputs[i])
-            elif problem.size[i] or not problem.savable[i]:  # all else is there for nothing
+            elif problem.size[i] or not problem.savable[i]:  # saving any other node takes no bytes
                 yield i
 
 
 def _tagged(state: State) -> dict[int, str]:
-    """Tags by positions of what must be saved: what is tagged, and the memory that a tagged view looks at."""
+    """Return the tags of values that must be saved, by position.
+
+    A tagged view also marks the position of the value that owns the view's memory.
+    """
     marked = [
         (i, node.meta["recompute"].name)
         for i, node in enumerate(state.index.nodes)

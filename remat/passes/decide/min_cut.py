@@ -1,4 +1,4 @@
-"""The runtime-optimal decision: a minimum cut that recomputes only what is nearly free."""
+"""Pass that decides by the runtime-optimal minimum cut, which recomputes only cheap operators."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from remat.solvers.flow import InfeasibleCutError, Network
 
 @dataclass(frozen=True)
 class MinCut(BanRules, Pass):
-    """Decides what to keep by a minimum cut over bytes; the options are the rules of the cut."""
+    """Decide which values to save by a minimum cut over bytes; the options are the ban rules."""
 
     name: ClassVar[str] = "min-cut"
     stage: ClassVar[Stage] = Stage.DECIDE
     summary: ClassVar[str] = "decide by a minimum cut that recomputes what is nearly free"
 
+    # Nearly all containers that planning makes stay alive, so the garbage collector finds nothing.
     @paused_collection()
     def run(self, state: State) -> PassResult:
         require_tangents(state)
@@ -44,13 +45,13 @@ class MinCut(BanRules, Pass):
 
     @property
     def rules(self) -> BanRules:
-        """The options alone, by which cuts are known."""
+        """The ban rules without the pass, which serve as key of cached analyses."""
         return BanRules(**asdict(self))
 
 
 @dataclass(frozen=True)
 class Fusibility(Analysis[Fusion]):
-    """Which neighbours a fusing compiler computes in one kernel."""
+    """Which neighbouring nodes a fusing compiler can compute in one kernel."""
 
     name: ClassVar[str] = "fusibility"
     summary: ClassVar[str] = "which neighbours one kernel computes"
@@ -61,7 +62,11 @@ class Fusibility(Analysis[Fusion]):
 
 @dataclass(frozen=True)
 class Banned(Analysis[bytearray]):
-    """Positions of the joint graph that a cut may not recompute."""
+    """A bytearray with 1 at each position of the joint graph that a cut may not recompute.
+
+    Attributes:
+        rules: the ban rules.
+    """
 
     name: ClassVar[str] = "banned"
     summary: ClassVar[str] = "what the minimum cut may not recompute"
@@ -74,7 +79,10 @@ class Banned(Analysis[bytearray]):
 
 @dataclass(frozen=True)
 class Weights(Analysis[tuple[int, ...]]):
-    """The price of saving each node of the graph problem: bytes, weighed by distance and the like."""
+    """Weight of saving each node of the graph problem; a minimum cut has the least sum of weights.
+
+    See `cut_weights` for the formula.
+    """
 
     name: ClassVar[str] = "cut-weights"
     summary: ClassVar[str] = "what saving each node costs the minimum cut"
@@ -87,7 +95,7 @@ class Weights(Analysis[tuple[int, ...]]):
             if kind is SavedKind.VALUE or (kind is SavedKind.SNAPSHOT and at in user_mutated):
                 size[at] = nbytes
         scaled = cut_weights(state, state.get(Fusibility()), size)
-        # The copy of an input is written for backward alone, like a value that would fuse.
+        # Twice the weight, as for a value that would fuse: the snapshot is written for backward only.
         return tuple(
             scaled[at]
             if kind is SavedKind.VALUE
@@ -102,8 +110,11 @@ class Weights(Analysis[tuple[int, ...]]):
 class RuntimeOptimalCut(Analysis[tuple[int, ...]]):
     """The nodes of the graph problem that the runtime-optimal cut saves.
 
+    Attributes:
+        rules: the ban rules.
+
     Raises:
-        PlanError: backward reads something that can neither be saved nor recomputed.
+        PlanError: backward reads a value that can be neither saved nor recomputed.
     """
 
     name: ClassVar[str] = "cut"
@@ -121,13 +132,17 @@ class RuntimeOptimalCut(Analysis[tuple[int, ...]]):
 
 
 def find_cut(state: State, lowered: Lowered, fixed: list[bool], *, biased: bool) -> tuple[int, ...]:
-    """The minimum cut with some nodes kept from recomputation.
+    """Return the saved nodes of the minimum cut of a graph problem.
 
     Args:
         state: the state.
-        lowered: its graph problem.
-        fixed: nodes of the problem that may not be recomputed.
-        biased: weigh bytes by distance and materialisation (`cut_weights`) instead of as they are.
+        lowered: the state's graph problem.
+        fixed: for each node of the problem, whether the node may not be recomputed.
+        biased: True: weigh bytes by distance and materialisation (`cut_weights`); False: use plain
+            bytes.
+
+    Raises:
+        PlanError: no cut exists; the message shows the path that makes the cut infeasible.
     """
     weight = state.get(Weights()) if biased else lowered.problem.size
     try:
@@ -137,7 +152,7 @@ def find_cut(state: State, lowered: Lowered, fixed: list[bool], *, biased: bool)
 
 
 def explain_conflict(state: State, lowered: Lowered, error: InfeasibleCutError) -> str:
-    """Names the path that makes a cut infeasible, with the lines of the user's source."""
+    """Return a message that shows the path of an infeasible cut, with the user's source lines."""
     nodes = [state.index.nodes[lowered.position[i]] for i in error.chain]
     lines = [str(error)]
     for node in nodes:
@@ -155,7 +170,7 @@ def explain_conflict(state: State, lowered: Lowered, error: InfeasibleCutError) 
 
 
 def runs_once(node: fx.Node) -> list[str]:
-    """Reason why an operator may run only once; empty if it may run again."""
+    """Return the reasons why an operator may run only once; empty if the operator may run again."""
     undeclared = ", ".join(repr(purity.name_of(op)) for op in ops.opaque_operators(node))
     asked = {
         "draws random numbers": ops.is_random(node),
@@ -167,7 +182,7 @@ def runs_once(node: fx.Node) -> list[str]:
 
 
 def require_tangents(state: State) -> None:
-    """Refuses a graph without a backward: there is nothing to plan.
+    """Refuse a graph without a backward, which leaves nothing to plan.
 
     Raises:
         PlanError: no placeholder is a tangent.

@@ -1,4 +1,4 @@
-"""The decision under a memory budget on the whole graph, by a solver of graph problems."""
+"""Pass that decides within a memory budget on the whole graph, by a solver of graph problems."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from remat.passes.decide.budgeted import Budgeted
 
 @dataclass(frozen=True)
 class SolveGraph(Budgeted):
-    """Keeps the saved bytes within a budget at the least cost that a solver finds on the graph."""
+    """Keep the saved bytes within a budget at the least recompute cost that a solver finds."""
 
     name: ClassVar[str] = "solve-graph"
     summary: ClassVar[str] = "keep the saved bytes within a budget, on the whole graph"

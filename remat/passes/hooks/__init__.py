@@ -1,1 +1,1 @@
-"""Saved-tensor hooks: packing what forward hands to backward."""
+"""Passes that apply saved-tensor hooks or offloading to the forward and backward graphs."""

@@ -1,7 +1,8 @@
-"""What a graph decides by: comparisons, indices and steps, which rounded numbers may turn over.
+"""Find the values from which a graph computes comparisons, indices or step functions.
 
-A product of a number that was rounded a little is off by a little; a comparison of it is right or wrong.
-What backward compares again must therefore be what forward compared.
+A small rounding error in a factor changes a product by little, but the same error can flip a
+comparison. Backward must therefore repeat a comparison of forward on exactly the same numbers, so
+hooks that lose precision must not pack these numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from remat.graph import ops
 from remat.graph.replays import maker_of
 from remat.graph.writes import root_of
 
-#: Functions with steps, by name: the least change of what they are given may change their result by much.
+#: Step functions, by name: a tiny change of an argument can change the result by a whole step.
 _STEPS = frozenset(
     [
         "sign",
@@ -36,7 +37,7 @@ _STEPS = frozenset(
         "hardshrink",
     ]
 )
-#: Derivatives of functions with a kink, by name. Their first argument, a gradient, is only scaled.
+#: Derivatives of functions with a kink, by name. Argument 0 is a gradient and is only scaled.
 _KINKS = frozenset(
     [
         "threshold_backward",
@@ -58,22 +59,25 @@ _KINKS = frozenset(
         "_pdist_backward",
     ]
 )
-#: Functions that ask a number for its sign, and comparisons, which do where it is compared with 0.
+#: Operators whose result depends only on the sign of an argument, by name.
 _ASK_FOR_SIGNS = frozenset(["sign", "sgn", "signbit", "leaky_relu_backward"])
+#: Comparisons, by name; a comparison with 0 depends only on the sign.
 _COMPARE = frozenset(["gt", "ge", "lt", "le", "eq", "ne"])
-#: Questions about what pairs bring back as it was.
+#: Tests for infinities and NaN, by name. The ready-made pairs restore both exactly.
 _ASK_FOR_INFINITY = frozenset(["isinf", "isnan", "isfinite", "isposinf", "isneginf"])
 
 
 def chosen_by(graph: fx.Graph, *, signs: bool = True) -> set[fx.Node]:
-    """The nodes from which a graph computes something that it decides by, however far below them.
+    """Return the nodes that a comparison, index or step function of the graph depends on.
+
+    A node counts even if many operators lie between the node and the comparison.
 
     Args:
         graph: the graph.
-        signs: whether inputs of the graph count of which it only asks for the sign.
+        signs: whether to include an input of the graph if only its sign matters.
     """
     found: set[fx.Node] = set()
-    for node in reversed(graph.nodes):
+    for node in reversed(graph.nodes):  # users before their inputs
         if node.op != "call_function" or ops.ignores_content(node):
             continue
         if node in found:
@@ -85,7 +89,10 @@ def chosen_by(graph: fx.Graph, *, signs: bool = True) -> set[fx.Node]:
 
 
 def asks_for_signs(node: fx.Node) -> bool:
-    """Whether all that a node decides by is the sign of what it is given: so do the derivatives of ReLUs."""
+    """Return whether a comparison or step in ``node`` depends only on the sign of its argument.
+
+    Examples are comparisons with 0 and the derivatives of ReLU functions.
+    """
     name = ops.name_of(node.target)
     if name in _ASK_FOR_SIGNS:
         return True
@@ -95,10 +102,11 @@ def asks_for_signs(node: fx.Node) -> bool:
 
 
 def compared_by(node: fx.Node) -> list[fx.Node]:
-    """The inputs of a node that it decides by itself.
+    """Return the floating-point inputs of ``node`` on which its own comparison, index or step depends.
 
-    These are the floating-point numbers from which it makes booleans or integers, and those that it puts
-    through a function with steps.
+    These are inputs from which the node computes booleans or integers, and inputs of step
+    functions. For the derivative of a function with a kink, a gradient that is only scaled is left
+    out.
     """
     name = ops.name_of(node.target)
     given = _floats(node.all_input_nodes)
@@ -111,7 +119,11 @@ def compared_by(node: fx.Node) -> list[fx.Node]:
 
 
 def _comes_out_the_same(node: fx.Node) -> bool:
-    """Whether booleans or integers are drawn, or ask for what no pair rounds: an infinity, a NaN."""
+    """Return whether packing cannot change a boolean or integer result of ``node``.
+
+    The result is drawn at random, or the node tests for an infinity or NaN, which no ready-made
+    pair rounds.
+    """
     name = ops.name_of(node.target)
     if name in _ASK_FOR_INFINITY:
         return True
@@ -122,7 +134,7 @@ def _comes_out_the_same(node: fx.Node) -> bool:
 
 
 def _floats(nodes: list[fx.Node]) -> list[fx.Node]:
-    """Those that have floating-point or complex numbers, alone or among other results."""
+    """Return the nodes whose value is or contains a floating-point or complex tensor."""
 
     def is_one(value: Any) -> bool:
         if isinstance(value, (tuple, list)):
@@ -133,5 +145,5 @@ def _floats(nodes: list[fx.Node]) -> list[fx.Node]:
 
 
 def _is_exact(value: Any) -> bool:
-    """Whether a value is a tensor of booleans or integers."""
+    """Return whether a value is a tensor of booleans or integers."""
     return isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())

@@ -1,7 +1,7 @@
 """Rewrite forward and backward so that saved tensors pass through traced hooks.
 
-The calling convention stays AOTAutograd's: what a saved tensor is packed into takes its place among
-forward's outputs and backward's inputs; sizes go to the other sizes, behind what is there already.
+The graphs keep AOTAutograd's calling convention. The packed tensors replace the saved tensor among
+forward's outputs and backward's inputs. Packed sizes follow the sizes that are already handed over.
 """
 
 from __future__ import annotations
@@ -22,10 +22,16 @@ from remat.passes.split.convention import own_descriptors, write_output
 
 
 class Inlining:
-    """One rewrite of a forward and a backward graph: `add` for each saved tensor, then `finish`.
+    """One rewrite of a forward and a backward graph: call `add` for each saved tensor, then `finish`.
 
-    Pack stands right after the last use of the tensor's memory in forward, unpack right before the
-    first use of the tensor in backward, so that it is alive in between only as what was packed.
+    Pack is placed right after the last use of the tensor's memory in forward. Unpack is placed
+    right before the first use of the tensor in backward. Between the two, only the packed form is
+    alive.
+
+    Args:
+        forward: the forward module, changed in place.
+        backward: the backward module, changed in place.
+        num_fwd_outputs: number of forward's own outputs.
     """
 
     def __init__(
@@ -50,7 +56,7 @@ class Inlining:
         self._old_memory: set[int] = set()
 
     def _find_last_uses(self) -> dict[int, fx.Node]:
-        """For each storage of forward, the last node that makes, reads or looks at it."""
+        """Return the last node of forward that creates, reads or views each storage, by key."""
         last: dict[int, fx.Node] = {}
         for node in self._forward.graph.nodes:
             if node.op != "output":
@@ -59,21 +65,28 @@ class Inlining:
         return last
 
     def add(self, saved: fx.Node, traced: Traced) -> None:
-        """Lets a tensor that forward hands over pass through hooks that did not decline it."""
+        """Make a saved tensor pass through traced hooks.
+
+        Args:
+            saved: the node of the tensor in forward.
+            traced: the traced hooks, whose ``unpack`` is not None.
+        """
         assert traced.unpack is not None
         taken = self._taken[saved.name]
         handed = self._inline_pack(saved, traced)
         given = [self._take(p, saved, taken) for p in handed]
         self._inline_unpack(taken, given, traced.unpack)
-        # What is new stands before the tensor's own place, on both sides alike.
+        # In the order of backward's placeholders: `_take` puts new ones before the tensor's own.
         new = [p for p in handed if _symbol(p) is None and p is not saved]
         self._packed[saved] = [*new, *([saved] if saved in handed else [])]
         self._old_memory.update(self._memory.keys(saved))
 
     def _inline_pack(self, saved: fx.Node, traced: Traced) -> list[fx.Node]:
+        """Insert pack after the last use of the tensor's memory, and return the nodes to hand over."""
         (key,) = self._memory.keys(saved)
         anchor = self._last_use[key]
         last = self._tail.get(anchor, anchor)
+        # Placeholders stay together, and elements stay right after their tuple.
         while last.next.op == "placeholder" or (
             is_element(last.next) and last.next.args[0] is anchor
         ):
@@ -90,7 +103,7 @@ class Inlining:
         )
         handed = self._name(results, saved)
         node = mark.prev
-        while node is not last:  # what only computed a size that is handed over already
+        while node is not last:  # erase nodes that computed a size which is handed over already
             earlier = node.prev
             if not node.users and node not in handed:
                 self._forward.graph.erase_node(node)
@@ -99,7 +112,10 @@ class Inlining:
         return handed
 
     def _name(self, results: Sequence[fx.Node], saved: fx.Node) -> list[fx.Node]:
-        """Saved values for the results of pack, under names used in both graphs."""
+        """Return the nodes to hand over for the results of pack, under names that both graphs can use.
+
+        A size that forward already hands over is not handed over twice.
+        """
         handed: list[fx.Node] = []
         for k, node in enumerate(results):
             symbol = _symbol(node)
@@ -118,7 +134,7 @@ class Inlining:
         return handed
 
     def _unused(self, name: str) -> str:
-        """A name that neither graph uses."""
+        """Return ``name``, with a number appended if either graph uses the name."""
         spaces = [torch_compat.used_names(m.graph) for m in (self._forward, self._backward)]
         candidate, count = name, 0
         while any(candidate in s for s in spaces):
@@ -127,7 +143,13 @@ class Inlining:
         return candidate
 
     def _take(self, packed: fx.Node, saved: fx.Node, taken: fx.Node) -> fx.Node:
-        """Backward's placeholder for something that is handed over."""
+        """Return backward's placeholder for a value that is handed over, created on first use.
+
+        Args:
+            packed: the node of the value in forward.
+            saved: the saved tensor in forward.
+            taken: the saved tensor's placeholder in backward.
+        """
         if packed is saved:
             return taken
         known = self._taken.get(packed.name)
@@ -153,6 +175,14 @@ class Inlining:
     def _inline_unpack(
         self, taken: fx.Node, given: Sequence[fx.Node], unpack: fx.GraphModule
     ) -> None:
+        """Insert unpack before the first use of a saved tensor, and make the users read the result.
+
+        Args:
+            taken: the saved tensor's placeholder in backward.
+            given: placeholders of the packed values.
+            unpack: the traced unpack function.
+        """
+        # Nodes of unpack functions that were inserted earlier have no rank.
         first = min((u for u in taken.users if u in self._rank), key=self._rank.__getitem__)
         users = set(taken.users)
         (value,) = _inline(
@@ -172,13 +202,14 @@ class Inlining:
             self._backward.graph.erase_node(taken)
 
     def finish(self) -> None:
-        """Rewrites forward's outputs, and updates the values of views of unpacked tensors."""
+        """Rewrite forward's outputs, and recompute the fake values of views of unpacked tensors."""
         out = output_node(self._forward.graph)
         handed = self._outputs[self._own :]
         values = [p for v in handed for p in self._packed.get(v, [v])] + self._new_sizes
         values = list(dict.fromkeys(values))
         own = own_descriptors(out, self._own)
         write_output(out, [*self._outputs[: self._own], *values], own)
+        # The fake values of these views still refer to the storage of the replaced tensor.
         stale = dict(self._unpacked)
         for node in self._backward.graph.nodes:
             reads_stale = not stale.keys().isdisjoint(node.all_input_nodes)
@@ -187,7 +218,7 @@ class Inlining:
                 stale[node] = None
 
     def _is_old(self, node: fx.Node) -> bool:
-        """Whether a value is still a view of a saved tensor that was replaced."""
+        """Return whether the fake value of ``node`` still views a saved tensor that was replaced."""
         return not self._old_memory.isdisjoint(Sizes().keys(node))
 
 
@@ -201,7 +232,20 @@ def _inline(
     meta: dict[str, Any],
     mode: Any,
 ) -> list[fx.Node]:
-    """Copy a traced function into a graph, with fresh fake values, and return its results."""
+    """Copy the nodes of a traced function into a graph, with new fake values.
+
+    Args:
+        graph_module: the module whose graph is extended.
+        body: the traced function.
+        given: the nodes that replace the function's placeholders, in order.
+        before: the node before which the copies are inserted.
+        prefix: prefix of the copies' names.
+        meta: metadata for each copy.
+        mode: the fake tensor mode for the new values; None: no mode.
+
+    Returns:
+        The nodes of the function's results.
+    """
     env: dict[fx.Node, fx.Node] = {}
     inputs = iter(given)
     for node in body.graph.nodes:
@@ -214,7 +258,7 @@ def _inline(
             copied = graph_module.graph.node_copy(node, env.__getitem__)
         torch_compat.rename(copied, f"{prefix}_{node.name}")
         if node.op == "get_attr":
-            copied.target = copied.name
+            copied.target = copied.name  # unique in this module, unlike the name in the hooks
             setattr(graph_module, copied.name, getattr(body, str(node.target)))
             copied.meta = {**meta, "val": node.meta.get("val")}
         else:
@@ -227,7 +271,7 @@ def _inline(
 
 
 def _symbol(node: fx.Node) -> str | None:
-    """A size as text; None for what is no size."""
+    """Return the size in a node's value as text; None if the value is not a size."""
     value = node.meta.get("val")
     if isinstance(value, SYMBOLIC):
         return str(value.node.expr)
@@ -235,5 +279,5 @@ def _symbol(node: fx.Node) -> str | None:
 
 
 def _provenance(node: fx.Node) -> dict[str, Any]:
-    """Metadata that says where in the user's code a node comes from."""
+    """Return the metadata that says where in the user's code a node comes from."""
     return {k: node.meta[k] for k in ("stack_trace", "nn_module_stack") if k in node.meta}

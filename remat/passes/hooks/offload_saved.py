@@ -1,4 +1,4 @@
-"""Offload saved values to host memory and fetch them again, as decided."""
+"""Pass that offloads saved values to host memory and fetches them in backward, as decided."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from remat.passes.hooks.saved_tensor_hooks import Handed, HookTraces, refusal_on
 from remat.passes.hooks.tracing import Traced
 from remat.passes.packing.pairs import SavedTensorHooks
 
-#: Offloading as a pair of hooks; the copies are waited for where an `Offload` says.
+#: Hooks that begin the copies to and from the host. `wait_for_copies` inserts the waits.
 OFFLOADING = SavedTensorHooks(
     name="offload",
     pack=lambda x: (offload(x), x.device),
@@ -30,10 +30,11 @@ OFFLOADING = SavedTensorHooks(
 
 @dataclass(frozen=True)
 class OffloadSaved(Pass):
-    """Offloads the saved values that the decision names.
+    """Offload the saved values that the decision names in ``offloads``.
 
-    A value is sent after its last use in forward. Its memory is free after the node that the decision names
-    for it, and its fetch begins before the other one.
+    The copy to the host begins after the value's last use in forward. The value's memory is freed
+    after the node `Offload.freed_after`. The copy back to the device begins before the node
+    `Offload.fetched_before`.
     """
 
     name: ClassVar[str] = "offload-saved"
@@ -64,7 +65,15 @@ class OffloadSaved(Pass):
 def traced_offloads(
     state: State, offloads: Iterable[Offload]
 ) -> tuple[list[tuple[fx.Node, Traced]], dict[str, str]]:
-    """The saved values that can be offloaded, with their traced copies, and by name why others cannot.
+    """Trace the copies to and from the host for the values to offload.
+
+    Args:
+        state: the partitioned state.
+        offloads: the values to offload.
+
+    Returns:
+        Pairs of a saved value in forward and its traced copies; and, by name of each other value,
+        the reason why the value cannot be offloaded.
 
     Raises:
         PlanError: the state is not partitioned.
@@ -92,7 +101,16 @@ def traced_offloads(
 def wait_for_copies(
     forward: fx.GraphModule, backward: fx.GraphModule, offloads: Iterable[Offload]
 ) -> None:
-    """Puts waits for copies into two graphs that begin them, and begins fetches where the offloads say."""
+    """Insert waits for the copies, and move the start of each fetch.
+
+    Args:
+        forward: the forward module, which begins the copies to the host.
+        backward: the backward module, which begins the copies to the device.
+        offloads: the positions of the waits and fetches.
+
+    Raises:
+        PlanError: an offload names a node that the graph does not have.
+    """
     sent = {str(n.meta.get("packed_from")): n for n in forward.graph.nodes if n.target is OFFLOAD}
     fetched = {n.args[0].name: n for n in backward.graph.nodes if n.target is RELOAD}
     named = {n.name: n for n in forward.graph.nodes}, {n.name: n for n in backward.graph.nodes}
@@ -102,9 +120,10 @@ def wait_for_copies(
     for value in offloads:
         copy, name = sent[value.name], sent[value.name].name
         anchor = _node(named[0], value.freed_after, copy)
+        # A copy cannot be waited for before it begins.
         anchor = max(anchor, copy, key=rank.__getitem__)
         torch_compat.rename(copy, f"{name}_begun")
-        torch_compat.used_names(forward.graph).discard(name)  # what is handed over has it now
+        torch_compat.used_names(forward.graph).discard(name)  # the end of the copy gets the name
         with forward.graph.inserting_after(tail.get(anchor, anchor)):
             end = forward.graph.call_function(WAIT_COPIED, (copy, copy.args[0]))
         tail[anchor] = end
@@ -125,6 +144,11 @@ def wait_for_copies(
 
 
 def _node(named: dict[str, fx.Node], name: str, otherwise: fx.Node) -> fx.Node:
+    """Return the node called ``name``, or ``otherwise`` if ``name`` is empty.
+
+    Raises:
+        PlanError: ``named`` has no node of that name.
+    """
     if not name:
         return otherwise
     if name not in named:

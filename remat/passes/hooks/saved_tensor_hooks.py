@@ -1,4 +1,4 @@
-"""Saved tensors packed on their way from forward to backward, inside the two graphs."""
+"""Pass that packs saved tensors in forward and unpacks them in backward, by saved-tensor hooks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from remat.units import format_bytes
 
 @dataclass(frozen=True)
 class HookTraces(Analysis[Traces]):
-    """Hooks as graphs, kept with the joint graph: one graph may be split many times."""
+    """Traces of a pair of hooks, cached with the joint graph.
+
+    The cache serves several partitions of one joint graph.
+    """
 
     name: ClassVar[str] = "hook-traces"
     summary: ClassVar[str] = "saved-tensor hooks, traced for each kind of tensor"
@@ -41,12 +44,20 @@ class HookTraces(Analysis[Traces]):
 
 @dataclass(frozen=True)
 class PackSaved(Pass):
-    """Lets saved tensors pass through a pair of hooks: pack in forward, unpack in backward.
+    """Pack saved tensors in forward and unpack them in backward, by a pair of hooks.
 
-    Pack stands right after the last use of a tensor in forward, unpack right before its first use in
-    backward, so that the peak falls with the saved bytes. A saved tensor that shares its memory with
-    another one, or that looks at a part of its memory, is left as it is: two packed copies would
-    take the place of one memory. So are states of random generators, and what backward writes to.
+    Pack is placed right after a tensor's last use in forward, and unpack right before its first use
+    in backward. The peak therefore falls with the saved bytes.
+
+    Some saved tensors stay unpacked. A tensor that shares its storage with another saved tensor, or
+    covers only a part of its storage, stays unpacked, because packed copies would duplicate memory.
+    States of random generators and tensors that backward writes to also stay unpacked.
+
+    Attributes:
+        pair: the hooks, or the name of a ready-made pair.
+        filter: which saved tensors to pack; replaces the filter of ``pair``, see
+            `SavedTensorHooks`.
+        min_bytes: tensors with fewer bytes stay unpacked; replaces the value of ``pair``.
     """
 
     name: ClassVar[str] = "saved-tensor-hooks"
@@ -59,16 +70,16 @@ class PackSaved(Pass):
     min_bytes: int = 0
 
     def __post_init__(self) -> None:
-        _ = self.hooks  # refuses what cannot be meant
+        _ = self.hooks  # the constructors raise for invalid values
 
     @classmethod
     def of(cls, hooks: SavedTensorHooks) -> PackSaved:
-        """The pass for hooks, with their own filter and ``min_bytes``."""
+        """Return the pass for hooks, with the hooks' own ``filter`` and ``min_bytes``."""
         return cls(pair=hooks, filter=hooks.filter, min_bytes=hooks.min_bytes)
 
     @property
     def hooks(self) -> SavedTensorHooks:
-        """The pair, with the filter and ``min_bytes`` of this pass."""
+        """The pair of hooks, with the ``filter`` and ``min_bytes`` of this pass."""
         pair = SavedTensorHooks.of(self.pair)
         return replace(pair, filter=self.filter, min_bytes=self.min_bytes)
 
@@ -91,6 +102,7 @@ class PackSaved(Pass):
                 chosen.append((saved, traced))
         _warn(hooks, state.joint.name, [t for _, t in chosen], left)
         with state.edit() as edit:
+            # Set here, because the counts below also count tensors that stay unpacked.
             edit.modified = bool(chosen)
             if chosen:
                 inlining = Inlining(forward, backward, own)
@@ -109,7 +121,22 @@ class PackSaved(Pass):
 
 
 class Handed:
-    """The tensors that forward hands to backward, and what the rules need to know of them."""
+    """Saved tensors that forward hands to backward, with the facts that the rules for packing need.
+
+    Args:
+        joint: the joint graph.
+        forward: the forward module.
+        backward: the backward module.
+
+    Attributes:
+        tensors: nodes in forward of the saved tensors.
+        alive: for each filter, the storages that the filter excludes, by key.
+        sharing: number of saved tensors on each storage, by key.
+        written: storages that backward writes to, by key.
+        taken: placeholders of backward by name.
+        choosing: names of the nodes in backward that `chosen_by` returns, by its argument
+            ``signs``.
+    """
 
     def __init__(
         self, joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule
@@ -133,45 +160,50 @@ class Handed:
         }
 
     def sorted_out(self, hooks: SavedTensorHooks) -> Iterator[tuple[fx.Node, str]]:
-        """Each tensor with the reason to leave it as it is; empty where the hooks are for it."""
+        """Yield each saved tensor with the reason to leave it unpacked; empty if the hooks apply."""
         for node in self.tensors:
             yield node, self.refusal(node, hooks)
 
     def refusal(self, node: fx.Node, hooks: SavedTensorHooks) -> str:
-        """Why hooks leave one of them as it is; empty where they are for it."""
+        """Return why the hooks leave the saved tensor ``node`` unpacked; empty if the hooks apply."""
         rules = (*RULES, *LOSSY_RULES) if hooks.lossy else RULES
         return next((why for why, leave in rules if leave(self, node, hooks)), "")
 
 
 def _memory(nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
+    """Return the storages of nodes, each with the first node on the storage, by key."""
     return Sizes().first_of(nodes)
 
 
 def _is_random_state(node: fx.Node) -> bool:
+    """Return whether the value is a saved state of a random generator, or a seed."""
     source: Any = node.args[0] if is_element(node) else None
     drawn = getattr(source, "target", None) is torch.ops.higher_order.run_and_save_rng_state
     return (drawn and bool(node.args[1] == 0)) or "inductor_seed" in str(node.target)
 
 
 def _is_random(node: fx.Node) -> bool:
-    """Whether it is compared with a threshold to decide what is dropped."""
+    """Return whether the value is drawn at random; dropout compares such values with a threshold."""
     return ops.is_random(node) or "inductor_rand" in str(node.target)
 
 
 def _is_part(node: fx.Node) -> bool:
-    """Whether a tensor is anything but the whole of its memory."""
+    """Return whether a tensor covers only a part of its storage."""
     value = node.meta["val"]
     return bool(hint(value.untyped_storage().nbytes()) != tensor_bytes(value))
 
 
 def _is_vector(node: fx.Node) -> bool:
-    """Whether it is a vector, or has one number for each row: a mean, a deviation."""
+    """Return whether a tensor has at most one long dimension, or one number per row, such as means."""
     shape = [hint(s) for s in node.meta["val"].shape]
     return sum(s > 1 for s in shape) < 2 or shape[-1] == 1
 
 
 def _is_statistic(node: fx.Node) -> bool:
-    """Whether it is a lesser result of an operator with several, kept for that one's backward."""
+    """Return whether a tensor is a smaller, secondary result of an operator with several results.
+
+    An example is the logsumexp of attention, which the operator's backward needs at full precision.
+    """
     source = node.args[0] if node.args else None
     if not is_element(node) or not isinstance(source, fx.Node) or node.args[1] == 0:
         return False
@@ -180,9 +212,10 @@ def _is_statistic(node: fx.Node) -> bool:
     return isinstance(first, torch.Tensor) and hint(node.meta["val"].numel()) < hint(first.numel())
 
 
+#: A reason to leave a tensor unpacked, and a predicate of all saved tensors, a tensor and the hooks.
 _Rule = tuple[str, Callable[[Handed, fx.Node, SavedTensorHooks], bool]]
 
-#: Why a saved tensor is left as it is, whatever the hooks; the first that holds is given.
+#: Rules that leave a saved tensor unpacked under any hooks; the first that holds is the reason.
 RULES: tuple[_Rule, ...] = (
     ("without a strided memory", lambda h, n, _: storage_key(n.meta["val"]) is None),
     ("state of a random generator", lambda h, n, _: _is_random_state(n)),
@@ -191,9 +224,10 @@ RULES: tuple[_Rule, ...] = (
     ("part of a memory", lambda h, n, _: _is_part(n)),
     ("written to by backward", lambda h, n, _: storage_key(n.meta["val"]) in h.written),
     ("not read", lambda h, n, _: not h.taken[n.name].users),
+    # At least 1 byte: an empty tensor is never packed.
     ("small", lambda h, n, by: tensor_bytes(n.meta["val"]) < max(1, by.min_bytes)),
 )
-#: The same for hooks that lose something.
+#: Further rules for hooks that lose precision.
 LOSSY_RULES: tuple[_Rule, ...] = (
     ("not floating-point", lambda h, n, _: not n.meta["val"].is_floating_point()),
     ("vector", lambda h, n, _: _is_vector(n)),
@@ -204,7 +238,15 @@ LOSSY_RULES: tuple[_Rule, ...] = (
 
 
 def refusal_once_traced(saved: fx.Node, traced: Traced | None, hooks: SavedTensorHooks) -> str:
-    """Why a tensor is left as it is though no rule forbids packing it; empty where it is packed."""
+    """Return why a traced tensor stays unpacked; empty if the tensor is packed.
+
+    The reasons are that pack declined, or that the packed form is not smaller.
+
+    Args:
+        saved: the saved tensor in forward.
+        traced: the traced hooks; None if a rule already forbids packing.
+        hooks: the hooks.
+    """
     if traced is None:
         return ""
     if traced.unpack is None:
@@ -214,6 +256,14 @@ def refusal_once_traced(saved: fx.Node, traced: Traced | None, hooks: SavedTenso
 
 
 def _warn(hooks: SavedTensorHooks, graph: str, chosen: list[Traced], left: Counter[str]) -> None:
+    """Warn if hooks run outside the graph, or if the hooks declined every tensor.
+
+    Args:
+        hooks: the hooks.
+        graph: name of the graph.
+        chosen: the traces of the packed tensors.
+        left: number of unpacked tensors by reason.
+    """
     eager = list(dict.fromkeys(t.eager for t in chosen if t.eager))
     if eager:
         warn(
@@ -233,10 +283,10 @@ def _warn(hooks: SavedTensorHooks, graph: str, chosen: list[Traced], left: Count
 
 
 def _check_budget(state: State, hooks: SavedTensorHooks) -> None:
-    """The budget bounds what is really handed over.
+    """Check that forward hands over no more bytes than the budget allows.
 
     Raises:
-        BudgetError: packing has made it more than is allowed.
+        BudgetError: the packed tensors exceed the budget.
     """
     capacity = None if state.choice is None else state.choice.capacity
     if capacity is None or state.forward is None:

@@ -1,4 +1,4 @@
-"""Saved-tensor hooks as graphs: pack and unpack, traced for one kind of saved tensor."""
+"""Trace saved-tensor hooks as FX graphs, once for each kind of saved tensor."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from remat.torch_compat import pytree
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Traced:
-    """Both hooks for tensors of one kind.
+    """Pack and unpack as FX graphs, for tensors of one shape, layout, dtype and device.
 
     Attributes:
         pack: takes the saved tensor and returns the tensors and sizes to hand over.
-        unpack: takes those and returns the tensor; constants that pack returned are part of it.
-            None where pack declined, returning the tensor itself.
-        eager: why the hooks run outside of the graph; empty where they are part of it.
+        unpack: takes the values that ``pack`` returns and returns the tensor. Constants that the
+            pack hook returned are built in. None if pack declined by returning the tensor itself.
+        eager: why the hooks run outside the graph; empty if the hooks are part of the graph.
     """
 
     pack: fx.GraphModule
@@ -47,18 +47,19 @@ class Traced:
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of the memory that is handed over in place of the tensor's."""
+        """Bytes of the storages that are handed over instead of the tensor."""
         handed: Any = output_node(self.pack.graph).args[0]
         return sum(Sizes().of_all(n for n in handed if isinstance(n, fx.Node)).values())
 
 
 @dataclass(slots=True, eq=False)
 class Traces:
-    """The traces of one pair of hooks: one for each shape, layout, dtype and device.
+    """Cached traces of one pair of hooks: one for each shape, layout, dtype and device.
 
     Attributes:
         hooks: the pair.
-        lower: the lowering whose operators the graphs are made of.
+        lower: the lowering of the graph, ``"inductor"`` or another; it decides which operators a
+            trace may have.
     """
 
     hooks: SavedTensorHooks
@@ -66,10 +67,10 @@ class Traces:
     _known: dict[tuple[Any, ...], Traced] = field(default_factory=dict)
 
     def of(self, value: torch.Tensor) -> Traced:
-        """The hooks for tensors like a fake one.
+        """Return the traced hooks for tensors like the fake tensor ``value``.
 
         Raises:
-            PlanError: pack writes to what it is given, or unpack returns another kind of tensor.
+            PlanError: pack writes to its argument, or unpack returns a tensor of another kind.
         """
         kind = (tuple(value.shape), value.stride(), value.dtype, value.device)
         if not all(type(s) is int for s in (*value.shape, *value.stride())):
@@ -79,6 +80,7 @@ class Traces:
         return self._known[kind]
 
     def _trace(self, value: torch.Tensor) -> Traced:
+        """Trace the hooks, behind the eager operators if the hooks cannot be part of a graph."""
         try:
             return trace(self.hooks, value, self.lower)
         except UntraceableError as error:
@@ -86,11 +88,11 @@ class Traces:
 
 
 class UntraceableError(RematError):
-    """Hooks that cannot be part of a graph; the message says why."""
+    """Raised if hooks cannot be part of a graph; the message says why."""
 
 
 def _eager(hooks: SavedTensorHooks) -> SavedTensorHooks:
-    """The same hooks behind operators that can be part of a graph."""
+    """Return hooks that call the original hooks through opaque operators, which can be traced."""
     from remat.passes.packing.eager import pack_eagerly, unpack_eagerly
 
     key = register(hooks)
@@ -102,11 +104,16 @@ def _eager(hooks: SavedTensorHooks) -> SavedTensorHooks:
 
 
 def trace(hooks: SavedTensorHooks, value: torch.Tensor, lower: str) -> Traced:
-    """Traces both hooks for tensors like a fake one.
+    """Trace both hooks for tensors like the fake tensor ``value``.
+
+    Args:
+        hooks: the hooks.
+        value: a fake tensor of the kind to trace for.
+        lower: as in `Traces`.
 
     Raises:
-        UntraceableError: they cannot be part of a graph.
-        PlanError: as from `Traces.of`.
+        UntraceableError: the hooks cannot be part of a graph.
+        PlanError: as in `Traces.of`.
     """
     constants: list[Any] = []
     structure: list[pytree.TreeSpec] = []
@@ -140,8 +147,9 @@ def trace(hooks: SavedTensorHooks, value: torch.Tensor, lower: str) -> Traced:
     return Traced(pack=packing, unpack=unpacking)
 
 
+#: Marks, among the leaves that pack returned, those that are handed over and not constants.
 _HANDED = object()
-#: Nothing is differentiated here: detaching changes nothing. PyTorch 2.15 traces it as an alias.
+#: Operators without effect here, as nothing is differentiated. PyTorch 2.15 traces detach as alias.
 _THE_SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
@@ -158,7 +166,21 @@ def _graph(
     lower: str,
     mode: Any,
 ) -> fx.GraphModule:
-    """The operators that a function runs, without writes in place."""
+    """Trace a hook and return its operators, without writes in place.
+
+    Args:
+        function: the hook, on flat inputs.
+        inputs: fake tensors and sizes to trace with.
+        which: ``"pack"`` or ``"unpack"``, for messages.
+        hooks: the hooks, for messages.
+        lower: as in `Traces`.
+        mode: the fake tensor mode of the inputs.
+
+    Raises:
+        UntraceableError: the hook keeps a traced tensor, draws random numbers under Inductor, or
+            cannot be traced.
+        PlanError: the hook writes to its argument.
+    """
     made = _Made()
     traced = _traced(function, inputs, lower, mode, made)
     _refuse_kept(which, traced, made)
@@ -192,6 +214,18 @@ def _traced(
     mode: Any,
     made: _Made | None = None,
 ) -> fx.GraphModule:
+    """Trace a function with ``make_fx``.
+
+    Args:
+        function: the function.
+        inputs: fake tensors and sizes to trace with.
+        lower: ``"inductor"`` decomposes operators by Inductor's table.
+        mode: the fake tensor mode of the inputs.
+        made: recorder of the tensors that exist during the trace; None: record nothing.
+
+    Raises:
+        UntraceableError: the function raised, or cannot be traced.
+    """
     table = torch_compat.select_decomp_table() if lower == "inductor" else None
     trace_it = make_fx(function, table, _disable_torch_fn_metadata_mode=True)
     inputs = [_own(v) for v in inputs]
@@ -202,19 +236,23 @@ def _traced(
             return trace_it(*inputs)
         except RematError:
             raise
-        except Exception as error:  # foreign code: whatever it does that a trace cannot follow
+        except Exception as error:  # user code may do anything that a trace cannot follow
             raise UntraceableError(summary(error)) from error
 
 
 def _own(value: Any) -> Any:
-    """A fake tensor that lives on only where a function keeps it, of the very symbols of another one."""
+    """Return a fresh fake tensor with the same symbols as ``value``; any other value as it is.
+
+    A fresh tensor stays alive only if the traced function keeps it, which `_refuse_kept` detects.
+    """
     fake = isinstance(value, torch_compat.FakeTensor)
     return torch_compat.fast_detach(value.fake_mode, value) if fake else value
 
 
 class _Made(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the tensors that a function is given and makes while it is traced, and keeps none alive."""
+    """Dispatch mode that records, by weak references, the tensors that a trace receives and makes."""
 
+    # Otherwise PyTorch refuses to run higher-order operators under the mode.
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
@@ -222,7 +260,7 @@ class _Made(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._noted: list[TensorWeakRef] = []
 
     def note(self, values: Any) -> None:
-        """Notes the tensors without numbers in a tree."""
+        """Record the fake tensors among the leaves of ``values``."""
         leaves = pytree.tree_leaves(values)
         fakes = (v for v in leaves if isinstance(v, torch_compat.FakeTensor))
         self._noted.extend(map(TensorWeakRef, fakes))
@@ -233,19 +271,22 @@ class _Made(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return returned
 
     def alive(self) -> list[torch.Tensor]:
-        """The recorded tensors that are still referenced."""
+        """Return the recorded tensors that are still referenced."""
         if all(ref() is None for ref in self._noted):
             return []
-        # A tensor that only a cycle holds is not kept by the hook.
+        # A tensor that only a reference cycle keeps alive is not stored by the hook.
         gc.collect()
         return [tensor for ref in self._noted if (tensor := ref()) is not None]
 
 
 def _refuse_kept(which: str, traced: fx.GraphModule, made: _Made) -> None:
-    """Refuses a function that keeps tensors it saw only while it was traced, or reads such ones.
+    """Refuse a hook that keeps tensors which exist only during the trace.
+
+    Such a hook runs eagerly instead, where it gets real tensors.
 
     Raises:
-        UntraceableError: it does; where it is run, it can keep tensors as it likes.
+        UntraceableError: a traced tensor is still referenced, or a fake tensor is a constant of the
+            graph.
     """
     constants = [getattr(traced, str(n.target)) for n in traced.graph.nodes if n.op == "get_attr"]
     known = {id(c) for c in constants}
@@ -260,7 +301,7 @@ def _refuse_kept(which: str, traced: fx.GraphModule, made: _Made) -> None:
 
 @contextlib.contextmanager
 def _tracing(mode: Any) -> Iterator[None]:
-    """Operators run on fake tensors; real ones that hooks close over become constants."""
+    """Run operators on fake tensors; real tensors that the hooks close over become constants."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch_compat.DisableAutocast())
@@ -276,7 +317,8 @@ def _tracing(mode: Any) -> Iterator[None]:
 
 
 def _laid_out_as(saved: torch.Tensor, returned: torch.Tensor) -> torch.Tensor:
-    """What unpack returned, in the layout of the tensor that was packed."""
+    """Return unpack's result in the memory layout of the saved tensor."""
+    # The stride of a dimension of size 1 has no meaning.
     long = [d for d in range(saved.dim()) if not statically_known_true(returned.shape[d] == 1)]
     if all(statically_known_true(returned.stride(d) == saved.stride(d)) for d in long):
         return returned

@@ -1,4 +1,4 @@
-"""Instruments that watch pipelines: timing, statistics, dumps, diffs, checks, bisection, reproducers."""
+"""Instruments for pipelines: timing, statistics, dumps, checks, bisection and reproducers."""
 
 from remat.passes.instruments.bisection import BadPass, OptBisect, bisect
 from remat.passes.instruments.dumps import Dumps, PrintChanged, Printed

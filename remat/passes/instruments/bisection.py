@@ -1,4 +1,4 @@
-"""Which pass is to blame: run only the first so many, and search for the first bad one."""
+"""Find the first bad pass of a pipeline by running only the first passes."""
 
 from __future__ import annotations
 
@@ -18,19 +18,23 @@ if TYPE_CHECKING:
 
 
 class OptBisect(Instrument):
-    """Runs the first so many passes and leaves out the rest.
+    """Instrument that runs the first ``limit`` passes of a pipeline and skips the rest.
 
-    Every run of a pass counts, those inside of other passes too; passes that are made of passes do
-    not count themselves. A pass without which a pipeline would be wrong (`Pass.optional`) always
-    runs and does not count.
+    Every run of a pass counts, including runs inside composites. A composite itself does not count.
+    A pass with ``optional=False`` always runs and does not count, because the pipeline would be
+    wrong without it.
 
     Args:
-        limit: how many passes run; all where negative.
-        write: what prints a line; None: the lines are only kept.
+        limit: number of passes to run; negative: run all.
+        write: function that prints a line; None: the lines are only stored in ``lines``.
+
+    Raises:
+        ProblemError: ``limit`` is not an int.
 
     Attributes:
-        lines: what ran and what did not, a line each: ``BISECT: running pass (7) cse``.
-        count: passes that ran or would have.
+        lines: one line per counted pass, such as ``BISECT: running pass (7) cse``.
+        paths: for each counted pass, the names of the enclosing composites and of the pass.
+        count: number of passes that ran or would have run without the limit.
     """
 
     def __init__(self, limit: int = -1, *, write: Callable[[str], None] | None = None) -> None:
@@ -43,6 +47,7 @@ class OptBisect(Instrument):
 
     @property
     def count(self) -> int:
+        """Number of counted passes so far, both run and skipped."""
         return len(self.paths)
 
     def should_run(self, p: Pass, state: State, path: tuple[str, ...]) -> bool:
@@ -61,13 +66,14 @@ class OptBisect(Instrument):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadPass:
-    """Result of a bisection.
+    """Result of a bisection: the first run of a pass after which the pipeline's result is bad.
 
     Attributes:
-        number: which run of a pass it is, counted from 1: with a limit one lower all is well.
-        path: the pass, with those that it is inside of before it.
-        count: runs of passes in the whole pipeline.
-        tried: how often the pipeline was run.
+        number: number of the bad run, counted from 1 as in `OptBisect`. With only the earlier runs,
+            the result is good.
+        path: names of the composites that enclose the bad pass, and last the name of the pass.
+        count: number of counted runs in the whole pipeline.
+        tried: number of times that the pipeline was run for the search.
     """
 
     number: int
@@ -77,6 +83,7 @@ class BadPass:
 
     @property
     def name(self) -> str:
+        """Name of the bad pass."""
         return self.path[-1]
 
 
@@ -87,21 +94,22 @@ def bisect(
     *,
     instruments: Sequence[Instrument] = (),
 ) -> BadPass | None:
-    """Finds the first run of a pass after which the result of a pipeline is bad, by binary search.
+    """Find the first run of a pass after which the result of a pipeline is bad, by binary search.
 
-    A pipeline that raises is bad. One bad pass is assumed to stay bad whatever runs after it.
+    A pipeline that raises counts as bad. The search assumes that the result stays bad after the
+    first bad run.
 
     Args:
         manager: the pipeline.
-        joint: the graph; it is not changed.
-        is_bad: whether a result is bad.
-        instruments: more that watches every trial, such as a `VerifyEach` that raises.
+        joint: the graph to run the pipeline on; the graph is not changed.
+        is_bad: returns True for a bad result.
+        instruments: further instruments for every trial, such as a `VerifyEach` that raises.
 
     Returns:
-        The first bad pass; None where the whole pipeline is good.
+        The first bad run; None if the result of the whole pipeline is good.
 
     Raises:
-        ProblemError: it is bad even where only those passes run that cannot be left out.
+        ProblemError: the result is bad even if only passes with ``optional=False`` run.
     """
     tried = 0
 
@@ -111,13 +119,14 @@ def bisect(
         limited = OptBisect(limit)
         try:
             result = manager.run(joint, instruments=[limited, *instruments])
-        except Exception:  # whatever it is, the pass that is searched for may raise it
+        except Exception:  # any exception may be the symptom of the bad pass
             return True, limited
         return bool(is_bad(result)), limited
 
     bad, whole = run(-1)
     if not bad:
         return None
+    # The search takes for granted that the required passes alone are good.
     if run(0)[0]:
         needed = [p.name for p in manager.flat() if not p.optional]
         raise ProblemError(
@@ -129,7 +138,7 @@ def bisect(
     while bad_at - good > 1:
         middle = (good + bad_at) // 2
         bad, limited = run(middle)
-        if bad:  # one that raised may not have come as far as the limit
+        if bad:  # a trial that raised may have stopped before the limit
             bad_at, seen = max(good + 1, min(middle, limited.count)), limited.paths
         else:
             good = middle

@@ -1,4 +1,4 @@
-"""The graphs between passes as text: in numbered files, on a stream, or as what changed."""
+"""Instruments that show the graphs between passes: in files, on a stream, or as diffs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def state_text(state: State) -> str:
-    """The graphs of a state as text: the joint graph or, after partitioning, forward and backward."""
+    """Return the joint graph as text or, after partitioning, the forward and backward graphs."""
     from remat.graph.text import print_graph, print_joint
 
     if state.forward is None:
@@ -34,20 +34,24 @@ def _stamps(state: State) -> tuple[Stamp, ...]:
 
 
 def to_stderr(text: str) -> None:
-    """Writes a line, or several, to standard error."""
+    """Write one or more lines to standard error."""
     print(text, file=sys.stderr)
 
 
 class Printed(Instrument):
-    """Prints the graphs, with a line above each that says which pass.
+    """Instrument that prints the graphs, below a line that names the pass.
 
-    Passes are numbered from 1 as they run, printed or not; composites are shown by their parts.
+    Passes are numbered from 1 in the order in which they run, including passes that are not
+    printed. Composites are not printed; their inner passes are.
 
     Args:
-        write: what prints a text; to standard error by default.
-        before: also show the graph before each pass.
-        after: show the graph after each pass.
-        only: names of the passes to show the graph at; all where None.
+        write: function that prints a text; by default to standard error.
+        before: whether to print the graphs before each pass.
+        after: whether to print the graphs after each pass.
+        only: names of the passes to print the graphs at; None: all passes.
+
+    Raises:
+        RematError: when a run starts, if the pipeline has no pass of a name in ``only``.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Printed(Instrument):
     ) -> None:
         self._write, self._before, self._after = write, before, after
         self._only = None if only is None else tuple(only)
+        # Not reset by `start`, so that files of a second run do not replace those of the first.
         self._number = 0
 
     def start(self, pipeline: Pipeline, state: State) -> None:
@@ -74,6 +79,7 @@ class Printed(Instrument):
     def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:
         if isinstance(p, Composite):
             return
+        # Counted before the choice by `only`, so that a pass has the same number under any choice.
         self._number += 1
         if self._before and self._is_meant(p):
             self.show(path, "before", state_text(state))
@@ -86,21 +92,30 @@ class Printed(Instrument):
         return self._only is None or p.name in self._only
 
     def show(self, path: tuple[str, ...], when: str, text: str) -> None:
-        """Shows the text of the graphs before or after a pass."""
+        """Print the graphs before or after a pass.
+
+        Args:
+            path: names of the enclosing composites, and last the name of the pass.
+            when: ``"before"`` or ``"after"``.
+            text: the graphs as text.
+        """
         name = " > ".join(path)
         self._write(f"# *** graph {when} pass {self._number}, {name} ***\n{text.rstrip()}")
 
 
 class Dumps(Printed):
-    """Writes the graphs to numbered files, such as ``003-cse.after.txt``.
+    """Instrument that writes the graphs to numbered files, such as ``003-cse.after.txt``.
 
-    A pass inside of others is named with them: ``004-fixpoint.dce.after.txt``.
+    The name of a pass inside composites includes the composites: ``004-fixpoint.dce.after.txt``.
 
     Args:
-        folder: where to; made if it is not there.
+        folder: folder of the files; created if missing.
         before: as in `Printed`.
         after: as in `Printed`.
         only: as in `Printed`.
+
+    Raises:
+        RematError: during a run, if the folder or a file cannot be written.
     """
 
     def __init__(
@@ -130,17 +145,19 @@ class Dumps(Printed):
 
 
 class PrintChanged(Instrument):
-    """Prints what each pass changed as a unified diff, and a line for those that changed nothing.
+    """Instrument that prints a unified diff of the graphs for each pass.
 
-    A pass that splits the graph is followed by both halves, which a diff would not explain.
+    For a pass that changed nothing, one line says so. For a pass that partitions the joint graph,
+    the forward and backward graphs are printed whole, because a diff would not be readable.
 
     Args:
-        write: what prints a text; to standard error by default.
-        context: lines around each change.
+        write: function that prints a text; by default to standard error.
+        context: number of unchanged lines around each change.
     """
 
     def __init__(self, *, write: Callable[[str], None] = to_stderr, context: int = 3) -> None:
         self._write, self._context = write, context
+        # The text after one pass serves as the text before the next, so each graph is printed once.
         self._text: str | None = None
         self._stamps: tuple[Stamp, ...] = ()
 

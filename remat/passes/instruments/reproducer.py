@@ -1,9 +1,9 @@
-"""Reproducers: folders from which a failure can be repeated.
+"""Reproducers: folders from which a failure of a pass, a plan or a solver can be repeated.
 
-The folder holds text only: the joint graph (operators and shapes, no weights, no data), the pipeline,
-versions, the traceback and, where a solver failed, the problem that it failed at. No environment is
-written down. An instrument writes one for every pass that fails, and a compilation that crashes leaves one
-without being asked.
+A folder holds text only: the joint graph (operators and shapes, no weights, no data), the pipeline,
+versions and the traceback. If a solver failed, the folder also holds the problem instance. No
+environment variable is recorded. The instrument `Reproducer` writes a folder for each failed pass.
+`report` writes a folder for a compilation that failed unexpectedly.
 """
 
 from __future__ import annotations
@@ -49,24 +49,25 @@ if TYPE_CHECKING:
     from remat.passes.core.base import Pass
     from remat.passes.core.pipeline import Pipeline
 
-#: Names the folder that reproducers of crashed compilations go to where none is given; empty for none at all.
+#: Environment variable with the default folder for reproducers of crashed compilations; empty: write
+#: no reproducers.
 VARIABLE = "REMAT_REPRO_DIR"
-#: Bytes of a file of a reproducer that are read, at most; the graph has a limit of its own.
+#: Largest size in bytes of ``failure.json``. `remat.graph.text` has its own limit for the graph.
 MAX_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A run that failed.
+    """A failed run of a pipeline or of planning, with everything that a reproducer needs.
 
     Attributes:
         graph: text of the joint graph.
-        pipeline: text of the pipeline; empty where `options` say how the graph was planned.
-        options: arguments of `remat.plan` by name; empty where a pipeline was run by itself.
-        path: the pass that failed, with those that it is inside of before it; empty if it was none.
-        error: what was raised.
-        instance: the problem that a solver failed at.
-        note: what else to know about the graph.
+        pipeline: text of the pipeline; empty if ``options`` describe how the graph was planned.
+        options: arguments of `remat.plan` by name; empty if a pipeline was run without planning.
+        path: names of the enclosing composites and of the failed pass; empty if no pass failed.
+        error: the exception.
+        instance: the problem that a solver failed on; None if no solver failed.
+        note: further facts about the graph, for the README of the folder.
     """
 
     graph: str
@@ -80,13 +81,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A failure as it was written down; what is not named here is as in `Failure`.
+    """A failure as read from a reproducer. Attributes not listed are as in `Failure`.
 
     Attributes:
-        graph: file of the joint graph.
-        checks: what `VerifyEach` was checking when it found the failure, or empty.
-        type: class of the error.
-        message: its message.
+        graph: path of the file with the joint graph.
+        checks: checks of `VerifyEach` that found the failure; empty if `VerifyEach` did not find
+            it.
+        type: class name of the error.
+        message: message of the error.
     """
 
     form: ClassVar[Form] = Form("reproducer", "remat_repro", 1)
@@ -101,35 +103,37 @@ class Recorded:
     note: str
 
     def is_same(self, error: BaseException) -> bool:
-        """Whether an error is the recorded one: of the same class, and with the same message.
+        """Return whether an error has the class and the message of the recorded error.
 
-        Addresses and the passes that had run before do not count.
+        Memory addresses, and the list of passes that ran before, are ignored in the messages.
         """
         return type(error).__name__ == self.type and _plain(str(error)) == _plain(self.message)
 
 
 def write_reproducer(folder: Path, failure: Failure) -> Path:
-    """Writes a folder ``remat-repro-<pass>-<digest>`` inside of ``folder``, whole or not at all.
+    """Write a folder ``remat-repro-<pass>-<digest>`` inside ``folder``, atomically.
 
-    The digest is of the graph, the pipeline and the error: the same failure gets the same folder.
+    The digest covers the graph, the pipeline, the options and the error. The same failure therefore
+    gets the same folder, which is written only once.
 
     Returns:
-        The folder.
+        The path of the new or existing folder.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the folder cannot be written.
     """
     what = failure.path[-1] if failure.path else "plan"
     target = folder / f"remat-repro-{re.sub(r'[^A-Za-z0-9._-]', '_', what)}-{_digest(failure)}"
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
+    # In the same folder, because a rename is atomic only within one file system.
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=folder))
     try:
         for name, text in files_of(failure, target.name).items():
             (draft / name).write_text(text, encoding="utf-8")
         if failure.instance is not None:
-            with contextlib.suppress(RematError):  # one that is too large to be read again
+            with contextlib.suppress(RematError):  # an instance too large to be read again
                 save_instance(draft / "problem.json", failure.instance)
         draft.rename(target)
     except BaseException:
@@ -144,7 +148,8 @@ def read_reproducer(folder: Path) -> Recorded:
     """Read a folder of `write_reproducer`, except the graph, which `remat.graph.text` reads.
 
     Raises:
-        ProblemError: the folder holds no reproducer; the message says what is missing or wrong.
+        ProblemError: the folder holds no reproducer; the message says which file is missing or
+            wrong.
     """
     expected = "expected a folder that a Reproducer wrote, such as remat-repro-cse-1a2b3c4d"
     if not folder.is_dir():
@@ -164,12 +169,17 @@ def read_reproducer(folder: Path) -> Recorded:
 def leave_reproducer(
     folder: Path, error: BaseException, describe: Callable[[], Failure]
 ) -> Path | None:
-    """Writes a reproducer, and says in the error where it is or why there is none.
+    """Write a reproducer, and append its path, or the reason for its absence, to an error's message.
 
-    The error itself is never replaced, whatever goes wrong here.
+    An exception during writing never replaces the error.
+
+    Args:
+        folder: where to create the reproducer's folder.
+        error: the error whose message is extended.
+        describe: returns the failure to write.
 
     Returns:
-        The folder; None where none could be written.
+        The path of the reproducer's folder; None if no reproducer could be written.
     """
     try:
         written = write_reproducer(folder, describe())
@@ -181,17 +191,17 @@ def leave_reproducer(
 
 
 class Reproducer(Instrument):
-    """Writes a folder from which the failure of a pass can be seen again: ``remat repro FOLDER``.
+    """Instrument that writes a reproducer if a pass fails; ``remat repro FOLDER`` repeats the failure.
 
-    The graph is written as it was when the run began; a copy is kept until the end for that. The
-    message of the error says where the folder is. Where none can be written, it says why: the error
-    itself is never replaced.
+    The reproducer holds the graph as it was at the start of the run, so the instrument keeps a copy
+    of the graph during the run. The path of the reproducer's folder is appended to the error's
+    message. If no reproducer can be written, the message says why, and the error stays the same.
 
     Args:
-        folder: where to put folders; made if it is not there.
+        folder: where to create reproducers' folders; created if missing.
 
     Attributes:
-        written: the folder of the last failure; None where there was none.
+        written: path of the last reproducer; None if no pass failed.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -213,8 +223,10 @@ class Reproducer(Instrument):
 
     def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
         joint = self._joint
+        # An interrupt is not a failure of a pass.
         if error is self._seen or not isinstance(error, Exception) or joint is None:
             return
+        # Every enclosing composite fails with the same error; only the innermost pass is recorded.
         self._seen = error
         from remat.graph.text import print_joint
 
@@ -238,13 +250,13 @@ class Reproducer(Instrument):
 
 
 def instance_of(error: Exception, state: State, cost: str, unit: str = "") -> Instance | None:
-    """The problem on which a solver failed, as an instance file; None if no solver failed.
+    """Return the problem that a solver failed on as a problem instance; None if no solver failed.
 
     Args:
-        error: what was raised.
-        state: the state that the problem was made of.
-        cost: the cost model of the problem.
-        unit: the unit of its values, where it is a knapsack.
+        error: the exception; a failed solver stores its problem in ``error.problem``.
+        state: the state that the problem was built from.
+        cost: text of the problem's cost model.
+        unit: cost unit of a knapsack problem; a graph problem has its own unit.
     """
     problem = getattr(error, "problem", None)
     source = "a problem that a solver failed at"
@@ -253,7 +265,7 @@ def instance_of(error: Exception, state: State, cost: str, unit: str = "") -> In
     if not isinstance(problem, GraphProblem):
         return None
     full = least = 0
-    with contextlib.suppress(Exception):  # without the figures it is still the problem
+    with contextlib.suppress(Exception):  # the instance is useful without these figures
         full, least = full_and_least(state)
     return Instance(
         name="failure",
@@ -267,10 +279,10 @@ def instance_of(error: Exception, state: State, cost: str, unit: str = "") -> In
 
 
 def is_unexpected(error: BaseException) -> bool:
-    """Whether a failure is not the user's: a pass or a solver that crashed, or was found wrong.
+    """Return whether a failure is a fault of a pass or a solver rather than of the user's input.
 
-    A budget that cannot be met, invalid options, tags in conflict and a missing solver are the
-    user's; their messages say all there is to know.
+    Examples of user errors are a budget that cannot be met, invalid options, conflicting tags and a
+    missing solver. Their messages need no reproducer.
     """
     if isinstance(error, SolverError):
         return error.problem is not None
@@ -280,19 +292,22 @@ def is_unexpected(error: BaseException) -> bool:
 
 
 def folder_for(given: object) -> Path | None:
-    """The folder for reproducers: as given, by the environment, or one for temporary files; None for none.
+    """Return the folder for reproducers; None if no reproducers are to be written.
 
     Args:
-        given: a path; None for the default; False for none.
+        given: a path; None or True for the default; False to write no reproducers. The default is
+            the environment variable `VARIABLE`, or else a folder of the current user below the
+            system's folder for temporary files.
 
     Raises:
-        ProblemError: it is something else.
+        ProblemError: ``given`` is not a path, None or a bool.
     """
     if given is None or given is True:
         named = os.environ.get(VARIABLE)
         if named is not None:
             return Path(named) if named else None
         try:
+            # The user's name keeps the folders of several users of one machine apart.
             return Path(tempfile.gettempdir()) / f"remat-repro-of-{_user()}"
         except OSError:  # no folder can be written, or the disk is full
             return None
@@ -309,15 +324,17 @@ def report(
     folder: Path | None,
     describe: Callable[[], tuple[str, Mapping[str, str], str]],
 ) -> None:
-    """Writes a reproducer where a failure is unexpected, and says in the error where it is.
+    """Write a reproducer if a failure is unexpected, and append its path to the error's message.
 
-    Nothing is done before something fails, so the graph is written as it is by then.
+    The reproducer holds the graph as it is after the failure, because no copy of the graph is kept
+    for the case of a failure.
 
     Args:
-        error: what was raised.
+        error: the exception.
         joint: the graph that was being planned.
-        folder: where to put it; None for nowhere.
-        describe: tells the pipeline, the arguments of `remat.plan`, and a note.
+        folder: where to create the reproducer's folder; None: write no reproducer.
+        describe: returns the text of the pipeline, the arguments of `remat.plan` by name, and a
+            note.
     """
     if folder is None or not is_unexpected(error):
         return
@@ -345,7 +362,7 @@ _NOTE = (
 
 
 def _path(error: Exception) -> tuple[str, ...]:
-    """The pass that failed, as far as the error tells."""
+    """Return the path of the failed pass, as far as the error tells; otherwise an empty tuple."""
     if isinstance(error, PassError):
         return tuple(error.pass_name.split(" > "))
     if isinstance(error, SolverError):
@@ -355,6 +372,7 @@ def _path(error: Exception) -> tuple[str, ...]:
 
 
 def _user() -> str:
+    """Return the name of the current user, or the user's number if there is no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):  # an id without an entry in the table of users
@@ -362,7 +380,7 @@ def _user() -> str:
 
 
 def versions() -> dict[str, Any]:
-    """Versions and platform: remat, PyTorch, Python, the system and plugins."""
+    """Return the versions of remat, PyTorch, Python and plugins, and the platform, by name."""
     import torch
 
     plugins: dict[str, str] = {}
@@ -379,7 +397,12 @@ def versions() -> dict[str, Any]:
 
 
 def files_of(failure: Failure, name: str) -> dict[str, str]:
-    """The files of a reproducer's folder, by name; ``name`` is that of the folder."""
+    """Return the contents of a reproducer's files, by file name.
+
+    Args:
+        failure: the failure to describe.
+        name: name of the reproducer's folder, which the README mentions.
+    """
     error = failure.error
     record = {
         Recorded.form.key: Recorded.form.version,
@@ -404,6 +427,7 @@ def files_of(failure: Failure, name: str) -> dict[str, str]:
 
 
 def _readme(failure: Failure, name: str) -> str:
+    """Return the text of the folder's README: the failure, and commands that repeat it."""
     error = failure.error
     where = f"Pass '{' > '.join(failure.path)}'" if failure.path else "Planning"
     parts = [
@@ -436,6 +460,7 @@ def _readme(failure: Failure, name: str) -> str:
 
 
 def _digest(failure: Failure) -> str:
+    """Return eight hexadecimal digits that are the same for the same failure."""
     parts = (
         failure.graph,
         failure.pipeline,
@@ -447,6 +472,9 @@ def _digest(failure: Failure) -> str:
 
 
 def _plain(message: str) -> str:
-    """A message without parts that differ from run to run, such as memory addresses and passes run before."""
+    """Return a message without the parts that differ from run to run.
+
+    The parts are memory addresses and the list of passes that ran before.
+    """
     without = re.sub(r" \(passes completed before it: [^)]*\)", "", message)
     return re.sub(r"0x[0-9a-fA-F]+", "0x…", without)

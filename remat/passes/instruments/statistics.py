@@ -1,4 +1,4 @@
-"""Statistics of passes, summed over a run."""
+"""Instrument that sums the statistics of passes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class Statistics(Instrument):
-    """Sums up the statistics that passes report, by the place of the pass in the pipeline.
+    """Instrument that sums the statistics that passes report, by the path of the pass.
 
-    Where a composite sums up what its passes counted, that is not counted a second time.
+    Counts that a composite summed over its inner passes are not counted again.
 
     Attributes:
-        counts: for each path, outermost pass first, the counts by name.
+        counts: for each path of a pass (enclosing composites first), the sums by name.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Statistics(Instrument):
         if self._inside:
             self._inside[-1].update(own)
         if isinstance(p, Composite):
-            own -= inside
+            own -= inside  # drops counts that are not positive
         if own:
             self.counts.setdefault(path, Counter()).update(own)
 
@@ -43,7 +43,7 @@ class Statistics(Instrument):
         del self._inside[len(path) - 1 :]
 
     def table(self) -> str:
-        """One line for each count that is not 0."""
+        """Return a text table with one row per count that is not 0."""
         rows = [
             (" > ".join(path), name, str(n))
             for path, counts in self.counts.items()

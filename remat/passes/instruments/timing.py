@@ -1,4 +1,4 @@
-"""Where the time and the memory of a pipeline go, as a tree of passes and analyses."""
+"""Instrument that measures time and memory growth of a pipeline, as a tree of passes and analyses."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _STATM = Path("/proc/self/statm")
 
 @dataclass(slots=True, eq=False)
 class Timed:
-    """What one pass or analysis took, over all its runs at one place of the pipeline.
+    """Node of the timing tree: a pass or an analysis, summed over its runs at one path of the pipeline.
 
     Attributes:
-        name: the pass; an analysis in brackets.
-        runs: how often it ran.
-        total_s: seconds, with everything inside of it.
-        grown_bytes: growth of resident memory, with everything inside of it.
-        inside: what ran inside of it, in the order of the first runs.
+        name: name of the pass; the name of an analysis is in parentheses.
+        runs: number of runs.
+        total_s: seconds, including passes and analyses inside.
+        grown_bytes: growth of the process's resident memory, including passes and analyses inside.
+        inside: passes and analyses that ran inside, by name, in the order of their first runs.
     """
 
     name: str
@@ -43,25 +43,33 @@ class Timed:
 
     @property
     def own_s(self) -> float:
-        """Seconds of its own, without what ran inside of it."""
+        """Seconds without the passes and analyses inside."""
         return max(0.0, self.total_s - sum(s.total_s for s in self.inside.values()))
 
     def walk(self, depth: int = 0) -> Iterator[tuple[int, Timed]]:
-        """This and everything inside of it, with how deep it lies."""
+        """Yield this node and all nodes inside, outer before inner.
+
+        Args:
+            depth: depth of this node.
+
+        Yields:
+            Pairs of depth and node.
+        """
         yield depth, self
         for span in self.inside.values():
             yield from span.walk(depth + 1)
 
 
 class Timing(Instrument):
-    """Measures time and memory per pass.
+    """Instrument that measures the time and the memory growth of each pass.
 
-    An analysis is computed when it is first asked for; it is shown, in brackets, inside of the pass
-    that asked. The times of several pipelines under one instrument add up. Put this instrument last:
-    the time of other instruments then counts for the pipeline, not for the pass they look at.
+    An analysis is computed when first requested, so it appears in parentheses inside the requesting
+    pass. Several pipelines under one instance add up. Put this instrument last in the list of
+    instruments. The time of the other instruments then counts for the pipeline and not for the
+    passes.
 
     Attributes:
-        root: the tree; its own span is the whole run.
+        root: the tree of measurements; the root stands for the whole pipeline.
     """
 
     def __init__(self) -> None:
@@ -89,7 +97,11 @@ class Timing(Instrument):
         self._end(0)
 
     def table(self) -> str:
-        """The tree as text: own and total seconds, share of the whole, growth of resident memory."""
+        """Return the tree as a text table.
+
+        The columns are own seconds, total seconds, share of the whole, growth of resident memory,
+        and runs.
+        """
         rows = [("", "own s", "total s", "share", "memory MiB", "runs")]
         for depth, span in self.root.walk():
             share = span.total_s / self.root.total_s if self.root.total_s else 0.0
@@ -106,7 +118,7 @@ class Timing(Instrument):
         return ruled(rows)
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """The rows of the tree as plain data, outermost first."""
+        """Return the rows of the tree as JSON-compatible dicts, outer before inner."""
         return [
             {
                 "name": span.name,
@@ -136,7 +148,10 @@ class Timing(Instrument):
         self._open.append((span, time.perf_counter(), resident_bytes()))
 
     def _end(self, depth: int) -> None:
-        """Closes what is open at this depth, and what a failure left open inside of it."""
+        """Close the open measurements at ``depth`` and deeper.
+
+        A failure may leave measurements open at deeper levels.
+        """
         now, resident = time.perf_counter(), resident_bytes()
         while len(self._open) > depth:
             span, began, before = self._open.pop()
@@ -146,18 +161,23 @@ class Timing(Instrument):
 
 
 def resident_bytes() -> int:
-    """Bytes of this process in physical memory; where the system does not say, the most so far."""
+    """Return the resident memory of this process in bytes.
+
+    On a system without ``/proc``, the value is the largest resident memory so far; on Windows, 0.
+    """
+    # The second field counts resident pages.
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     try:
         import resource
     except ImportError:  # Windows
         return 0
+    # `ru_maxrss` is in bytes on macOS and in KiB elsewhere.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def ruled(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as text: the first column to the left, the others to the right, a rule below the head."""
+    """Return rows as an aligned text table, with a line of dashes below the first row."""
     head, *lines = columns(rows)
     return "\n".join([head, "-" * max(map(len, [head, *lines])), *lines])

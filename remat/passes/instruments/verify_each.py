@@ -1,4 +1,4 @@
-"""Verify each pass: structure, the reported change, cached analyses and, on request, numbers."""
+"""Instrument that checks each pass: graphs, reported changes, cached analyses and results."""
 
 from __future__ import annotations
 
@@ -24,28 +24,36 @@ if TYPE_CHECKING:
     from remat.passes.core.state import PassResult, State
 
 
+#: Equality of classes that do not define their own; it compares identities and proves no change.
 _BY_IDENTITY: Any = object.__eq__
 
 
 class VerifyEach(Instrument):
-    """Check after every pass that the graphs are valid and that its reported changes are true.
+    """Instrument that checks after every pass that graphs are valid and reported changes are true.
 
-    A pass that says that it changed nothing must not have; one that changes a graph in place does so
-    inside of ``state.edit()``; the analyses that it preserves come out the same when they are
-    computed anew. With numbers, the graphs are run on random inputs after every pass that changed
-    them: outputs, gradients, inputs as they are left and the generator's state must be those of the
-    graph that the pipeline began with, bit for bit. Between the pass that splits a graph and the one
-    that makes random operators replay, halves that draw twice are let through; at the end they are
-    not. A pass that is there to change numbers (`Pass.keeps_numbers`) sets what the next is held to.
+    The rules are:
+
+    - A pass that returns ``modified=False`` has not changed a graph.
+    - A pass changes a graph in place only inside ``state.edit()``.
+    - A preserved analysis gives the same result when it is recomputed.
+    - With ``numbers=True``, the changed graphs give bitwise the same results on random inputs as
+      the graph at the start. The results are outputs, gradients, final values of the inputs, and
+      the generator's state.
+
+    A partitioned graph may draw random numbers anew in backward until a later pass replays the
+    draws. An operator that still draws twice at the end of the pipeline is an error. A pass with
+    ``keeps_numbers=False`` sets the new reference results for later passes.
 
     Args:
-        numbers: also run the graphs.
+        numbers: whether to run the graphs and compare results.
         seed: seed of the random inputs.
-        max_bytes: refuse to run a graph whose inputs take more.
+        max_bytes: largest size in bytes of a graph's inputs, and of any one value; larger graphs
+            are refused.
 
     Raises:
-        PassError: from a run: the pass that broke a rule, and how.
-        ProblemError: from a run: numbers were asked for, but this graph cannot be run here.
+        PassError: during a run, if a pass broke a rule; the message names the pass and the rule.
+        ProblemError: during a run with ``numbers=True``, if the graph cannot be run on this
+            machine.
     """
 
     def __init__(self, *, numbers: bool = False, seed: int = 0, max_bytes: int = MAX_BYTES) -> None:
@@ -58,6 +66,7 @@ class VerifyEach(Instrument):
 
     @property
     def _checks(self) -> str:
+        """Name of the checks, as reproducers record and ``--verify-each`` reads."""
         return "numbers" if self._numbers else "structure"
 
     def start(self, pipeline: Pipeline, state: State) -> None:
@@ -80,7 +89,7 @@ class VerifyEach(Instrument):
 
     def after(self, p: Pass, result: PassResult, path: tuple[str, ...]) -> None:
         before = self._before.pop()
-        if isinstance(p, Composite):
+        if isinstance(p, Composite):  # the inner passes were checked one by one
             return
         name, state = " > ".join(path), result.state
         graphs = {"joint graph": state.joint.graph_module, **state.modules}
@@ -106,9 +115,10 @@ class VerifyEach(Instrument):
             )
 
     def _other_numbers(self, trial: Trial, state: State, p: Pass, name: str) -> str | None:
+        """Return how the results differ from the reference; None if no difference is found."""
         drawn = _drawn_twice(state)
         self._draws_twice = () if drawn is None else (name, drawn)
-        if drawn is not None:
+        if drawn is not None:  # forward and backward draw other numbers until a pass replays them
             return None
         try:
             results = _run(trial, state)
@@ -124,12 +134,18 @@ class VerifyEach(Instrument):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Before:
-    """Snapshot of a state before a pass."""
+    """Snapshot of a state before a pass.
+
+    Attributes:
+        graphs: for each module, a stamp of its graph, its analysis cache, and the cache's count of
+            edits.
+    """
 
     graphs: tuple[tuple[fx.GraphModule, Stamp, AnalysisCache, int], ...]
 
     @classmethod
     def of(cls, state: State) -> _Before:
+        """Take a snapshot of a state."""
         return cls(
             graphs=tuple(
                 (module, Stamp.of(module.graph), known, known.edits)
@@ -138,11 +154,11 @@ class _Before:
         )
 
     def untold(self, result: PassResult) -> str | None:
-        """How the graphs were changed without a word of it, if they were."""
+        """Return the first change that the pass did not report; None if there is none."""
         mine = {id(m): known for m, known in _modules(result.state)}
         for module, stamp, known, edits in self.graphs:
             difference = stamp.difference(Stamp.of(module.graph))
-            if difference is None or id(module) not in mine:
+            if difference is None or id(module) not in mine:  # a replaced graph no longer matters
                 continue
             if not result.modified:
                 return f"it says modified=False, but changed the graph: {difference}"
@@ -156,7 +172,7 @@ class _Before:
         return None
 
     def is_changed(self, state: State) -> bool:
-        """Whether there is anything new to run."""
+        """Return whether a graph of ``state`` differs from the snapshot, so that it must run again."""
         after = {id(m) for m, _ in _modules(state)}
         return after != self._ids() or any(
             stamp.difference(Stamp.of(module.graph)) is not None
@@ -164,12 +180,13 @@ class _Before:
         )
 
     def stale(self, state: State) -> str | None:
-        """Which of the analyses that were preserved over a change does not hold any more."""
+        """Return which preserved analysis gives another result when recomputed; None if none does."""
         edits = {id(known): count for _, _, known, count in self.graphs}
         fresh = dataclasses.replace(
             state, _joint_cache=AnalysisCache(()), _partitioned_cache=AnalysisCache(())
         )
         for known in state.analysis_caches:
+            # Without an edit, no result was preserved over a change.
             if edits.get(id(known), known.edits) == known.edits:
                 continue
             for key, value in known.results():
@@ -185,17 +202,17 @@ class _Before:
 
 
 def _modules(state: State) -> list[tuple[fx.GraphModule, AnalysisCache]]:
-    """The graphs of a state, each with its cached analyses."""
+    """Return the graph modules of a state, each with the cache of its analyses."""
     joint_cache, partitioned_cache = state.analysis_caches
     partitioned = [(m, partitioned_cache) for m in (state.forward, state.backward) if m is not None]
     return [(state.joint.graph_module, joint_cache), *partitioned]
 
 
 def same_result(one: Any, other: Any) -> bool:
-    """Whether two results of an analysis are the same, as far as can be told.
+    """Return whether two results of an analysis are equal, as far as a comparison is possible.
 
-    Dataclasses are compared field by field, also where they do not define equality; objects that
-    cannot be compared count as the same.
+    Dataclasses are compared field by field, even if they do not define equality. Tensors, and
+    objects that only compare by identity, count as equal.
     """
     return alike(one, other, _same_value)
 
@@ -219,7 +236,7 @@ def _run(trial: Trial, state: State) -> Mapping[str, Any]:
 
 
 def _drawn_twice(state: State) -> str | None:
-    """The first random operator that draws in forward and anew later."""
+    """Return the name of the first random operator that draws anew in backward; None if none does."""
     if state.forward is None or state.backward is None:
         return None
     again = drawn_again(state.forward.graph, state.backward.graph)
@@ -227,7 +244,10 @@ def _drawn_twice(state: State) -> str | None:
 
 
 def _describe(error: Exception) -> str:
-    """An error in one line; the interpreter appends the node that it was at."""
+    """Return an error as one line, with the node at which it occurred.
+
+    `fx.Interpreter` appends the node in a line that begins with "While executing".
+    """
     lines = map(str.strip, str(error).splitlines())
     at = next((line for line in lines if line.startswith("While executing")), "")
     return summary(error)[:220] + (f" ({at[:120]})" if at else "")

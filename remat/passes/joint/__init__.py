@@ -1,1 +1,1 @@
-"""Passes that tidy and mark the joint graph."""
+"""Passes that clean up, classify and tag the nodes of the joint graph."""

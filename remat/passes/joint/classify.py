@@ -1,4 +1,4 @@
-"""Classification, as a pass: it computes and changes nothing."""
+"""Pass that reports which nodes forward and backward require."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from remat.passes.core.state import PassResult, State
 
 @dataclass(frozen=True)
 class Classify(Pass):
-    """Computes roles, and which nodes forward requires, which backward, and which neither."""
+    """Classify the nodes as required by forward, required by backward, or unclaimed.
+
+    The pass changes no graph. The classification is cached in the state, and the result's detail
+    has the three counts.
+    """
 
     name: ClassVar[str] = "classify"
     stage: ClassVar[Stage] = Stage.JOINT

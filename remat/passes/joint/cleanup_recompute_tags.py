@@ -1,6 +1,6 @@
-"""Tags of checkpointed regions made ready for partitioning.
+"""Pass that adds MUST_SAVE tags to checkpointed regions before partitioning.
 
-As ``cleanup_recompute_tags`` in PyTorch's ``torch/_functorch/partitioners.py``.
+The rules are those of ``cleanup_recompute_tags`` in PyTorch's ``torch/_functorch/partitioners.py``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from remat.passes.core.state import Classification, Costs, Memory, PassResult, P
 
 @dataclass(frozen=True)
 class CleanupRecomputeTags(Pass):
-    """Keeps the boundaries between checkpointed regions, and what backward's mutations need.
+    """Tag values as MUST_SAVE at the boundaries of checkpointed regions and for mutations in backward.
 
     MUST_SAVE is set on:
 
-    - a node to be recomputed that feeds a later region; without it, two regions in a row would be
-      recomputed as one;
-    - the result of a region that carries a backward hook: its recomputation would wait for itself;
-    - what forward writes to an input that backward writes to as well.
+    - a node tagged for recomputation that a later region reads. Without the tag, consecutive
+      regions would be recomputed as one region;
+    - the result of a region with a backward hook, as FSDP2 sets. Recomputation would wait for the
+      hook, which waits for a gradient that needs the recomputed value;
+    - a value that forward writes to an input which backward also writes to.
     """
 
     name: ClassVar[str] = "cleanup-recompute-tags"
@@ -37,6 +38,7 @@ class CleanupRecomputeTags(Pass):
 
     def run(self, state: State) -> PassResult:
         found = _boundaries(state.joint.graph)
+        # A tag changes what may be recomputed, but no node, role, storage or cost.
         with state.edit(preserves=(Positions, Classification, Distances, Memory, Costs)) as edit:
             for node in found:
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
@@ -44,6 +46,7 @@ class CleanupRecomputeTags(Pass):
 
 
 def _boundaries(graph: fx.Graph) -> list[fx.Node]:
+    """Return the nodes to tag as MUST_SAVE."""
     found: list[fx.Node] = []
     mutated_in_backward: set[fx.Node] = set()
     sources: list[tuple[fx.Node, fx.Node]] = []
@@ -60,6 +63,7 @@ def _boundaries(graph: fx.Graph) -> list[fx.Node]:
             node.meta.get("has_backward_hook", False) and not any(map(must_recompute, node.users))
         ):
             found.append(node)
+    # As `force_save_bw_mutation_src` in PyTorch: a recomputed source would apply the mutation twice.
     found += [
         source
         for target, source in sources
@@ -69,6 +73,7 @@ def _boundaries(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _feeds_later_region(node: fx.Node) -> bool:
+    """Return whether a recomputed node of a later checkpointed region reads ``node``."""
     region = node.meta.get("ac_graph_id")
     return region is not None and any(
         must_recompute(user) and user.meta.get("ac_graph_id", region) > region

@@ -22,14 +22,18 @@ from remat.passes.core.state import PassResult, State
 
 @dataclass(frozen=True)
 class CommonSubexpressions(Pass):
-    """Merges calls of one operator with the same arguments.
+    """Merge calls of the same operator with the same arguments.
 
-    Never merged: random, effectful, mutating or uninitialised results; operators that are not
-    declared to be functions of their inputs (`remat.declare_pure`); aliases of an output; calls with
-    a mutation between them, with different recompute tags, or over unbacked symbols.
+    Calls are never merged in these cases:
 
-    Arguments are compared with their types and bits: ``1``, ``1.0`` and ``True`` differ, and so do
-    ``0.0`` and ``-0.0``; NaN equals itself.
+    - the call draws random numbers, has an effect, mutates an argument, or returns uninitialised
+      memory;
+    - the operator comes from outside PyTorch and is not declared pure (`remat.declare_pure`);
+    - the result shares memory with an output of the graph, or has a size that depends on data;
+    - a mutation runs between the calls, or their recompute tags differ.
+
+    Arguments are compared with their types and bit for bit. ``1``, ``1.0`` and ``True`` differ, and
+    so do ``0.0`` and ``-0.0``. NaN equals NaN.
     """
 
     name: ClassVar[str] = "cse"
@@ -48,14 +52,14 @@ class CommonSubexpressions(Pass):
 
 
 def merge(graph: fx.Graph, memories: Memories | None = None) -> int:
-    """Merges common subexpressions of a graph in place.
+    """Merge common subexpressions of a graph in place.
 
     Args:
         graph: the graph.
-        memories: the memory behind its values, as far as it is known.
+        memories: cached storages of the graph's values; None: look the storages up.
 
     Returns:
-        How many nodes went.
+        Number of erased nodes.
     """
     storage = (memories or Memories()).key
     out = output_node(graph)
@@ -63,16 +67,18 @@ def merge(graph: fx.Graph, memories: Memories | None = None) -> int:
     nodes = list(graph.nodes)
     seen: dict[Any, fx.Node] = {}
     gone: set[int] = set()  # storages of nodes that were merged away
-    suspect: set[fx.Node] = set()  # what may be a view of one of them
+    suspect: set[fx.Node] = set()  # nodes that may be views of a storage in `gone`
     dead: list[fx.Node] = []
     mutations = 0
     for node, plain in zip(nodes, are_plain(nodes), strict=True):
         if node.op != "call_function":
             continue
+        # The fake value of such a view still refers to the storage that was merged away.
         if node in suspect and not gone.isdisjoint(map(storage, _leaves(node))):
             refresh(node)
             suspect.update(node.users)
         if not plain:
+            # A part of the key, so that no calls are merged across a mutation.
             mutations += ops.is_mutating(node)
             if _has_effects(node):
                 continue
@@ -87,6 +93,7 @@ def merge(graph: fx.Graph, memories: Memories | None = None) -> int:
             {k for v in _leaves(n) if (k := storage(v)) is not None} for n in (node, first)
         )
         if not others.isdisjoint(returned) or _is_unbacked(first):
+            # A later call may still be merged with this node, though not with `first`.
             seen[key] = node
         elif mine.isdisjoint(returned) and not _is_unbacked(node):
             gone |= mine - others
@@ -99,7 +106,7 @@ def merge(graph: fx.Graph, memories: Memories | None = None) -> int:
 
 
 def _has_effects(node: fx.Node) -> bool:
-    """Whether a call does more than compute its result."""
+    """Return whether a call does more than compute its result from its arguments."""
     return (
         ops.may_have_effects(node)
         or ops.is_mutating(node)
@@ -109,6 +116,7 @@ def _has_effects(node: fx.Node) -> bool:
 
 
 def _is_unbacked(node: fx.Node) -> bool:
+    """Return whether a size in the node's value depends on data."""
     return any(_is_symbolic(v) and bool(free_unbacked_symbols(v)) for v in _leaves(node))
 
 
@@ -122,21 +130,21 @@ def _is_symbolic(value: Any) -> bool:
     return isinstance(value, SYMBOLIC)
 
 
-#: Types of arguments that are the same to the bit where they are equal.
+#: Types of arguments for which equality implies that all bits are equal.
 _EXACT = frozenset((fx.Node, int, bool, str, type(None), torch.dtype, torch.device, torch.layout))
 
 
 def _key(node: fx.Node, mutations: int) -> Any:
-    """Equal for two calls that may be merged."""
+    """Return a key that is equal for two calls which may be merged."""
     meta = node.meta
     kwargs = _describe(node.kwargs) if node.kwargs else None
     tags = meta.get("recompute"), meta.get("ac_graph_id")
-    # A target goes by its identity: hashing an overload takes longer.
+    # The identity of the target stands for the target, because hashing an overload is slower.
     return (id(node.target), _describe_all(node.args), kwargs, tags, mutations)
 
 
 def _describe_all(xs: Iterable[Any]) -> Any:
-    """The same for several arguments, with their types."""
+    """Return a value that is equal only for arguments with equal types and equal bits."""
     kinds = tuple(map(type, xs))
     if _EXACT.issuperset(kinds):
         return (kinds, tuple(xs))
@@ -144,13 +152,15 @@ def _describe_all(xs: Iterable[Any]) -> Any:
 
 
 def _describe(x: Any) -> Any:
-    """A value that is equal only for arguments that are the same to the bit."""
+    """Return a value that is equal only for arguments with equal bits."""
     if isinstance(x, (tuple, list)):
         return _describe_all(x)
     if isinstance(x, dict):
         return (tuple(x), _describe_all(x.values()))
     if isinstance(x, float):
+        # Bytes tell 0.0 from -0.0 and are equal for equal NaNs, where `==` does the opposite.
         return struct.pack("<d", x)
     if isinstance(x, SYMBOLIC):
+        # Comparing symbols would add guards; their text adds none.
         return str(x.node.expr)
     return x

@@ -14,11 +14,11 @@ from remat.passes.core.state import PassResult, State
 
 @dataclass(frozen=True)
 class DeadCode(Pass):
-    """Remove nodes without users.
+    """Remove nodes without users, unless they have effects.
 
-    Random operators stay even when unread, so that the stream of random numbers after the step does
-    not depend on what was planned; so do mutations, collectives and other effects, and operators that
-    nobody has declared to be functions of their inputs.
+    Unread random operators stay, so that the random numbers after the step do not depend on the
+    plan. Mutations, collectives and other effects stay too. So do operators from outside PyTorch
+    that are not declared pure.
     """
 
     name: ClassVar[str] = "dce"
@@ -32,8 +32,9 @@ class DeadCode(Pass):
 
 
 def eliminate(graph: fx.Graph) -> int:
-    """Removes dead nodes from a graph in place and returns how many."""
+    """Erase dead nodes of a graph in place and return their number."""
     removed = 0
+    # Users are erased before their inputs, so one sweep removes whole chains.
     for node in reversed(graph.nodes):
         if node.users or node.op in ("placeholder", "output"):
             continue

@@ -1,4 +1,4 @@
-"""Distance from backward, as a pass: it computes and changes nothing."""
+"""Pass that computes the distance of each forward node from backward."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from remat.passes.core.state import PassResult, State
 
 @dataclass(frozen=True)
 class DistanceFromBackward(Pass):
-    """Computes how many edges lie between each forward node and backward.
+    """Compute the least number of edges from each forward node to a backward node.
 
-    They stay with the state, as ``state.get(Distances())``, until the graph changes.
+    The pass changes no graph. The distances stay cached as ``state.get(Distances())`` until the
+    graph changes.
     """
 
     name: ClassVar[str] = "dist-from-backward"

@@ -1,9 +1,9 @@
-"""Saved-tensor hooks that cannot be traced, run as they are behind two operators.
+"""Operators that run saved-tensor hooks which cannot be traced.
 
-``remat::pack_eagerly`` calls pack and returns a ticket, a tensor of one number, which is what
-forward hands to backward; ``remat::unpack_eagerly`` calls unpack with what the ticket stands for.
-What pack returned lives as long as the memory of its ticket, which autograd frees as it would have
-freed the saved tensor.
+``remat::pack_eagerly`` calls pack, stores the result in this process, and returns a ticket. The
+ticket is a tensor with one number, which forward hands to backward. ``remat::unpack_eagerly`` calls
+unpack with the stored result. The result is dropped when the ticket's memory is freed, just as
+autograd frees a saved tensor.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from remat.errors import PlanError
 from remat.passes.packing.pairs import SavedTensorHooks, check_unpacked, find, naming
 from remat.torch_compat import pytree
 
+#: Results of pack that wait for backward, by the number on the ticket.
 _PACKED: dict[int, Any] = {}
 _NUMBERS = itertools.count(1)
 
 
-#: What to do about hooks that use what they were given, or made, when they were traced.
+#: Advice for hooks that use a fake tensor which they received or made during tracing.
 _TRACED = (
     "hooks are traced first, on tensors without numbers, and this is one that was kept then: let pack return "
     "what unpack needs, and make what the hooks keep before the step is compiled"
@@ -32,15 +33,20 @@ _TRACED = (
 
 
 def packed_count() -> int:
-    """How many packed values wait for backward."""
+    """Return the number of packed values that wait for backward."""
     return len(_PACKED)
 
 
 def _called(hooks: SavedTensorHooks, which: str, given: Any) -> Any:
-    """What a hook returns.
+    """Call a hook and return its result.
+
+    Args:
+        hooks: the pair.
+        which: ``"pack"`` or ``"unpack"``.
+        given: the argument of the hook.
 
     Raises:
-        PlanError: it raised, or it works on a tensor that it kept from when it was traced.
+        PlanError: the hook raised, or uses a fake tensor that it kept from tracing.
     """
     named = f"hooks '{hooks.name}': {which}"
     try:
@@ -55,15 +61,22 @@ def _called(hooks: SavedTensorHooks, which: str, given: Any) -> Any:
     return returned
 
 
+# A CUDA graph would replay the kernels without calling the hooks, hence `cudagraph_unsafe`.
 @torch.library.custom_op("remat::pack_eagerly", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def pack_eagerly(x: torch.Tensor, key: str) -> torch.Tensor:
-    """Packs a tensor and returns the ticket for it."""
-    # A copy, since the compiled step uses the memory of x again and pack may keep it, even out of
-    # sight: as a NumPy array, say.
+    """Pack a tensor and return a ticket for the packed value.
+
+    Args:
+        x: the saved tensor.
+        key: key of the hooks, as `register` returned.
+    """
+    # A copy, because the compiled step reuses the memory of x, and pack may keep a reference that is
+    # not a tensor, such as a NumPy array.
     packed = _called(find(key), "pack", x.clone())
     number = next(_NUMBERS)
     ticket = torch.tensor(number, dtype=torch.int64)
     _PACKED[number] = packed
+    # Bound to the storage, because detached copies of the ticket share only the storage.
     weakref.finalize(ticket.untyped_storage(), _PACKED.pop, number, None).atexit = False
     return ticket
 
@@ -84,7 +97,19 @@ def unpack_eagerly(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """Unpacks what a ticket stands for, as a tensor laid out as it was saved."""
+    """Unpack the value of a ticket and return a tensor with the size and strides of the saved tensor.
+
+    Args:
+        ticket: the result of `pack_eagerly`.
+        key: key of the hooks, as `register` returned.
+        size: size of the saved tensor.
+        stride: strides of the saved tensor.
+        dtype: dtype of the saved tensor.
+        device: device of the saved tensor.
+
+    Raises:
+        PlanError: the packed value is gone, unpack raised, or its result does not fit.
+    """
     hooks = find(key)
     number = int(ticket)
     if number not in _PACKED:
@@ -94,7 +119,7 @@ def unpack_eagerly(
         )
     value = _called(hooks, "unpack", _PACKED[number])
     value = check_unpacked(hooks.name, value, size, dtype, device)
-    # A copy for the same reason: the result may be what was kept, which may be unpacked again.
+    # A copy, because unpack may return the stored value itself, which may be unpacked again.
     laid_out = torch.empty_strided(size, stride, dtype=dtype, device=device)
     return laid_out.copy_(value)
 

@@ -1,9 +1,9 @@
-"""Saved-tensor hooks, and ready-made pairs of them.
+"""Saved-tensor hooks, and ready-made pairs of hooks.
 
-A pair is what `torch.autograd.graph.saved_tensors_hooks` takes: ``pack`` turns a saved tensor into
-whatever is kept until backward, ``unpack`` turns that into the tensor again. The pairs here treat
-what is not finite with care, since additive attention masks are made of it: infinities and NaN come
-back as they were, and the largest finite numbers stay finite.
+As for `torch.autograd.graph.saved_tensors_hooks`, ``pack`` turns a saved tensor into a value to
+keep until backward, and ``unpack`` turns the value into a tensor again. The ready-made pairs
+restore infinities and NaN exactly and keep the largest finite numbers finite, because additive
+attention masks consist of such numbers.
 """
 
 from __future__ import annotations
@@ -25,38 +25,43 @@ from remat.errors import PlanError, ProblemError, RematError, summary
 from remat.graph import ops
 from remat.graph.host_copies import WAIT_COPIED, offload, reload
 
-#: Which saved tensors hooks are for; see `SavedTensorHooks.filter`.
+#: Valid values of `SavedTensorHooks.filter`.
 FILTERS = ("donated", "no_static", "all")
 
-#: What pack returns: a tensor, or tensors, sizes and constants in tuples, lists and dicts.
+#: Result of pack: a tensor, or tensors, sizes and constants in tuples, lists and dicts.
 Packed = Any
 Pack = Callable[[torch.Tensor], Packed]
 Unpack = Callable[[Packed], torch.Tensor]
 
 
 class HooksWarning(UserWarning):
-    """Hooks that run outside of the graph, or not at all."""
+    """Issued if hooks run outside the compiled graph, or decline every saved tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTensorHooks:
-    """A pair of functions that saved tensors go through on their way from forward to backward.
+    """Pair of functions that pack saved tensors after forward and unpack them for backward.
 
     Attributes:
-        pack: turns a saved tensor into what is kept. Returning the tensor itself declines: it is
-            kept as it is.
-        unpack: turns that into a tensor of the same shape, dtype and device.
-        filter: which saved tensors they are for. ``"donated"``: only intermediates, whose memory
-            goes once they are packed. ``"no_static"``: all but parameters and static inputs.
-            ``"all"``. Packing what is alive anyway adds memory.
-        min_bytes: smaller tensors are left as they are.
-        lossy: what comes back is not what was given. Then only floating-point activations that get
-            smaller are packed: no vectors, no statistics (the logsumexp of attention, the
-            deviations of a normalisation: one number for each row), no random numbers, and nothing
-            from which backward compares, rounds or computes indices anew, which decided something.
-        keeps_signs: what comes back has the sign of what was given, and is 0 where that was, to within what no
-            gradient shows: then values that backward only asks for their sign, as it does below a ReLU, are packed too.
-        name: what they are called in pipelines and messages.
+        pack: turns a saved tensor into the value to keep. If pack returns the tensor itself, the
+            tensor stays unpacked.
+        unpack: turns the kept value into a tensor of the same shape, dtype and device.
+        filter: which saved tensors to pack. ``"donated"``: only intermediate values, whose memory
+            is freed once they are packed. ``"no_static"``: all tensors except parameters and static
+            inputs. ``"all"``: all tensors. Packing a tensor that stays alive anyway adds memory.
+        min_bytes: tensors with fewer bytes stay unpacked.
+        lossy: whether unpack returns other numbers than pack received. A lossy pair packs only
+            floating-point activations that become smaller. Vectors, statistics with one number per
+            row (the logsumexp of attention, the deviations of a normalisation) and random numbers
+            stay unpacked. So do values from which backward computes a comparison, a step function
+            or an index.
+        keeps_signs: whether unpack returns numbers with the same signs, and zeros for zeros, except
+            for negligible magnitudes. Then values whose sign is all that backward reads, as below a
+            ReLU, are packed too.
+        name: name in pipelines and messages.
+
+    Raises:
+        ProblemError: an attribute has an invalid value.
     """
 
     pack: Pack
@@ -72,12 +77,14 @@ class SavedTensorHooks:
             raise ProblemError(
                 f"hooks: filter is {self.filter!r}; expected one of {', '.join(map(repr, FILTERS))}"
             )
+        # `isinstance` would accept True.
         if type(self.min_bytes) is not int or self.min_bytes < 0:
             raise ProblemError(
                 f"hooks: min_bytes is {self.min_bytes!r}; expected a number of bytes, an int >= 0"
             )
         for what in ("pack", "unpack"):
             given = getattr(self, what)
+            # `register` uses hooks as keys of a dict.
             if not callable(given) or type(given).__hash__ is None:
                 raise ProblemError(
                     f"hooks: {what} is a {type(given).__name__}; expected a function or an "
@@ -86,10 +93,10 @@ class SavedTensorHooks:
 
     @classmethod
     def of(cls, value: object) -> SavedTensorHooks:
-        """Hooks as they are, of a ready-made pair's name, or of a pair of functions.
+        """Return hooks as given, by the name of a ready-made pair, or from a pair of functions.
 
         Raises:
-            ProblemError: it is none of these.
+            ProblemError: ``value`` is not hooks, a known name, or a pair of functions.
         """
         if isinstance(value, SavedTensorHooks):
             return value
@@ -104,12 +111,14 @@ class SavedTensorHooks:
 
     @property
     def cache_key(self) -> str | None:
-        """What compiled artefacts with these hooks can be found by again; None: nothing can.
+        """Key that identifies the hooks in compile caches of all processes; None if there is none.
 
-        Ready-made pairs are known. A function carries a ``user_cache_hash``; an ``fx.GraphModule``
-        is known by its operators, and each wrapped leaf function in it by its own.
+        A ready-made pair is identified by its name, a function by its attribute
+        ``user_cache_hash``. An ``fx.GraphModule`` is identified by its operators and the
+        ``user_cache_hash`` of each wrapped leaf function.
         """
         known = PAIRS.get(self.name)
+        # A user's pair may have the name of a ready-made one.
         ready_made = known is not None and (known.pack, known.unpack) == (self.pack, self.unpack)
         keys = [self.name] if ready_made else [_key_of(self.pack), _key_of(self.unpack)]
         if not all(keys):
@@ -118,7 +127,10 @@ class SavedTensorHooks:
         return hashlib.sha256(repr((keys, options)).encode()).hexdigest()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Hooks that are known by a key are pickled as that: Inductor's cache pickles its options."""
+        """Pickle hooks by their cache key if there is one, otherwise by value.
+
+        Inductor's cache pickles its options, which may hold hooks.
+        """
         if self.cache_key is None:
             return object.__reduce_ex__(self, protocol)
         return find, (register(self),)
@@ -127,16 +139,17 @@ class SavedTensorHooks:
         return self.name
 
 
+#: Registered hooks by key, and their keys.
 _HOOKS: dict[str, SavedTensorHooks] = {}
 _KEYS: dict[SavedTensorHooks, str] = {}
 _LOCK = threading.Lock()
 
 
 def register(hooks: SavedTensorHooks) -> str:
-    """A key by which the operators find the hooks.
+    """Register hooks and return the key by which the eager operators find them.
 
-    It names them in other processes too where they carry a cache key, so that compiled artefacts
-    may hold it; else it is of this process alone.
+    Compiled code contains the key. If the hooks have a cache key, the key is the same in all
+    processes. Otherwise the key is valid in this process only.
     """
     with _LOCK:
         key = _KEYS.setdefault(hooks, hooks.cache_key or f"process-{uuid.uuid4().hex}")
@@ -145,10 +158,10 @@ def register(hooks: SavedTensorHooks) -> str:
 
 
 def find(key: str) -> SavedTensorHooks:
-    """The hooks with a key.
+    """Return the registered hooks with the given key.
 
     Raises:
-        PlanError: this process does not know them.
+        PlanError: no hooks with this key are registered in this process.
     """
     hooks = _HOOKS.get(key)
     if hooks is None:
@@ -162,13 +175,21 @@ def find(key: str) -> SavedTensorHooks:
 def check_unpacked(
     name: str, value: object, size: Sequence[Any], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """What the unpack of hooks returned for a saved tensor of a kind.
+    """Return the result of unpack if it fits the saved tensor.
+
+    Args:
+        name: name of the hooks, for messages.
+        value: the result of unpack.
+        size: size of the saved tensor.
+        dtype: dtype of the saved tensor.
+        device: device of the saved tensor.
 
     Raises:
-        PlanError: it is no tensor, or one of another kind.
+        PlanError: the result is not a tensor of this size, dtype and device.
     """
     if not isinstance(value, torch.Tensor):
         raise PlanError(f"hooks '{name}': unpack returned {value!r}; expected a tensor")
+    # `statically_known_true` adds no guards on symbolic sizes.
     fits = value.dim() == len(size) and all(
         statically_known_true(a == b) for a, b in zip(value.shape, size, strict=True)
     )
@@ -182,11 +203,12 @@ def check_unpacked(
 
 @contextlib.contextmanager
 def naming(which: str, kind: type[RematError]) -> Iterator[None]:
-    """Lets what a hook raises say which hook it is; the cause is chained.
+    """Convert exceptions of a hook into an error that names the hook.
 
     Args:
-        which: the hook, as messages name it.
-        kind: the error that is raised instead. That there is no memory left is told as it is.
+        which: name of the hook in the message.
+        kind: class of the error to raise; the exception becomes its cause. `torch.OutOfMemoryError`
+            is not converted.
     """
     try:
         yield
@@ -197,12 +219,12 @@ def naming(which: str, kind: type[RematError]) -> Iterator[None]:
 
 
 def format_kind(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> str:
-    """A kind of tensor for people."""
+    """Return size, dtype and device as text, such as ``float32[2, 3] on cpu``."""
     return f"{str(dtype).removeprefix('torch.')}{list(size)} on {device}"
 
 
 def _key_of(function: Callable[..., Any]) -> str | None:
-    """What a hook is known by from process to process, if by anything."""
+    """Return text that identifies a hook in other processes; None if there is none."""
     given = getattr(function, "user_cache_hash", None)
     if given is not None:
         return str(given)
@@ -216,7 +238,7 @@ def _key_of(function: Callable[..., Any]) -> str | None:
             if leaf is None:
                 return None
             lines.append(f"{leaf} {node.args} {node.kwargs}")
-        elif node.op in ("get_attr", "call_module"):  # its numbers are in no text
+        elif node.op in ("get_attr", "call_module"):  # the text leaves out the values of tensors
             return None
         else:
             called = node.target if isinstance(node.target, str) else ops.text_of(node.target)
@@ -231,9 +253,10 @@ _INF = math.inf
 
 
 def pack_bf16(x: torch.Tensor) -> Packed:
-    """Half of a float32, with three decimal digits left.
+    """Return a float32 tensor as bfloat16, with three decimal digits left, and the original dtype.
 
-    A float64 is left as it is: a bfloat16 has the range of a float32, and no scale to bring others into it.
+    A tensor of another dtype is returned as it is. A float64 has a wider range than a bfloat16, and
+    the pair stores no scale.
     """
     if x.dtype is not torch.float32:
         return x
@@ -244,55 +267,62 @@ def pack_bf16(x: torch.Tensor) -> Packed:
 
 
 def unpack_bf16(packed: Packed) -> torch.Tensor:
+    """Return the tensor in its original dtype."""
     kept, dtype = packed
     return kept.to(dtype)  # type: ignore[no-any-return]
 
 
-#: Largest finite number in a float8_e4m3fn, which has no infinities: it stands for them. Finite
-#: values are scaled to at most the second largest but one, which no rounding takes up to it.
+#: float8_e4m3fn has no infinities, so its largest number, 448, stands for infinity. Finite values are
+#: scaled to at most 416, the next smaller number, so no rounding yields 448.
 _INFINITE8, _FINITE8 = 448.0, 416.0
 
 
 def pack_float8(x: torch.Tensor) -> Packed:
-    """A byte for each number, e4m3fn, and one scale for the whole tensor.
+    """Return a tensor as float8_e4m3fn, one byte per number, and one scale for the whole tensor.
 
-    A float8 scales itself over 2^17, so that one scale serves rows whose sizes are up to a thousand
-    times apart with the same relative precision, 1/16 at worst; a scale for each row would take room
-    and buy nothing.
+    A float8 covers magnitudes over a range of 2^17. One scale therefore suffices for rows that
+    differ in magnitude by up to a thousand times, at the same relative precision of 1/16 at worst.
+    A scale per row would take memory and gain no precision.
     """
     if not x.is_floating_point() or x.element_size() == 1:
         return x
     largest = torch.linalg.vector_norm(x.nan_to_num(0.0, 0.0, 0.0), float("inf"))
+    # At least `tiny`: a tensor of zeros would have the scale 0, and x / 0 is NaN.
     scale = (largest / _FINITE8).clamp_min(torch.finfo(x.dtype).tiny)
     scaled = (x / scale).clamp(-_INFINITE8, _INFINITE8)
     return scaled.to(torch.float8_e4m3fn), scale
 
 
 def unpack_float8(packed: Packed) -> torch.Tensor:
+    """Return the tensor in the dtype of its scale, with infinities restored."""
     kept, scale = packed
     most = torch.finfo(scale.dtype).max
     code = kept.view(torch.uint8)
     value = (kept.to(scale.dtype) * scale).clamp(-most, most)
+    # 0x7E and 0xFE are the bit patterns of 448 and -448.
     value = torch.where(code == 0x7E, _INF, value)
     return torch.where(code == 0xFE, -_INF, value)
 
 
 def pack_int8(x: torch.Tensor) -> Packed:
-    """A byte for each number, in 253 even steps, and one scale for each row (last dimension).
+    """Return a tensor as int8 in 253 even steps, and one scale per row of the last dimension.
 
-    No step is smaller than the smallest normal number of the dtype, which rows of a float16 whose
-    largest number is below 0.008 notice.
+    A step is at least the smallest normal number of the dtype. In float16, this limits the
+    precision of rows whose largest magnitude is below 0.008.
     """
     if not x.is_floating_point() or x.element_size() == 1 or x.dim() == 0:
         return x
     finite = x.nan_to_num(0.0, 0.0, 0.0)
     largest = torch.linalg.vector_norm(finite, float("inf"), -1, keepdim=True)
+    # At least `tiny`: a row of zeros would have the scale 0, and x / 0 is NaN.
     scale = (largest / 126).clamp_min(torch.finfo(x.dtype).tiny)
+    # Finite numbers use -126 to 126, so 127, -127 and -128 are free for infinities and NaN.
     steps = (x / scale).round().nan_to_num(nan=-128.0, posinf=127.0, neginf=-127.0)
     return steps.to(torch.int8), scale
 
 
 def unpack_int8(packed: Packed) -> torch.Tensor:
+    """Return the tensor in the dtype of its scale, with infinities and NaN restored."""
     kept, scale = packed
     most = torch.finfo(scale.dtype).max
     value = (kept.to(scale.dtype) * scale).clamp(-most, most)
@@ -302,20 +332,24 @@ def unpack_int8(packed: Packed) -> torch.Tensor:
 
 
 def pack_offload(x: torch.Tensor) -> Packed:
-    """The same bytes in the host's memory; what lies there already stays."""
+    """Return a copy of ``x`` in host memory, and the device of ``x``.
+
+    A CPU tensor is returned as it is, which declines packing.
+    """
     return x if x.device.type == "cpu" else (WAIT_COPIED(offload(x), x), x.device)
 
 
 def unpack_offload(packed: Packed) -> torch.Tensor:
+    """Return a copy on the original device."""
     kept, device = packed
     return WAIT_COPIED(reload(kept, device), kept)  # type: ignore[no-any-return]
 
 
-#: The ready-made pairs by name.
+#: Ready-made pairs by name.
 PAIRS: Mapping[str, SavedTensorHooks] = {
     h.name: h
     for h in (
-        # Numbers below 2**-134 become 0.
+        # Magnitudes below 2**-134 become 0.
         SavedTensorHooks(
             name="bf16", pack=pack_bf16, unpack=unpack_bf16, lossy=True, keeps_signs=True
         ),

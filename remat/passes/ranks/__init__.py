@@ -1,3 +1,3 @@
-"""One plan on all ranks."""
+"""Agreement of all ranks of a job on one plan for the same graph."""
 
 from remat.passes.ranks.protocol import RankWarning as RankWarning

@@ -1,4 +1,4 @@
-"""One decision for all ranks of a job that have the same graph."""
+"""Pass that makes all ranks of a job with the same graph use one decision."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ from remat.passes.ranks.protocol import Question, Ranks, Verdict, other_ranks, t
 from remat.passes.split.arrangement import arrange
 from remat.solvers.graph_problem import evaluate
 
-#: Seconds for which rank 0 is waited for.
+#: Seconds that the other ranks wait for rank 0 to decide first.
 WAIT_S = 30.0
 
 
 @dataclass(frozen=True)
 class AgreeRanks(Pass):
-    """Takes over the decision of the first rank that decided on this graph: rank 0, as a rule.
+    """Adopt the decision of the first rank that decided on this graph, usually rank 0.
 
-    Without a process group of more than one rank it does nothing. A decision that would save more
-    than this rank is allowed is not taken.
+    The pass does nothing without a process group of at least two ranks. A decision that saves more
+    bytes than this rank is allowed is not adopted.
 
     Attributes:
-        asked: what the decision is made for; ranks that were asked differently share none.
-        wait_s: seconds for which the other ranks let rank 0 go first.
-        capacity_too: take over the bytes that the decision was allowed as well: under a budget on
-            the peak they are part of the decision.
+        asked: planning options as text; ranks with other options share no decision.
+        wait_s: seconds that the other ranks wait for rank 0 to decide first.
+        capacity_too: whether to adopt the other rank's limit on saved bytes too. Under a budget on
+            the peak, this limit is a part of the decision.
+
+    Raises:
+        ProblemError: ``wait_s`` is not a finite number of at least 0.
     """
 
     name: ClassVar[str] = "agree-ranks"
@@ -65,6 +68,19 @@ class AgreeRanks(Pass):
     def _take_over(
         self, state: State, question: Question, own: Verdict, theirs: Verdict
     ) -> PassResult:
+        """Adopt another rank's decision if the decision fits this rank's graph and limit.
+
+        A message reports the disagreement in both cases.
+
+        Args:
+            state: the state with this rank's decision.
+            question: the graph and options of the decision.
+            own: this rank's decision.
+            theirs: the other rank's decision, which differs from ``own``.
+
+        Returns:
+            The result of the pass, with the adopted decision or the unchanged state.
+        """
         names = question.outline.names
         choice = state.choice or DecisionInfo()
         whose = (
@@ -90,7 +106,7 @@ class AgreeRanks(Pass):
             capacity=capacity,
             solver=theirs.solver,
             deterministic=deterministic,
-            # What was proven within other bytes says nothing about these.
+            # A bound proven for another capacity does not hold for the adopted one.
             recompute_bound=choice.recompute_bound if capacity == choice.capacity else 0,
         )
         why = (
@@ -107,10 +123,10 @@ class AgreeRanks(Pass):
 
 
 def check_wait(wait_s: float) -> None:
-    """Refuses what is no number of seconds.
+    """Refuse a value that is not a number of seconds.
 
     Raises:
-        ProblemError: it is no finite number of 0 or more.
+        ProblemError: ``wait_s`` is not a finite number of at least 0.
     """
     if type(wait_s) not in (int, float) or not 0 <= wait_s < math.inf:
         raise ProblemError(
@@ -120,12 +136,14 @@ def check_wait(wait_s: float) -> None:
 
 
 def _verdict(state: State, decision: Decision, ranks: Ranks) -> Verdict:
+    """Return this rank's decision in terms of positions, which other ranks can read."""
     position = {n.name: i for i, n in enumerate(state.joint.graph.nodes)}
     choice = state.choice or DecisionInfo()
     lowered = state.lowered()
     done = evaluate(lowered.problem, lowered.saved_of(decision))
     again = len(decision.further_runs)
     if not decision.is_ordered:
+        # Other recomputed nodes run in backward only, so for the first time.
         again = sum(lowered.problem.in_forward[i] for i in done.recomputed)
     return Verdict(
         rank=ranks.rank,
@@ -142,7 +160,7 @@ def _verdict(state: State, decision: Decision, ranks: Ranks) -> Verdict:
 
 
 def _refusal(state: State, decision: Decision, capacity: int | None) -> str | None:
-    """Why a decision that another rank made for its graph is not one for this rank's."""
+    """Return why another rank's decision does not fit this rank's graph or limit; None if it fits."""
     lowered = state.lowered()
     try:
         nbytes = evaluate(lowered.problem, lowered.saved_of(decision)).saved_bytes

@@ -1,9 +1,10 @@
-"""Agreement of the ranks of one job on a decision, through the store of their process group.
+"""Agreement of a job's ranks on one decision per graph, through the store of their process group.
 
-A rank claims its decision under a key: the graph's outline and the planning options. The first claim wins, and
-every rank with the same key uses it, so no two ranks run different decisions for one graph. The other ranks
-wait for a limited time, so that rank 0 usually claims first. No step here is a collective: a rank that
-compiles more often, in another order or alone never hangs.
+A rank claims its decision under a key made of the graph's outline and the planning options. The
+first claim wins, and every rank with the same key uses the claimed decision. Two ranks therefore
+never run different decisions for one graph. The other ranks wait for a limited time, so that rank 0
+usually claims first. No step is a collective, so a rank that compiles more often, in another order
+or alone never hangs.
 """
 
 from __future__ import annotations
@@ -28,26 +29,27 @@ from remat.files import as_tuples
 from remat.graph.rank_fingerprint import Outline, first_difference
 from remat.units import format_bytes
 
-#: The longest text that is put into a store; one of 8 MiB breaks the connection to a TCPStore.
+#: Longest text to put into a store. A text of 8 MiB breaks the connection to a TCPStore.
 LONGEST = 4 << 20
 
 _LOG = logging.getLogger("remat.ranks")
 _LOCK = threading.Lock()
+#: Kinds of messages that this process has already shown as a warning; see `tell`.
 _REPORTED: set[str] = set()
 
 
 class RankWarning(UserWarning):
-    """Ranks that do not plan the same."""
+    """Issued if ranks plan differently, or cannot compare their plans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The graph and options that a rank decides on.
+    """A graph and planning options; ranks with the same question share one decision.
 
     Attributes:
         graph: name of the graph, for messages.
-        outline: the graph.
-        asked: the options that the decision is made for, as text.
+        outline: outline of the graph, which is equal on ranks with the same graph.
+        asked: planning options of the decision, as text.
     """
 
     graph: str
@@ -56,26 +58,29 @@ class Question:
 
     @property
     def key(self) -> str:
-        """Where the decision is claimed; ranks with the same key share one."""
+        """Key in the store for the claim of the decision; ranks with equal keys share a decision."""
         text = json.dumps([self.outline.digest, self.asked])
         return f"decision/{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A decision as ranks hand it to one another: names differ from rank to rank, positions do not.
+    """A decision in the form that ranks exchange.
+
+    Nodes are given by position in the joint graph, because names differ from rank to rank.
 
     Attributes:
-        rank: who decided.
-        saved: positions in the joint graph of what is kept.
-        snapshots: positions of the inputs of which a copy is kept.
-        saved_bytes: bytes that it saves there.
-        recomputed: how many operators run twice there.
-        capacity: bytes that it was allowed there; None without a limit.
-        solver: who decided there.
-        deterministic: False if a clock ended the search there.
-        forward_order: positions that forward runs, in this order; empty: as the passes arrange it.
-        backward_order: likewise for backward.
+        rank: the rank that decided.
+        saved: positions of the saved values.
+        snapshots: positions of the inputs of which a copy is saved.
+        saved_bytes: bytes that the decision saves on that rank.
+        recomputed: number of operators that run twice on that rank.
+        capacity: bytes that the decision was allowed to save on that rank; None without a limit.
+        solver: name of the solver that decided on that rank.
+        deterministic: False if a time limit ended the search on that rank.
+        forward_order: positions that forward runs, in order; empty if the passes choose the order.
+        backward_order: positions that backward runs, in order; empty if the passes choose the
+            order.
     """
 
     rank: int
@@ -91,7 +96,7 @@ class Verdict:
 
     @property
     def schedule(self) -> tuple[tuple[int, ...], ...]:
-        """What is decided: what is kept, and what runs when."""
+        """The saved values, the snapshots, and the orders of forward and backward."""
         return self.saved, self.snapshots, self.forward_order, self.backward_order
 
     def __str__(self) -> str:
@@ -99,11 +104,15 @@ class Verdict:
 
 
 class Ranks:
-    """The ranks of one process group, as seen by one of them.
+    """The ranks of one process group, from the view of this process.
+
+    Args:
+        store: the store of the process group.
+        rank: rank of this process.
 
     Attributes:
-        rank: who we are.
-        lost: whether the store failed; it is left alone from then on.
+        rank: rank of this process.
+        lost: whether the store failed; the store is not used again afterwards.
     """
 
     def __init__(self, store: Any, rank: int) -> None:
@@ -111,44 +120,49 @@ class Ranks:
 
         self.rank = rank
         self.lost = False
+        # The prefix keeps the keys apart from those of PyTorch and other users of the store.
         self._shared: Any = PrefixStore("remat-1", store)
         self._compiled: Counter[str] = Counter()
-        self._missed: str | None = None  # where rank 0 was waited for in vain
-        self._absent: set[int] = set()  # ranks that did not answer in time, and have not come since
-        self._settled: tuple[str, str] | None = None  # where, and what
+        self._missed: str | None = None  # key that rank 0 did not set in time
+        self._absent: set[int] = set()  # ranks that did not answer in time, nor since
+        self._settled: tuple[str, str] | None = None  # place and key of the last decision
 
     def settle(self, question: Question, own: Verdict, wait_s: float) -> Verdict:
-        """The decision that counts: the first that any rank made for this question.
+        """Return the decision to use: the first one that any rank claimed for this question.
+
+        If the store fails, the result is ``own``, and `lost` becomes True.
 
         Args:
-            question: what was decided on.
-            own: what this rank decided.
-            wait_s: seconds for which rank 0 is given the chance to be first.
+            question: the graph and the options.
+            own: this rank's decision.
+            wait_s: seconds to wait for rank 0 to decide first.
         """
         place = self._next_place()
         self._settled = (place, question.key)
         try:
+            # Tells `_await_numbers` on other ranks which decision this rank uses.
             self._shared.set(f"here/{place}/{self.rank}", question.key)
             if self.rank == 0:
                 self._announce(f"at/{place}", question)
             else:
                 self._give_way(place, question, wait_s)
+            # An empty expected value: only the first claim sets the key, and all ranks get that claim.
             claim = self._shared.compare_set(question.key, "", _packed(asdict(own)))
             return Verdict(**_unpacked(claim))
-        # Stores raise RuntimeErrors; what is too large for them is our own error.
+        # Stores raise RuntimeErrors; `_packed` raises a PlanError for data too large for a store.
         except (RuntimeError, PlanError) as error:
             self._lose(error)
             return own
 
     def largest(self, number: int, wait_s: float) -> int:
-        """The largest of the numbers that the ranks came to which run on the decision settled last.
+        """Return the largest number of all ranks that use the decision of the last `settle` call.
 
-        All of them get the same answer: the first that was claimed. A rank that comes after that has to take it,
-        whatever its own number.
+        All ranks get the same result, because the first claim of a largest number wins. A rank that
+        calls later gets the claimed result even if its own number is larger.
 
         Args:
-            number: what this rank came to.
-            wait_s: seconds for ranks to answer that may run on that decision too.
+            number: this rank's number.
+            wait_s: seconds to wait for the numbers of other ranks.
         """
         settled, self._settled = self._settled, None
         if settled is None:
@@ -168,7 +182,13 @@ class Ranks:
             return number
 
     def _await_numbers(self, place: str, key: str, wait_s: float) -> None:
-        """Waits until every rank that runs on a decision has said its number, or somebody has claimed the largest."""
+        """Wait until all ranks with the same decision have stored a number, or a largest is claimed.
+
+        Args:
+            place: text of the compilation, from `_next_place`.
+            key: key of the decision.
+            wait_s: longest wait in seconds; ranks that are late are reported and not awaited again.
+        """
         pending = {*range(torch.distributed.get_world_size())} - {self.rank}
         deadline, pause = time.monotonic() + wait_s, 0.002
         while pending and not self._has(f"{key}/largest"):
@@ -194,6 +214,7 @@ class Ranks:
                 pause = min(2 * pause, 0.25)
 
     def _lose(self, error: Exception) -> None:
+        """Stop using the store after an error, and warn."""
         self.lost = True
         tell(
             "lost",
@@ -202,10 +223,10 @@ class Ranks:
         )
 
     def _next_place(self) -> str:
-        """Where in the course of the program a graph is compiled, in words that ranks have in common.
+        """Return a text that identifies the current compilation in the same way on every rank.
 
-        Dynamo's number for the function and for its compilation: a rank that compiles one function
-        once more does not fall out of step with the others in the next one.
+        The text contains Dynamo's compile id and a count of graphs under this id. Recompiling one
+        function on one rank therefore does not shift the texts of later functions.
         """
         from remat.torch_compat import CompileContext
 
@@ -214,24 +235,28 @@ class Ranks:
         return f"{where}, graph {self._compiled[where]}"
 
     def _announce(self, at: str, question: Question) -> None:
-        """Says what rank 0 decides on, for the others to hold their graphs against."""
-        # Rank 0 waits for nobody: of a difference it learns when it compiles its next graph.
+        """Store rank 0's graph and options under ``at``, for comparison by the other ranks."""
+        # Rank 0 never waits, so it learns of a difference only when it compiles its next graph.
         if "difference" not in _REPORTED and self._has("difference"):
             tell("difference", self._get("difference")["text"])
         data = {"graph": question.graph, "key": question.key, "asked": question.asked}
         self._shared.set(at, _packed({**data, "outline": asdict(question.outline)}))
 
     def _give_way(self, place: str, question: Question, wait_s: float) -> None:
-        """Lets rank 0 decide first, if it has this graph and comes in time."""
+        """Wait until rank 0 has decided on the same graph, for at most ``wait_s`` seconds.
+
+        The wait ends early if rank 0 has another graph at this place. There is no wait if rank 0
+        missed an earlier wait and has reached neither that place nor this one.
+        """
         at = f"at/{place}"
         if self._missed and (self._has(self._missed) or self._has(at)):
             self._missed = None
-        if self._missed:  # still where it was when it was waited for in vain
+        if self._missed:  # rank 0 has made no progress since the last wait
             wait_s = 0.0
         deadline, pause = time.monotonic() + wait_s, 0.002
         seen = False
-        # Asked again and again instead of blocking: a wait in the store holds up everything else in
-        # this process that talks to it, PyTorch's watchdogs among them.
+        # Polling, because a blocking wait in the store would also block every other user of the store
+        # in this process, such as PyTorch's watchdogs.
         while not self._has(question.key):
             if not seen and self._has(at):
                 first, seen = self._get(at), True
@@ -249,6 +274,7 @@ class Ranks:
             pause = min(2 * pause, 0.25)
 
     def _alone(self, question: Question, wait_s: float, seen: bool) -> str:
+        """Return the warning for a rank that decides without rank 0."""
         late = "decided on it" if seen else "compiled anything here"
         return (
             f"rank {self.rank} goes on with its own plan for '{question.graph}': rank 0 has not {late} "
@@ -257,6 +283,7 @@ class Ranks:
         )
 
     def _tell_difference(self, place: str, question: Question, first: dict[str, Any]) -> None:
+        """Warn that this rank and rank 0 plan different graphs, and store the text for rank 0."""
         theirs = Outline(**first["outline"])
         who = (f"rank {self.rank}", "rank 0")
         parts = first_difference(question.outline, theirs, who)
@@ -278,16 +305,21 @@ class Ranks:
         return _unpacked(self._shared.get(key))
 
 
-#: By process group; an entry, and the store it holds, goes when its group goes.
+#: Ranks by process group. Weak keys, so that the store is freed with its group.
 _OF_GROUP: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
 
 
 def other_ranks() -> Ranks | None:
-    """The ranks of the default process group; None without a group or with a single rank."""
+    """Return the ranks of the default process group.
+
+    Returns:
+        The ranks; None without a process group, with a single rank, in a fake group, or after the
+        store has failed.
+    """
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
-    # A fake group is one process that plays one rank of many.
+    # In a fake group, one process simulates one rank of many, so no other rank exists.
     if distributed.get_world_size() < 2 or distributed.get_backend() == "fake":
         return None
     group: Any = distributed.group.WORLD
@@ -302,6 +334,11 @@ def other_ranks() -> Ranks | None:
 
 
 def _packed(data: dict[str, Any]) -> str:
+    """Return data as compressed text for a store.
+
+    Raises:
+        PlanError: the text is longer than `LONGEST`.
+    """
     text = base64.b85encode(zlib.compress(json.dumps(data).encode())).decode()
     if len(text) > LONGEST:
         raise PlanError(
@@ -311,12 +348,13 @@ def _packed(data: dict[str, Any]) -> str:
 
 
 def _unpacked(text: bytes) -> dict[str, Any]:
+    """Return the data of `_packed`, with tuples instead of JSON's lists."""
     data: dict[str, Any] = as_tuples(json.loads(zlib.decompress(base64.b85decode(text))))
     return data
 
 
 def tell(kind: str, text: str) -> None:
-    """The first of a kind in a process is a warning; all are in the log."""
+    """Log a message; warn too if it is the first message of its ``kind`` in this process."""
     _LOG.info(text)
     with _LOCK:
         known = kind in _REPORTED

@@ -1,1 +1,1 @@
-"""Passes that cut the joint graph into forward and backward, and order what they hold."""
+"""Passes that partition the joint graph, and passes on the forward and backward graphs."""

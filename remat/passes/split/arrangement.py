@@ -1,4 +1,4 @@
-"""Order forward and backward by a decision with node orders; views are created at their readers."""
+"""Order the nodes of forward and backward as a decision with node orders says."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from remat.passes.core.state import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """Orders of forward and backward, as positions in the joint graph; a repeated position runs again.
+    """Orders of the forward and the backward graph, as positions in the joint graph.
 
     Attributes:
-        forward: what forward runs, views included.
-        backward: what backward runs.
-        read: what backward reads of what forward has.
-        snapshots: inputs of which it reads a copy.
+        forward: positions that forward runs, including views; a repeated position runs again.
+        backward: positions that backward runs, including views; a repeated position runs again.
+        read: positions whose values forward hands to backward.
+        snapshots: positions of inputs of which backward reads a copy.
     """
 
     forward: tuple[int, ...]
@@ -35,13 +35,14 @@ class Arrangement:
 
 
 def arrange(state: State, decision: Decision) -> Arrangement:
-    """Follows the order of a decision.
+    """Return the orders of forward and backward for a decision with node orders.
 
-    What stands in neither half's order only looks at memory: it is made right before it is read, and
-    anew once what it looks at has run again.
+    The decision's orders leave out views and elements of tuples. A view is placed right before its
+    first reader, and again if its base runs again.
 
     Raises:
-        PlanError: a node is not in the graph, is left out, or runs before what it reads.
+        PlanError: the decision names an unknown node, leaves out a required node, or runs a node
+            before its inputs.
     """
     joint, index, roles = state.joint, state.index, state.roles
     orders = [
@@ -58,6 +59,7 @@ def arrange(state: State, decision: Decision) -> Arrangement:
     outputs, gradients, _, _ = split_outputs(joint)
     late = {i for i, role in roles.placeholders.items() if role.in_backward}
     copied = frozenset(position_of(index, name) for name in decision.snapshots)
+    # Backward comes first, because forward has to produce the values that backward reads.
     backward = _GraphBuilder(state, runs, late, hands_over=True, copied=copied)
     backward.run(orders[1])
     backward.need(index.position[o] for o in gradients if isinstance(o, fx.Node))
@@ -74,10 +76,15 @@ def arrange(state: State, decision: Decision) -> Arrangement:
 
 
 def position_of(index: GraphIndex, name: str, verb: str = "runs") -> int:
-    """The position of a node that a decision names.
+    """Return the position of a node that a decision names.
+
+    Args:
+        index: positions of the joint graph's nodes.
+        name: name of the node.
+        verb: how the decision uses the node ("runs", "saves"), for the message.
 
     Raises:
-        PlanError: the graph has no such node; ``verb`` says what the decision does with it.
+        PlanError: the graph has no such node.
     """
     position = index.by_name.get(name)
     if position is None:
@@ -88,6 +95,11 @@ def position_of(index: GraphIndex, name: str, verb: str = "runs") -> int:
 
 
 def _run_at(index: GraphIndex, name: str) -> int:
+    """Return the position of a node that a decision's order names.
+
+    Raises:
+        PlanError: the graph has no such node, or the node is not a call.
+    """
     position = position_of(index, name)
     if index.nodes[position].op != "call_function":
         raise PlanError(
@@ -98,12 +110,19 @@ def _run_at(index: GraphIndex, name: str) -> int:
 
 
 class _GraphBuilder:
-    """Builder of one graph in the decided order.
+    """Builder of the order of one graph, forward or backward.
+
+    Args:
+        state: the state with the joint graph.
+        runs: positions that either graph runs according to the decision.
+        there: positions of placeholders that the graph has from the start.
+        hands_over: True for backward, which may read values that forward hands over.
+        copied: positions of inputs whose copy the graph reads instead of the input.
 
     Attributes:
-        made: positions in the order in which they are made.
-        handed: what it reads without making it.
-        snapshots: inputs of which it reads a copy.
+        made: positions in the order in which they run.
+        handed: positions that the graph reads but does not run.
+        snapshots: positions of the inputs whose copy the graph reads.
     """
 
     def __init__(
@@ -125,6 +144,7 @@ class _GraphBuilder:
         self.snapshots: set[int] = set()
 
     def run(self, order: Iterable[int]) -> None:
+        """Append nodes in the given order, each after the views that the node reads."""
         inputs = self._index.inputs
         for i in order:
             self.need(inputs[i], reader=i)
@@ -134,7 +154,16 @@ class _GraphBuilder:
             self._ran.add(i)
 
     def need(self, wanted: Iterable[int], reader: int = -1) -> None:
-        """Sees to it that values are there."""
+        """Make values available in the graph: append views, and record values to be handed over.
+
+        Args:
+            wanted: positions of the values.
+            reader: position of the node that reads the values; -1 for the graph's outputs.
+
+        Raises:
+            PlanError: a value is neither run nor handed over, or the reader writes to a copied
+                input.
+        """
         nodes, inputs = self._index.nodes, self._index.inputs
         stack = list(wanted)[::-1]
         while stack:
@@ -146,6 +175,7 @@ class _GraphBuilder:
             handed = node.op == "placeholder" or i in self._runs
             if is_element(node) and not handed:
                 maker = self._index.position[maker_of(node)]
+                # Forward hands over the elements of a tuple, never the tuple itself.
                 handed = self._hands_over and maker in self._runs and maker not in self._ran
             missing = [] if handed else [j for j in inputs[i] if j not in self._there]
             if missing:
@@ -175,7 +205,7 @@ class _GraphBuilder:
                 )
 
     def _forget_views(self, i: int) -> None:
-        """Recreate views of a node after it runs again, so that later readers use the new run."""
+        """Forget views of a node that runs again, so that later readers get views of the new run."""
         stack = [i]
         while stack:
             for u in self._index.users[stack.pop()]:

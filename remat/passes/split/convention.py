@@ -1,8 +1,9 @@
-"""AOTAutograd's calling convention, as passes on forward and backward use it.
+"""AOTAutograd's calling convention for the forward and the backward graph.
 
-Forward returns its own outputs, then saved tensors (first those whose version counter autograd
-checks), opaque objects, and sizes; backward takes sizes, tensors, objects, then tangents, backward
-seeds and backward state, and returns one gradient or None per input.
+Forward returns its own outputs, then saved tensors, opaque objects, and sizes. Saved tensors whose
+version counter autograd checks come before the other saved tensors. Backward takes sizes, saved
+tensors, objects, tangents, backward seeds and backward state, in this order. Backward returns one
+gradient or None per input.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from remat.graph.joint import UNCHECKED
 
 
 def write_output(out: fx.Node, values: Sequence[Any], descs: Sequence[Any]) -> None:
-    """Makes a graph return values, with AOTAutograd's descriptors of them.
+    """Set the values that a graph returns, with AOTAutograd's descriptors of the values.
 
     Args:
         out: the output node of the graph.
-        values: what it returns.
-        descs: descriptors of its own outputs, or gradients; those of what forward saves follow from
-            the values behind them.
+        values: the values to return.
+        descs: descriptors of the first values: forward's own outputs, or backward's gradients. The
+            descriptors of the remaining values, which forward saves, are created here.
     """
     saved = [
         torch_compat.SavedForBackwardsNoVcCheckAOTOutput(k)
@@ -39,5 +40,5 @@ def write_output(out: fx.Node, values: Sequence[Any], descs: Sequence[Any]) -> N
 
 
 def own_descriptors(out: fx.Node, num_fwd_outputs: int) -> list[Any]:
-    """The descriptors of forward's own outputs; None for each without a descriptor."""
+    """Return one descriptor for each of forward's own outputs; None for unknown descriptors."""
     return list(out.meta.get("desc") or [None] * num_fwd_outputs)[:num_fwd_outputs]

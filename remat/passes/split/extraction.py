@@ -1,4 +1,4 @@
-"""The two modules of a split: what forward hands to backward, and the graphs of both."""
+"""Build the forward and the backward graph of a partition, as a decision says."""
 
 from __future__ import annotations
 
@@ -30,13 +30,21 @@ from remat.passes.split.convention import write_output
 
 
 class Extraction:
-    """One splitting of one joint graph.
+    """One partition of a joint graph by a decision; `modules` builds forward and backward.
+
+    Args:
+        state: the state with the joint graph.
+        decision: the saved values and, optionally, the node orders.
+
+    Raises:
+        PlanError: the decision names an unknown node, has orders that cannot run, or makes backward
+            read an overwritten input.
 
     Attributes:
-        saved: nodes whose values forward hands to backward as tensors, in that order.
-        unchecked: the same for tensors whose version counter autograd does not check.
-        objects: nodes whose opaque objects it hands over.
-        sizes: nodes whose symbolic sizes it hands over.
+        saved: nodes whose tensors forward hands to backward, in the order of the joint graph.
+        unchecked: like ``saved``, for tensors whose version counter autograd does not check.
+        objects: nodes whose opaque objects forward hands over.
+        sizes: nodes whose symbolic sizes forward hands over.
         snapshots: positions of the inputs of which forward hands over a copy.
     """
 
@@ -63,12 +71,25 @@ class Extraction:
         for i in sorted(read):
             node = self._index.nodes[i]
             handed[HandedKind.of(node)].append(node)
+        # The dict has the order of `HandedKind`, which is the order of AOTAutograd's convention.
         self.saved, self.unchecked, self.objects, self.sizes = handed.values()
         self.snapshots = sorted(self._snapshots_read)
         self._bind_symbols()
 
     def _reach_backward(self, keep: set[int]) -> tuple[list[int], set[int]]:
-        """The nodes that run in backward, in joint order, and the positions handed over to it."""
+        """Find the nodes of backward for a decision without node orders.
+
+        Args:
+            keep: positions of the saved values.
+
+        Returns:
+            The positions that run in backward, in joint order; and the positions that forward hands
+            over.
+
+        Raises:
+            PlanError: backward would read an input after a write, and the decision keeps no
+                snapshot.
+        """
         index, roles = self._index, self._roles
         _, outputs, _, _ = split_outputs(self._joint)
         stack = [index.position[o] for o in outputs if isinstance(o, fx.Node)]
@@ -95,6 +116,7 @@ class Extraction:
             if not self._kept_copies:
                 stack.extend(index.inputs[i])
                 continue
+            # A node that writes to the input needs the input itself, not its copy.
             for j in index.inputs[i]:
                 if j in self._kept_copies and not is_destination(index.nodes[j], index.nodes[i]):
                     self._snapshots_read.add(j)
@@ -115,6 +137,7 @@ class Extraction:
         return sorted(runs), read
 
     def _is_destination(self, i: int) -> bool:
+        """Return whether backward may take input ``i`` itself, to write or to read its last value."""
         node = self._index.nodes[i]
         return i in self._state.storages.rewritten or any(
             self._roles.tangent_closure[u] and is_destination(node, self._index.nodes[u])
@@ -122,7 +145,10 @@ class Extraction:
         )
 
     def _bind_symbols(self) -> None:
-        """Hands over every symbol that backward's inputs mention, bindings first."""
+        """Hand over a size for every symbol in the shapes of backward's inputs.
+
+        Sizes that define a symbol come before sizes that are expressions of symbols.
+        """
         bound: set[Any] = set()
         binding: list[fx.Node] = []
         derived: list[fx.Node] = []
@@ -144,24 +170,32 @@ class Extraction:
             new = free_symbols(value) - bound
             if not new:
                 continue
-            if places is None:
+            if places is None:  # found only if needed, because the search visits the whole graph
                 places = dict(find_symbol_binding_fx_nodes(self._joint.graph))
             binding += [places[s] for s in sorted(new, key=lambda s: s.name) if s in places]
             bound |= new
         self.sizes = list(dict.fromkeys([*binding, *derived]))
 
     def _placeholders(self, *roles: Role) -> list[fx.Node]:
+        """Return the placeholders of the joint graph that have one of the roles, in order."""
         return [self._index.nodes[i] for i, r in self._roles.placeholders.items() if r in roles]
 
     def modules(self) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Builds forward and backward."""
+        """Build and return the forward module and the backward module."""
         forward, copies = self._forward()
         backward = self._backward(copies)
         source = self._joint.graph_module
         return make_module(source, forward), make_module(source, backward)
 
     def _reach_forward(self, outputs: Sequence[Any]) -> Sequence[int]:
-        """The nodes that run in forward, in order."""
+        """Return the positions that forward runs, in order, for a decision without node orders.
+
+        Args:
+            outputs: forward's own outputs.
+
+        Raises:
+            PlanError: an output of forward depends on a tangent.
+        """
         index, roles = self._index, self._roles
         handed = [*self.saved, *self.unchecked, *self.objects, *self.sizes]
         stack = [index.position[n] for n in (*outputs, *handed) if isinstance(n, fx.Node)]
@@ -179,6 +213,7 @@ class Extraction:
         return ForwardOrder(index, roles, self._state.storages).sorted(running)
 
     def _forward(self) -> tuple[fx.Graph, dict[int, Any]]:
+        """Build the forward graph; return it with the fake value of each snapshot, by position."""
         index = self._index
         outputs, _, descs, _ = split_outputs(self._joint)
         running = self._forward_nodes
@@ -187,8 +222,9 @@ class Extraction:
         graph = fx.Graph()
         copier = Copier(graph, self._joint.graph)
         env = copier.copies
-        # Forward is given the hooks' state too and reads nothing of it: inputs keep their positions.
+        # Forward also receives the backward state, unused, so that all inputs keep their positions.
         copier.copy(self._placeholders(Role.PRIMAL, Role.FORWARD_SEED, Role.BACKWARD_STATE))
+        # Snapshots are taken first, before any node of forward can write to an input.
         copies: dict[int, Any] = {}
         snapshots: list[fx.Node] = []
         for i in self.snapshots:
@@ -209,6 +245,7 @@ class Extraction:
         return graph, copies
 
     def _backward(self, copies: dict[int, Any]) -> fx.Graph:
+        """Build the backward graph; ``copies`` holds the fake value of each snapshot, by position."""
         index = self._index
         _, outputs, _, descs = split_outputs(self._joint)
         graph = fx.Graph()
@@ -228,6 +265,7 @@ class Extraction:
         _copy_runs(copier, runs, snapshot)
         for node in graph.nodes:
             if node.op != "placeholder":
+                # As PyTorch's partitioner marks backward, also nodes that were traced in forward.
                 node.meta["autograd_backward"] = True
         values = [snapshot.get(o, env.get(o)) if isinstance(o, fx.Node) else o for o in outputs]
         write_output(graph.output(()), values, descs)
@@ -237,9 +275,17 @@ class Extraction:
 def _copy_runs(
     copier: Copier, nodes: list[fx.Node], snapshot: Mapping[fx.Node, fx.Node] | None = None
 ) -> None:
-    """Copies nodes; of several runs of one the last has its name, unless what was handed over has it.
+    """Append copies of nodes to a graph, in the given order.
 
-    What reads an input of which there is a snapshot reads that; what only writes to it gets the input.
+    If a node runs several times, its last run gets the node's name, unless a handed-over value has
+    the name. A node that reads an input with a snapshot reads the snapshot instead. A node that
+    writes to the input gets the input.
+
+    Args:
+        copier: copier into the new graph.
+        nodes: the nodes to run; a repeated node runs again.
+        snapshot: for each input with a snapshot, the placeholder of the snapshot; None without
+            snapshots.
     """
     if not snapshot and len({*nodes, *copier.copies}) == len(nodes) + len(copier.copies):
         copier.copy(nodes)
@@ -256,10 +302,10 @@ def _copy_runs(
         left[node] -= 1
         copier.copy([node], lookup, apart=left[node] > 0)
         if aliased_argument(copies[node]) in moved:
-            refresh(copies[node])  # a view of the input is one of the snapshot now
+            refresh(copies[node])  # this view of the input has become a view of the snapshot
             moved.add(copies[node])
 
 
 def _is_static(value: Any) -> bool:
-    """Whether a value is seen at a glance to be a tensor without symbolic sizes."""
+    """Return whether a value is a tensor without symbolic sizes, by a check that costs little."""
     return isinstance(value, torch.Tensor) and not torch_compat.has_symbolic_sizes(value)

@@ -1,6 +1,6 @@
-"""Make random operators that run in forward and backward draw the same numbers twice.
+"""Pass that makes a recomputed random operator draw the same numbers again.
 
-As ``functionalize_rng_ops`` in PyTorch's ``torch/_functorch/partitioners.py``.
+The pass follows ``functionalize_rng_ops`` in PyTorch's ``torch/_functorch/partitioners.py``.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from remat.passes.split.convention import own_descriptors, write_output
 
 @dataclass(frozen=True)
 class FunctionalizeRng(Pass):
-    """Makes every random operator of backward that forward runs too replay forward's draw.
+    """Make every repeated run of a random operator replay the draw of its first run in forward.
 
-    Forward runs it with ``run_and_save_rng_state`` and returns the generator's state with the saved
-    tensors; backward runs it with ``run_with_rng_state``, which leaves the generator as it found
-    it. On devices with graph-safe generators, two generators that advance in step take the place of
-    the state. A graph that is not partitioned has no operator twice: nothing is done.
+    In forward, ``run_and_save_rng_state`` runs the operator and returns the generator's state,
+    which is saved for backward. Later runs use ``run_with_rng_state``, which restores the generator
+    afterwards. On devices with graph-safe generators, two generators that advance in step replace
+    the saved state. A graph that is not partitioned repeats no operator and stays unchanged.
     """
 
     name: ClassVar[str] = "functionalize-rng"
@@ -48,7 +48,7 @@ class FunctionalizeRng(Pass):
         states: list[tuple[fx.Node, list[fx.Node]]] = []
         with state.edit() as edit:
             for k, (fwd, later) in enumerate(drawn):
-                # A generator of backward's own serves one run there.
+                # Backward's generator advances with every run, so it can replay only one run.
                 once = len(later) == 1 and later[0].graph is not fwd.graph
                 if graphsafe and once and torch_compat.supports_graphsafe_rng(random_device(fwd)):
                     _share_generator(fwd, later[0], k)
@@ -60,7 +60,14 @@ class FunctionalizeRng(Pass):
 
 
 def drawn_again(forward: fx.Graph, backward: fx.Graph) -> list[tuple[fx.Node, list[fx.Node]]]:
-    """Random operators that run more than once: forward's run that draws, and all later runs."""
+    """Return the random operators that run more than once.
+
+    Operators whose first run is not in forward are left out, and so are operators whose later runs
+    already replay.
+
+    Returns:
+        Pairs of the first run in forward, which draws, and the list of all later runs.
+    """
     runs: dict[str, list[fx.Node]] = {}
     for nodes in (list(forward.nodes), list(backward.nodes)):
         for node, plain in zip(nodes, are_plain(nodes), strict=True):
@@ -74,7 +81,14 @@ def drawn_again(forward: fx.Graph, backward: fx.Graph) -> list[tuple[fx.Node, li
 
 
 def _save_state(fwd: fx.Node) -> fx.Node:
-    """Makes forward's run keep the generator's state, and returns that."""
+    """Make a random run in forward also return the generator's state, and return the state's node.
+
+    Args:
+        fwd: the run, which becomes element 1 of the new operator's result.
+
+    Raises:
+        PlanError: the operator is a higher-order operator, whose draw cannot be replayed.
+    """
     if not isinstance(fwd.target, torch_compat.OpOverload):
         raise PlanError(
             f"'{fwd.name}' ({fwd.target}) draws random numbers inside a higher-order operator, which "
@@ -88,6 +102,7 @@ def _save_state(fwd: fx.Node) -> fx.Node:
         )
         torch_compat.rename(run, f"{fwd.name}_drawn")
         run.meta = {**_provenance(fwd), "val": (sample, fwd.meta.get("val"))}
+        # The workspace belongs to the operator, and ``fwd`` becomes an element of its result.
         if WORKSPACE in fwd.meta:
             run.meta[WORKSPACE] = fwd.meta.pop(WORKSPACE)
         state = graph.call_function(operator.getitem, (run, 0))
@@ -99,10 +114,14 @@ def _save_state(fwd: fx.Node) -> fx.Node:
 
 
 def _replay(node: fx.Node, state: fx.Node) -> None:
-    """Makes a run draw what the state's own run drew.
+    """Rewrite a run so that it draws from a saved generator state.
 
-    Meanwhile the generator's own state lies in the host's memory, which is that of a step on a CPU.
+    Args:
+        node: the run to rewrite in place.
+        state: the node with the saved state, in the same graph as ``node``.
     """
+    # `run_with_rng_state` keeps the generator's current state in host memory while the run draws. On a
+    # CPU, this is memory of the step.
     if WORKSPACE in node.meta:
         node.meta[WORKSPACE] += state_bytes(node)
     node.args = (state, node.target, *node.args)  # type: ignore[arg-type]
@@ -110,7 +129,15 @@ def _replay(node: fx.Node, state: fx.Node) -> None:
 
 
 def _hand_over(state: State, drawn: list[tuple[fx.Node, list[fx.Node]]]) -> None:
-    """Later runs replay; states for backward are added to what is handed over, after checked tensors."""
+    """Make later runs replay forward's draws, and hand the generator states from forward to backward.
+
+    A state is a saved tensor with a checked version counter, so the states come last among such
+    tensors.
+
+    Args:
+        state: the partitioned state.
+        drawn: pairs of a saved generator state in forward and the runs that replay from the state.
+    """
     assert state.forward is not None
     assert state.backward is not None
     states: list[tuple[fx.Node, list[fx.Node]]] = []
@@ -135,6 +162,7 @@ def _hand_over(state: State, drawn: list[tuple[fx.Node, list[fx.Node]]]) -> None
     values[at:at] = [s for s, _ in states]
     write_output(out, values, own_descriptors(out, own))
     graph = state.backward.graph
+    # The same place among backward's inputs: after sizes and checked tensors.
     before = next(
         n
         for n in graph.nodes
@@ -151,7 +179,13 @@ def _hand_over(state: State, drawn: list[tuple[fx.Node, list[fx.Node]]]) -> None
 
 
 def _share_generator(fwd: fx.Node, bwd: fx.Node, count: int) -> None:
-    """Gives both runs a generator of their own, which AOTAutograd keeps in step."""
+    """Give each run of a random operator a generator; AOTAutograd keeps the two in step.
+
+    Args:
+        fwd: the run in forward.
+        bwd: the only other run, in backward.
+        count: number for the names of the two new inputs.
+    """
     device = random_device(fwd)
     for node, prefix in ((fwd, "fwd"), (bwd, "bwd")):
         graph = node.graph
@@ -165,7 +199,11 @@ def _share_generator(fwd: fx.Node, bwd: fx.Node, count: int) -> None:
 
 
 def _use_graphsafe(nodes: list[fx.Node]) -> bool:
-    """Whether the graph-safe form applies: at most one such device, and eager's numbers not asked for."""
+    """Return whether graph-safe generators replace saved states for ``nodes``.
+
+    The operators must draw on exactly one device with graph-safe generators, and PyTorch's
+    configuration must not ask for eager mode's numbers.
+    """
     config, inductor = torch_compat.functorch_config, torch_compat.inductor_config
     devices = {d for d in map(random_device, nodes) if torch_compat.supports_graphsafe_rng(d)}
     return (
@@ -179,7 +217,10 @@ def _use_graphsafe(nodes: list[fx.Node]) -> bool:
 
 
 def _sample_state(node: fx.Node) -> torch.Tensor:
-    """A fake tensor of the size of the generator's state, in memory of its own."""
+    """Return a CPU tensor with the size of a generator's state for the device of ``node``.
+
+    The tensor is fake if a value of the node or its inputs is fake.
+    """
     size = state_bytes(node)
     values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
     fake = fake_mode_of(values)
@@ -190,6 +231,6 @@ def _sample_state(node: fx.Node) -> torch.Tensor:
 
 
 def _provenance(node: fx.Node) -> dict[str, Any]:
-    """Metadata that says where a node came from, without its value."""
+    """Return the metadata that says where a node came from, without the node's value."""
     kept = (RUN_OF, "stack_trace", "seq_nr", "nn_module_stack", "partitioner_tag", "ac_graph_id")
     return {k: node.meta[k] for k in kept if k in node.meta}

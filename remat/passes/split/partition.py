@@ -1,4 +1,4 @@
-"""Splitting a joint graph into a forward and a backward module, as the decision has it."""
+"""Pass that splits a joint graph into a forward and a backward module by a decision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from remat.passes.split.extraction import Extraction
 
 @dataclass(frozen=True)
 class Partition(Pass):
-    """Extract forward and backward by the decision; without one, forward contains the user's code."""
+    """Split the joint graph into a forward and a backward module by the state's decision.
+
+    Without a decision, `default_decision` is used: forward runs the user's forward code, and
+    backward reads saved values.
+    """
 
     name: ClassVar[str] = "partition"
     stage: ClassVar[Stage] = Stage.PARTITION
@@ -36,7 +40,14 @@ class Partition(Pass):
 
 
 def default_decision(state: State) -> Decision:
-    """Saves whatever backward reads, unless it cannot be saved or is tagged for recomputation."""
+    """Return a decision that saves every value that backward reads.
+
+    A value is recomputed instead if it cannot be saved, is tagged for recomputation, or is computed
+    by the user's backward only.
+
+    Raises:
+        PlanError: backward reads a value that can be neither saved nor recomputed.
+    """
     lowered = state.lowered()
     problem = lowered.problem
     nodes = state.index.nodes

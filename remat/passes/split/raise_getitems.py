@@ -1,4 +1,4 @@
-"""Elements of tuples right behind the operator that makes them."""
+"""Pass that moves elements of tuples right after the operator that returns the tuple."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from remat.passes.core.state import PassResult, State
 
 @dataclass(frozen=True)
 class RaiseGetitems(Pass):
-    """Moves every ``getitem`` to its operator, so that unused elements of the tuple are freed early.
+    """Move every ``getitem`` right after its operator, so that unused elements are freed early.
 
-    It does so in the joint graph as well as in the two halves. In pipelines of ours it stands behind
-    the split, as partitioning and reordering place the elements anew.
+    The pass works on the joint graph, or on forward and backward after partitioning. remat's own
+    pipelines run the pass after partitioning and reordering, because both move elements again.
     """
 
     name: ClassVar[str] = "raise-getitems"
@@ -30,11 +30,12 @@ class RaiseGetitems(Pass):
 
 
 def raise_getitems(graph: fx.Graph) -> int:
-    """Moves elements of tuples in place and returns how many moved."""
+    """Move elements of tuples in a graph in place, and return the number of moved nodes."""
     moved = 0
     behind: dict[fx.Node, fx.Node] = {}
     for node in graph.find_nodes(op="call_function", target=operator.getitem):
         parent = node.args[0]
+        # Other placeholders may follow a placeholder, and no other node may stand among them.
         if not isinstance(parent, fx.Node) or parent.op == "placeholder":
             continue
         anchor = behind.get(parent, parent)

@@ -1,7 +1,7 @@
-"""Backward in the order of the autograd engine.
+"""Pass that orders backward like the autograd engine.
 
-As ``reordering_to_mimic_autograd_engine`` in PyTorch's ``torch/_functorch/partitioners.py``, which
-copies the nodes instead of moving them.
+The pass follows ``reordering_to_mimic_autograd_engine`` in PyTorch's
+``torch/_functorch/partitioners.py``, but moves nodes where PyTorch copies nodes into a new graph.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from remat.passes.core.state import PassResult, State
 
 @dataclass(frozen=True)
 class ReorderBackward(Pass):
-    """Moves recomputed operators to where backward first needs them, so that their values live shortly.
+    """Move recomputed operators to right before their first use in backward, to shorten lifetimes.
 
-    Starting from the first user of a tangent, backward's operators keep their order; whatever else
-    they need is pulled in just before. What reads memory that backward overwrites stays before the
-    overwriting.
+    From the first user of a tangent on, backward's operators keep their order. Nodes that an
+    operator needs and that are not placed yet come right before the operator. A node that reads
+    memory stays before a later write to the same memory. The pass does nothing if the decision has
+    node orders.
     """
 
     name: ClassVar[str] = "reorder-backward"
@@ -45,7 +46,7 @@ class ReorderBackward(Pass):
 
 
 def reorder(graph: fx.Graph) -> int:
-    """Reorders a backward graph in place and returns how many nodes changed their place."""
+    """Reorder a backward graph in place, and return the number of nodes whose position changed."""
     nodes = [n for n in graph.nodes if n.op != "output"]
     placeholders = graph.find_nodes(op="placeholder")
     rank = dict(zip(nodes, range(len(nodes)), strict=True))
@@ -59,7 +60,7 @@ def reorder(graph: fx.Graph) -> int:
     placed = dict.fromkeys(placeholders)
 
     def place(node: fx.Node) -> None:
-        """Places a node after everything it needs that is not placed yet, in the old order."""
+        """Place a node after all nodes that it needs and that are not placed yet, in the old order."""
         missing: set[fx.Node] = set()
         stack = [node]
         while stack:
@@ -72,11 +73,13 @@ def reorder(graph: fx.Graph) -> int:
             placed[n] = None
 
     def place_behind(node: fx.Node) -> None:
+        """Place a node after the earlier nodes that read or write the same memory."""
         for earlier in before.get(node, ()):
             place(earlier)
         place(node)
 
     start = min(users)
+    # An effect need not be an input of any later node, so it is placed here (PyTorch: only `copy_`).
     for node, harmless in zip(nodes[:start], plain, strict=False):
         if not harmless and ops.may_have_effects(node):
             place_behind(node)
@@ -84,7 +87,7 @@ def reorder(graph: fx.Graph) -> int:
         if node in before or not all(map(placed.__contains__, inputs_of(node))):
             place_behind(node)
         placed[node] = None
-    placed.update(dict.fromkeys(nodes))  # what only the outputs read
+    placed.update(dict.fromkeys(nodes))  # nodes that only the outputs read
     order = list(placed)
     moved = sum(a is not b for a, b in zip(order, nodes, strict=True))
     anchor = order[0]
@@ -96,10 +99,14 @@ def reorder(graph: fx.Graph) -> int:
 
 
 def _ordered_by_memory(nodes: list[fx.Node], plain: Sequence[bool]) -> dict[fx.Node, list[fx.Node]]:
-    """For each node, the earlier ones that it must stay behind though it does not read them.
+    """Return the earlier nodes that each node must follow because of shared memory.
 
-    A write stays behind what reads, or has written, the memory that it overwrites; what reads that
-    memory stays behind the write.
+    A write follows the earlier reads and writes of the overwritten memory. A read of this memory
+    follows the earlier writes. Nodes without such an order are left out.
+
+    Args:
+        nodes: the nodes of the graph, in order.
+        plain: for each node, whether it is only a function of its arguments (`ops.is_plain`).
     """
     written = {n: written_by(n) for n, harmless in zip(nodes, plain, strict=True) if not harmless}
     if not any(written.values()):

@@ -239,7 +239,10 @@ class OffloadPlanner:
 
     @cached_property
     def _lives(self) -> Lives:
-        """Lifetimes of the graph problem's values: where each begins, and its last and first uses."""
+        """Lifetimes of the graph problem's values.
+
+        For each node: its definition, its last use in forward, and its first and last use in backward.
+        """
         begin, first, last = self._search.uses
         state, lowered = self._of.state, self._of.lowered
         index, owner, required = state.index, state.storages.owner, state.roles.required_forward

@@ -154,9 +154,9 @@ def with_copies(state: State, places: Collection[int]) -> State:
 
 @paused_collection()
 def split(state: State) -> State:
-    """Run the passes that split a state into forward and backward modules.
+    """Run the passes that split a state into forward and backward modules by its decision.
 
-    A state without a decision is split as the user wrote the step: nothing is recomputed.
+    A state without a decision saves all values that backward reads, except those tagged for recomputation.
     """
     last: tuple[Pass, ...] = () if state.hooks is None else (PackSaved.of(state.hooks),)
     if state.decision is not None and state.decision.offloads:

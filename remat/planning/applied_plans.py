@@ -49,8 +49,7 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
     Args:
         prepared: the prepared graph, before it is split into forward and backward.
         plan: the saved plan.
-        request: the options under which the plan is applied. Its cost model is the one that the plan
-            names, resolved for this graph.
+        request: the options under which the plan is applied, with the plan's cost model.
 
     Returns:
         The time that runs wait for copies, in ps; 0 if the plan offloads nothing.
@@ -103,7 +102,7 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
 
 
 def _faults(plan: Plan, sizes: dict[str, int]) -> Iterator[str]:
-    """Yield a description of each fault in the offloaded values of a plan; copy times are not checked.
+    """Yield a description of each fault in the offloaded values of a plan; places of copies are not checked.
 
     Args:
         plan: the saved plan.
@@ -126,14 +125,14 @@ def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
     Args:
         plan: the saved plan.
         made: the plan that results from applying ``plan`` to its graph, with recomputed figures.
-        request: the options under which the plan is applied. Its cost model is the one that the plan
-            names, resolved for this graph.
+        request: the options under which the plan is applied, with the plan's cost model.
 
     Raises:
         PlanError: a figure of ``plan`` differs from the recomputed one, or the step exceeds the budget.
     """
     if plan.unit != made.unit:
         raise edited(plan, f"unit is {plan.unit} in it, and its costs are in {made.unit}")
+    # Figures of symbolic sizes are those of the sizes that each process traced with.
     if _is_alike(plan, made.lower) and not made.symbolic:
         figures = _recorded_figures(
             plan,
@@ -146,6 +145,7 @@ def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
             if claimed != found:
                 fault = f"{name} is {claimed} in it, and {found} in the step that it makes"
                 raise edited(plan, fault)
+        # Hooks may pack saved values, so the storages of this step say nothing about the recorded peak.
         least = 0 if request.hooks is not None else _storages_peak(made)
         if plan.peak_bytes < least and not _is_compiled(plan):
             raise edited(

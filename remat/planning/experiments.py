@@ -104,6 +104,7 @@ def compare(
         for budget in read
         for name in names
     ]
+    # Without an executor, the first question finds this step prepared.
     of_cost = {str(common["cost"]): prepared}
     _NEWEST.of, _NEWEST.joint, _NEWEST.prepared = (token, ""), joint, of_cost
     rows = _ask(questions, executor, on_row or (lambda _: None))
@@ -168,6 +169,7 @@ def sweep(
     priced = as_list("costs", costs, (str,))
     read = _budgets(budgets)
     _check_solvers(names)
+    # An invalid option fails here. In a worker, it would become the reason of every row.
     for cost in priced:
         PlanRequest.of(cost=cost, time_limit=time_limit)
     token = uuid.uuid4().hex

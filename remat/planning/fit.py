@@ -86,7 +86,7 @@ def fit(
     Args:
         model: a module, or a function, whose parameters are the arguments that require a gradient.
         args: a callable that takes a batch size and returns the arguments of a call: a tuple of positional
-            ones, a dict of keyword ones, or a pair of both. Or the positional arguments themselves, if the
+            arguments, a dict of keyword arguments, or a pair of both. Or the positional arguments themselves, if the
             first dimension of every tensor is the batch.
         kwargs: keyword arguments, if ``args`` is not a callable; their tensors have the batch first, too.
         memory: memory of one rank: text with a unit, such as ``"80GiB"``, or bytes.
@@ -225,6 +225,7 @@ def fit_calls(
         step(f"planning batches {', '.join(map(str, batches))}")
         return _asked_of(executor, jobs)
 
+    # In one process, batches beyond the first that does not fit would be planned in vain.
     width = executor if isinstance(executor, int) else 1 if executor is None else _WIDTH
     rows = rows_of(listed, ask) if listed else rows_up_to_most(ask, width)
     return Fit(

@@ -55,7 +55,7 @@ class Frontier:
             of its step.
         graph: name of the joint graph.
         solver: name of the solver. By peak, the solver ``auto`` decides only at budget 1 and around the
-            least peak; the other points come from minimum cuts and from searches that start at them.
+            least peak. The other points come from minimum cuts, and from searches that start at these cuts.
         cost: the cost model.
         unit: unit of all costs.
         points: points with increasing bytes and decreasing cost.
@@ -96,7 +96,7 @@ class Frontier:
             planner: the planner of the graph.
             by: ``"saved"`` (or its alias ``"bytes"``) or ``"peak"``.
             executor: where to decide the budgets of a frontier by saved bytes; None for this process.
-            joint: the graph as it was captured; an executor is used only if it is given.
+            joint: the graph as it was captured; without this graph, ``executor`` is not used.
 
         Raises:
             ProblemError: values may be offloaded, and ``by`` is not ``"peak"``.
@@ -287,6 +287,7 @@ class Frontier:
         Args:
             rows: number of points; fewer than 3 count as 3.
         """
+        # Both ends and the knee are always among the points.
         points, rows = self.points, max(3, rows)
         if len(points) <= rows:
             return list(points)

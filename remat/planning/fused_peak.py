@@ -61,11 +61,11 @@ def within_fused_peak(
        and under a peak in bytes, only estimates within the budget count here.
     3. The decision with the least peak, compiled if known and else estimated.
 
-    The last decision is chosen more carefully. Under a peak in bytes, it is the one of those not compiled
-    with the least estimated peak, at any cost. Under a ratio, budget 1's decision comes first, if its
+    The last decision is chosen more carefully. Under a peak in bytes, it is the decision with the least
+    estimated peak that was not compiled, at any cost. Under a ratio, budget 1's decision comes first, if its
     estimated peak is below every compiled peak. If all compiled peaks are far above the budget, estimates say
-    little about the step. The result is then the decision that saves the least, of those not compiled that
-    may be lower.
+    little about the step. Then the result saves the least of all decisions that were not compiled and may
+    have a lower peak.
 
     Args:
         planner: the planner of the graph.
@@ -85,6 +85,7 @@ def within_fused_peak(
     known, limit = compiled or {}, budget.peak_bytes
     search = _FusedSearch(planner)
     vertices = planner.allowed_vertices(VERTICES)
+    # A peak in bytes can be searched for directly. A ratio needs the range of estimated peaks first.
     if limit is not None and not last and planner.request.offload is None:
         search.try_around(vertices, limit - excess)
         if search.aim(limit - excess, known):

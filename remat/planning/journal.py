@@ -98,6 +98,7 @@ def opened(table: Path | None) -> Iterator[Journal]:
                 file.close()
         path.unlink(missing_ok=True)
     finally:
+        # Deleted while it is still locked, so that the lock file of another sweep is never deleted.
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
 

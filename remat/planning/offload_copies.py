@@ -104,6 +104,7 @@ class Copies:
         n = len(self._moments)
         forward = {name: k for k, name in enumerate(self._moments[: self._boundary])}
         backward = dict(zip(self._moments[self._boundary :], range(self._boundary, n), strict=True))
+        # A place that is not in the graph becomes -1 or n, so the checks below refuse it.
         freed, fetched = [], []
         for value, transfer in zip(self._offloads, self._transfers, strict=True):
             freed.append(

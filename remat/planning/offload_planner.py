@@ -153,6 +153,7 @@ class OffloadPlanner:
         for share in _ABOVE:
             above = int(share * room)
             higher = self._search.seen_within(peak_bytes + above)
+            # An evaluated decision is reused unless its peak is much lower than allowed here.
             if higher is None or higher.peak_bytes < peak_bytes + above // 2:
                 starts = [d.saved for d in (of.cheapest, of.full, of.runtime_optimal)]
                 higher = self._search.within(peak_bytes + above, starts)
@@ -267,8 +268,8 @@ class OffloadPlanner:
 
         Values that are offloaded at a program point of backward were sent during forward. Forward takes the time
         of its operators plus the cost that the decision adds. So a decision of added cost T offloads at most the
-        bytes that the link sends in that time. It cannot cost less than the best decision without offloads
-        within a peak that is higher by these bytes.
+        bytes that the link sends in that time. Its cost is at least the bound without offloads within a peak
+        that is higher by these bytes.
 
         Args:
             peak_bytes: the peak.
@@ -278,6 +279,7 @@ class OffloadPlanner:
         at_moments, forward = tuple(moments), self._forward_time
 
         def least(added: int) -> int:
+            # `bytes_in` rounds down, which would make the bound too high.
             sent = self._link.bytes_in(forward + added) + 1
             return self._bounds.bound(peak_bytes + sent, at_moments)
 
@@ -336,6 +338,7 @@ class OffloadPlanner:
         plain = replace(decided.decision, offloads=())
         cost = decided.cost - decided.choice.exposed_time
         wanted = Candidate.of(of.lowered, plain, cost, decided.choice)
+        # Each failed attempt leaves out at least one value, so one attempt more than values suffices.
         for _ in range(len(tagged) + 1):
             tagged = {name: n for name, n in tagged.items() if name not in self._left_out}
             if not tagged:

@@ -47,7 +47,10 @@ class OrderSearch:
 
     @cached_property
     def step(self) -> LoweredStep:
-        """The step problem, in which every snapshot of an input and every generator state may be kept."""
+        """The step problem: which node to run when, so that the peak is kept.
+
+        Every snapshot of an input and every generator state may be kept in it.
+        """
         state, problem, lowered = self._state, self._problem, self._lowered
         random = [
             problem.names[i].split(":")[0]

@@ -53,6 +53,7 @@ class PeakOfGraphs:
         least = max(self.highest(lowest))
         if peak_bytes is None:
             most = max(self.highest(full))
+            # `_lowest` was chosen by estimates, so budget 1's decisions may peak lower.
             least = min(least, most)
             peak_bytes = least + bytes_of_share(budget.peak_share or 0.0, most - least)
         best = self._chosen(peak_bytes)
@@ -133,13 +134,14 @@ class PeakOfGraphs:
         """Choose one decision for each graph; return the Pareto-optimal choices by (saved bytes, score).
 
         Args:
-            score: computes the score of a choice that is extended by the decision of one more graph. It is
-                called with the score so far, the estimated peak of the step while the graph runs, and the cost
-                of all runs of the graph. It returns None if the decision cannot be added.
+            score: computes the score of a choice that is extended by the decision of one more graph. Its
+                arguments are the score so far, the estimated peak of the step while the graph runs, and the
+                cost of all runs of the graph. None if the decision cannot be added.
         """
 
         def extend(k: int, saved: int, so_far: int, decided: Candidate) -> tuple[int, int] | None:
             runs, nbytes = self._runs[k], decided.saved_bytes
+            # At the last run of this graph, its earlier runs and all earlier graphs have saved their values.
             peak = saved + (runs - 1) * nbytes + self._others[k] + decided.peak_bytes
             value = score(so_far, peak, runs * decided.cost)
             return None if value is None else (saved + runs * nbytes, value)

@@ -192,7 +192,7 @@ class PeakPlanner(Prepared):
         return OffloadPlanner(self, self.search, self.bounds)
 
     def limit_of(self, budget: Budget) -> Budget:
-        """Convert a ratio of the peak to a budget in bytes; return any other budget unchanged."""
+        """Convert a budget that is a ratio of the peak to bytes; return any other budget unchanged."""
         return budget if budget.peak_share is None else Budget(peak_bytes=self._peak_of(budget))
 
     def _peak_of(self, budget: Budget) -> int:
@@ -209,34 +209,37 @@ class PeakPlanner(Prepared):
 
     @cached_property
     def most_saved(self) -> int | None:
-        """Bytes that the budget in the user's code allows the region to save; None if the code sets no budget."""
+        """Bytes that the region budget allows to save; None without such a budget.
+
+        The user's code sets a region budget by ``region_activation_memory_budget``.
+        """
         own = self.state.get(RegionBudget())
         if own is None:
             return None
         return Budget(share=own).capacity(full=self.full_bytes, least=self.least_bytes)
 
     def allowed_vertices(self, most: int) -> list[int]:
-        """Return the saved bytes of about ``most`` vertices of the hull, within the budget that the code sets."""
+        """Return the saved bytes of about ``most`` vertices of the hull, within the region budget."""
         limit = self.most_saved
         return [n for n, _ in self.cuts(most) if limit is None or n <= limit]
 
     def _may_save(self, decided: Candidate) -> bool:
-        """Return whether a candidate's saved bytes are within the budget that the code sets for its region."""
+        """Return whether a candidate's saved bytes are within the region budget."""
         return self.most_saved is None or decided.saved_bytes <= self.most_saved
 
     @property
     def allowed_full(self) -> Candidate:
-        """The decision at budget 1, or at the budget that the code sets for its region if that is lower."""
+        """The decision at budget 1, or within the region budget if that budget is lower."""
         most = self.most_saved
         return self.full if most is None else self.at(min(most, self.full_bytes))
 
     @property
     def _allowed_cheapest(self) -> Candidate:
-        """The decision with the least recompute cost within the budget that the code sets for its region."""
+        """The decision with the least recompute cost within the region budget."""
         return self.cheapest if self.most_saved is None else self.allowed_full
 
     def _capacities(self) -> list[int]:
-        """Return the limits on saved bytes of a frontier, sorted, within the budget that the code sets."""
+        """Return the limits on saved bytes of a frontier, sorted, within the region budget."""
         most = math.inf if self.most_saved is None else self.most_saved
         return sorted({c for c in self.capacities() if c <= most})
 
@@ -253,6 +256,7 @@ class PeakPlanner(Prepared):
         if self.peak(self._allowed_cheapest) <= peak_bytes:
             return self._allowed_cheapest
         asked = f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes)"
+        # Hooks may pack saved values, so that the step needs less than its storages.
         possible = 0 if self.request.hooks else self.search.least_possible
         if peak_bytes < possible:
             raise self._none_within(asked, possible, infeasible=True)
@@ -349,6 +353,7 @@ class PeakPlanner(Prepared):
         starts = [*(saved for _, saved in cuts), *self._starts(0)]
         found = search.within(0, starts, self.most_saved)
         decided = [self.allowed_full, self.informed(found)]
+        # The search does not know what hooks pack, so decisions at several limits compete, too.
         if self.request.hooks:
             decided += map(self.at, self._capacities())
         else:
@@ -391,8 +396,8 @@ class PeakPlanner(Prepared):
             share: ratio of the usual number of edits.
 
         Returns:
-            The cheapest schedule found within the peak or, if there is none, one with a lower peak. None if it
-            cannot be executed, or saves more than the code allows its region.
+            The cheapest schedule found within the peak or, if there is none, one with a lower peak. None if the
+            schedule cannot be executed, or exceeds the region budget.
         """
         schedule = decided.schedule
         if schedule is None:
@@ -453,6 +458,7 @@ class PeakPlanner(Prepared):
             if high[0] - low[0] <= max(1, low[0] // 500):
                 return
             share = (peak_bytes - low[1]) / max(1, high[1] - low[1]) if turn % 2 == 0 else 0.5
+            # Clamped, because false position may stay at one end of the interval.
             capacity = low[0] + int(min(max(share, 0.05), 0.95) * (high[0] - low[0]))
             saved = self._near(capacity)
             yield saved

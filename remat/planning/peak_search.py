@@ -100,7 +100,7 @@ class PeakSearch:
 
     @property
     def step(self) -> LoweredStep:
-        """The step problem, and the mapping of its nodes to the joint graph."""
+        """The step problem, which asks which node to run when, and the mapping of its nodes to the joint graph."""
         return self.orders.step
 
     @cached_property
@@ -116,7 +116,7 @@ class PeakSearch:
     # ---- from a decision to its schedule ------------------------------------------------------------
     @cached_property
     def _runs_of(self) -> list[tuple[int, ...]]:
-        """For each position of the joint graph, the nodes of the step problem that its first run consists of."""
+        """Nodes of the step problem that the first run of a joint-graph node consists of, by position of the node."""
         return [self.step.runs_of(node.name) for node in self._state.index.nodes]
 
     @cached_property
@@ -185,6 +185,7 @@ class PeakSearch:
                     missing.append(j)
                     todo.extend(k for k in inputs[j] if not placed[k])
             for j in sorted(missing) if len(missing) > 1 else missing:
+                # The last entry is the operator; an entry before it would keep the generator state once more.
                 if runs_of[j]:
                     sequence.append(runs_of[j][-1])
                     moments.append(moment)
@@ -215,7 +216,7 @@ class PeakSearch:
     def _always(self) -> tuple[int, ...]:
         """Nodes to save under every decision: they cannot be recomputed, or saving them takes no bytes.
 
-        Evaluation ignores those that nobody reads.
+        Saved nodes that nobody reads are not counted.
         """
         p = self.problem
         return tuple(
@@ -345,6 +346,7 @@ class PeakSearch:
         if not length:
             return None
         value = found.cost + sum(prices.get(m, 0.0) * s for m, s in slope.items())
+        # `most` only estimates the optimum, so the step must not vanish when `value` reaches it.
         move = step * max(most - value, 0.02 * most) / length
         return {m: p for m, s in slope.items() if (p := prices.get(m, 0.0) + move * s) > 0}
 
@@ -422,6 +424,7 @@ class PeakSearch:
             keep.append(nbytes * (saving + priced(begin[i], last[i])) if nbytes and prices else 0.0)
             held = nbytes * priced(first[i], last[i]) if nbytes and prices else 0.0
             again.append((problem.cost[i] if problem.in_forward[i] else 0) + held)
+        # The flow network takes integers, so prices are scaled as far as 64 bits allow.
         scale = min(2.0**20, _ROOM / max(1.0, sum(keep) + sum(again)))
         return self._network.cut(
             [int(x * scale) for x in keep], [int(x * scale) for x in again]

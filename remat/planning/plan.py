@@ -91,12 +91,13 @@ class Plan(Record):
             step as Inductor compiled it; else 0.
         planned_peak_bytes: the simulated peak, if ``peak_bytes`` is the compiled one; else 0.
         forward_order: nodes that forward runs, in this order; empty if the passes order the nodes. Set under a
-            budget on the peak. A node that is listed several times runs as often. In the module, its last run
-            has its name, unless the node is an input of the module too; other runs are called ``NAME_again``.
+            budget on the peak. A node that is listed several times runs as often. In the module, the last
+            run has the node's name, unless the node is an input of the module too; other runs are called
+            ``NAME_again``.
             Views are not listed: they are computed where they are read.
         backward_order: nodes that backward runs, with the meaning of ``forward_order``.
         region_budget: the ratio that the code set by ``region_activation_memory_budget``; empty if it set none.
-            It replaces a ratio, and holds besides a budget in bytes.
+            A requested ratio is replaced by this ratio, and requested bytes hold besides.
         least_because: why no plan saves less than ``least_bytes``, if a lower ratio was raised to these bytes;
             else empty.
         step_cost: cost of running every operator of the step once, forward and backward, in ``unit``. The step
@@ -174,6 +175,7 @@ class Plan(Record):
     link: str = ""
     peak_limit: int = 0
     remat: str = ""
+    # Fields with an underscore are not written to files.
     _asked: Budget | None = None
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None

@@ -91,6 +91,7 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
         fits = _saved(joints, found) + kept <= capacity
         if fits and _cost(joints, found) < _cost(joints, best):
             best = found
+        # No reserved bytes became free, so another round would give the same shares.
         if kept >= reserve:
             break
         reserve = kept

@@ -250,7 +250,7 @@ class Planner(PeakPlanner):
         return reread_outputs(self.state.joint, saved)
 
     def plan(self, decided: Candidate, agree: Pass | None = None) -> Plan:
-        """Build the plan of a decision under the request's budget; warn if it does not lower the peak.
+        """Build the plan of a decision under the request's budget; warn if the plan does not lower the peak.
 
         Args:
             decided: the decision.
@@ -336,10 +336,12 @@ def finish(
             user_mutated=frozenset() if state.reread_inputs else state.user_mutable,
         )
     )
+    # Passes have edited the graphs, and fx generates the code of a module only on request.
     state.forward.recompile()
     state.backward.recompile()
     baseline = baseline or Baseline()
     costs = step_costs_of(state, cost) if step_costs is None else step_costs
+    # With node orders, nodes may also run again in forward, which the graph problem does not know.
     if state.decision.is_ordered:
         saved = state.decision.saved
         recomputed = state.decision.further_runs
@@ -406,6 +408,7 @@ def finish(
         _asked=budget,
         _modules=(state.forward, state.backward),
         _problem=problem,
+        # There are no costs if the cost model cannot price backward.
         _costs={n.name: c for n, c in zip(state.index.nodes, costs, strict=False)},
         _without=baseline.curve,
         _learns=has_symbols(state.index.values, learned=True),

@@ -119,6 +119,7 @@ class Prepared:
     ) -> None:
         require_tangents(state)
         self.state, self.request, self.fingerprint = state, request, fingerprint
+        # Operators that are declared pure may run again, so decisions hold only for these declarations.
         self.declarations = ops.declarations()
         self.deciding = request.deciding()
         self.decisions: dict[int, Candidate] = {}
@@ -161,7 +162,7 @@ class Prepared:
 
     @cached_property
     def lowered(self) -> Lowered:
-        """The graph problem under the request's cost model, and its mapping to the joint graph."""
+        """The graph problem, which asks which nodes to save, and the mapping of its nodes to the joint graph."""
         return self.state.lowered(self.request.cost)
 
     @cached_property
@@ -220,7 +221,7 @@ class Prepared:
         return decided.decision, decided.saved_bytes, decided.cost, decided.choice, peak_bytes
 
     def choice(self, capacity: int) -> DecisionInfo:
-        """Return what is known of a decision within ``capacity`` saved bytes before it is made."""
+        """Return the limits of a decision within ``capacity`` saved bytes, before the decision is made."""
         return DecisionInfo(
             capacity=capacity, full_bytes=self.full_bytes, least_bytes=self.least_bytes
         )
@@ -293,6 +294,7 @@ class Prepared:
         if done is None:
             with suppress_warnings():  # the decision may never become a plan
                 done = self.split(decided)
+        # Inserted anew, so that the dict is in order of last use.
         self._splits[decided.decision] = done
         while len(self._splits) > max(2, _SPLIT_NODES // len(self.state.index)):
             del self._splits[next(iter(self._splits))]

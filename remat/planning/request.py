@@ -180,6 +180,7 @@ class PlanRequest:
             return {}
         kind = type(self.solver)
         registered = registry().solvers.get(self.solver.name) is kind
+        # An unregistered solver is named by its import path, from which `of` can load the class.
         options = {
             "budget": str(self.budget),
             "solver": self.solver.name if registered else f"{kind.__module__}:{kind.__qualname__}",
@@ -279,7 +280,7 @@ class PlanRequest:
             solver=self.solver,
             budget=self.budget,
             cost=self.cost,
-            time_limit=self.time_limit or 0.0,
+            time_limit=self.time_limit or 0.0,  # an option of a pass, where 0 is no limit
         )
 
     def as_pipeline(self) -> Pipeline:

@@ -71,13 +71,14 @@ def plan_for(
         The plan; None if the graph is to be planned.
 
     Raises:
-        PlanError: no plan was made for the graph, and it may not be planned; or all plans were made for
-            another lowering or version of PyTorch, so that they are for no graph here.
+        PlanError: no plan was made for the graph, and ``others`` is False. With ``others``, an error is raised
+            only if every plan was made for another lowering or version of PyTorch.
     """
     plans = (saved,) if isinstance(saved, Plan) else saved.plans
     mine = [p for p in plans if p.fingerprint == fingerprint]
     if mine:
         return mine[nth % len(mine)]
+    # Older files record neither lowering nor version, so both are empty.
     could_be = any(
         p.lower in ("", joint.lower) and p.torch in ("", torch.__version__) for p in plans
     )
@@ -101,7 +102,7 @@ def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
     """Explain why no saved plan matches a graph, and what to do about it.
 
     A plan records its lowering, its version of PyTorch, and a digest of its operators. If the operators are
-    equal, shapes or constants differ; if not, the model is another one. For a plan from before the digest was
+    equal, shapes or constants differ; otherwise the models differ. For a plan from before the digest was
     recorded, the names of its nodes are compared instead.
 
     Args:

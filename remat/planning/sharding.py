@@ -114,6 +114,7 @@ def shard(parameter: torch.Tensor, shards: int) -> torch.Tensor:
     """
     if shards == 1:
         return parameter
+    # A scalar has no dimension to shard, so it counts as one row.
     first, *rest = parameter.shape or (1,)
     return torch.empty(-(-first // shards), *rest, dtype=parameter.dtype, device="meta")
 

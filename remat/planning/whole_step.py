@@ -116,6 +116,7 @@ class Rank:
         if short <= 0:
             return
         trained = {key for p in parameters if p.requires_grad and (key := storage_key(p))}
+        # A single rank cannot shard, so the advice is computed for two.
         shared = Sharding.of(model, list(parameters), trained, max(2, s.ranks), fsdp=True)
         room = self.memory_bytes - max(
             shared.gathered_bytes + shared.reduced_bytes, shared.final_bytes
@@ -379,7 +380,10 @@ class Fitting:
         return None
 
     def _searched(self) -> Iterator[Candidate]:
-        """Yield decisions that do not depend on the memory: one of the least peak, and some of higher peaks."""
+        """Yield decisions that do not depend on the memory.
+
+        The first has the least peak found, and the others are within evenly spaced higher peaks.
+        """
         planner = self.planner
         # A new planner, whose searches start without the decisions of earlier searches.
         peaks = Planner(planner.state, planner.request, fingerprint=planner.fingerprint)
@@ -433,6 +437,7 @@ class Fitting:
     def _step_s(self, decided: Candidate) -> float:
         """Return the modelled seconds of a step: computing or sending, whichever is longer, and the optimizer."""
         once = step_costs_of(self.planner.state, self.planner.request.cost, required=True)
+        # Costs are in ps.
         computing = sum(once) / 1e12 + decided.cost / 1e12
         sending = self.rank.sharding.sent_bytes / (self.rank.link_gbps * 1e9)
         # The optimizer computes little, so its time is that of its memory traffic.
@@ -448,7 +453,7 @@ def _without_plan(batch: int, peak_bytes: int, reason: str, *, proven: bool) -> 
 
 
 def device_of(cost: CostModel) -> Device:
-    """Return the device of a cost model; an H100 if the model names none."""
+    """Return the device of a cost model: for a `Profile`, the measured one; an H100 if the model names none."""
     device = getattr(cost, "device", None)
     if isinstance(device, Device):
         return device

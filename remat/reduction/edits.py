@@ -110,6 +110,7 @@ def _gradients(joint: JointGraph) -> list[Item]:
 
 def _drop_gradients(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
     """Replace the gradients at the given positions by None."""
+    # Gradients belong to primals by position, so a dropped gradient leaves None.
     values = enumerate(outputs_of(joint.graph))
     _outputs(joint, [(k, None if k in items else v) for k, v in values])
     return joint
@@ -249,7 +250,7 @@ def _cut_out(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 
 
 def _own(value: torch.Tensor) -> torch.Tensor:
-    """Return a fake tensor like another one, in storage of its own."""
+    """Return a fake tensor with the shape, strides and type of another one, in storage of its own."""
     with value.fake_mode, torch.no_grad():  # type: ignore[attr-defined]
         if value.layout is not torch.strided:
             return torch.empty_like(value)

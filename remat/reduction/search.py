@@ -130,7 +130,7 @@ class _Search:
             at = 0
             while at < len(items := edit.items(self._best)):
                 if self._accept(edit, items[at : at + size]):
-                    changed = True
+                    changed = True  # other items now stand at this position
                 else:
                     at += size
             size //= 2
@@ -146,6 +146,7 @@ class _Search:
         self._progress(f"{edit.name}: {nodes} nodes, {self._tests} tests")
         try:
             candidate = tidy(edit.apply(self._best.copy(), items))
+            # An invalid candidate is refused like one that the edit has not changed.
             text = print_joint(candidate) if fault_of(candidate) is None else self._text
             if text == self._text:
                 self._refused += 1

@@ -98,6 +98,7 @@ class ExperimentRow:
 
         None without a plan, and under a budget on the peak.
         """
+        # `budget` is the text of a `Budget`, which begins so for every budget on the peak.
         cost, bound = self.recompute_cost, self.recompute_bound
         if cost is None or bound is None or self.budget.startswith("peak:"):
             return None
@@ -136,7 +137,7 @@ class ExperimentRow:
         return cls(**given)
 
 
-#: Type of each column, as text without ``| None``.
+#: Type of each column, without ``| None``; it is text, because annotations are not evaluated in this file.
 _TYPES = {f.name: str(f.type).removesuffix(" | None") for f in fields(ExperimentRow)}
 COLUMNS = tuple(_TYPES)
 #: Columns that the JSON of a comparison leaves out, because they are equal in all of its rows.
@@ -237,6 +238,7 @@ class Sweep:
             content = self.to_json()
         elif path.suffix == ".csv":
             text = io.StringIO()
+            # The default line ending of csv is \r\n.
             writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
@@ -259,6 +261,7 @@ class Sweep:
             if path.suffix == ".parquet":
                 rows = _from_parquet(path)
             elif path.suffix == ".csv":
+                # Without newline="", line endings inside of cells would be changed.
                 with path.open(encoding="utf-8", newline="") as file:
                     rows = [_typed(row) for row in csv.DictReader(file)]
             else:

@@ -202,7 +202,7 @@ def fit_calls(
         joint = capture(model, args, kwargs, lower=lower, device=device)
         return joint, other_bytes(model, (args, kwargs), parameters_of(model, (args, kwargs)))
 
-    # A captured step tells which parameters get no gradient, so the rank is computed anew from the first one.
+    # A captured step tells which parameters get no gradient, so the rank is computed anew with the first step.
     kept = {first: captured(first, first_call)}
     rank = Rank.of(model, parameters, kept[first][0], **of_rank)
     priced = str(request.on(kept[first][0]).cost)
@@ -318,6 +318,7 @@ def rows_up_to_most(ask: Ask, width: int) -> dict[int, FitRow]:
 
     def fits(batch: int) -> bool:
         rows[batch], tried = answers[batch]
+        # A dict keeps the order of the trials, so that plans are deterministic.
         decisions.update(dict.fromkeys(tried))
         return rows[batch].fits
 
@@ -429,6 +430,7 @@ def read_batches(batches: object) -> tuple[int, ...]:
     given = [batches] if isinstance(batches, (int, str)) else batches
     listed: list[Any] = list(given) if isinstance(given, Iterable) else [given]
     for batch in listed:
+        # Not `isinstance`, because True and False are ints.
         if type(batch) is not int or batch < 1:
             raise ProblemError(
                 f"batch is {batch!r}; expected whole numbers of 1 or more, such as 1, 2, 4, or 'max' for "
@@ -499,6 +501,7 @@ def varied(args: Any, kwargs: Mapping[str, Any]) -> Callable[[int], Arguments]:
         def at(value: Any) -> Any:
             if not isinstance(value, torch.Tensor) or not value.dim():
                 return value
+            # The flag is kept, because it marks the parameters of a function.
             like = value.new_empty((batch, *value.shape[1:]))
             return like.requires_grad_(value.requires_grad)
 

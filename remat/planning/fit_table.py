@@ -111,6 +111,7 @@ class Fit:
         if row.budget is None:
             return ""
         budget = Budget.parse(row.budget)
+        # `torch.compile` takes a plain int as a peak in bytes.
         shown = str(budget.peak_bytes) if budget.on_peak else row.budget
         options = [f'"budget": {shown}']
         if self.lower != "inductor":

@@ -164,6 +164,7 @@ class Frontier:
         def distance(p: FrontierPoint) -> float:
             x = (self.bytes_of(p) - self.bytes_of(first)) / wide
             y = (p.recompute_cost - last.recompute_cost) / high
+            # The chord is x + y = 1, so the farthest point below has the least sum.
             return x * x + y * y if by == "origin" else x + y
 
         return min(self.points, key=distance)
@@ -236,6 +237,7 @@ class Frontier:
                 model, or ``others`` have another ``by``.
             PlanError: Matplotlib is not installed, or the file cannot be written.
         """
+        # Imported here, so that planning does not load the code for pictures.
         from remat.report.frontier_plot import Curve, draw_frontiers
 
         label = "chosen"

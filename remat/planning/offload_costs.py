@@ -79,7 +79,7 @@ def offload_problem(
     problem = step.problem
     copy = [-1] * len(problem)
     total = sum(lowered.problem.size)
-    # The problem fixes how long these values live, so offloading them frees no memory.
+    # A value can be away only between the run that computes it and a later use, and not at the end.
     stays = {*problem.to_end, *problem.at_start, *problem.at_boundary}
     for i, nbytes in enumerate(lowered.problem.size):
         name = lowered.problem.names[i]
@@ -88,6 +88,7 @@ def offload_problem(
             continue
         if state.storages.owner[lowered.position[i]] != lowered.position[i]:
             continue
+        # Offloading must free exactly the bytes that saving the value takes.
         if nbytes * _SMALL < total or problem.size[at] != nbytes:
             continue
         copy[at] = link.time_ps(nbytes)

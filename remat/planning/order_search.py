@@ -49,7 +49,7 @@ class OrderSearch:
     def step(self) -> LoweredStep:
         """The step problem: which node to run when, so that the peak is kept.
 
-        Every snapshot of an input and every generator state may be kept in it.
+        The problem allows saving every snapshot of an input and every generator state.
         """
         state, problem, lowered = self._state, self._problem, self._lowered
         random = [
@@ -223,6 +223,7 @@ class OrderSearch:
         # The passes recompute a whole operator even if only one of its results is needed again. `_free` forbids
         # the further run if another result lives to the end, so the start schedule must not have it.
         once = {*problem.once}
+        # Reversed, so that the first run of each node stays in the dict.
         first = {v: p for p, v in reversed([*enumerate(sequence)])}
         kept = [p for p, v in enumerate(sequence) if first[v] == p or v not in once]
         start, boundary = [sequence[p] for p in kept], bisect_left(kept, boundary)

@@ -77,7 +77,7 @@ class PeakFrontier(PeakSearch):
         return pareto(self._seen.values(), _figures)
 
     def _peaks(self, count: int) -> list[int]:
-        """Return ``count`` peaks, evenly over the range of the best candidates, from its lowest peak upwards."""
+        """Return ``count`` peaks, evenly over the range of the best candidates, from the lowest upwards."""
         best = self._best
         low, high = best[0].peak_bytes, best[-1].peak_bytes
         return [low + (high - low) * k // count for k in range(count)]

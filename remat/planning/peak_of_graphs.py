@@ -183,7 +183,7 @@ class PeakOfGraphs:
             over = max(self.highest(decided)) - peak_bytes
             if over <= 0:
                 return decided
-            aim -= over  # the estimate was too low by about this
+            aim -= over  # the estimate was too low by at least this
         return None
 
     def _with_offloads(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:

@@ -204,7 +204,7 @@ class PeakPlanner(Prepared):
 
     @property
     def is_alone(self) -> bool:
-        """Whether the user named a solver. It then decides alone, without remat's own searches."""
+        """Whether the solver is not ``auto``. A named solver decides alone, without remat's own searches."""
         return not is_auto(self.request.solver)
 
     @cached_property

@@ -291,6 +291,7 @@ class PeakSearch:
             The cheapest decision found within both limits; if there is none, the one that exceeds them least.
         """
         allowed = Limits(peak_bytes, capacity)
+        # Cached evaluations of earlier searches cost nothing, so they do not count.
         self._evaluations = len(self._seen) + max(_LEAST, _WORK // max(1, len(self._state.index)))
 
         begun = [self.tried(start) for start in starts]
@@ -307,6 +308,7 @@ class PeakSearch:
                 if not allowed.excess(best):
                     fits, most = True, max(1, best.cost)
             else:
+                # Shorter steps after some cuts without progress, as usual in subgradient searches.
                 idle += 1
                 if idle % 4 == 0:
                     step /= 2

@@ -121,6 +121,7 @@ def initial_state(
     joint: JointGraph, *, in_place: bool, count_outputs: bool, reread_inputs: bool = True
 ) -> State:
     """Return the state of a captured graph before any pass; arguments as in `prepare`."""
+    # Inputs and operators are read before any pass, because merging equal nodes hides what the user's code reads.
     state = State(
         joint=joint if in_place else joint.copy(),
         count_outputs=count_outputs,

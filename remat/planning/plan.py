@@ -261,7 +261,7 @@ class Plan(Record):
 
     @property
     def asked(self) -> Budget:
-        """The requested budget, which a plan from a file parses from text."""
+        """The requested budget; for a plan from a file, parsed from its text."""
         return self._asked or Budget.parse(self.budget)
 
     @property
@@ -398,11 +398,13 @@ class Plan(Record):
             PlanError: the plan was read from a file, or the picture cannot be written.
             ProblemError: the path has another suffix, or ``x`` another value.
         """
+        # Imported here, so that planning does not load the code for pictures.
         from remat.report.memory_plot import draw_step
 
         if x not in ("time", "operators"):
             raise ProblemError(f"x is {x!r}; expected 'time' or 'operators'")
         asked, view = self.asked, self.view
+        # Compiled peaks are compared with estimated ones, and simulated peaks with simulated ones.
         expected = self.without_expected_bytes if view.as_compiled else 0
         shown = f"{format_bytes(asked.peak_bytes)} of peak" if asked.peak_bytes else self.budget
         draw_step(

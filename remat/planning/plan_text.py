@@ -60,6 +60,7 @@ def _recomputed(plan: Plan) -> str:
     """Format the number of recomputed nodes, their cost, and the proven bound on the cost."""
     recomputed = counted(len(plan.recomputed), "node") if plan.recomputed else "nothing"
     if plan.recompute_cost:
+        # Node orders do not list views, so `recomputed` has none then.
         views = "" if plan.decision.is_ordered else ", views included"
         proven = ""
         if plan.recompute_bound:

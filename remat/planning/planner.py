@@ -105,6 +105,7 @@ def plan_graph(
     )
     require_tangents(state)
     budgeted = [p for p in pipeline.flat() if isinstance(p, Budgeted)]
+    # The last pass that decides makes the decision, so its options hold for the plan.
     cost = budgeted[-1].cost if budgeted else Roofline()
     count_workspaces(state, cost.on(state.joint))
     made = finish(
@@ -205,7 +206,7 @@ class Planner(PeakPlanner):
     """Planner of one prepared graph: decides under several budgets, and builds plans from decisions."""
 
     def decide(self, budget: Budget) -> Candidate:
-        """Return the decision under a budget, and under the budget that the code sets for its region.
+        """Return the decision under a budget, and under the region budget if the user's code sets one.
 
         Raises:
             BudgetError: no decision is within the budget.
@@ -229,6 +230,7 @@ class Planner(PeakPlanner):
             full = self.full
         except RematError:
             return Baseline()
+        # `peak` also sets `full_curve`.
         if self.request.hooks is None and self.peak(full) and self.full_curve is not None:
             curve = self.full_curve
         else:

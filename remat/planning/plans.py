@@ -90,6 +90,7 @@ class PlanSet(Record, Sequence[Plan]):
     @property
     def before_after(self) -> BeforeAfter:
         """The step without remat beside the step under these plans."""
+        # A sum that counts unknown costs as 0 would be too low.
         known = all(p.step_cost for p in self.plans)
         return BeforeAfter(
             peak_bytes=self.peak_bytes,

@@ -202,7 +202,10 @@ class Prepared:
         return self.at(self.full_bytes)
 
     def at(self, capacity: int) -> Candidate:
-        """Return the decision within ``capacity`` saved bytes, cached. Budgets that the code sets do not count."""
+        """Return the decision within ``capacity`` saved bytes, cached.
+
+        Region budgets of the user's code are ignored.
+        """
         if capacity not in self.decisions:
             self.on_step(f"deciding at {format_bytes(capacity)}")
             self.decisions[capacity] = self.decided(self.choice(capacity))

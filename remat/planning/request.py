@@ -131,6 +131,7 @@ class PlanRequest:
             time_limit=time_limit,
             plan=saved,
             plan_costs=plan_costs,
+            # A budget beside saved plans is meant for the graphs without a plan.
             plans_others=saved is not None and not isinstance(budget, Unset),
             count_outputs=count_outputs,
             hooks=pair,

@@ -275,6 +275,7 @@ class Fitting:
             batch=batch,
             fits=True,
             budget=str(budget),
+            # The peak may be in the optimizer's step.
             peak_bytes=max(self._peak(decided), stepping),
             step_s=step_s,
             samples_per_s=batch * sharding.ranks / step_s,
@@ -329,6 +330,7 @@ class Fitting:
         s = self.rank.sharding
         always = s.parameter_bytes + self.other_bytes + self.rank.use.state_bytes + s.bucket_bytes
         if s.shards == 1:
+            # `always` includes the inputs that the graph reads, as well as those that it does not.
             return memory.peak + always - memory.input_bytes
         forward = always + s.gathered_bytes
         running = memory.sharded_peak(
@@ -376,6 +378,7 @@ class Fitting:
             over = self._peak(decided) - self.rank.memory_bytes
             if over <= 0:
                 return decided
+            # Each further miss lowers the target by more, because only a few searches are made.
             aim = min(aim, planner.peak(decided)) - (1 + turn) * over
         return None
 

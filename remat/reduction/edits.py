@@ -45,7 +45,8 @@ class GraphEdit:
 
 
 def tidy(joint: JointGraph) -> JointGraph:
-    """Erase calls without users, and repair the aliases of fake values; return the same graph."""
+    """Erase calls without users or side effects, and repair the aliases of fake values; return the same graph."""
+    # `is_impure` is true for random calls. An edit of its own erases them, so that the test decides.
     for node in reversed(list(joint.graph.nodes)):
         if node.op in ("call_function", "get_attr") and not node.users and not node.is_impure():
             joint.graph.erase_node(node)
@@ -217,7 +218,7 @@ def _make_inputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 
 
 def _cut_out(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    """Replace results of calls by new inputs, and return the arguments of these calls, so that they stay.
+    """Replace results of calls by new inputs, and return the arguments of these calls, which stay in the graph.
 
     An argument of a call of forward becomes an output of forward. An argument of a call becomes a gradient if
     backward runs the call or reads its result, because backward must then compute the argument.
@@ -321,6 +322,7 @@ def _of_nodes(
 
     def apply(joint: JointGraph, names: Sequence[Item]) -> JointGraph:
         for node in reversed(_nodes(joint, names)):
+            # Earlier changes may have made this one impossible.
             if applies(node):
                 change(node)
         return joint

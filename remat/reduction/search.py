@@ -47,7 +47,7 @@ def reduce(
     *,
     progress: Callable[[str], None] | None = None,
 ) -> Reduced:
-    """Remove and simplify nodes of a joint graph as long as a test still fails.
+    """Remove and simplify nodes of a joint graph while the graph still fails a test.
 
     Edits drop gradients and outputs, turn results into inputs, leave out calls and merge inputs. The search
     ends when no single edit makes the graph smaller. Every graph that the test gets is a valid joint graph,

@@ -65,7 +65,7 @@ def within_fused_peak(
     estimated peak that was not compiled, at any cost. Under a ratio, budget 1's decision comes first, if its
     estimated peak is below every compiled peak. If all compiled peaks are far above the budget, estimates say
     little about the step. Then the result saves the least of all decisions that were not compiled and may
-    have a lower peak.
+    have a lower peak; under a ratio, only if no decision fits.
 
     Args:
         planner: the planner of the graph.

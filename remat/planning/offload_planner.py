@@ -147,7 +147,7 @@ class OffloadPlanner:
         return search.best(saved)
 
     def _from_above(self, search: OffloadSearch, peak_bytes: int) -> Iterator[OffloadChoice]:
-        """Yield decisions whose peak was higher, with values offloaded until they are within this peak."""
+        """Yield decisions that exceed ``peak_bytes`` without offloads, with values offloaded until they fit."""
         of, seen = self._of, set[tuple[int, ...]]()
         room = self._link.bytes_in(self._forward_time)
         for share in _ABOVE:

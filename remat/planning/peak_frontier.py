@@ -124,7 +124,7 @@ class PeakFrontier(PeakSearch):
                         self.tried(mixed)
 
     def _add(self) -> None:
-        """Evaluate decisions that save more values, up to the best candidates' peaks and up to evenly spaced ones."""
+        """Evaluate decisions that save more values, up to the best candidates' peaks and evenly spaced peaks."""
         left = len(self._seen) + max(_LEAST, _WORK // max(1, len(self._state.index)))
         targets = {*self._peaks(_PARTS), *(t.peak_bytes for t in self._best[:-1])}
         # Spread, so that the targets reached before the evaluations run out cover the whole range.

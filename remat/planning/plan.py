@@ -65,8 +65,8 @@ class Plan(Record):
         full_bytes: bytes that the runtime-optimal partition saves; a ratio refers to these bytes.
         least_bytes: the least bytes that any plan saves.
         budget: the requested budget.
-        solver: the solver that decided; or ``min-cut``, if no solver was asked or if the minimum cut by
-            PyTorch's rules costs less.
+        solver: the solver that decided; or ``min-cut``, if no solver was asked or if the minimum cut of
+            this pass costs less.
         cost: the cost model.
         items: number of nodes that the solver decided; 0 if no solver was asked.
         deterministic: False only if a clock, not counted work, ended the search.
@@ -93,8 +93,7 @@ class Plan(Record):
         forward_order: nodes that forward runs, in this order; empty if the passes order the nodes. Set under a
             budget on the peak. A node that is listed several times runs as often. In the module, the last
             run has the node's name, unless the node is an input of the module too; other runs are called
-            ``NAME_again``.
-            Views are not listed: they are computed where they are read.
+            ``NAME_again``. Views are not listed: they are computed where they are read.
         backward_order: nodes that backward runs, with the meaning of ``forward_order``.
         region_budget: the ratio that the code set by ``region_activation_memory_budget``; empty if it set none.
             A requested ratio is replaced by this ratio, and requested bytes hold besides.
@@ -214,7 +213,7 @@ class Plan(Record):
 
     @property
     def planned_for(self) -> Mapping[str, int]:
-        """Sizes that the figures are for, by name of their symbol, where they replace the sizes of tracing."""
+        """Sizes by name of their symbol, if the figures are for other sizes than the traced ones; else empty."""
         return self._sizes
 
     @property

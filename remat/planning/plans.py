@@ -108,7 +108,7 @@ class PlanSet(Record, Sequence[Plan]):
 
     @property
     def _runs(self) -> tuple[int, ...]:
-        """How often each graph runs; once if an older file does not tell."""
+        """Number of runs of each graph in a step; 1 for each graph if an older file does not record them."""
         return self.runs or (1,) * len(self.plans)
 
     @property

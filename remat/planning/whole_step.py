@@ -400,7 +400,11 @@ class Fitting:
                 yield found
 
     def _taken_over(self, others: Iterable[Decision]) -> Iterator[Candidate]:
-        """Yield the decisions of other batch sizes that are valid at this one, with saved bytes and costs here."""
+        """Yield the decisions of other batch sizes that are valid here, with their saved bytes and costs here.
+
+        Args:
+            others: decisions of other batch sizes.
+        """
         state, lowered = self.planner.state, self.planner.lowered
         costs = state.get(Costs(self.planner.request.cost))
         for decision in others:

@@ -1,3 +1,3 @@
-"""From a joint graph and a budget to a plan, a frontier, a set of plans, a comparison."""
+"""Planning: compute plans, frontiers and comparisons of solvers for a joint graph."""
 
 from remat.planning.plan import Plan as Plan

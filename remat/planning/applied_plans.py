@@ -1,10 +1,10 @@
-"""Check a saved plan on its graph: every figure in it is recomputed, none is trusted.
+"""Check a saved plan on its graph: recompute every figure, and refuse a plan with a false figure.
 
-What a plan comes to is computed anew when it is applied, and what is not as the file says is refused by name.
-Figures can only be compared where they were computed in the same way: by this version of remat and of PyTorch,
-for the same lowering and the same sizes, without hooks or a pipeline of one's own. Costs, besides, only where the
-cost model is data that ships with remat: what was measured is not measured twice alike. Where figures cannot be
-compared, those computed here count; the budget holds in any case.
+Figures are compared only if their writer and this process compute them in the same way. That requires
+the same versions of remat and PyTorch, the same lowering and sizes, no hooks, and no user pipeline.
+Costs are compared only if the cost model is data that ships with remat, because measured costs differ
+between measurements. If the figures cannot be compared, the recomputed ones replace them. The budget
+is checked in both cases.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ from remat.version import __version__
 
 
 def edited(plan: Plan, fault: str) -> PlanError:
-    """The error for a plan with a false figure."""
+    """Build the error that refuses a plan with a false figure.
+
+    Args:
+        plan: the saved plan.
+        fault: the false figure, as a clause for the message.
+    """
     return PlanError(
         f"this plan for '{plan.graph}' is not as it was saved: {fault}; plan again with remat.plan(joint, …)"
     )
@@ -42,12 +47,16 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
     """Recompute the exposed transfer time of a saved plan.
 
     Args:
-        prepared: the graph, before it is split.
+        prepared: the prepared graph, before it is split into forward and backward.
         plan: the saved plan.
-        request: how it is applied; its cost model is the plan's, on this graph.
+        request: the options under which the plan is applied, with the plan's cost model.
+
+    Returns:
+        The time that runs wait for copies, in ps; 0 if the plan offloads nothing.
 
     Raises:
-        PlanError: the graph has no such values to offload, or runs wait for another time.
+        PlanError: the graph cannot offload a value as the plan says, the plan's cost model or link
+            cannot be used, or its exposed time is false.
     """
     if not plan.offloads:
         if plan.exposed_time:
@@ -71,6 +80,7 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
         link = Link.parse(plan.link)
     except ProblemError as error:
         raise edited(plan, f"link: {error}") from None
+    # `Copies` places copies itself, so the passes must not place them first.
     unplaced = tuple(replace(v, freed_after="", fetched_before="") for v in plan.offloads)
     done = split(replace(prepared, decision=replace(plan.decision, offloads=unplaced)))
     try:
@@ -92,7 +102,12 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
 
 
 def _faults(plan: Plan, sizes: dict[str, int]) -> Iterator[str]:
-    """Describe the first fault in the offloads of a plan, their cost aside."""
+    """Yield a description of each fault in the offloaded values of a plan; places of copies are not checked.
+
+    Args:
+        plan: the saved plan.
+        sizes: bytes of each node's storage in the graph, by node name.
+    """
     seen, saved = set(), set(plan.saved)
     for value in plan.offloads:
         if value.name in seen:
@@ -105,18 +120,19 @@ def _faults(plan: Plan, sizes: dict[str, int]) -> Iterator[str]:
 
 
 def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
-    """Refuse a plan whose figures differ from its step, or that exceeds its budget.
+    """Refuse a saved plan that has a false figure, or whose step exceeds the budget.
 
     Args:
         plan: the saved plan.
-        made: what it came to on its graph.
-        request: how it was applied; its cost model is the plan's, on this graph.
+        made: the plan that results from applying ``plan`` to its graph, with recomputed figures.
+        request: the options under which the plan is applied, with the plan's cost model.
 
     Raises:
-        PlanError: it does not come to what it says.
+        PlanError: a figure of ``plan`` differs from the recomputed one, or the step exceeds the budget.
     """
     if plan.unit != made.unit:
         raise edited(plan, f"unit is {plan.unit} in it, and its costs are in {made.unit}")
+    # Figures of symbolic sizes are those of the sizes that each process traced with.
     if _is_alike(plan, made.lower) and not made.symbolic:
         figures = _recorded_figures(
             plan,
@@ -129,25 +145,26 @@ def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
             if claimed != found:
                 fault = f"{name} is {claimed} in it, and {found} in the step that it makes"
                 raise edited(plan, fault)
+        # Hooks may pack saved values, so the storages of this step say nothing about the recorded peak.
         least = 0 if request.hooks is not None else _storages_peak(made)
         if plan.peak_bytes < least and not _is_compiled(plan):
             raise edited(
                 plan, f"peak_bytes is {plan.peak_bytes} in it, and storages alone take {least}"
             )
-    # At other sizes than it was made for it is refused by whoever applies it, who knows which they are.
+    # With symbolic sizes, the caller checks the budget, because it knows the sizes that the step runs with.
     fault = "" if made.symbolic else _above_budget(plan, made, alone=not request.of_several)
     if fault:
         raise PlanError(f"this plan for '{plan.graph}' does not keep its budget: {fault}")
 
 
 def _storages_peak(made: Plan) -> int:
-    """The part of a plan's peak that is the same on every machine: no workspaces of operators."""
+    """Return the peak of a plan's step in bytes without operators' workspaces: equal on every machine."""
     outputs = own_outputs(made.forward)
     return simulate_peak(made.forward, made.backward, outputs, workspaces=False).nbytes
 
 
 def _has_workspaces(made: Plan) -> bool:
-    """Whether the peak of a plan has a part that depends on this machine's libraries and threads."""
+    """Return whether a plan's peak includes workspaces, which depend on this machine's libraries and threads."""
     graphs = (made.forward, made.backward)
     return any(WORKSPACE in node.meta for gm in graphs for node in gm.graph.nodes)
 
@@ -155,7 +172,17 @@ def _has_workspaces(made: Plan) -> bool:
 def _recorded_figures(
     plan: Plan, *, with_bytes: bool, with_peak: bool, with_costs: bool
 ) -> Iterator[tuple[str, int, str]]:
-    """The figures in a plan that can be compared: the field, its value, and the field that is computed."""
+    """Yield the figures of a saved plan that can be compared with recomputed ones.
+
+    Args:
+        plan: the saved plan.
+        with_bytes: whether to yield the saved bytes.
+        with_peak: whether to yield the peak besides; only beside ``with_bytes``.
+        with_costs: whether to yield the recompute cost and the cost of the step.
+
+    Yields:
+        Name of the recorded field, its value, and name of the field that holds the recomputed value.
+    """
     if with_bytes:
         planned = "planned_" if _is_compiled(plan) else ""
         for figure in ("saved_bytes", "peak_bytes")[: 1 + with_peak]:
@@ -166,10 +193,16 @@ def _recorded_figures(
 
 
 def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
-    """Describe how a plan exceeds its own budget; empty if it does not.
+    """Describe how the step of a saved plan exceeds the plan's budget; empty if the budget is kept.
 
-    A compiled step keeps it as planned or as compiled, of which the latter is computed once it is compiled again.
-    Of one of several graphs that share a peak no graph alone tells whether they keep it.
+    A compiled step keeps a peak in bytes if its planned or its compiled peak does, because the new
+    compiled peak is known only after compilation. If several graphs share one peak, only saved bytes are
+    checked here, because no single graph shows the peak of the step.
+
+    Args:
+        plan: the saved plan.
+        made: the plan that results from applying ``plan`` to its graph.
+        alone: whether the graph shares its budget with no other graph.
     """
     asked = plan.asked
     if asked.nbytes is not None and made.saved_bytes > asked.nbytes:
@@ -181,7 +214,7 @@ def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
     if not limit or not alone:
         return ""
     peak = made.peak_bytes
-    if _is_compiled(plan):  # as Inductor wrote it, a share is held nearly
+    if _is_compiled(plan):  # a compiled step keeps a ratio only approximately, so it is not checked
         peak = min(peak, plan.peak_bytes) if asked.peak_bytes else 0
     elif peak > limit and made.lower == "inductor":
         peak = min(peak, made.predicted_peak_bytes)
@@ -194,21 +227,22 @@ def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
 
 
 def _is_comparable(plan: Plan, prepared: State) -> bool:
+    """Return whether exposed times of a plan and of this process can be compared."""
     return _is_alike(plan, prepared.joint.lower) and not has_symbols(prepared.index.values)
 
 
 def _is_alike(plan: Plan, lower: str) -> bool:
-    """Whether this version computes the figures of a plan as its writer did."""
+    """Return whether this process computes a plan's figures as the writer of the plan did."""
     return (plan.remat, plan.torch, plan.lower) == (__version__, torch.__version__, lower)
 
 
 def _is_compiled(plan: Plan) -> bool:
-    """Whether a plan records compiled bytes beside the planned ones."""
+    """Return whether a plan records the bytes of the step as Inductor compiled it, beside the planned ones."""
     return plan.lower == "inductor" and plan.planned_peak_bytes > 0
 
 
 def _is_data(cost: CostModel) -> bool:
-    """Whether a cost model is data shipped with remat, so that it prices equally on every machine."""
+    """Return whether a cost model is data that ships with remat, so that costs are equal on every machine."""
     if isinstance(cost, Roofline):
         shipped = type(cost) in (Roofline, RooflineFused)
         return shipped and DEVICES.get(cost.device.name) == cost.device

@@ -1,4 +1,4 @@
-"""Candidates: decisions on one graph with their figures."""
+"""Candidates: decisions on one graph with their saved bytes, costs and peaks."""
 
 from __future__ import annotations
 
@@ -11,28 +11,31 @@ from remat.graph.lowering import Decision, Lowered
 from remat.passes.core.choice import DecisionInfo
 
 T = TypeVar("T")
-#: Choices for several graphs that are weighed up at once: more tell nothing apart.
+#: Partial choices that `combine` keeps after each graph, about. More would only be nearly equal ones.
 _CHOICES = 2_000
 _UNKNOWN = DecisionInfo()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Candidate:
-    """A decision on one graph and its figures.
+    """A decision on one graph, with its saved bytes, its cost and, if known, its peak.
 
-    The peaks of the step that it makes are measured by `remat.planning.prepared.Prepared`, each once.
+    `remat.planning.prepared.Prepared` computes the peaks of the resulting step, each once.
 
     Attributes:
-        lowered: the graph problem.
-        saved: what it saves, by positions in the graph problem.
-        saved_bytes: bytes of that.
-        cost: cost of what runs twice, and exposed transfer time, in the unit of the cost model.
-        choice: how it came about.
-        ordered: the decision, where it has orders or offloads.
-        schedule: the schedule behind its orders: runs of the step problem, and the position of backward's first.
-        alive: bytes at each moment of its schedule, where a search looked at that.
-        peak_bytes: peak of its step, in bytes: simulated where that was asked for, else of its schedule; 0 where
-            nobody looked.
+        lowered: the graph problem, and the mapping of its nodes to the joint graph.
+        saved: positions of the saved nodes in the graph problem.
+        saved_bytes: bytes of the saved nodes, without offloaded values.
+        cost: recompute cost plus exposed transfer time, in the unit of the cost model.
+        choice: the limits under which the decision was made, and the solver that made it.
+        ordered: the decision, if it has node orders or offloads or was made by another planner. None if
+            ``saved`` describes it in full.
+        schedule: the schedule that the node orders were read from: runs of nodes of the step problem,
+            and the position where backward begins. None if no search over schedules found it.
+        alive: most bytes alive at each program point of the schedule, by position in the joint graph;
+            key -1 holds the saved bytes. Empty if no search by peak evaluated the schedule.
+        peak_bytes: peak in bytes: of the simulated step if it was simulated, else of the schedule.
+            0 if unknown.
     """
 
     lowered: Lowered = field(repr=False)
@@ -49,7 +52,14 @@ class Candidate:
     def of(
         cls, lowered: Lowered, decision: Decision, cost: int, choice: DecisionInfo = _UNKNOWN
     ) -> Self:
-        """Build a candidate from a decision of another planner or one with node orders; offloaded values are not saved."""
+        """Build a candidate from a decision that has node orders or offloads, or that another planner made.
+
+        Args:
+            lowered: the graph problem.
+            decision: the decision; its offloaded values do not count as saved bytes.
+            cost: recompute cost plus exposed transfer time, in the unit of the cost model.
+            choice: the limits under which the decision was made, and the solver that made it.
+        """
         saved, size = lowered.saved_of(decision), lowered.problem.size
         return cls(
             lowered=lowered,
@@ -62,12 +72,17 @@ class Candidate:
 
     @cached_property
     def decision(self) -> Decision:
-        """Saved values, by their names in the joint graph."""
+        """The decision, by names of the joint graph's nodes."""
         return self.ordered or self.lowered.decision(self.saved)
 
 
 def pareto(found: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
-    """Candidates on the Pareto front of (bytes, cost), fewest bytes first."""
+    """Return the Pareto-optimal items by (bytes, cost), fewest bytes first.
+
+    Args:
+        found: the items; of items with equal figures, the first is returned.
+        of: returns the (bytes, cost) of an item.
+    """
     best: list[T] = []
     for t in sorted(found, key=of):
         if not best or of(t)[1] < of(best[-1])[1]:
@@ -75,7 +90,7 @@ def pareto(found: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
     return best
 
 
-#: One decision for each graph of a step so far: the bytes that they save, their score, and the decisions.
+#: One decision for each of the first graphs of a step: their saved bytes, their score, and the decisions.
 Choice = tuple[int, int, tuple[Candidate, ...]]
 
 
@@ -83,12 +98,17 @@ def combine(
     options: Iterable[Sequence[Candidate]],
     extend: Callable[[int, int, int, Candidate], tuple[int, int] | None],
 ) -> list[Choice]:
-    """Choose one decision for each graph of a step: all Pareto-optimal choices, fewest bytes first.
+    """Choose one decision for each graph of a step; return the Pareto-optimal choices.
 
     Args:
-        options: the decisions of each graph.
-        extend: bytes and score of a choice with one decision more, given the place of its graph, the bytes and
-            score so far, and the decision; None if that decision cannot be added.
+        options: for each graph, its decisions.
+        extend: adds a decision to a partial choice. It is called with the position of the graph, the
+            saved bytes and the score of the partial choice, and the decision. It returns the saved bytes
+            and the score with the decision, or None if the decision cannot be added.
+
+    Returns:
+        Choices by (saved bytes, score), fewest bytes first; a long list is thinned to some thousands.
+        Empty if no choice is possible.
     """
     best: list[Choice] = [(0, 0, ())]
     for k, candidates in enumerate(options):
@@ -100,5 +120,6 @@ def combine(
         )
         best = pareto(more, lambda choice: choice[:2])
         every = max(1, len(best) // _CHOICES)
+        # The last choice has the best score, so thinning must keep it.
         best = [*best[::every], *(best[-1:] if every > 1 else [])]
     return best

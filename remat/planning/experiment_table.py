@@ -1,4 +1,4 @@
-"""Rows of `remat.compare` and `remat.sweep`, their tables, and files of them in JSON, CSV and Parquet."""
+"""Tables of `remat.compare` and `remat.sweep`, and files of them in JSON, CSV and Parquet."""
 
 from __future__ import annotations
 
@@ -22,41 +22,42 @@ from remat.units import (
 )
 from remat.version import __version__
 
-#: Version of the tables and of what is written while a sweep runs.
+#: Version of the table format, and of the journal that a running sweep writes.
 VERSION = 2
-#: Forms of a table, by the end of its file's name.
+#: Suffixes of the file formats of a table.
 SUFFIXES = (".json", ".csv", ".parquet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentRow:
-    """One model under one cost model, by one solver at one budget; its fields are the columns of a table.
+    """One row of a table: one model under one cost model, planned by one solver at one budget.
 
-    Figures of the plan are None if there is none, and ``reason`` says why.
+    The fields are the columns of the table. Without a plan, the figures of the plan are None and
+    ``reason`` says why.
 
     Attributes:
         model: name of the model.
-        of: what else the figures depend on: the digest of a captured step, or the name of a function with the
-            lowering it is captured for, and a time limit.
-        cost: the cost model as it was asked for.
+        of: identity of the planned step: the digest of a captured step, or the name of a function and the
+            lowering that it is captured for. A time limit is appended.
+        cost: the requested cost model.
         priced: the cost model that ``cost`` stands for on this step; empty if the step is not known.
-        without_peak_bytes: peak of the step without remat; None if it is not known.
-        without_step_cost: cost of the step without remat, in ``unit``; None if it is not known.
-        solver: name of the solver that was asked.
-        budget: the budget as it was asked for.
-        decided_by: what decided: the solver; of ``auto``, also the cut of the pass ``min-cut``.
-        capacity: the bytes that the plan was allowed to save.
-        saved_bytes: bytes saved.
-        recompute_cost: cost of recomputing, and exposed transfer time, in ``unit``.
-        recompute_bound: proven lower bound on it within ``capacity``.
+        without_peak_bytes: peak of the step without remat; None if unknown.
+        without_step_cost: cost of the step without remat, in ``unit``; None if unknown.
+        solver: name of the requested solver.
+        budget: the requested budget.
+        decided_by: the solver that decided, or the pass ``min-cut``, which may win for the solver ``auto``.
+        capacity: the bytes that the plan may save.
+        saved_bytes: the bytes that the plan saves.
+        recompute_cost: recompute cost plus exposed transfer time, in ``unit``.
+        recompute_bound: proven lower bound on ``recompute_cost`` within the budget.
         peak_bytes: simulated peak of the step.
         solve_s: seconds that the solver took to decide this plan.
-        plan_s: seconds from prepared graph to finished plan.
+        plan_s: seconds from the prepared graph to the finished plan.
         unit: unit of the costs.
-        best: whether no other solver has a lower cost at this budget, or the same one with fewer
-            bytes saved.
-        more: share by which the modelled step costs more than without remat; None without a plan, and
-            if the cost of the step is not known.
+        best: whether no other solver has a lower cost at this budget, or an equal cost with fewer saved
+            bytes.
+        more: added cost of the modelled step, as a fraction of the step without remat. None without a
+            plan, and if the cost of the step is unknown.
         reason: why there is no plan.
     """
 
@@ -83,20 +84,21 @@ class ExperimentRow:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Key of the question: model, cost model, budget, solver and other inputs of the figures."""
+        """Identity of the row: model, cost model, budget, solver and the other inputs of the figures."""
         return self.model, self.cost, self.budget, self.solver, self.of
 
     @property
     def label(self) -> str:
-        """The budget as text."""
+        """The budget as text for display; it may be rounded."""
         return Budget.parse(self.budget).label
 
     @property
     def gap(self) -> float | None:
-        """Upper bound on the avoidable part of the cost, 0 to 1.
+        """Upper bound on the avoidable fraction of the cost, 0 to 1.
 
-        None without a plan, and under a budget on the peak: the bound is one on saved bytes.
+        None without a plan, and under a budget on the peak.
         """
+        # `budget` is the text of a `Budget`, which begins so for every budget on the peak.
         cost, bound = self.recompute_cost, self.recompute_bound
         if cost is None or bound is None or self.budget.startswith("peak:"):
             return None
@@ -104,7 +106,7 @@ class ExperimentRow:
 
     @property
     def cells(self) -> dict[str, str]:
-        """The formatted figures of the plan, by column; dashes if there is no plan."""
+        """The formatted figures of the plan, by column name; dashes without a plan."""
         if self.saved_bytes is None:
             return dict.fromkeys(("saved", "recompute", "gap", "peak", "step", "time"), "–")
         solve_s = self.solve_s or 0.0
@@ -119,10 +121,13 @@ class ExperimentRow:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> ExperimentRow:
-        """Read a row of a table.
+        """Build a row from the cells of a saved table.
+
+        Args:
+            given: the cells by column name.
 
         Raises:
-            ProblemError: it is something else.
+            ProblemError: the columns are not those of this version.
         """
         if set(given) != set(COLUMNS):
             raise ProblemError(
@@ -132,15 +137,18 @@ class ExperimentRow:
         return cls(**given)
 
 
-#: Columns of a table, each with its type.
+#: Type of each column, without ``| None``; it is text, because annotations are not evaluated in this file.
 _TYPES = {f.name: str(f.type).removesuffix(" | None") for f in fields(ExperimentRow)}
 COLUMNS = tuple(_TYPES)
-#: Those that a comparison leaves out, as it is of one step under one cost model.
+#: Columns that the JSON of a comparison leaves out, because they are equal in all of its rows.
 _OF_STEP = COLUMNS[: COLUMNS.index("solver")]
 
 
 def mark_best(rows: Iterable[ExperimentRow]) -> Iterator[ExperimentRow]:
-    """The rows, with the best solver of each model, cost model and budget marked."""
+    """Yield the rows, with ``best`` set for the best solver of each model, cost model and budget.
+
+    The best solver has the least recompute cost, then the fewest saved bytes. Equal rows are all best.
+    """
     rows = tuple(rows)
     least: dict[tuple[str, ...], tuple[int, int]] = {}
     for r in rows:
@@ -154,18 +162,18 @@ def mark_best(rows: Iterable[ExperimentRow]) -> Iterator[ExperimentRow]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Solvers side by side on one joint graph, by one yardstick.
+    """Results of several solvers at several budgets on one joint graph.
 
     Attributes:
         graph: name of the joint graph.
-        cost: cost model.
-        rows: by budget, then by solver, in the order asked for.
+        cost: the cost model.
+        rows: one row for each budget and solver: by budget, then by solver, in the requested order.
         unit: unit of all costs.
-        step_cost: cost of running every operator of the step once; 0 where it is not known.
-        without_peak_bytes: simulated peak of the step without remat, which is that of the plan of ``auto``
-            at budget 1.
-        without_recompute_cost: cost of what runs twice in that plan.
-        brief: names of solvers that were given a small part of their work, see `remat.solvers.brief`.
+        step_cost: cost of running every operator of the step once; 0 if unknown.
+        without_peak_bytes: simulated peak of the step without remat, which is the step at budget 1.
+        without_recompute_cost: recompute cost of the step without remat.
+        brief: names of solvers that searched with a small part of their usual work, see
+            `remat.solvers.brief`.
     """
 
     graph: str
@@ -179,14 +187,14 @@ class Comparison:
 
     @property
     def without(self) -> str:
-        """One line on the step without remat; empty if it is unknown."""
+        """One line of text on the step without remat; empty if its peak or cost is unknown."""
         if not self.without_peak_bytes or not self.step_cost:
             return ""
         step = format_cost(self.step_cost + self.without_recompute_cost, self.unit)
         return f"without remat: peak {format_bytes(self.without_peak_bytes)}, step {step} modelled"
 
     def to_json(self) -> str:
-        """The comparison as JSON, each row with its ``gap``."""
+        """Return the comparison as JSON text, each row with its ``gap``."""
         figures = {f.name: getattr(self, f.name) for f in fields(self)}
         rows = [asdict(r) | {"gap": r.gap} for r in self.rows]
         for row in rows:
@@ -207,15 +215,21 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """All rows of a sweep, by model, cost model, budget and solver in the order asked for."""
+    """All rows of a sweep, by model, cost model, budget and solver in the requested order."""
 
     rows: tuple[ExperimentRow, ...]
 
     def save(self, path: str | Path) -> Path:
-        """Writes the table as JSON, CSV or Parquet, by the end of the name; whole or not at all.
+        """Write the table to a JSON, CSV or Parquet file, atomically.
+
+        Args:
+            path: the file; its suffix selects the format.
+
+        Returns:
+            The path.
 
         Raises:
-            ProblemError: another end, a library is missing, or the file cannot be written.
+            ProblemError: the suffix is unknown, a library is missing, or the file cannot be written.
         """
         path = checked_path(path)
         rows = [asdict(row) for row in self.rows]
@@ -224,6 +238,7 @@ class Sweep:
             content = self.to_json()
         elif path.suffix == ".csv":
             text = io.StringIO()
+            # The default line ending of csv is \r\n.
             writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
@@ -236,16 +251,17 @@ class Sweep:
 
     @classmethod
     def load(cls, path: str | Path) -> Sweep:
-        """Reads a table that `save` wrote.
+        """Read a table that `save` wrote.
 
         Raises:
-            ProblemError: it is none, or of another version.
+            ProblemError: the file holds no such table, or a table of another version.
         """
         path = checked_path(path)
         try:
             if path.suffix == ".parquet":
                 rows = _from_parquet(path)
             elif path.suffix == ".csv":
+                # Without newline="", line endings inside of cells would be changed.
                 with path.open(encoding="utf-8", newline="") as file:
                     rows = [_typed(row) for row in csv.DictReader(file)]
             else:
@@ -260,7 +276,7 @@ class Sweep:
             raise ProblemError(f"'{path}' cannot be read: {error}") from error
 
     def to_json(self) -> str:
-        """The table as JSON."""
+        """Return the table as JSON text."""
         rows = [asdict(row) for row in self.rows]
         return json.dumps({"remat_sweep": VERSION, "rows": rows}, indent=2) + "\n"
 
@@ -280,10 +296,10 @@ class Sweep:
 
 
 def checked_path(path: str | Path) -> Path:
-    """The path of a table.
+    """Return the path of a table after checking that the table can be written in its format.
 
     Raises:
-        ProblemError: its end is of no form of table, or a library for that is missing.
+        ProblemError: the suffix is unknown, or the library for the format is missing.
     """
     path = Path(path)
     if path.suffix not in SUFFIXES:
@@ -294,6 +310,7 @@ def checked_path(path: str | Path) -> Path:
 
 
 def _pyarrow() -> Any:
+    """Import pyarrow with its Parquet module; raise a ProblemError if pyarrow is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -305,6 +322,7 @@ def _pyarrow() -> Any:
 
 
 def _as_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return rows as the content of a Parquet file, whose metadata hold the table's version."""
     arrow = _pyarrow()
     kinds = {
         "str": arrow.string(),
@@ -312,6 +330,7 @@ def _as_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
         "float": arrow.float64(),
         "bool": arrow.bool_(),
     }
+    # An explicit schema, because a column without any figure would get the type null.
     schema = arrow.schema(
         [(name, kinds[kind]) for name, kind in _TYPES.items()], {"remat_sweep": str(VERSION)}
     )
@@ -321,6 +340,7 @@ def _as_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _from_parquet(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a Parquet file; raise a ProblemError if it holds no table of this version."""
     arrow = _pyarrow()
     try:
         table = arrow.parquet.read_table(path)
@@ -331,18 +351,18 @@ def _from_parquet(path: Path) -> list[dict[str, Any]]:
     return table.to_pylist()  # type: ignore[no-any-return]
 
 
-#: How the text of a cell of CSV is read.
+#: Functions that parse the text of a CSV cell, by type of the column.
 _READERS: Mapping[str, Any] = {
     "str": str,
     "int": int,
     "float": float,
-    "bool": lambda text: text == "True",
+    "bool": lambda text: text == "True",  # bool("False") is True
 }
 _OPTIONAL = frozenset(f.name for f in fields(ExperimentRow) if "None" in str(f.type))
 
 
 def _typed(row: Mapping[str, str]) -> dict[str, Any]:
-    """A row of CSV, whose cells are text; an empty one is None if its column may be."""
+    """Parse the cells of a CSV row; an empty cell of an optional column becomes None."""
     return {
         name: None if name in _OPTIONAL and not text else _READERS[_TYPES.get(name, "str")](text)
         for name, text in row.items()

@@ -1,6 +1,7 @@
-"""Plan many combinations of model, cost model, budget and solver, on any executor, into one table.
+"""Plan all combinations of models, cost models, budgets and solvers, and tabulate the results.
 
-`remat.compare` asks for one step by several solvers, `remat.sweep` for many models; a job answers one row of either.
+`remat.compare` plans one step with several solvers, and `remat.sweep` plans several models. Each row
+is one job, which any executor can run.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jo
 from remat.solvers.base import Solver
 from remat.units import AnyBudget, Budget, Peak, Saved
 
-#: What is planned: a captured step, or a function that returns (model, args, kwargs), as `remat plan` takes it.
+#: A model to plan: a captured step, or a function that returns (model, args, kwargs), as `remat plan` takes it.
 Model = JointGraph | Callable[[], tuple[nn.Module, Sequence[Any], Mapping[str, Any]]]
-#: Figures of a row that are those of its plan.
+#: Columns of a row that are copied from the fields of its plan.
 _OF_PLAN = ("capacity", "saved_bytes", "recompute_bound", "peak_bytes", "solve_s", "unit")
 
 
@@ -57,26 +58,29 @@ def compare(
     executor: AnyExecutor = None,
     on_row: Callable[[ExperimentRow], None] | None = None,
 ) -> Comparison:
-    """Plans one joint graph with several solvers at several budgets.
+    """Plan one joint graph with several solvers at several budgets.
 
-    A solver that cannot run, refuses, or answers wrongly gets a row with the reason; the others go
-    on. Foreign solvers run in processes of their own, so that not even a crash takes the others
-    down. An unknown name and a budget that cannot be read are errors at once.
+    A solver that cannot run, refuses, or answers wrongly gets a row with the reason, and the other solvers
+    continue. Solvers that are not part of remat run in processes of their own, so that a crash ends only
+    one of them. An unknown solver and an invalid budget raise an error before any planning.
 
     Args:
         joint: the captured step; it is not changed.
-        solvers: names or instances, or one of them; all that can be used here where None.
-        budgets: budgets as `plan` reads them, or one.
-        cost: cost model, shared by all.
-        time_limit: seconds for each solver on each problem; None: no clock.
+        solvers: one solver or several, by name or as instances; None: all solvers that can run here.
+        budgets: one budget or several, as in `plan`.
+        cost: cost model for all solvers.
+        time_limit: seconds for each solver on each problem; None: no limit.
         reread_inputs: as in `plan`.
-        offload: as in `plan`, for all, whose budgets are then peaks.
-        executor: what plans: any `concurrent.futures.Executor`, a number of processes, or None for this process.
-            With one, solvers and the cost model are given by name.
-        on_row: called with each row as it is known, ``best`` not yet set.
+        offload: as in `plan`, for all solvers; the budgets must then be budgets on the peak.
+        executor: where to plan: any `concurrent.futures.Executor`, a number of processes, or None for this
+            process. With an executor, give solvers and the cost model by name.
+        on_row: called with each row as soon as the row is known; its ``best`` is not set yet.
+
+    Returns:
+        A table with one row for each budget and solver.
 
     Raises:
-        ProblemError: an argument is not what it must be, or a list is empty.
+        ProblemError: an argument is invalid, or a list is empty.
         SolverError: a solver is unknown.
     """
     check_executor(executor)
@@ -100,6 +104,7 @@ def compare(
         for budget in read
         for name in names
     ]
+    # Without an executor, the first question finds this step prepared.
     of_cost = {str(common["cost"]): prepared}
     _NEWEST.of, _NEWEST.joint, _NEWEST.prepared = (token, ""), joint, of_cost
     rows = _ask(questions, executor, on_row or (lambda _: None))
@@ -127,29 +132,32 @@ def sweep(
     output: str | Path | None = None,
     on_row: Callable[[ExperimentRow], None] | None = None,
 ) -> Sweep:
-    """Plans every model at every budget with every solver under every cost model.
+    """Plan every model at every budget with every solver under every cost model.
 
-    With ``output`` each row is on disk as soon as it is known, in ``OUTPUT.partial``. Whoever asks again, after a crash
-    or with more budgets, is answered from there and from ``OUTPUT`` itself; both are told apart from those of another
-    version. A captured step is known by its graph, a function by its name: give another output after it was changed.
-    What fails gets a row with the reason.
+    With ``output``, each row is written to ``OUTPUT.partial`` as soon as the row is known. Another call with
+    the same output, after a crash or with more budgets, reuses the rows of that file and of ``OUTPUT``. Files
+    of another version are refused. A captured step is identified by its graph, but a function only by its
+    name: give another output after changing the function. A combination that fails gets a row with the reason.
 
     Args:
-        models: by name: captured steps, or functions that return (model, args, kwargs). For an executor a function
-            is one of a module, as it is pickled.
+        models: captured steps, or functions that return (model, args, kwargs), by name. With an executor,
+            functions are pickled, so they must be importable from a module.
         budgets: as in `remat.compare`.
         solvers: names of solvers.
         costs: names of cost models.
-        time_limit: seconds for each solver on each problem; None: no clock.
+        time_limit: seconds for each solver on each problem; None: no limit.
         lower: the lowering for which functions are captured.
-        executor: what answers: any `concurrent.futures.Executor` (of Dask: ``client.get_executor()``), a number of
-            processes, or None for this process.
-        output: the table: a file that ends in ``.json``, ``.csv`` or ``.parquet``.
-        on_row: called with each row as it is known.
+        executor: where to plan: any `concurrent.futures.Executor` (of Dask: ``client.get_executor()``), a
+            number of processes, or None for this process.
+        output: file of the table, which ends in ``.json``, ``.csv`` or ``.parquet``.
+        on_row: called with each new row as soon as the row is known.
+
+    Returns:
+        The table of the requested rows.
 
     Raises:
-        ProblemError: an argument is not what it must be, a file is of another version, or the executor's workers
-            are gone or lack remat.
+        ProblemError: an argument is invalid, a file is of another version, or the executor's workers are
+            gone or lack remat.
         SolverError: a solver is unknown.
     """
     check_executor(executor)
@@ -161,6 +169,7 @@ def sweep(
     priced = as_list("costs", costs, (str,))
     read = _budgets(budgets)
     _check_solvers(names)
+    # An invalid option fails here. In a worker, it would become the reason of every row.
     for cost in priced:
         PlanRequest.of(cost=cost, time_limit=time_limit)
     token = uuid.uuid4().hex
@@ -192,35 +201,42 @@ def sweep(
         keys = [q.key for q in wanted]
         others = [row for key, row in journal.known.items() if key not in set(keys)]
         found = Sweep(rows=tuple(mark_best(journal.known[key] for key in keys)))
-        if path is not None:  # what was known before is kept
+        if path is not None:  # rows of earlier calls stay in the file
             Sweep(rows=(*found.rows, *others)).save(path)
     return found
 
 
 def _budgets(budgets: AnyBudget | Sequence[AnyBudget]) -> list[str]:
-    """Budgets as text, checked."""
+    """Check budgets, and return them as text that `Budget.parse` reads."""
     given = as_list("budgets", budgets, (str, int, float, Fraction, Budget, Peak, Saved))
     return [str(Budget.parse(budget)) for budget in given]
 
 
 def _check_solvers(names: Iterable[str | Solver]) -> None:
+    """Raise a SolverError if a name stands for no solver."""
     for name in names:
         if isinstance(name, str):
             registry().solver_class(name)
 
 
 def _of(model: Model, lower: str, time_limit: float | None) -> str:
-    """Further inputs of a row besides model, cost model, budget and solver."""
+    """Return the column ``of`` of a model's rows: identity of the step, and the time limit."""
     if isinstance(model, JointGraph):
         identity = model.fingerprint[:16]
     else:
+        # Without the address, which differs from process to process.
         name = getattr(model, "__qualname__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(model))
         identity = f"{name} for {lower}"
     return identity if time_limit is None else f"{identity}, at most {time_limit:g} s"
 
 
 def _source(name: str, model: Any, executor: AnyExecutor) -> JointGraph | str | Callable[[], Any]:
-    """Inputs from which a worker captures a step."""
+    """Return a model in the form that a worker receives: a joint graph, its text, or a function.
+
+    Raises:
+        ProblemError: the model is neither a joint graph nor a function, or a function cannot be pickled
+            for the executor.
+    """
     if isinstance(model, JointGraph):
         return model if executor is None else print_joint(model)
     if not callable(model) or isinstance(model, nn.Module):
@@ -244,16 +260,16 @@ def _source(name: str, model: Any, executor: AnyExecutor) -> JointGraph | str | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
-    """One job: one model, cost model, budget and solver.
+    """One job: plan one model under one cost model, at one budget, by one solver.
 
     Attributes:
-        sweep: which call asks: what it captures serves no other.
+        sweep: token of the call that asks. A worker reuses a captured step only within one call.
         model: name of the model.
-        of: what else the figures depend on.
-        source: a captured step, its text, or a function that makes a model and its arguments.
+        of: the column ``of`` of the row.
+        source: a captured step, its text, or a function that returns (model, args, kwargs).
         lower: the lowering for which a function is captured.
-        solver: who is asked.
-        options: the others of `PlanRequest.of`.
+        solver: the solver, by name or as an instance.
+        options: the other arguments of `PlanRequest.of`.
     """
 
     sweep: str
@@ -266,11 +282,11 @@ class _Question:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The key of the row that answers it."""
+        """Key of the row that answers the question."""
         return self.row().key
 
     def row(self, **figures: Any) -> ExperimentRow:
-        """The row with some figures."""
+        """Build the row that answers the question, from the figures of a plan or a ``reason``."""
         return ExperimentRow(
             model=self.model,
             of=self.of,
@@ -289,7 +305,7 @@ class _Prepared:
         self._solvers: dict[str, Solver] = {}
 
     def figures(self, question: _Question) -> dict[str, Any]:
-        """The figures of a row."""
+        """Plan for a question; return the figures of its row by column, with ``reason`` if there is no plan."""
         planner = self.planner
         baseline, step_cost = planner.baseline, planner.step_cost
         known = bool(step_cost and baseline.peak_bytes)
@@ -299,13 +315,13 @@ class _Prepared:
             "without_step_cost": step_cost + baseline.recompute_cost if known else None,
         }
         budget = Budget.parse(question.options["budget"])
-        # One limit for all solvers, whatever the least peak that each of them finds.
+        # All solvers get one limit. A ratio of the peak would depend on the least peak that each solver finds.
         limit = planner.limit_of(budget)
         start = time.perf_counter()
         try:
             request = replace(self._request(question.solver), budget=budget)
             own = Planner(planner.state, request, fingerprint=planner.fingerprint)
-            # One step without remat for all rows, so that none pays for it.
+            # All rows share one baseline, so that no solver's time includes planning it.
             own.baseline, own.step_costs = baseline, planner.step_costs
             plan = own.finish(own.decide(limit), budget)
         except RematError as error:
@@ -329,6 +345,7 @@ class _Prepared:
         }
 
     def _request(self, solver: str | Solver) -> PlanRequest:
+        """Return the request with another solver; each solver is created once."""
         name = solver if isinstance(solver, str) else solver.name
         if name not in self._solvers:
             self._solvers[name] = self.planner.request.by(solver, isolation="foreign").solver
@@ -336,7 +353,13 @@ class _Prepared:
 
 
 class _Newest(threading.local):
-    """The last captured step of this thread, and its prepared planners by cost model."""
+    """Cache of the step that this thread prepared last.
+
+    Attributes:
+        of: token of the call and name of the model that the step belongs to; None if the cache is empty.
+        joint: the captured step.
+        prepared: the prepared step under each cost model, by the model's name.
+    """
 
     of: tuple[str, str] | None = None
     joint: JointGraph | None = None
@@ -351,7 +374,13 @@ def _ask(
     executor: AnyExecutor,
     on_row: Callable[[ExperimentRow], None],
 ) -> list[ExperimentRow]:
-    """Answer questions on an executor; ``on_row`` receives each row as it completes."""
+    """Answer questions on an executor; return the rows in the order of the questions.
+
+    Args:
+        questions: the questions.
+        executor: where to answer them, as in `compare`.
+        on_row: called with each row as soon as the row is known.
+    """
     rows: dict[int, ExperimentRow] = {}
 
     def note(k: int, row: ExperimentRow) -> None:
@@ -364,23 +393,25 @@ def _ask(
     try:
         run_jobs(answer, questions, executor, note, died)
     finally:
+        # Else the graph would stay in memory as long as this thread.
         _NEWEST.of, _NEWEST.joint, _NEWEST.prepared = None, None, {}
     return [rows[k] for k in range(len(questions))]
 
 
 def answer(question: _Question) -> ExperimentRow:
-    """Answer one question; runs in a worker of the executor."""
+    """Answer one question; runs in a worker of the executor. An error becomes the row's ``reason``."""
     try:
         return question.row(**_prepared(question).figures(question))
-    except (Exception, SystemExit) as error:  # whatever the user's code raises is this row's reason
+    except (Exception, SystemExit) as error:  # an error of the user's code concerns this row only
         reason = str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {error}"
         return question.row(reason=reason)
 
 
 def _prepared(question: _Question) -> _Prepared:
+    """Return the prepared step of a question; capture the step if the cache holds another one."""
     of, cost = (question.sweep, question.model), str(question.options["cost"])
     if _NEWEST.of != of:
-        _NEWEST.of, _NEWEST.prepared = None, {}
+        _NEWEST.of, _NEWEST.prepared = None, {}  # stays empty if capturing fails
         _NEWEST.joint = _captured(question)
         _NEWEST.of = of
     if cost not in _NEWEST.prepared:
@@ -391,6 +422,7 @@ def _prepared(question: _Question) -> _Prepared:
 
 
 def _captured(question: _Question) -> JointGraph:
+    """Return the joint graph of a question; capture the step if the question has a function."""
     source = question.source
     if isinstance(source, str):
         return parse_joint(source)

@@ -1,4 +1,4 @@
-"""Whole training steps within a memory: which batches fit, under which budget, and how fast they are."""
+"""Find which batches of a whole training step fit a memory, under which budget, and how fast they are."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from remat.running.optimizer import Make, read_optimizer
 from remat.torch_compat import pytree
 from remat.units import parse_bytes
 
-#: A model's call at a batch: the model, positional and keyword arguments.
+#: A call of a model at one batch: the model, its positional arguments, then its keyword arguments in a dict.
 Call = tuple[Any, Sequence[Any], Mapping[str, Any]]
 #: Positional and keyword arguments of a call.
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 #: A captured step, and the bytes of its inputs and buffers.
 Step = tuple[JointGraph, int]
-#: The row of a batch, and the decisions that were looked at for it.
+#: The result for a batch: its row, and the decisions that were tried for the batch.
 Answer = tuple[FitRow, tuple[Decision, ...]]
-#: Answers batches, given decisions of other batches.
+#: Plans batches. Takes batch sizes, and decisions of other batches as candidates; returns results by batch size.
 Ask = Callable[[Sequence[int], Sequence[Decision]], Mapping[int, Answer]]
 #: GB/s that one rank sends: NVLink of an H100 in one direction, by the data sheet.
 LINK_GBPS = 450.0
-#: Bytes below which a memory can only be a number without its unit.
+#: A memory of fewer bytes is refused, because the number probably lacks its unit.
 _LEAST_MEMORY = 1 << 16
-#: The largest batch that ``"max"`` looks at.
+#: The largest batch that ``"max"`` tries.
 _MOST = 1 << 20
-#: How close ``"max"`` comes to the largest batch that fits, as a part of it.
+#: ``"max"`` stops when the largest batch that fits is known to one part in this many.
 _PART = 50
-#: Doubled batches that an executor is given at a time, unless it is a number of processes.
+#: Doubled batches that an executor plans at the same time, unless the executor is a number of processes.
 _WIDTH = 4
 
 
@@ -69,44 +69,53 @@ def fit(
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Fit:
-    """Finds which batches of a whole training step fit a memory, under which budget, and how fast.
+    """Find which batches of a whole training step fit a memory, under which budget, and how fast they are.
 
-    Counted are parameters, buffers and inputs, what the best plan found keeps and makes, gradients, the
-    optimizer's state and what its step allocates, and with several ranks the buffers of collectives by
-    rule (`remat.planning.sharding.Sharding`). A step is forward, backward, ``optimizer.step()``, and
-    ``zero_grad()``, which frees the gradients; what forward returns lives until then. Nothing is allocated:
-    the model may be on the meta device. What a process holds besides PyTorch's tensors (a CUDA context, some
-    hundred MiB, and what its allocator cannot use) is not counted: name a memory without it.
+    A step is forward, backward, ``optimizer.step()`` and ``zero_grad()``, which frees the gradients. Outputs
+    of forward live until the end of the step. The bytes of a step are:
+
+    - parameters, buffers and inputs;
+    - saved and temporary values under the best plan found, and gradients;
+    - the optimizer's state, and the memory that its step allocates;
+    - with several ranks, the buffers of collectives by rule (`remat.planning.sharding.Sharding`).
+
+    The model may be on the meta device, because nothing is trained or measured. Memory outside of PyTorch's
+    tensors is not counted: a CUDA context (some hundred MiB), and memory that the allocator cannot use.
+    Subtract both from ``memory``.
 
     Args:
         model: a module, or a function, whose parameters are the arguments that require a gradient.
-        args: a callable that makes the arguments of a call for a batch: a tuple of positional ones, a dict
-            of keyword ones, or a pair of both. Or the positional arguments themselves, whose tensors have
-            the batch as their first dimension.
-        kwargs: keyword arguments likewise; with a callable, none.
-        memory: of one rank: ``"80GiB"``, or bytes.
-        optimizer: a class of `torch.optim` by its name in any case, with arguments behind a colon
-            (``"sgd:momentum=0.9"``); or a callable that makes an optimizer of a list of parameters.
-        batches: batches of one rank to look at; ``"max"``: powers of two until one does not fit, then
-            between the last two, exactly below 100 and to within 2 % above.
-        ranks: how many train together, by DDP.
-        fsdp: they share parameters, gradients and state, by FSDP2.
-        link_gbps: GB/s that a rank sends; sending goes on while the rank computes, and the longer counts.
-        cost: cost model in units of time. Where its device is no CPU, optimizers work on all parameters
-            at once, as PyTorch's do on a GPU, unless they are told ``foreach=False``.
+        args: a callable that takes a batch size and returns the arguments of a call: a tuple of positional
+            arguments, a dict of keyword arguments, or a pair of both. Or the positional arguments themselves, if the
+            first dimension of every tensor is the batch.
+        kwargs: keyword arguments, if ``args`` is not a callable; their tensors have the batch first, too.
+        memory: memory of one rank: text with a unit, such as ``"80GiB"``, or bytes.
+        optimizer: name of a class of `torch.optim` in any case, with arguments behind a colon
+            (``"sgd:momentum=0.9"``); or a callable that makes an optimizer from a list of parameters.
+        batches: batch sizes of one rank to try. ``"max"``: powers of two until one does not fit, then
+            bisection between the last two, exact below 100 and to within 2 % above.
+        ranks: number of ranks that train together, by DDP.
+        fsdp: whether the ranks shard parameters, gradients and optimizer state, by FSDP2.
+        link_gbps: GB/s that a rank sends. Sending overlaps with computing, so only the longer time counts.
+        cost: cost model whose unit is a time. Unless its device is a CPU, optimizers use their ``foreach``
+            implementation by default, as in PyTorch on a GPU.
         solver: as in `remat.plan`.
         time_limit: as in `remat.plan`.
-        lower: as in `remat.capture`; for ``"inductor"`` peaks are those that fused code is expected to have.
+        lower: as in `remat.capture`. For ``"inductor"``, peaks are estimates for fused code.
         device: as in `remat.capture`.
-        offload: as in `remat.plan`, on one rank: saved values may go to the host where a step does not fit without.
-        executor: what plans: any `concurrent.futures.Executor`, a number of processes, or None for this process.
-            Batches that are listed are planned at the same time, and so are doubled ones; steps are captured
-            here, and solver and cost model are given by name.
-        on_step: called with a line of text before each step.
+        offload: as in `remat.plan`, for one rank only. Saved values may then be offloaded if the step does
+            not fit otherwise.
+        executor: where to plan: any `concurrent.futures.Executor`, a number of processes, or None for this
+            process. Listed and doubled batches are planned in parallel. Steps are captured in this process.
+            Solver and cost model must be given by name.
+        on_step: called with a line of text before each stage.
+
+    Returns:
+        One row for each batch that was tried, with the bytes of parameters, gradients and optimizer.
 
     Raises:
-        BudgetError: the memory cannot be read, or the parameters alone are larger.
-        ProblemError: an argument that cannot be meant, or an optimizer that cannot be traced.
+        BudgetError: the memory cannot be read, or is smaller than the parameters alone.
+        ProblemError: an argument is invalid, or the optimizer cannot be traced.
         CaptureError: the step cannot be captured.
     """
     check_executor(executor)
@@ -148,22 +157,22 @@ def fit_calls(
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Fit:
-    """`fit`, for a model that is built for each batch.
+    """Fit batches as `fit` does, for a model that is built anew for each batch.
 
     Args:
-        calls: makes the model and its arguments for a batch.
-        memory: as in `fit`, and so the others.
-        optimizer: likewise.
-        batches: likewise.
-        ranks: likewise.
-        fsdp: likewise.
-        link_gbps: likewise.
-        request: solver, cost model and time limit.
-        lower: likewise.
-        device: likewise.
-        title: what the model is called.
-        executor: likewise.
-        on_step: likewise.
+        calls: builds the model and its arguments for a batch size.
+        memory: as in `fit`.
+        optimizer: as in `fit`.
+        batches: as in `fit`.
+        ranks: as in `fit`.
+        fsdp: as in `fit`.
+        link_gbps: as in `fit`.
+        request: solver, cost model, time limit and link for offloading.
+        lower: as in `fit`.
+        device: as in `fit`.
+        title: name of the model in the result; empty: the name of its class or function.
+        executor: as in `fit`.
+        on_step: as in `fit`.
     """
     listed = read_batches(batches)
     name, _ = read_optimizer(optimizer)
@@ -193,6 +202,7 @@ def fit_calls(
         joint = capture(model, args, kwargs, lower=lower, device=device)
         return joint, other_bytes(model, (args, kwargs), parameters_of(model, (args, kwargs)))
 
+    # A captured step tells which parameters get no gradient, so the rank is computed anew with the first step.
     kept = {first: captured(first, first_call)}
     rank = Rank.of(model, parameters, kept[first][0], **of_rank)
     priced = str(request.on(kept[first][0]).cost)
@@ -215,6 +225,7 @@ def fit_calls(
         step(f"planning batches {', '.join(map(str, batches))}")
         return _asked_of(executor, jobs)
 
+    # In one process, batches beyond the first that does not fit would be planned in vain.
     width = executor if isinstance(executor, int) else 1 if executor is None else _WIDTH
     rows = rows_of(listed, ask) if listed else rows_up_to_most(ask, width)
     return Fit(
@@ -236,7 +247,11 @@ def fit_calls(
 
 
 def _check(request: PlanRequest, ranks: int, fsdp: bool, link_gbps: float) -> None:
-    """Refuse invalid arguments before any model is built."""
+    """Refuse invalid ranks, links and cost models before any model is built.
+
+    Raises:
+        ProblemError: an argument is invalid, or two arguments conflict.
+    """
     if type(ranks) is not int or ranks < 1:
         raise ProblemError(f"ranks is {ranks!r}; expected a whole number of 1 or more")
     if fsdp and ranks == 1:
@@ -253,7 +268,7 @@ def _check(request: PlanRequest, ranks: int, fsdp: bool, link_gbps: float) -> No
 
 
 def _name_of(cost: CostModel) -> str:
-    """The name of a cost model; empty for the default or an unnamed one."""
+    """Return the name under which a cost model is registered; empty for the default or an unnamed model."""
     if isinstance(cost, Auto):
         return ""
     try:
@@ -262,11 +277,19 @@ def _name_of(cost: CostModel) -> str:
         return ""
 
 
-# Which batches are asked, and of whom --------------------------------------------------------------
+# Choice of batches, and their workers ---------------------------------------------------------------
 
 
 def rows_of(batches: Sequence[int], ask: Ask) -> dict[int, FitRow]:
-    """The rows of listed batches: each by itself, and what fits a larger one is tried at a smaller one too."""
+    """Plan listed batches; return their rows by batch.
+
+    A batch for which no plan was found is planned again if a larger batch fits. The decisions of the largest
+    batch that fits are then candidates.
+
+    Args:
+        batches: the batch sizes.
+        ask: plans batches.
+    """
     answers = dict(ask(batches, ()))
     largest = max((b for b in batches if answers[b][0].fits), default=0)
     again = [b for b, (row, _) in answers.items() if b < largest and not (row.fits or row.proven)]
@@ -276,9 +299,17 @@ def rows_of(batches: Sequence[int], ask: Ask) -> dict[int, FitRow]:
 
 
 def rows_up_to_most(ask: Ask, width: int) -> dict[int, FitRow]:
-    """The rows of doubled batches up to the first that does not fit, and of some between the last two.
+    """Find the largest batch that fits by doubling, then bisection; return the rows of tried batches.
 
-    Doubled ones are asked by themselves, ``width`` at a time. Decisions looked at so far are candidates between them.
+    Doubled batches are planned independently of each other. In the bisection, the decisions that were tried
+    for earlier batches are candidates.
+
+    Args:
+        ask: plans batches.
+        width: number of doubled batches to plan at the same time.
+
+    Returns:
+        The rows by batch.
     """
     answers: dict[int, Answer] = {}
     rows: dict[int, FitRow] = {}
@@ -287,10 +318,12 @@ def rows_up_to_most(ask: Ask, width: int) -> dict[int, FitRow]:
 
     def fits(batch: int) -> bool:
         rows[batch], tried = answers[batch]
+        # A dict keeps the order of the trials, so that plans are deterministic.
         decisions.update(dict.fromkeys(tried))
         return rows[batch].fits
 
     while high <= _MOST:
+        # Results beyond the first batch that does not fit are ignored, so that rows do not depend on `width`.
         if high not in answers:
             answers |= ask([high << k for k in range(width) if high << k <= _MOST], ())
         if not fits(high):
@@ -305,7 +338,7 @@ def rows_up_to_most(ask: Ask, width: int) -> dict[int, FitRow]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """One batch, to be planned by a worker."""
+    """One batch for a worker to plan."""
 
     rank: Rank
     options: Mapping[str, str]
@@ -316,6 +349,7 @@ class _Job:
 
 
 def _asked_of(executor: AnyExecutor, jobs: Sequence[_Job]) -> dict[int, Answer]:
+    """Plan jobs on an executor; return the results by batch. Raise a ProblemError if a process dies."""
     answers: dict[int, Answer] = {}
 
     def on_answer(k: int, answer: Answer) -> None:
@@ -329,6 +363,7 @@ def _asked_of(executor: AnyExecutor, jobs: Sequence[_Job]) -> dict[int, Answer]:
 
 
 def _worked(job: _Job) -> Answer:
+    """Plan one job in a worker."""
     request = PlanRequest.from_text(job.options)
     step = parse_joint(job.joint), job.other_bytes
     return _answer(job.rank, request, job.batch, step, job.others, lambda _: None)
@@ -342,7 +377,7 @@ def _answer(
     others: Sequence[Decision],
     on_step: Callable[[str], None],
 ) -> Answer:
-    """The row of a batch, and the decisions that were tried."""
+    """Plan one batch; return its row, and the decisions that were tried."""
     joint, nbytes = step
     with suppress_warnings():  # these plans are only tried, so their warnings concern no user
         planner = Planner.of(
@@ -352,14 +387,17 @@ def _answer(
         return fitting.row(batch, others), fitting.tried
 
 
-# What is given, read once -------------------------------------------------------------------------
+# Arguments of `fit`, parsed -----------------------------------------------------------------------
 
 
 def read_memory(memory: object) -> int:
-    """A memory in bytes.
+    """Return a memory size in bytes.
+
+    Args:
+        memory: text with a unit, such as ``"80GiB"``, or a number of bytes.
 
     Raises:
-        BudgetError: it has no unit, or is nothing of the kind.
+        BudgetError: the value has no unit, is too small, or cannot be read.
     """
     text = f"memory is {memory!r}; expected bytes with their unit, such as '80GiB'"
     if isinstance(memory, str):
@@ -379,19 +417,20 @@ def read_memory(memory: object) -> int:
 
 
 def read_batches(batches: object) -> tuple[int, ...]:
-    """The batch sizes to try, in order; none for ``"max"``.
+    """Return the batch sizes to try, sorted and each once; empty for ``"max"``.
 
     Args:
         batches: whole numbers, one number, or ``"max"``.
 
     Raises:
-        ProblemError: they are something else, or one is below 1.
+        ProblemError: a batch is not a whole number of 1 or more, or there are no batches.
     """
     if batches == "max":
         return ()
     given = [batches] if isinstance(batches, (int, str)) else batches
     listed: list[Any] = list(given) if isinstance(given, Iterable) else [given]
     for batch in listed:
+        # Not `isinstance`, because True and False are ints.
         if type(batch) is not int or batch < 1:
             raise ProblemError(
                 f"batch is {batch!r}; expected whole numbers of 1 or more, such as 1, 2, 4, or 'max' for "
@@ -403,15 +442,16 @@ def read_batches(batches: object) -> tuple[int, ...]:
 
 
 def read_args(args: Any, kwargs: Mapping[str, Any] | None) -> Callable[[int], Arguments]:
-    """A function that makes call arguments for a batch size.
+    """Return a function that makes the arguments of a call for a batch size.
 
     Args:
-        args: a callable of a batch, which returns a tuple, a dict, or a pair of both; or arguments.
-        kwargs: keyword arguments, beside arguments that are no callable.
+        args: positional arguments; or a callable that takes a batch size and returns a tuple of positional
+            arguments, a dict of keyword arguments, a pair of both, or one tensor.
+        kwargs: keyword arguments, if ``args`` is not a callable.
 
     Raises:
-        ProblemError: keyword arguments beside a callable, or tensors without a batch.
-        CaptureError: they are no arguments of a call.
+        ProblemError: keyword arguments are given beside a callable, or tensors differ in their first dimension.
+        CaptureError: the arguments are not a sequence or dict that a call can take.
     """
     if not callable(args):
         return varied(*read_call(args, kwargs))
@@ -437,10 +477,16 @@ def read_args(args: Any, kwargs: Mapping[str, Any] | None) -> Callable[[int], Ar
 
 
 def varied(args: Any, kwargs: Mapping[str, Any]) -> Callable[[int], Arguments]:
-    """Copy arguments with another first dimension, as tensors without data.
+    """Return a function that copies call arguments with another batch size, as uninitialised tensors.
+
+    The function takes the batch size and replaces the first dimension of every tensor by it.
+
+    Args:
+        args: positional arguments.
+        kwargs: keyword arguments.
 
     Raises:
-        ProblemError: their first dimensions differ, or there is none.
+        ProblemError: the tensors have different first dimensions, or no tensor has a dimension.
     """
     tensors = [t for t in pytree.tree_leaves((args, dict(kwargs))) if isinstance(t, torch.Tensor)]
     sizes = sorted({int(t.shape[0]) for t in tensors if t.dim()})
@@ -455,6 +501,7 @@ def varied(args: Any, kwargs: Mapping[str, Any]) -> Callable[[int], Arguments]:
         def at(value: Any) -> Any:
             if not isinstance(value, torch.Tensor) or not value.dim():
                 return value
+            # The flag is kept, because it marks the parameters of a function.
             like = value.new_empty((batch, *value.shape[1:]))
             return like.requires_grad_(value.requires_grad)
 

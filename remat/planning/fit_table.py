@@ -14,16 +14,18 @@ class FitRow:
 
     Attributes:
         batch: samples in one step of one rank.
-        fits: whether a plan was found whose step is within the memory.
-        budget: the budget to set, as `torch.compile` takes it: ``"1"``, ``"peak:52412345678B"``, and with
-            several ranks a share such as ``"0.35"``; None where none fits.
-        peak_bytes: most bytes alive at once, on one rank: parameters, inputs, activations, gradients, the
-            optimizer's state, buffers of collectives. Where none fits, the least that was found, or is possible.
-        step_s: modelled seconds of one step; None where none fits.
-        samples_per_s: samples of all ranks in a second; None where none fits.
-        recompute_s: modelled seconds of what runs twice, and of exposed transfers; None where none fits.
-        reason: why none fits; empty where one does.
-        proven: where none fits, whether that is proven; else none was found.
+        fits: whether a plan was found whose step fits the memory.
+        budget: the budget to pass to `torch.compile`: ``"1"``, ``"peak:52412345678B"`` or, with several
+            ranks, a ratio such as ``"0.35"``. None if no plan fits.
+        peak_bytes: most bytes alive at once on one rank: parameters, inputs, activations, gradients, the
+            optimizer's state, buffers of collectives. If no plan fits, the least peak that is possible
+            (``proven``) or else that was found.
+        step_s: modelled seconds of one step; None if no plan fits.
+        samples_per_s: samples of all ranks per second; None if no plan fits.
+        recompute_s: modelled seconds of recomputation and exposed transfers; None if no plan fits.
+        reason: why no plan fits; empty if one does.
+        proven: whether it is proven that no plan fits. False if a plan fits, or if none was found but one
+            may exist.
     """
 
     batch: int
@@ -38,7 +40,7 @@ class FitRow:
 
     @property
     def recomputing(self) -> float | None:
-        """Recompute time as a fraction of the modelled step time; None if no plan fits."""
+        """Fraction of the modelled step time that is recomputation and exposed transfers; None if no plan fits."""
         return None if not self.step_s else (self.recompute_s or 0.0) / self.step_s
 
 
@@ -47,20 +49,20 @@ class Fit:
     """Whole training steps at several batches within a memory.
 
     Attributes:
-        model: what was fitted.
+        model: name of the model.
         memory_bytes: the memory of one rank.
-        optimizer: as it was asked for.
+        optimizer: the requested optimizer.
         cost: the cost model.
         lower: the lowering that steps were traced for.
-        ranks: how many ranks train.
-        sharding: how they share the work; empty for one rank.
-        parameter_bytes: parameters on one rank, between steps.
-        gradient_bytes: gradients on one rank, when backward has run.
-        state_bytes: the optimizer's state on one rank.
-        optimizer_bytes: what the optimizer's step allocates and frees.
-        offload: the link over which saved values may go to the host; empty where none may.
-        asked_cost: the cost model by the name that it was asked for with; empty for the default, and without one.
-        rows: by batch, the smallest first.
+        ranks: number of ranks that train.
+        sharding: how the ranks share the work, as text; empty for one rank.
+        parameter_bytes: bytes of parameters on one rank between steps.
+        gradient_bytes: bytes of gradients on one rank after backward.
+        state_bytes: bytes of the optimizer's state on one rank.
+        optimizer_bytes: most bytes that the optimizer's step allocates temporarily.
+        rows: the rows, smallest batch first.
+        offload: the link over which saved values may be offloaded; empty if none may.
+        asked_cost: name of the requested cost model; empty for the default, and for a model without a name.
     """
 
     model: str
@@ -80,47 +82,49 @@ class Fit:
 
     @property
     def largest(self) -> FitRow | None:
-        """The row with the largest batch that fits."""
+        """The row of the largest batch that fits; None if no batch fits."""
         return max((r for r in self.rows if r.fits), key=lambda r: r.batch, default=None)
 
     @property
     def best(self) -> FitRow | None:
-        """The row with the most samples per second; of equal ones, the smaller batch."""
+        """The row with the most samples per second, of equal ones the smaller batch; None if no batch fits."""
         fits = (r for r in self.rows if r.fits)
         return max(fits, key=lambda r: (r.samples_per_s or 0.0, -r.batch), default=None)
 
     @property
     def largest_batch(self) -> int | None:
-        """The largest batch that fits, of one rank; None where none does."""
+        """The largest batch of one rank that fits; None if no batch fits."""
         return None if self.largest is None else self.largest.batch
 
     @property
     def best_batch(self) -> int | None:
-        """The batch with the most samples per second, of one rank; None where none fits."""
+        """The batch of one rank with the most samples per second; None if no batch fits."""
         return None if self.best is None else self.best.batch
 
     @property
     def code(self) -> str:
-        """The line that trains with the best throughput; empty where no batch fits."""
+        """The line of code that compiles a model for the best throughput; empty if no batch fits."""
         return "" if self.best is None else self.code_for(self.best)
 
     def code_for(self, row: FitRow) -> str:
-        """The line that compiles a model for a row; empty where it does not fit."""
+        """Return the line of code that compiles a model under the budget of a row; empty if the row has none."""
         if row.budget is None:
             return ""
         budget = Budget.parse(row.budget)
+        # `torch.compile` takes a plain int as a peak in bytes.
         shown = str(budget.peak_bytes) if budget.on_peak else row.budget
         options = [f'"budget": {shown}']
         if self.lower != "inductor":
             options.append(f'"lower": "{self.lower}"')
         if self.asked_cost:
             options.append(f'"cost": "{self.asked_cost}"')
+        # Offloading is refused beside any other budget.
         if budget.on_peak and self.offload:
             options.append(f'"offload": "{self.offload}"')
         return f'model = torch.compile(model, backend="remat", options={{{", ".join(options)}}})'
 
     def to_json(self) -> str:
-        """The figures as JSON: those of the step, ``rows``, ``largest_batch``, ``best_batch``, ``code``."""
+        """Return the result as JSON text: all fields, ``largest_batch``, ``best_batch`` and ``code``."""
         chosen = {
             "largest_batch": self.largest_batch,
             "best_batch": self.best_batch,
@@ -161,6 +165,7 @@ _HEAD = ("batch", "peak", "step", "recomputing", "samples/s", "budget")
 
 
 def _cells(row: FitRow) -> tuple[str, ...]:
+    """Format a row as cells of the table, in the order of `_HEAD`."""
     peak = format_bytes(row.peak_bytes)
     if row.budget is None:
         return (

@@ -1,4 +1,4 @@
-"""The frontier of one joint graph: the best plans over all budgets, by what they save or by their peaks."""
+"""The frontier of one joint graph: the best plans over all budgets, by saved bytes or by peak."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from remat.planning.request import PlanRequest
 from remat.running.jobs import AnyExecutor, run_jobs
 from remat.units import Budget, format_apart, format_bytes, format_cost
 
-#: Points that the text of a frontier names, so that it stays on one screen.
+#: Most points that the text of a frontier lists, so that the text fits one screen.
 MOST_SHOWN = 16
-#: Parts that its budgets are in for an executor, unless that is a number of processes.
+#: Jobs into which budgets are divided for an executor, unless the executor is a number of processes.
 _CHUNKS = 8
-#: What a frontier goes by: the field of its points, and the label of their axis.
+#: The axes of a frontier: for each, the field of a point with its bytes, and the label for plots.
 _BY = {
     "saved": ("saved_bytes", "saved by forward for backward"),
     "peak": ("peak_bytes", "peak of the step"),
@@ -33,12 +33,12 @@ _BY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontierPoint:
-    """One plan of a frontier, by its figures.
+    """Figures of one plan on a frontier.
 
     Attributes:
         saved_bytes: bytes that forward hands to backward, beyond inputs and outputs.
-        recompute_cost: cost of what runs twice, and exposed transfer time, in the frontier's unit.
-        peak_bytes: simulated peak of the step.
+        recompute_cost: recompute cost plus exposed transfer time, in the frontier's unit.
+        peak_bytes: peak of the step: simulated, or on large graphs that of the plan's schedule.
     """
 
     saved_bytes: int
@@ -48,20 +48,22 @@ class FrontierPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Frontier:
-    """The best plans over all budgets: less cost only for more bytes, or for a higher peak.
+    """Pareto-optimal plans of one joint graph over all budgets, by bytes and cost.
 
     Attributes:
-        by: ``"saved"``: what a plan saves; ``"peak"``: the simulated peak of its step.
+        by: the bytes of the frontier: ``"saved"`` for the bytes that a plan saves, ``"peak"`` for the peak
+            of its step.
         graph: name of the joint graph.
-        solver: who decided; by peak, who decided at budget 1 and around the least peak: the rest is minimum cuts.
+        solver: name of the solver. By peak, the solver ``auto`` decides only at budget 1 and around the
+            least peak. The other points come from minimum cuts, and from searches that start at these cuts.
         cost: the cost model.
         unit: unit of all costs.
-        points: fewest bytes, or the lowest peak, first; cost falls from each to the next.
-        bound: vertices (bytes, cost) of a line below which no plan lies, fewest bytes first; by peak, the
-            bytes are those of peaks.
+        points: points with increasing bytes and decreasing cost.
+        bound: vertices (bytes, cost) of a line below which no plan lies, fewest bytes first. The bytes are
+            of the kind that ``by`` says.
         full_bytes: bytes that the runtime-optimal partition saves.
         least_bytes: the least bytes that any plan saves.
-        link: the link over which values may be offloaded, for people; empty where they may not.
+        link: the link over which values may be offloaded, as text; empty if none may.
     """
 
     form: ClassVar[Form] = Form("frontier", "remat_frontier", 1)
@@ -88,16 +90,16 @@ class Frontier:
         executor: AnyExecutor = None,
         joint: JointGraph | None = None,
     ) -> Frontier:
-        """The frontier of a prepared graph.
+        """Compute the frontier of a prepared graph.
 
         Args:
-            planner: decides it.
+            planner: the planner of the graph.
             by: ``"saved"`` (or its alias ``"bytes"``) or ``"peak"``.
-            executor: by bytes, what decides it at its budgets; None for this process.
-            joint: the graph as it was captured, for an executor.
+            executor: where to decide the budgets of a frontier by saved bytes; None for this process.
+            joint: the graph as it was captured; without this graph, ``executor`` is not used.
 
         Raises:
-            ProblemError: values may be offloaded, and the frontier does not go by peak.
+            ProblemError: values may be offloaded, and ``by`` is not ``"peak"``.
         """
         by = "saved" if by == "bytes" else by
         if by != "peak":
@@ -131,22 +133,25 @@ class Frontier:
 
     @property
     def label(self) -> str:
-        """The solver, and the link over which values may be offloaded."""
+        """Text for display: the solver, and the link over which values may be offloaded."""
         return self.solver + (f", offload {self.link}" if self.link else "")
 
     def bytes_of(self, point: FrontierPoint | Plan) -> int:
-        """Bytes of a point or a plan on the frontier's axis: those it saves, or those of its peak."""
+        """Return the bytes of a point or a plan on the frontier's axis: its saved bytes or its peak."""
         nbytes: int = getattr(point, _BY[self.by][0])
         return nbytes
 
     def knee(self, *, by: str = "origin") -> FrontierPoint:
-        """The point where more memory starts to buy little.
+        """Return the point beyond which more memory saves little cost.
 
         Bytes and cost are scaled to [0, 1] over the frontier.
 
         Args:
-            by: ``"origin"``: nearest to no bytes and no cost; ``"chord"``: farthest below the line
-                from the first to the last point.
+            by: ``"origin"``: the point nearest to the least bytes and least cost; ``"chord"``: the point
+                farthest below the line from the first to the last point.
+
+        Raises:
+            ProblemError: ``by`` has another value.
         """
         if by not in ("origin", "chord"):
             raise ProblemError(f"by is {by!r}; expected 'origin' or 'chord'")
@@ -159,16 +164,20 @@ class Frontier:
         def distance(p: FrontierPoint) -> float:
             x = (self.bytes_of(p) - self.bytes_of(first)) / wide
             y = (p.recompute_cost - last.recompute_cost) / high
+            # The chord is x + y = 1, so the farthest point below has the least sum.
             return x * x + y * y if by == "origin" else x + y
 
         return min(self.points, key=distance)
 
     def plan(self, point: FrontierPoint) -> Plan:
-        """The plan of a point; by peak, its budget is that peak.
+        """Build the plan of a point.
+
+        The budget of the plan is the point's saved bytes or, by peak, the point's peak. A plan that peaks above
+        its point gives a `PeakWarning`.
 
         Raises:
-            ProblemError: the point is not of this frontier.
-            PlanError: other operators are declared pure than when the frontier was made.
+            ProblemError: the point is not on this frontier.
+            PlanError: other operators are declared pure than when the frontier was computed.
         """
         if ops.declarations() != self._planner.declarations:
             raise PlanError(
@@ -199,7 +208,7 @@ class Frontier:
         """Refuse a plan that does not belong to this frontier.
 
         Raises:
-            ProblemError: it is of another graph or cost model.
+            ProblemError: the plan has another graph or cost model.
         """
         if (plan.fingerprint, plan.cost) != (self._planner.fingerprint, self.cost):
             raise ProblemError(
@@ -215,19 +224,20 @@ class Frontier:
         others: Sequence[Frontier] = (),
         title: str | None = None,
     ) -> None:
-        """Draws the frontier over its bound, with its knee, as ``.svg`` or ``.png``.
+        """Draw the frontier with its bound and its knee, as ``.svg`` or ``.png``.
 
         Args:
-            path: where to; the suffix says which.
+            path: the file; its suffix selects the format.
             chosen: a plan or a point to mark.
-            others: frontiers of other solvers on the same graph, as further curves.
-            title: what is drawn; the graph and the cost model where None.
+            others: frontiers of other solvers on the same graph, drawn as further curves.
+            title: title of the picture; None: the graph and the cost model.
 
         Raises:
-            ProblemError: the path has another suffix, or ``others`` or ``chosen`` are of another
-                graph or cost model, or ``others`` go by something else.
+            ProblemError: the path has another suffix, ``others`` or ``chosen`` belong to another graph or cost
+                model, or ``others`` have another ``by``.
             PlanError: Matplotlib is not installed, or the file cannot be written.
         """
+        # Imported here, so that planning does not load the code for pictures.
         from remat.report.frontier_plot import Curve, draw_frontiers
 
         label = "chosen"
@@ -243,7 +253,7 @@ class Frontier:
         def at(point: FrontierPoint | Plan) -> tuple[int, int]:
             return self.bytes_of(point), point.recompute_cost
 
-        # Offloading adds plans, so a bound of frontiers with it holds for all.
+        # Offloading only adds plans, so the bound of a frontier with offloading also holds without it.
         below = next((f for f in (self, *others) if f.link), self)
         alike = {(f._planner.fingerprint, f.cost) for f in (self, *others)}
         curves = [
@@ -262,19 +272,24 @@ class Frontier:
         draw_frontiers(curves, path, title=heading, chosen=mark, axis=_BY[self.by][1])
 
     def to_json(self) -> str:
-        """The frontier as JSON, without its plans."""
+        """Return the figures of the frontier as JSON text, without its plans."""
         return write_record(self)
 
     def save(self, path: str | Path) -> None:
-        """Writes `to_json` to a file, whole or not at all: figures, from which no plan can be made again.
+        """Write the figures of the frontier to a JSON file, atomically. Plans cannot be built from the file.
 
         Raises:
-            PlanError: the file cannot be written; what was there before is as it was.
+            PlanError: the file cannot be written; an existing file stays unchanged.
         """
         save_record(self, path, error=PlanError)
 
     def thinned(self, rows: int) -> list[FrontierPoint]:
-        """At most so many points, at least three: evenly over the frontier, its ends and its knee kept."""
+        """Return at most ``rows`` points, evenly spaced, with both ends and the knee.
+
+        Args:
+            rows: number of points; fewer than 3 count as 3.
+        """
+        # Both ends and the knee are always among the points.
         points, rows = self.points, max(3, rows)
         if len(points) <= rows:
             return list(points)
@@ -307,7 +322,7 @@ class _Chunk:
 
 
 def _decide_elsewhere(planner: Planner, joint: JointGraph, executor: AnyExecutor) -> None:
-    """Distribute the budgets of a frontier over workers, and pass their decisions to the planner."""
+    """Decide the budgets of a frontier in workers, and cache their decisions in the planner."""
     wanted = sorted(set(planner.capacities()))
     count = executor if isinstance(executor, int) else _CHUNKS
     text, options = print_joint(joint), planner.request.to_text()
@@ -328,5 +343,6 @@ def _decide_elsewhere(planner: Planner, joint: JointGraph, executor: AnyExecutor
 
 
 def _decided(chunk: _Chunk) -> tuple[Answer, ...]:
+    """Decide the budgets of a chunk in a worker; return the decisions in the order of the budgets."""
     planner = Planner.of(parse_joint(chunk.joint), PlanRequest.from_text(chunk.options))
     return tuple(planner.answer(planner.at(capacity)) for capacity in chunk.capacities)

@@ -1,9 +1,10 @@
-"""Budgets on the peak of fused code: search by simulated peak, guided by the estimated peak.
+"""Plan within a budget on the peak of fused code: search by simulated peak, guided by the estimated peak.
 
-What is searched and proven is the peak of the graphs as they are. The peak that a compiler is expected to come
-to (`remat.graph.fused_liveness`) is off from it by about as much for one plan as for the next, so the search is
-repeated with the peak moved by what the last plan was off: a short search from the last schedule, where orders can
-be searched. What was compiled is known, and no longer estimated.
+Searches and proofs use the simulated peak of the unfused graphs. The estimated peak of the fused code
+(`remat.graph.fused_liveness`) differs from the simulated one by a similar offset for similar plans. So
+the search is repeated, with its target shifted by the offset of the last plan. If node orders can be
+searched, a repetition is a short search from the last schedule. A compiled decision counts with its
+compiled peak instead of the estimate.
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ from remat.planning.planner import Planner
 from remat.planning.prepared import VERTICES
 from remat.units import Budget, bytes_of_share, format_bytes
 
-#: Searches that there are at most.
+#: Most searches of `aim_above` without offloads.
 _SEARCHES = 4
-#: Part of all bytes that lies between two that are looked at, at most.
+#: Two byte limits next to each other are at most this part of the largest apart, as one over it.
 _GAP = 16
-#: How often bytes between the best ones so far are looked at.
+#: How often the intervals beside the best byte limit are halved.
 _HALVINGS = 2
-#: Share of the least simulated peak by which an aim is raised.
+#: A target that is too low is raised by this part of the least simulated peak, as one over it.
 _STEP = 100
-#: Searches with offloads, and by what part of the least simulated peak an aim is lowered then.
+#: Most searches of `aim_above` with offloads, and the part of the least simulated peak, as one over it, by which a
+#: target is lowered.
 _OFFLOADED = 5, 150
-#: What was compiled is far above a peak by this part of it, as one over it.
+#: Compiled peaks are far above a limit if they exceed it by this part of the limit, as one over it.
 _FAR = 10
-#: Room below the peak, as a share of it, that is not worth another search.
+#: Unused part of the wanted peak that is not worth another search.
 _NEAR = 0.005
-#: Searches from an offset, most of them short: each with this share of the usual edits, from the schedule of the last.
+#: Most searches of `aim`, and the ratio of the usual edits in those that start from the last schedule.
 _REFINED, _REFINED_SHARE = 6, 0.5
-#: An aim that was missed is lowered by this part of the peak at least, as one over it.
+#: A target that was missed is lowered by at least this part of the wanted peak, as one over it.
 _LOWERED = 1000
 
 
@@ -49,33 +51,41 @@ def within_fused_peak(
     compiled: Mapping[Decision, int] | None = None,
     last: bool = False,
 ) -> Candidate:
-    """The cheapest decision found whose estimated peak is within the budget.
+    """Choose a decision whose estimated peak is within a budget: the cheapest one found.
 
-    Where none is, as a prediction is no measurement: the one of the least expected peak. Once that was compiled,
-    budget 1's if it is expected to take less than all that were compiled. Else another one: for a peak in bytes one
-    that was expected to fit, for a share that of the least expected peak. Else the best of those compiled.
+    An estimate may be wrong, so the caller compiles the decision and calls again with the compiled peak.
+    If no decision is expected to fit, the result is the first of these that exists:
 
-    The last one is chosen with more care. For a peak in bytes it has, cheap or not, the least expected peak of those
-    that were not compiled; for a share budget 1's comes first, if it is expected to take less than all compiled. Where those are
-    far above the peak, it is the one that saves the least of those that may be lower.
+    1. After a compilation, budget 1's decision, if its estimated peak is below every compiled peak.
+    2. Of the decisions that were not compiled, the one with the least estimated peak. After a compilation
+       and under a peak in bytes, only estimates within the budget count here.
+    3. The decision with the least peak, compiled if known and else estimated.
+
+    The last decision is chosen more carefully. Under a peak in bytes, it is the decision with the least
+    estimated peak that was not compiled, at any cost. Under a ratio, budget 1's decision comes first, if its
+    estimated peak is below every compiled peak. If all compiled peaks are far above the budget, estimates say
+    little about the step. Then the result saves the least of all decisions that were not compiled and may
+    have a lower peak; under a ratio, only if no decision fits.
 
     Args:
-        planner: decides the graph.
-        budget: a peak, or a share.
-        excess: bytes by which the expected peak is to be lower than that.
-        compiled: the peaks of decisions that were compiled.
-        last: whether no other decision will be compiled.
+        planner: the planner of the graph.
+        budget: a budget on the peak, in bytes or as a ratio.
+        excess: bytes by which the estimated peak must be below the budget.
+        compiled: the compiled peak in bytes of each compiled decision.
+        last: whether the caller will compile no further decision.
 
     Returns:
-        The decision; nothing is proven of it. Of a share, ``choice.peak_limit`` is the peak that it came to.
+        The decision, with 0 as its lower bound. Under a ratio, ``choice.peak_limit`` is the peak in bytes
+        that the ratio stands for.
 
     Raises:
-        BudgetError: parameters and inputs alone take more.
+        BudgetError: parameters and inputs alone exceed a peak in bytes.
     """
     _refuse_less_than_inputs(planner, budget)
     known, limit = compiled or {}, budget.peak_bytes
     search = _FusedSearch(planner)
     vertices = planner.allowed_vertices(VERTICES)
+    # A peak in bytes can be searched for directly. A ratio needs the range of estimated peaks first.
     if limit is not None and not last and planner.request.offload is None:
         search.try_around(vertices, limit - excess)
         if search.aim(limit - excess, known):
@@ -84,7 +94,7 @@ def within_fused_peak(
     for _ in range(_HALVINGS):
         at |= search.try_saved(beside_least(at))
     most = search.expect(planner.full)
-    lowest = planner.within_peak(Budget(peak_share=0.0), offload=False)  # what shares are of
+    lowest = planner.within_peak(Budget(peak_share=0.0), offload=False)  # ratios count from here
     off = planner.peak(lowest) - search.expect(lowest)
     if limit is None:
         least = min(map(planner.expected, search.found))
@@ -96,13 +106,13 @@ def within_fused_peak(
 
 
 class _FusedSearch:
-    """Collects candidates of one graph for a budget on the peak of fused code.
+    """Search that collects candidates of one graph for a budget on the peak of fused code.
 
     Args:
-        planner: decides the graph.
+        planner: the planner of the graph.
 
     Attributes:
-        planner: the same.
+        planner: the planner of the graph.
         found: all candidates so far.
     """
 
@@ -111,16 +121,21 @@ class _FusedSearch:
         self.found: list[Candidate] = []
 
     def expect(self, decided: Candidate) -> int:
-        """Adds a candidate; returns its estimated peak in bytes."""
+        """Add a candidate; return its estimated peak in bytes."""
         self.found.append(decided)
         return self.planner.expected(decided)
 
     def try_saved(self, capacities: Iterable[int]) -> dict[int, int]:
-        """Adds the decisions within numbers of saved bytes; returns the estimated peak of each."""
+        """Add the decision within each limit on saved bytes; return its estimated peak in bytes by limit."""
         return {nbytes: self.expect(self.planner.at(nbytes)) for nbytes in capacities}
 
     def try_around(self, capacities: Sequence[int], wanted: int) -> None:
-        """Adds decisions within numbers of saved bytes, by bisection to those of the nearest estimated peak."""
+        """Add decisions by bisection of the limits on saved bytes, towards the wanted estimated peak.
+
+        Args:
+            capacities: the limits on saved bytes.
+            wanted: the estimated peak in bytes to come close to.
+        """
         asked = sorted(capacities)
         low, high = 0, len(asked) - 1
         while low <= high:
@@ -129,14 +144,17 @@ class _FusedSearch:
             low, high = (middle + 1, high) if peak <= wanted else (low, middle - 1)
 
     def aim(self, wanted: int, known: Mapping[Decision, int]) -> bool:
-        """Searches near an estimated peak, from the offset of the nearest candidate between both peaks.
+        """Search near an estimated peak, with the target shifted by the offset of the nearest candidate.
+
+        The offset is the simulated minus the estimated peak.
 
         Args:
-            wanted: the estimated peak to come to, in bytes.
+            wanted: the estimated peak to stay within, in bytes.
             known: decisions that were compiled.
 
         Returns:
-            Whether a candidate that was not compiled is expected to be within it.
+            Whether the searches found a decision that was not compiled and has an estimated peak within
+            ``wanted``.
         """
         planner = self.planner
         self.expect(planner.allowed_full)
@@ -151,14 +169,15 @@ class _FusedSearch:
             fits = fits or (room >= 0 and last.decision not in known)
             if 0 <= room <= _NEAR * wanted or (room > 0 and not last.cost):
                 break
-            # A search within almost the same peak would find the same schedule again.
+            # Move a missed target noticeably: a search within almost the same peak would find the same schedule.
             aim += room if room >= 0 else min(room, -(wanted // _LOWERED))
         return fits
 
     def _near(self, last: Candidate | None, peak_bytes: int) -> Candidate | None:
-        """A candidate within a simulated peak, by a short search from the last candidate or by a full search.
+        """Return a candidate within a simulated peak: by a short search from ``last``, or else by a full search.
 
-        None where the peak is that low that only `aim_above` may come to it, which takes several times as long.
+        None if no candidate is found, or if the peak is below that of every schedule. `aim_above` handles such
+        peaks, but takes several times as long.
         """
         planner = self.planner
         if peak_bytes < planner.search.least_possible:
@@ -173,12 +192,12 @@ class _FusedSearch:
             return None
 
     def aim_above(self, lowest: Candidate, off: int, wanted: int) -> None:
-        """Searches near an estimated peak, at the least simulated peak or above.
+        """Search near an estimated peak, by targets from about the least simulated peak upwards.
 
         Args:
-            lowest: the candidate of the least simulated peak.
-            off: bytes by which its simulated peak is above the estimated one.
-            wanted: the estimated peak to come to, in bytes.
+            lowest: the candidate of the least simulated peak, without offloads.
+            off: simulated minus estimated peak of ``lowest``, in bytes.
+            wanted: the estimated peak to stay within, in bytes.
         """
         planner = self.planner
         feasible = planner.peak(lowest)
@@ -188,13 +207,14 @@ class _FusedSearch:
         aim = wanted + off
         for _ in range(searches):
             if aim < feasible:
-                # Too low. Plans a little above the least simulated peak may be expected to take less than that;
-                # with offloads, plans a little below the least peak without them.
+                # The target is infeasible. A plan slightly above the least simulated peak may have a lower
+                # estimated peak. With offloads, a plan may lie slightly below the least peak without offloads.
                 feasible += step
                 aim = feasible
             try:
                 decided = planner.decide(Budget(peak_bytes=aim))
             except BudgetError:
+                # Infeasible even with offloads, so raise the target from now on.
                 aim, step = 0, abs(step)
                 continue
             room = wanted - self.expect(decided)
@@ -204,12 +224,12 @@ class _FusedSearch:
 
 
 def _unproven(decided: Candidate) -> Candidate:
-    """The candidate without its bound, since no bound is proven for peaks of fused code."""
+    """Return the candidate with 0 as its lower bound, because no bound is proven for peaks of fused code."""
     return replace(decided, choice=replace(decided.choice, recompute_bound=0))
 
 
 def without_gaps(vertices: Sequence[int]) -> list[int]:
-    """Byte counts to try: the given ones, and evenly spaced ones in large intervals."""
+    """Return limits on saved bytes to try: the vertices, and evenly spaced limits in large intervals between them."""
     found, most = set(vertices), max(1, max(vertices) // _GAP)
     for a, b in pairwise(sorted(vertices)):
         parts = -(-(b - a) // most)
@@ -218,20 +238,24 @@ def without_gaps(vertices: Sequence[int]) -> list[int]:
 
 
 def beside_least(at: Mapping[int, int]) -> list[int]:
-    """Midpoints between the saved bytes of the least estimated peak and their tried neighbours."""
+    """Return midpoints between the byte limit of the least estimated peak and its neighbours.
+
+    Args:
+        at: estimated peak in bytes by limit on saved bytes.
+    """
     asked = sorted(at)
     k = min(range(len(asked)), key=lambda i: at[asked[i]])
     return [(a + b) // 2 for a, b in pairwise(asked[max(0, k - 1) : k + 2])]
 
 
 def input_bytes(joint: JointGraph) -> int:
-    """Bytes of parameters and inputs, which are alive throughout a step."""
+    """Return the bytes of parameters and inputs, which are alive throughout a step."""
     inputs = [n for n in joint.graph.find_nodes(op="placeholder") if role_of(n) is Role.PRIMAL]
     return sum(Sizes(joint.memories).of_all(inputs).values())
 
 
 def _refuse_less_than_inputs(planner: Planner, budget: Budget) -> None:
-    """Refuse a peak below the bytes of inputs and parameters, before any compilation."""
+    """Raise a BudgetError for a peak below the bytes of parameters and inputs, before any compilation."""
     given = input_bytes(planner.state.joint)
     if budget.peak_bytes is not None and budget.peak_bytes < given:
         raise BudgetError(
@@ -249,13 +273,23 @@ def _best(
     excess: int,
     last: bool,
 ) -> Candidate:
+    """Choose one of the candidates found, by the rules of `within_fused_peak`.
+
+    Args:
+        search: has the candidates.
+        known: the compiled peak in bytes of each compiled decision.
+        budget: the requested budget.
+        limit: the budget in bytes.
+        excess: bytes by which the estimated peak must be below the limit.
+        last: whether the caller will compile no further decision.
+    """
     planner, found = search.planner, search.found
     expected, full = planner.expected, planner.allowed_full
     new = [d for d in found if d.decision not in known]
     lowest = min(known.values(), default=0)
     unlike: list[Candidate] = []
     if last and lowest > limit + limit // _FAR:
-        # What is expected says little of this step, so one that is most unlike what was compiled may be lower.
+        # Estimates say little about this step, so prefer the decision that differs most from compiled ones.
         below = limit if budget.peak_bytes else lowest
         unlike = [d for d in new if expected(d) <= below]
     if last and new and budget.peak_bytes and not unlike:
@@ -272,6 +306,7 @@ def _best(
         return min(unlike, key=lambda d: d.saved_bytes)
     if fits:
         return min(fits, key=lambda d: (d.cost, taken(d)))
-    if known and budget.peak_bytes:  # what was not even expected to fit is not worth compiling
+    if known and budget.peak_bytes:
+        # A decision that is not even expected to fit is not worth another compilation.
         new = [d for d in new if expected(d) <= limit]
     return min(new or found, key=taken)

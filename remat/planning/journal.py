@@ -1,4 +1,4 @@
-"""Journal of a sweep: each row is written to disk as it completes, so that a sweep resumes after a crash."""
+"""Journal of a sweep: write each row to disk as it completes, so that a sweep can resume after a crash."""
 
 from __future__ import annotations
 
@@ -21,16 +21,20 @@ from remat.version import __version__
 
 @dataclass(slots=True, eq=False)
 class Journal:
-    """The finished rows, by their keys."""
+    """Finished rows of a sweep, which are appended to a file if there is one.
+
+    Attributes:
+        known: the rows by `ExperimentRow.key`.
+    """
 
     known: dict[tuple[str, ...], ExperimentRow] = field(default_factory=dict)
     _file: IO[str] | None = None
 
     def add(self, row: ExperimentRow) -> None:
-        """Write a row; a row with a known key is not written twice.
+        """Add a row and append it to the file; ignore a row with a known key.
 
         Raises:
-            ProblemError: it cannot be written.
+            ProblemError: the file cannot be written.
         """
         if row.key in self.known:
             return
@@ -40,18 +44,25 @@ class Journal:
             with writing(self._file.name, hint):
                 self._file.write(json.dumps(asdict(row)) + "\n")
                 self._file.flush()
-                os.fsync(self._file.fileno())
+                os.fsync(self._file.fileno())  # a row also survives a crash of the machine
 
 
 @contextlib.contextmanager
 def opened(table: Path | None) -> Iterator[Journal]:
-    """The journal of a table, ``TABLE.partial``, for one sweep at a time; it goes when the sweep has ended.
+    """Open the journal of a table, ``TABLE.partial``, for one sweep at a time.
 
-    It holds a line of JSON for each row, behind one that names the version. A last line that was cut off is left
-    out. Without a table nothing is written.
+    The first line of the journal names the versions, and each further line is a row in JSON. Reading stops
+    at the first damaged line. The journal is deleted when the block ends without an error. Without a table,
+    rows are not written to disk.
+
+    Args:
+        table: path of the sweep's table; None: no file.
+
+    Yields:
+        A journal that knows the rows of the table and of an earlier journal.
 
     Raises:
-        ProblemError: another sweep has it, it was written by other versions, or it cannot be written.
+        ProblemError: another sweep has the journal, other versions wrote it, or it cannot be written.
     """
     if table is None:
         yield Journal()
@@ -77,21 +88,23 @@ def opened(table: Path | None) -> Iterator[Journal]:
             )
         rows = (*rows, *map(ExperimentRow.from_dict, lines[1:]))
         with writing(path):
+            # Written anew without a damaged end, so that further rows begin on a line of their own.
             write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))
             file = path.open("a", encoding="utf-8")
         try:
             yield Journal({row.key: row for row in rows}, file)
         finally:
-            with contextlib.suppress(OSError):  # the end of a row that could not be written
+            with contextlib.suppress(OSError):  # closing flushes a row that could not be written
                 file.close()
         path.unlink(missing_ok=True)
     finally:
+        # Deleted while it is still locked, so that the lock file of another sweep is never deleted.
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
 
 
 def _lines(path: Path) -> list[Any]:
-    """The lines of a journal before the first damaged one; later rows are planned again."""
+    """Return the JSON objects in a journal's lines before the first damaged line; the rest is planned again."""
     if not path.exists():
         return []
     lines: list[Any] = []

@@ -1,4 +1,4 @@
-"""Places of the copies of offloaded values in forward and backward, and the exposed transfer time."""
+"""Place the copies of offloaded values in forward and backward, and compute the exposed transfer time."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _COPIES = (OFFLOAD, RELOAD, WAIT_COPIED)
 
 
 class Copies:
-    """The copies of a forward and a backward graph, each at the last or first use of its value.
+    """The copies of offloaded values in one partitioned step.
 
     Args:
-        state: the two graphs; their offloads name no places.
-        offloads: the same offloads, with the places that they are to have if these are known.
+        state: forward and backward graphs that offload each value after its last use in forward, and fetch it
+            before its first use in backward.
+        offloads: the offloaded values, with the places of their copies if the places are known.
         link: the link to the host.
-        times: of the operators of the graph.
+        times: run times of the graph's operators.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Copies:
         self._transfers = self._needed(link) if self._has_room else []
 
     def _needed(self, link: Link) -> list[Transfer]:
+        """Return the transfer of each offloaded value: its bytes, its times, and the runs that limit it."""
         nodes, at = self._nodes, {node: k for k, node in enumerate(self._nodes)}
         first, second = nodes[: self._boundary], nodes[self._boundary :]
         sent = {str(n.meta.get("packed_from")): n for n in first if n.target is WAIT_COPIED}
@@ -60,7 +62,15 @@ class Copies:
         ]
 
     def placed(self, peak_bytes: int) -> tuple[tuple[Offload, ...], int, int]:
-        """The offloads with the best places for their copies, the exposed time then, and bytes over the peak."""
+        """Place the copies within a peak, so that runs wait for the link as little as possible.
+
+        Args:
+            peak_bytes: the peak of the device's memory.
+
+        Returns:
+            The offloads with their places, the exposed transfer time in ps, and the bytes that still exceed
+            the peak.
+        """
         if not self._has_room:
             return self._offloads, 0, 0
         nodes, moments = self._nodes, self._moments
@@ -69,6 +79,7 @@ class Copies:
         named = []
         for k, (value, transfer) in enumerate(zip(self._offloads, self._transfers, strict=True)):
             freed, fetched = found.freed[k], found.fetched[k]
+            # A place is the name of an operator of the joint graph, which nodes that copy are not.
             while freed > transfer.ready and nodes[freed].target in _COPIES:
                 freed -= 1
             while fetched < transfer.needed and nodes[fetched].target in _COPIES:
@@ -83,16 +94,17 @@ class Copies:
         return tuple(named), found.exposed_time, max(0, max(found.bytes_alive) - peak_bytes)
 
     def exposed_time(self) -> int:
-        """Exposed time of copies at the places that the offloads name.
+        """Return the exposed transfer time of copies at the places that the offloads name, in ps.
 
         Raises:
-            PlanError: a copy cannot stand there.
+            PlanError: a value is freed before its last use in forward, or fetched after its first use in backward.
         """
         if not self._has_room:
             return 0
         n = len(self._moments)
         forward = {name: k for k, name in enumerate(self._moments[: self._boundary])}
         backward = dict(zip(self._moments[self._boundary :], range(self._boundary, n), strict=True))
+        # A place that is not in the graph becomes -1 or n, so the checks below refuse it.
         freed, fetched = [], []
         for value, transfer in zip(self._offloads, self._transfers, strict=True):
             freed.append(
@@ -115,6 +127,7 @@ class Copies:
 
     @cached_property
     def _times(self) -> Sequence[int]:
+        """Time of each run of forward and backward, in order; 0 for copies, because they run beside operators."""
         return [
             0 if node.target in _COPIES else self._of_operators.of_node(node)
             for node in self._nodes

@@ -1,4 +1,4 @@
-"""The step problem of a graph with the time of its copies to the host and back."""
+"""Run times of operators, and copy times of the values that may be offloaded."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from remat.passes.core.state import State
 from remat.planning.prepared import step_costs_of
 from remat.solvers.offload_problem import OffloadProblem
 
-#: Values that are smaller than all that may be saved divided by this are not offloaded.
+#: Smaller values are not offloaded: those below this part, as one over it, of the bytes of all values.
 _SMALL = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Times:
-    """The time of every operator of a graph, including those that only backward runs.
+    """Run times of all operators of a graph, including those that only backward runs.
 
     Attributes:
-        of_name: by nodes of the joint graph.
-        cost: the cost model, for operators that the graph does not have.
+        of_name: time in the cost model's unit, by name of the joint graph's node.
+        cost: the cost model, for operators that passes have added to the graph.
     """
 
     of_name: dict[str, int]
@@ -38,17 +38,17 @@ class Times:
 
     @classmethod
     def of(cls, state: State, cost: CostModel) -> Times:
-        """Price every operator by the cost model.
+        """Price every operator of a prepared graph.
 
         Raises:
-            ProblemError: it cannot price backward.
+            ProblemError: the cost model cannot price operators of backward.
         """
         costs = step_costs_of(state, cost, required=True)
         names = (node.name for node in state.index.nodes)
         return cls(of_name=dict(zip(names, costs, strict=True)), cost=cost)
 
     def of_node(self, node: fx.Node) -> int:
-        """Time of an operator of forward or backward."""
+        """Return the run time of a node of forward or backward; 0 for a view, and without a tensor."""
         known = self.of_name.get(run_of(node))
         if known is not None:
             return known
@@ -66,19 +66,20 @@ def offload_problem(
     link: Link,
     left_out: frozenset[str],
 ) -> OffloadProblem:
-    """The step problem of a graph with the values that may be offloaded.
+    """Build the step problem with the copy times of the values that may be offloaded.
 
     Args:
         state: the prepared graph.
         lowered: its graph problem.
         step: its step problem.
-        times: of its operators.
+        times: run times of its operators.
         link: the link to the host.
         left_out: names of values that must not be offloaded.
     """
     problem = step.problem
     copy = [-1] * len(problem)
     total = sum(lowered.problem.size)
+    # A value can be away only between the run that computes it and a later use, and not at the end.
     stays = {*problem.to_end, *problem.at_start, *problem.at_boundary}
     for i, nbytes in enumerate(lowered.problem.size):
         name = lowered.problem.names[i]
@@ -87,6 +88,7 @@ def offload_problem(
             continue
         if state.storages.owner[lowered.position[i]] != lowered.position[i]:
             continue
+        # Offloading must free exactly the bytes that saving the value takes.
         if nbytes * _SMALL < total or problem.size[at] != nbytes:
             continue
         copy[at] = link.time_ps(nbytes)
@@ -99,7 +101,10 @@ def offload_problem(
 
 
 def _may_be_offloaded(state: State, lowered: Lowered, i: int) -> bool:
-    """Whether a value may be saved, fills its storage, and is never written to."""
+    """Return whether a node of the graph problem is a value that may be offloaded.
+
+    The value must be savable, a strided tensor of static shape that fills its storage, and never written to.
+    """
     if lowered.kind[i] is not SavedKind.VALUE or not lowered.problem.size[i]:
         return False
     at, storages = lowered.position[i], state.storages
@@ -115,9 +120,10 @@ def _may_be_offloaded(state: State, lowered: Lowered, i: int) -> bool:
 
 
 def offloaded_by_tag(state: State, lowered: Lowered) -> Iterator[tuple[str, int]]:
-    """Names and bytes of the values that the user tags for the host's memory and that may go there.
+    """Yield name and bytes of each value that the user tags for offloading and that may be offloaded.
 
-    A tag on a view is one on the memory that it looks at, unless that must be recomputed.
+    A tag on a view counts for the storage that the view shares. If the owner of the storage must be
+    recomputed, the tag counts for the view itself.
     """
     owner, nodes = state.storages.owner, state.index.nodes
     tagged = {

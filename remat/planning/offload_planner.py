@@ -1,4 +1,4 @@
-"""Decisions with offloads: what is saved, recomputed or offloaded within a peak."""
+"""Decide which values to save, recompute or offload within a peak."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from remat.planning.prepared import Prepared
 from remat.solvers.offload_prices import Lives, OffloadChoice
 from remat.solvers.offload_search import OffloadSearch
 
-#: How often a search is made anew: without values that cannot be offloaded, or lower by what was over.
+#: Most rounds of a search. Each leaves out values that cannot be offloaded, or lowers the target by the last excess.
 _TURNS = 4
-#: Vertices of the hull that a search begins with.
+#: Vertices of the hull from which a search starts, about.
 _CUTS = 4
-#: Share of the usual number of edits with which an order is looked for.
+#: Ratio of the usual number of edits in a search over node orders, if a plan without offloads is known.
 _ORDER_SHARE = 0.5
-#: Shares of what goes over the link while forward runs by which a plan may be above the peak before it is offloaded.
+#: A search may start from a plan above the peak: by these ratios of the bytes that the link sends during forward.
 _ABOVE = (0.9, 0.6)
-#: Decisions with offloads around which orders are looked for.
+#: Decisions with offloads for which node orders are searched.
 _REORDERED = 2
-#: Of those, how many are carried out at most, as long as what the passes make of them is above the peak.
+#: Most decisions of a round whose copies are placed, if each of them turns out to exceed the peak.
 _PLACED = 3
 
 
 class OffloadPlanner:
-    """Decides one prepared graph within a peak, with offloads over the link of its request.
+    """Planner that decides one prepared graph within a peak, and may offload values over the request's link.
 
     Args:
-        decider: decides it without them; its request has a link.
-        search: the search for its peaks.
-        bounds: what is proven without offloads.
+        decider: planner of the graph without offloads; its request has a link.
+        search: search for decisions by the peaks of their schedules.
+        bounds: lower bounds on the cost without offloads.
     """
 
     def __init__(self, decider: Prepared, search: PeakSearch, bounds: PeakBounds) -> None:
@@ -50,11 +50,15 @@ class OffloadPlanner:
 
     @cached_property
     def _times(self) -> Times:
+        """Run times of the graph's operators."""
         return Times.of(self._of.state, self._of.request.cost)
 
     @cached_property
     def _node_of(self) -> list[int]:
-        """Node of the step problem for each node of the graph problem; -1 if saving the node takes no bytes."""
+        """Node of the step problem for each node of the graph problem.
+
+        -1 if the node cannot be saved, takes no bytes, or has no single node in the step problem.
+        """
         of_value, problem = self._search.step.of_value, self._of.lowered.problem
         return [
             of_value.get(name, -1) if size and save else -1
@@ -62,11 +66,14 @@ class OffloadPlanner:
         ]
 
     def within(self, peak_bytes: int, without: Candidate | None) -> Candidate | None:
-        """The cheapest decision found within a simulated peak; ``without`` if no offload makes it cheaper.
+        """Return the cheapest decision found within a simulated peak.
 
         Args:
             peak_bytes: the peak of the device's memory.
-            without: the best decision without offloads; None where none is within the peak.
+            without: the best decision without offloads; None if no such decision is within the peak.
+
+        Returns:
+            A decision with offloads, or ``without`` if no offload makes it cheaper.
         """
         if without is not None and not without.cost:
             return without
@@ -85,13 +92,14 @@ class OffloadPlanner:
                 excess.append(over)
                 if len(excess) == _PLACED:
                     break
+            # Passes may need more memory than the search assumed. Without any candidate, the target becomes 0.
             aimed -= min(excess, default=aimed)
             if aimed <= 0:
                 break
         return without
 
     def search_within(self, peak_bytes: int) -> OffloadSearch:
-        """The search for decisions within a peak."""
+        """Create the search for decisions with offloads within a peak."""
         problem = offload_problem(
             self._of.state,
             self._of.lowered,
@@ -112,7 +120,15 @@ class OffloadPlanner:
     def _candidates(
         self, peak_bytes: int, without: Candidate | None
     ) -> list[tuple[OffloadChoice, Decision | None]]:
-        """Decisions with offloads, each with its orders if it has any, the best first."""
+        """Return decisions with offloads, the best first.
+
+        Args:
+            peak_bytes: the peak.
+            without: the best decision without offloads; None if there is none.
+
+        Returns:
+            Pairs of a choice, and the `Decision` with its node orders; None if the passes order the nodes.
+        """
         search = self.search_within(peak_bytes)
         begun = [self._best(search, without), *self._from_above(search, peak_bytes)]
         begun.sort(key=lambda c: c.rank)
@@ -121,6 +137,7 @@ class OffloadPlanner:
         return sorted(candidates, key=lambda pair: pair[0].rank)
 
     def _best(self, search: OffloadSearch, without: Candidate | None) -> OffloadChoice:
+        """Return the best choice of a search that starts from known decisions without offloads."""
         of = self._of
         starts = [of.cheapest, of.full, of.runtime_optimal]
         saved = [d.saved for d in starts]
@@ -130,12 +147,13 @@ class OffloadPlanner:
         return search.best(saved)
 
     def _from_above(self, search: OffloadSearch, peak_bytes: int) -> Iterator[OffloadChoice]:
-        """Decisions of higher peaks, lowered to this peak by offloads."""
+        """Yield decisions that exceed ``peak_bytes`` without offloads, with values offloaded until they fit."""
         of, seen = self._of, set[tuple[int, ...]]()
         room = self._link.bytes_in(self._forward_time)
         for share in _ABOVE:
             above = int(share * room)
             higher = self._search.seen_within(peak_bytes + above)
+            # An evaluated decision is reused unless its peak is much lower than allowed here.
             if higher is None or higher.peak_bytes < peak_bytes + above // 2:
                 starts = [d.saved for d in (of.cheapest, of.full, of.runtime_optimal)]
                 higher = self._search.within(peak_bytes + above, starts)
@@ -146,7 +164,7 @@ class OffloadPlanner:
 
     @cached_property
     def _forward_time(self) -> int:
-        """Time of all operators that run before backward, once each."""
+        """Time of one run of each operator that depends on no tangent."""
         late = self._of.state.roles.tangent_closure
         nodes = zip(self._of.state.index.nodes, late, strict=True)
         return sum(self._times.of_name[node.name] for node, is_late in nodes if not is_late)
@@ -158,9 +176,18 @@ class OffloadPlanner:
         peak_bytes: int,
         without: Candidate | None,
     ) -> tuple[OffloadChoice, Decision | None]:
-        """A cheaper order around the offloads of a decision, with the decision that it is; else the same one.
+        """Search for a better node order with the offloads of a choice.
 
-        It is looked for from the schedule of the decision, and from the best without offloads, if that has an order.
+        Searches start from the schedule of the choice, and from the schedule of ``without`` if there is one.
+
+        Args:
+            search: evaluates choices.
+            choice: the choice whose offloads are kept.
+            peak_bytes: the peak.
+            without: the best decision without offloads; None if there is none.
+
+        Returns:
+            The better choice and the `Decision` with its node orders; ``choice`` and None if none is better.
         """
         if not choice.offloaded:
             return choice, None
@@ -179,10 +206,20 @@ class OffloadPlanner:
     def _orders_from(
         self, search: OffloadSearch, start: OffloadChoice, peak_bytes: int, share: float
     ) -> Iterator[tuple[OffloadChoice, Decision]]:
-        """Schedules around the offloads of another one, looked for with a share of the usual edits.
+        """Yield schedules with the offloads of ``start``, found by searches over node orders.
 
-        As if copies took no time, and with the copies where they stand in that one; then, if runs wait in both, with room
-        for what is under way.
+        The first search assumes that copies take no time, and the second keeps the copies where ``start`` has
+        them. If runs wait for copies in both results, up to two searches follow within a lower peak. The
+        difference leaves room for values that are being copied.
+
+        Args:
+            search: evaluates choices.
+            start: the choice to start from.
+            peak_bytes: the peak.
+            share: ratio of the usual number of edits.
+
+        Yields:
+            A choice, and the `Decision` with its node orders.
         """
         orders, aimed, fits = self._search.orders, peak_bytes, False
         own = start.schedule.sequence, start.schedule.boundary
@@ -203,6 +240,10 @@ class OffloadPlanner:
 
     @cached_property
     def _lives(self) -> Lives:
+        """Lifetimes of the graph problem's values.
+
+        For each node: its definition, its last use in forward, and its first and last use in backward.
+        """
         begin, first, last = self._search.uses
         state, lowered = self._of.state, self._of.lowered
         index, owner, required = state.index, state.storages.owner, state.roles.required_forward
@@ -212,6 +253,7 @@ class OffloadPlanner:
             if required[i] and index.nodes[i].name in runs:
                 for j in (i, *index.inputs[i]):
                     ready[j] = max(ready[j], i)
+            # A use of a view is a use of its base, too.
             for j in index.inputs[i]:
                 if owner[i] == owner[j]:
                     ready[j] = max(ready[j], ready[i])
@@ -222,24 +264,27 @@ class OffloadPlanner:
         )
 
     def bound(self, peak_bytes: int, moments: Iterable[int]) -> int:
-        """A lower bound on the cost of every decision with offloads within a peak, whatever its order.
+        """Return a lower bound on the cost of every decision with offloads within a peak, for any node order.
 
-        What is in the host's memory at a moment of backward was sent while forward ran, and forward runs no
-        longer than its operators and what the decision adds. So a decision that adds less than some time has
-        sent no more than goes over the link until then, and what is left is the problem without offloads in so
-        many bytes more.
+        Values that are offloaded at a program point of backward were sent during forward. Forward takes the time
+        of its operators plus the cost that the decision adds. So a decision of added cost T offloads at most the
+        bytes that the link sends in that time. Its cost is at least the bound without offloads within a peak
+        that is higher by these bytes.
 
         Args:
             peak_bytes: the peak.
-            moments: positions of runs that backward makes in any case.
+            moments: positions in the joint graph of runs that backward makes under every decision. The bound
+                is evaluated at each of them.
         """
         at_moments, forward = tuple(moments), self._forward_time
 
         def least(added: int) -> int:
+            # `bytes_in` rounds down, which would make the bound too high.
             sent = self._link.bytes_in(forward + added) + 1
             return self._bounds.bound(peak_bytes + sent, at_moments)
 
-        low, high = 0, least(0)  # whoever adds less than `low` costs more than that
+        # A decision that adds less than `low` would have to cost more than it adds, so there is none.
+        low, high = 0, least(0)
         while low < high:
             middle = (low + high) // 2
             low, high = (middle + 1, high) if least(middle) > middle else (low, middle)
@@ -249,10 +294,16 @@ class OffloadPlanner:
     def _placed(
         self, found: OffloadChoice, ordered: Decision | None, peak_bytes: int
     ) -> tuple[Candidate | None, int]:
-        """A choice as a decision with its copies placed, and its bytes above the peak.
+        """Turn a choice into a candidate with its copies placed.
 
-        Where it has orders, ``ordered`` says which. None where some values cannot be offloaded: the next search
-        does without.
+        Args:
+            found: the choice.
+            ordered: the decision with the node orders of the choice; None if the passes order the nodes.
+            peak_bytes: the peak.
+
+        Returns:
+            The candidate and its bytes above the peak. None and 0 if a value cannot be offloaded; the next
+            search leaves out such values.
         """
         of, problem = self._of, self._of.lowered.problem
         named = {at: i for i, at in enumerate(self._node_of) if at >= 0}
@@ -270,7 +321,7 @@ class OffloadPlanner:
         return self._carried_out(replace(wanted, choice=choice), offloads, peak_bytes)
 
     def with_tagged(self, decided: Candidate, peak_bytes: int) -> Candidate:
-        """A decision with all values offloaded that are tagged for the host's memory, as far as they can be.
+        """Return a decision that also offloads all values that are tagged for offloading, as far as possible.
 
         Args:
             decided: a decision within the peak.
@@ -287,6 +338,7 @@ class OffloadPlanner:
         plain = replace(decided.decision, offloads=())
         cost = decided.cost - decided.choice.exposed_time
         wanted = Candidate.of(of.lowered, plain, cost, decided.choice)
+        # Each failed attempt leaves out at least one value, so one attempt more than values suffices.
         for _ in range(len(tagged) + 1):
             tagged = {name: n for name, n in tagged.items() if name not in self._left_out}
             if not tagged:
@@ -300,12 +352,16 @@ class OffloadPlanner:
     def _carried_out(
         self, wanted: Candidate, offloads: tuple[Offload, ...], peak_bytes: int
     ) -> tuple[Candidate | None, int]:
-        """A decision with its copies placed, and its bytes above the peak; None as in `_placed`.
+        """Split a decision with its offloads, and place the copies within a peak.
 
         Args:
             wanted: the decision without offloads.
             offloads: the saved values to offload.
             peak_bytes: the peak.
+
+        Returns:
+            The candidate and its bytes above the peak. None and 0 if a value cannot be offloaded; the next
+            search leaves out such values.
         """
         of, plain = self._of, self._of.split(wanted)
         _, refused = traced_offloads(plain, offloads)

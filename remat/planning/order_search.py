@@ -1,4 +1,4 @@
-"""Search node orders and further runs for a schedule that is cheaper within a peak, or has a lower peak."""
+"""Search node orders and further runs of nodes for a cheaper schedule within a peak, or a lower one."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from remat.solvers.kernel import kernel
 from remat.solvers.run import run
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
 
-#: Edits of a schedule that are tried in one turn, for each run, and at most.
+#: Edits of a schedule that a search tries in one turn: for each run, and at most.
 MOVES_PER_RUN, MOST_MOVES = 6_000, 2_000_000
-#: Runs beyond which fewer are tried, since each takes longer.
+#: Schedules with more runs get fewer edits, because each edit takes longer.
 _MANY_RUNS = 25_000
-#: How often a lower peak is looked for, each time with this share of the edits: with all, peaks were within 0.5 % of
-#: those, and once 4 % lower, in four times the time.
+#: Searches for a lower peak, and the ratio of the usual edits in each. With all edits, peaks were within 0.5 % of
+#: these (once 4 % lower), in four times the time.
 _LOWER, _LOWER_SHARE = 3, 0.25
 
 
 class OrderSearch:
-    """Searches the schedules of one prepared graph, from one that is given.
+    """Search over the schedules of one prepared graph, from a given schedule.
 
     Args:
         state: the prepared graph.
@@ -47,7 +47,10 @@ class OrderSearch:
 
     @cached_property
     def step(self) -> LoweredStep:
-        """The step problem: every copy of an input and every generator state may be kept."""
+        """The step problem: which node to run when, so that the peak is kept.
+
+        The problem allows saving every snapshot of an input and every generator state.
+        """
         state, problem, lowered = self._state, self._problem, self._lowered
         random = [
             problem.names[i].split(":")[0]
@@ -72,28 +75,31 @@ class OrderSearch:
 
     @cached_property
     def _snapshots(self) -> Decision:
-        """A decision that keeps all copies of inputs there can be, and nothing else."""
+        """A decision that keeps every possible snapshot of an input, and nothing else."""
         kinds = enumerate(self._lowered.kind)
         return self._lowered.decision(i for i, kind in kinds if kind is SavedKind.SNAPSHOT)
 
     @cached_property
     def _free(self) -> ScheduleProblem:
-        """The step problem without further runs of what stays to the end: they would stand for it."""
+        """The step problem without further runs of values that live to its end.
+
+        A later run would replace the first one as the value that stays.
+        """
         problem = self.step.problem
         stay = {problem.maker(i) for i in problem.to_end}.intersection(problem.runnable)
         return replace(problem, once=tuple(sorted(stay.union(problem.once))))
 
     @cached_property
     def is_possible(self) -> bool:
-        """Whether the native kernel exists and its schedules can be executed."""
+        """Whether the native kernel is available and its schedules can be executed."""
         return kernel() is not None and self.can_be_ordered
 
     @cached_property
     def can_be_ordered(self) -> bool:
         """Whether every order of a schedule can be executed.
 
-        Not where memory is written to, unless by forward to an input and nobody reads it afterwards, nor
-        where something must not be kept.
+        False if the graph writes to memory, unless forward writes to an input that nobody reads afterwards.
+        False, too, if a value that is computed may not be saved.
         """
         state, problem, index = self._state, self._problem, self._state.index
         if state.storages.rewritten:
@@ -118,16 +124,17 @@ class OrderSearch:
     def within(
         self, sequence: Sequence[int], boundary: int, peak_bytes: int, *, share: float = 1.0
     ) -> Candidate | None:
-        """The cheapest schedule found within a peak, or the lowest one above it.
+        """Search for the cheapest schedule within a peak.
 
         Args:
-            sequence: a schedule to start from, also one above the peak.
-            boundary: position of its first run of backward.
+            sequence: the schedule to start from, as runs of nodes of the step problem; its peak may be higher.
+            boundary: position in ``sequence`` where backward begins.
             peak_bytes: the peak.
-            share: of the usual number of edits.
+            share: ratio of the usual number of edits.
 
         Returns:
-            None where that cannot be carried out, or none can.
+            The cheapest schedule found within the peak; if there is none, the schedule with the lowest peak. None
+            if that schedule, or every schedule of the graph, cannot be executed.
         """
         found = self.improved(sequence, boundary, peak_bytes, share=share)
         return found and self._decided(*found)
@@ -139,16 +146,19 @@ class OrderSearch:
         peak_bytes: int,
         time_limit: float | None = None,
     ) -> Candidate | None:
-        """A solver's own schedule within a peak; None if it finds none, refuses, or its schedule cannot be executed.
+        """Return a solver's own schedule within a peak.
 
         Args:
-            solver: has `solve_schedule`.
-            sequence: a schedule that it may start from, also one above the peak.
+            solver: a solver that implements `solve_schedule`.
+            sequence: a schedule that the solver may start from; its peak may be higher.
             peak_bytes: the peak.
-            time_limit: seconds for the solver.
+            time_limit: seconds for the solver; None: no limit.
+
+        Returns:
+            The candidate; None if the solver finds none or refuses, or if its schedule cannot be executed.
 
         Raises:
-            SolverError: it answers wrongly, or raises.
+            SolverError: the solver raises, or its answer is wrong.
         """
         if not self.can_be_ordered:
             return None
@@ -164,7 +174,15 @@ class OrderSearch:
         return replace(made, choice=choice)
 
     def lowest(self, sequence: Sequence[int], boundary: int) -> Candidate | None:
-        """The schedule of the least peak found from another one; None as in `within`."""
+        """Search for the schedule with the least peak.
+
+        Args:
+            sequence: the schedule to start from, as runs of nodes of the step problem.
+            boundary: position in ``sequence`` where backward begins.
+
+        Returns:
+            The candidate; None if no schedule was found that can be executed.
+        """
         best: Candidate | None = None
         low = 0
         for _ in range(_LOWER):
@@ -186,21 +204,26 @@ class OrderSearch:
         *,
         share: float = 1.0,
     ) -> tuple[Sequence[int], int] | None:
-        """A cheaper or lower schedule within a peak, and its boundary; None if no schedule can be executed.
+        """Search for a schedule that is cheaper within a peak or, if none fits, has a lower peak.
 
         Args:
-            sequence: the schedule to start from.
-            boundary: position of its first run of backward.
+            sequence: the schedule to start from, as runs of nodes of the step problem.
+            boundary: position in ``sequence`` where backward begins.
             peak_bytes: the peak.
-            copies: what is away between forward and backward, by positions of that schedule.
-            share: of the usual number of edits.
+            copies: offloaded values, and the positions in ``sequence`` between which each is off the device.
+            share: ratio of the usual number of edits.
+
+        Returns:
+            The schedule, and the position where backward begins; None if no schedule of the graph can be executed.
         """
         compiled = kernel()
         if compiled is None or not self.is_possible:
             return None
         problem = self._free.within(peak_bytes)
-        # An operator of which one result stays to the end and another is made again is kept whole.
+        # The passes recompute a whole operator even if only one of its results is needed again. `_free` forbids
+        # the further run if another result lives to the end, so the start schedule must not have it.
         once = {*problem.once}
+        # Reversed, so that the first run of each node stays in the dict.
         first = {v: p for p, v in reversed([*enumerate(sequence)])}
         kept = [p for p, v in enumerate(sequence) if first[v] == p or v not in once]
         start, boundary = [sequence[p] for p in kept], bisect_left(kept, boundary)
@@ -215,8 +238,10 @@ class OrderSearch:
         return changed.invert(*better)
 
     def _decided(self, sequence: Sequence[int], boundary: int) -> Candidate | None:
+        """Convert a schedule to a candidate with its cost and peak; None if the schedule cannot be executed."""
         decision = self.decision_of(sequence, boundary)
         done = evaluate_schedule(self.step.problem, sequence, boundary)
+        # Every node runs at least once, and only further runs count as cost.
         cost = done.cost - sum(self.step.problem.cost)
         if decision is None:
             return None
@@ -224,7 +249,15 @@ class OrderSearch:
         return replace(made, peak_bytes=done.peak_bytes, schedule=(sequence, boundary))
 
     def decision_of(self, sequence: Sequence[int], boundary: int) -> Decision | None:
-        """Convert a schedule of the step problem to a decision; None if it cannot be executed."""
+        """Convert a schedule of the step problem to a decision with node orders.
+
+        Args:
+            sequence: runs of nodes of the step problem.
+            boundary: position in ``sequence`` where backward begins.
+
+        Returns:
+            The decision; None if the schedule cannot be executed.
+        """
         forward, backward = self.step.orders(sequence, boundary)
         state, index, lowered = self._state, self._state.index, self._lowered
         orders = Decision(
@@ -246,7 +279,11 @@ class OrderSearch:
         )
 
     def _reads_late(self, forward: Sequence[int]) -> bool:
-        """Whether forward reads an input after writing to it."""
+        """Return whether forward reads an input after writing to it.
+
+        Args:
+            forward: positions of the joint graph in the order in which forward runs them.
+        """
         index, owner = self._state.index, self._state.storages.owner
         gone: set[int] = set()
         for i in forward:

@@ -1,9 +1,10 @@
-"""A proven lower bound on the cost of every schedule of a step within a peak.
+"""Proven lower bounds on the cost of every schedule of a step within a peak.
 
-While a run of backward goes on, whatever a later one reads is alive, or is made again after it. What is
-alive besides (weights, outputs, tangents, the gradients so far) is known. So the cost is that of a graph
-problem in which only the later ones read, within the bytes that are left: whatever the order, and
-however often forward's operators run again. Backward's own run once.
+While backward runs an operator, each value that a later run reads is alive or is recomputed afterwards.
+The other bytes that are alive are known: weights, outputs, tangents, and the gradients so far. So the
+cost is at least the optimum of a graph problem in which only the later runs read values, within the
+bytes that remain of the peak. The bound holds for every node order and for any number of runs of
+forward's operators. It assumes that backward's own operators run once.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from remat.solvers.hull import Hull
 
 
 class PeakBounds:
-    """Lower bounds for one prepared graph.
+    """Lower bounds on the cost within a peak, for one prepared graph.
 
     Args:
         state: the prepared graph.
@@ -45,11 +46,15 @@ class PeakBounds:
         self._gradients = [g for g in gradients if isinstance(g, fx.Node)]
 
     def bound(self, peak_bytes: int, moments: Iterable[int]) -> int:
-        """The best of the bounds at some moments.
+        """Return the best lower bound on the cost of every schedule within a peak.
 
         Args:
             peak_bytes: the peak.
-            moments: positions of runs that backward makes in any case.
+            moments: positions in the joint graph of runs that backward makes under every decision. A bound is
+                computed for each of them.
+
+        Returns:
+            The highest of the bounds; 0 without any position.
         """
         found = [0]
         for moment in dict.fromkeys(moments):
@@ -61,7 +66,14 @@ class PeakBounds:
         return max(found)
 
     def _hull(self, moment: int) -> tuple[Hull, int]:
-        """The problem of what later runs read, and the bytes that are alive besides."""
+        """Build the problem of the values that runs after ``moment`` read.
+
+        Args:
+            moment: position in the joint graph of a run of backward.
+
+        Returns:
+            The hull of the problem, and the bytes that are alive at the run in any case.
+        """
         state, problem, sizes = self._state, self._problem, self._sizes
         index, late, lowered = state.index, state.roles.tangent_closure, state.lowered()
         before = self._reach(moment, index.inputs)
@@ -79,6 +91,7 @@ class PeakBounds:
         made = {index.position[g] for g in self._gradients}
         for i in made & before:
             live(i)
+        # Reads of an input with a snapshot are left out, which makes the bound lower but never wrong.
         copied = {
             at
             for at, kind in zip(lowered.position, lowered.kind, strict=True)
@@ -88,6 +101,7 @@ class PeakBounds:
         reads |= {i for i in made & after if not late[i]}
         needed = {at for j in reads if (at := lowered.of_position[j]) >= 0}
         owner = state.storages.owner
+        # Saving a value in storage that is alive anyway takes no bytes.
         free = [
             not size or any(k in alive for k in sizes.keys(index.nodes[owner[at]]))
             for size, at in zip(problem.size, lowered.position, strict=True)
@@ -101,7 +115,12 @@ class PeakBounds:
         return Hull(narrowed), sum(alive.values())
 
     def _reach(self, moment: int, edges: tuple[tuple[int, ...], ...]) -> set[int]:
-        """What is reached from a run of backward over others of backward; not the run itself."""
+        """Return the positions of backward that can be reached from ``moment`` over ``edges``, without ``moment``.
+
+        Args:
+            moment: position in the joint graph of a run of backward.
+            edges: for each position, the positions of its inputs, or of its users.
+        """
         late = self._state.roles.tangent_closure
         found: set[int] = set()
         stack = [moment]

@@ -1,9 +1,10 @@
-"""The frontier by peak: decisions of which none has a lower peak and costs no more, without a search for each.
+"""Frontier by peak: Pareto-optimal decisions by (peak, cost), without a search for each peak.
 
-Minimum cuts propose: at one price for every byte (the vertices of the hull), and at prices on moments that
-follow a falling peak. Between two neighbours lie mixtures: the choices of one up to a node, those of the
-other from there on; in a model of equal layers, that is layer by layer. Then what has room below a peak
-is kept too, many values at once, and of small steps other orders are looked at.
+Minimum cuts propose decisions: at one price for every byte (the vertices of the hull), and at prices per
+program point that follow a falling peak. Between two neighbouring decisions lie mixtures, which take the
+choices of one decision up to a node and those of the other after it. In a model of equal layers, this
+changes one layer after another. Then decisions save more values, many at a time, where a peak leaves
+room. For small steps, node orders are searched, too.
 """
 
 from __future__ import annotations
@@ -19,39 +20,40 @@ from remat.planning.candidates import Candidate, pareto
 from remat.planning.peak_search import Limits, PeakSearch
 from remat.solvers.graph_problem import evaluate
 
-#: Peaks that prices follow, and cuts for each.
+#: Peaks for which prices are adjusted, and most cuts for each peak.
 _PEAKS, _CUTS = 16, 4
-#: Peaks evenly over the range: mixtures and additions aim at them.
+#: Parts into which the range of peaks is divided; mixtures and additions aim at peaks of this spacing.
 _PARTS = 24
-#: Nodes that the additions may walk over, and evaluations that they have at least.
+#: Limits on the evaluations of `_add`: nodes that they visit in total, and a least number of evaluations.
 _WORK, _LEAST = 800_000, 24
-#: Runs of a step that is small enough for a search over orders, and points from which it begins.
+#: Most runs of a step whose node orders are searched, and points of the frontier from which searches start.
 FEW_RUNS, _ORDERED = 1_000, 8
-#: Steps of the line of bounds.
+#: Peaks at which bounds are computed.
 _STEPS = 64
 
 
 class Bounds(Protocol):
-    """What proves lower bounds on the cost within a peak; see `remat.planning.peak_bound.PeakBounds`."""
+    """Lower bounds on the cost within a peak, such as those of `remat.planning.peak_bound.PeakBounds`."""
 
     def bound(self, peak_bytes: int, moments: Iterable[int]) -> int: ...
 
 
 def _figures(found: Candidate) -> tuple[int, int]:
+    """Return the (peak bytes, cost) of a candidate."""
     return found.peak_bytes, found.cost
 
 
 class PeakFrontier(PeakSearch):
-    """Searches the decisions of one prepared graph over all peaks at once."""
+    """Search over all decisions of one prepared graph for the frontier by peak."""
 
     def found(
         self, starts: Iterable[Iterable[int]], on_step: Callable[[str], None]
     ) -> list[Candidate]:
-        """The frontier, the lowest peak first.
+        """Search for the frontier; return its candidates, lowest peak first.
 
         Args:
-            starts: decisions to begin with; at least one.
-            on_step: called with a line of text before each step.
+            starts: decisions to start from, as saved nodes of the graph problem; at least one.
+            on_step: called with a line of text before each stage.
         """
         on_step("scheduling cuts")
         for start in starts:
@@ -71,23 +73,30 @@ class PeakFrontier(PeakSearch):
 
     @property
     def _best(self) -> list[Candidate]:
+        """The Pareto-optimal candidates of all evaluated ones, lowest peak first."""
         return pareto(self._seen.values(), _figures)
 
     def _peaks(self, count: int) -> list[int]:
-        """Peaks evenly over the range that is reached, the lowest first."""
+        """Return ``count`` peaks, evenly over the range of the best candidates, from the lowest upwards."""
         best = self._best
         low, high = best[0].peak_bytes, best[-1].peak_bytes
         return [low + (high - low) * k // count for k in range(count)]
 
     def _cheapest(self, peak_bytes: int) -> Candidate:
-        """The cheapest of all that were tried within a peak, which one of them is."""
+        """Return the cheapest evaluated candidate within a peak; at least one must be within the peak."""
         return min(
             (t for t in self._seen.values() if t.peak_bytes <= peak_bytes),
             key=lambda t: (t.cost, t.peak_bytes),
         )
 
     def _follow(self, peaks: list[int]) -> None:
-        """Cuts at prices on moments: those of one peak are where those of the next lower one begin."""
+        """Evaluate cuts at prices per program point, for falling peaks.
+
+        The prices of one peak are the start for the next lower peak.
+
+        Args:
+            peaks: the peaks in bytes, lowest first.
+        """
         prices: dict[int, float] = {}
         for peak_bytes in reversed(peaks):
             for _ in range(_CUTS):
@@ -99,7 +108,7 @@ class PeakFrontier(PeakSearch):
                 prices = moved
 
     def _mix(self) -> None:
-        """Fills wide gaps: the choices of one corner up to a node, those of the next one from there on."""
+        """Evaluate mixtures of two neighbouring corners: one's choices up to a node, the other's after it."""
         best, size = _corners(self._best), self.problem.size
         part = max(1, (best[-1].peak_bytes - best[0].peak_bytes) // _PARTS)
         for low, high in pairwise(best):
@@ -115,19 +124,29 @@ class PeakFrontier(PeakSearch):
                         self.tried(mixed)
 
     def _add(self) -> None:
-        """Keeps more, up to the peaks that were reached and to others between them."""
+        """Evaluate decisions that save more values, up to the best candidates' peaks and evenly spaced peaks."""
         left = len(self._seen) + max(_LEAST, _WORK // max(1, len(self._state.index)))
         targets = {*self._peaks(_PARTS), *(t.peak_bytes for t in self._best[:-1])}
+        # Spread, so that the targets reached before the evaluations run out cover the whole range.
         for peak_bytes in _spread(sorted(targets)):
             tried = self._cheapest(peak_bytes)
             more = self._room(tried, peak_bytes)
             while more and len(self._seen) < left:
                 if self.tried((*tried.saved, *more)).peak_bytes <= peak_bytes:
                     break
+                # `_room` checks roughly, so it may propose too much: keep the most valuable quarter.
                 more = more[: len(more) // 4]
 
     def _room(self, tried: Candidate, peak_bytes: int) -> list[int]:
-        """What is computed twice and may well be kept below a peak, the dearest per byte first."""
+        """Return recomputed values that probably can be saved within a peak, highest cost per byte first.
+
+        Args:
+            tried: the candidate that recomputes them.
+            peak_bytes: the peak.
+
+        Returns:
+            Nodes of the graph problem.
+        """
         problem, (begin, first, _) = self.problem, self.uses
         room = np.full(len(self._state.index) + 1, peak_bytes)
         for moment, nbytes in tried.alive.items():
@@ -147,10 +166,17 @@ class PeakFrontier(PeakSearch):
         return more
 
     def bound(self, bounds: Bounds, starts: Iterable[Iterable[int]]) -> tuple[tuple[int, int], ...]:
-        """Vertices (peak bytes, cost) of a falling line below which no schedule of the step lies.
+        """Return a falling line below which no schedule of the step lies.
 
-        It falls in steps: what is proven of a peak holds for all lower ones. It goes from the least peak that
-        is possible to the highest of some decisions, which also say at which moments to look.
+        A bound that is proven for one peak also holds for all lower peaks, so the line falls in steps.
+
+        Args:
+            bounds: computes the bound at a peak.
+            starts: decisions as saved nodes of the graph problem. Their highest peak is the end of the line, and
+                bounds are evaluated at the program points where they have most bytes alive.
+
+        Returns:
+            Vertices (peak bytes, cost) of the line, from the least possible peak upwards.
         """
         best = pareto(map(self.tried, starts), _figures)
         low, high = self.least_possible, best[-1].peak_bytes
@@ -166,7 +192,7 @@ class PeakFrontier(PeakSearch):
 
 
 def _corners(best: list[Candidate]) -> list[Candidate]:
-    """Those on the lower hull of (peak, cost)."""
+    """Return the candidates on the lower hull of (peak, cost); ``best`` has the lowest peak first."""
     found: list[Candidate] = []
     for c in best:
         while len(found) > 1:
@@ -181,5 +207,5 @@ def _corners(best: list[Candidate]) -> list[Candidate]:
 
 
 def _spread(items: list[int]) -> list[int]:
-    """The same in another order: every eighth, then those after them, and so on."""
+    """Return the items in another order: every eighth item, then the items after those, and so on."""
     return [item for k in range(8) for item in items[k::8]]

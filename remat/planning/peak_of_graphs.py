@@ -1,4 +1,4 @@
-"""One peak over all graphs of a step: while one runs, what the others have saved is alive."""
+"""Plan several graphs of one step within one peak. While a graph runs, the values that others save are alive."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from remat.planning.candidates import Candidate, Choice, combine
 from remat.planning.planner import Planner
 from remat.units import Budget, bytes_of_share, format_bytes
 
-#: How often choices are made again for a lower peak, as what graphs hand on was counted roughly.
+#: Most rounds of a loop that lowers the peak. The peak of a choice is estimated first, so one round may not do.
 _ROUNDS = 8
-#: Decisions with the lowest peaks of their graph that are tried for the graph where the peak is.
+#: Decisions to try for the graph in which the step peaks: those with the lowest peaks of the graph alone.
 _LOW = 6
-#: Graphs that are searched within what the others leave, the dearest first.
+#: Most graphs for which a cheaper decision is searched; the most expensive ones come first.
 _SEARCHED = 8
 
 
 class PeakOfGraphs:
-    """Decides the prepared graphs of a step by the peak of the whole step.
+    """Planner that decides all prepared graphs of a step by the peak of the whole step.
 
     Args:
-        planners: one for each graph, in the order in which their forwards run. A graph that runs several
-            times has one decision for all of its runs.
+        planners: one for each graph, in the order in which the graphs' forwards run. A graph that runs
+            several times has one decision for all of its runs.
     """
 
     def __init__(self, planners: Sequence[Planner]) -> None:
@@ -35,20 +35,25 @@ class PeakOfGraphs:
         self._partitioned: dict[tuple[int, Decision], PartitionedGraph] = {}
 
     def highest(self, decided: Sequence[Candidate]) -> tuple[int, ...]:
-        """Most bytes alive while each graph runs."""
+        """Return the most bytes alive in the step while each graph runs, in forward or in backward.
+
+        Args:
+            decided: one candidate for each graph.
+        """
         return tuple(map(max, highest_of_graphs([*map(self._split, range(len(decided)), decided)])))
 
     def within(self, budget: Budget) -> list[Candidate]:
-        """The cheapest decisions found whose step stays within a budget on its peak.
+        """Return the cheapest decisions found, one for each graph, that keep the step within a budget on its peak.
 
         Raises:
-            BudgetError: none were; the message names the least peak that was found.
+            BudgetError: no such decisions were found; the message names the least peak that was found.
         """
         full = [p.allowed_full for p in self._planners]
         peak_bytes, lowest = budget.peak_bytes, self._lowest
         least = max(self.highest(lowest))
         if peak_bytes is None:
             most = max(self.highest(full))
+            # `_lowest` was chosen by estimates, so budget 1's decisions may peak lower.
             least = min(least, most)
             peak_bytes = least + bytes_of_share(budget.peak_share or 0.0, most - least)
         best = self._chosen(peak_bytes)
@@ -71,6 +76,7 @@ class PeakOfGraphs:
         return [p.offloading.with_tagged(d, p.peak(d)) for p, d in pairs]
 
     def _split(self, k: int, decided: Candidate) -> PartitionedGraph:
+        """Return graph number ``k`` split by a decision; the result is cached."""
         key = (k, decided.decision)
         if key not in self._partitioned:
             done = self._planners[k].split_of(decided)
@@ -83,9 +89,9 @@ class PeakOfGraphs:
 
     @cached_property
     def _options(self) -> list[list[Candidate]]:
-        """For each graph, the decisions that may be part of a good choice.
+        """The candidates of each graph among which a choice selects.
 
-        Graphs that are the same up to their numbers, as equal layers are, are decided once.
+        Graphs that are equal, such as equal layers, are decided once and share their candidates.
         """
         known: dict[tuple[str, tuple[str, ...]], list[Candidate]] = {}
         found = []
@@ -99,6 +105,7 @@ class PeakOfGraphs:
 
     @staticmethod
     def _options_of(planner: Planner) -> Iterator[Candidate]:
+        """Yield the candidates of one graph: its frontiers by peak and by saved bytes, and two extreme decisions."""
         most_saved = planner.most_saved
         for decided in planner.frontier_by_peak()[0]:
             if most_saved is None or decided.saved_bytes <= most_saved:
@@ -111,7 +118,10 @@ class PeakOfGraphs:
 
     @cached_property
     def _others(self) -> list[int]:
-        """For each graph, the bytes beside its own peak and what earlier runs save: about the same always."""
+        """For each graph, the bytes alive at its peak besides its own peak and the saved values of earlier runs.
+
+        The bytes are computed for the decisions at budget 1, because they hardly depend on the decisions.
+        """
         full = [p.allowed_full for p in self._planners]
         saved, others = 0, []
         highest = self.highest(full)
@@ -121,15 +131,17 @@ class PeakOfGraphs:
         return others
 
     def _choices(self, score: Callable[[int, int, int], int | None]) -> list[Choice]:
-        """Choices of one decision for each graph of which none saves less and has a better score.
+        """Choose one decision for each graph; return the Pareto-optimal choices by (saved bytes, score).
 
         Args:
-            score: of a choice that is extended by a decision: its score so far, the peak of the step while
-                that graph runs, and the cost of its runs; None: it cannot be extended by that.
+            score: computes the score of a choice that is extended by the decision of one more graph. Its
+                arguments are the score so far, the estimated peak of the step while the graph runs, and the
+                cost of all runs of the graph. None if the decision cannot be added.
         """
 
         def extend(k: int, saved: int, so_far: int, decided: Candidate) -> tuple[int, int] | None:
             runs, nbytes = self._runs[k], decided.saved_bytes
+            # At the last run of this graph, its earlier runs and all earlier graphs have saved their values.
             peak = saved + (runs - 1) * nbytes + self._others[k] + decided.peak_bytes
             value = score(so_far, peak, runs * decided.cost)
             return None if value is None else (saved + runs * nbytes, value)
@@ -138,13 +150,13 @@ class PeakOfGraphs:
 
     @cached_property
     def _least(self) -> Choice:
-        """The choice of the least peak."""
+        """The choice with the least estimated peak, and of equal ones the fewest saved bytes."""
         found = self._choices(lambda so_far, peak, _: max(so_far, peak))
         return min(found, key=lambda choice: (choice[1], choice[0]))
 
     @cached_property
     def _lowest(self) -> list[Candidate]:
-        """The decisions of the least peak found: that choice, and then another one for the highest graph."""
+        """The decisions with the least peak found: `_least`, improved in the graph where the step peaks."""
         chosen = [*self._least[2]]
         for _ in range(_ROUNDS):
             highest = self.highest(chosen)
@@ -159,7 +171,7 @@ class PeakOfGraphs:
         return chosen
 
     def _chosen(self, peak_bytes: int) -> list[Candidate] | None:
-        """The cheapest choice within a peak; None where none is."""
+        """Return the cheapest choice found within a peak; None if no choice is."""
         aim = peak_bytes
         for _ in range(_ROUNDS):
             found = self._choices(
@@ -171,14 +183,23 @@ class PeakOfGraphs:
             over = max(self.highest(decided)) - peak_bytes
             if over <= 0:
                 return decided
-            aim -= over
+            aim -= over  # the estimate was too low by at least this
         return None
 
     def _with_offloads(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
-        """Offloads in one graph after the other where that is cheaper, within what the rest leaves."""
+        """Offload values in each graph, most expensive graph first, if that lowers its cost within the peak.
+
+        Args:
+            chosen: one candidate for each graph.
+            peak_bytes: the peak of the step.
+
+        Returns:
+            One candidate for each graph.
+        """
         for k in sorted(range(len(chosen)), key=lambda k: (-chosen[k].cost, k)):
             planner, room = self._planners[k], peak_bytes - self.highest(chosen)[k]
-            # What another graph's peak has no room for is found out below; less is asked for then.
+            # A higher peak of this graph may raise the peak in other graphs, which is checked below. So a second
+            # attempt keeps the graph's own peak as it is.
             for part in dict.fromkeys((room // self._runs[k], 0)):
                 found = planner.offloading.within(planner.peak(chosen[k]) + part, chosen[k])
                 if found is None or found.cost >= chosen[k].cost:
@@ -192,7 +213,12 @@ class PeakOfGraphs:
     def _lowered_by_offloads(
         self, chosen: list[Candidate], peak_bytes: int
     ) -> list[Candidate] | None:
-        """Offloads in one graph after the other until the step is within a peak; None if it never is."""
+        """Offload values in one graph after another until the step is within a peak; None if it never is.
+
+        Args:
+            chosen: one candidate for each graph.
+            peak_bytes: the peak of the step.
+        """
         for _ in range(_ROUNDS):
             highest = self.highest(chosen)
             over = max(highest) - peak_bytes
@@ -200,7 +226,7 @@ class PeakOfGraphs:
                 return chosen
             before = chosen
             at = highest.index(max(highest))
-            # The graph where the peak is; else those that save while it runs, the most first.
+            # First the graph in which the step peaks; then others, whose saved values may be alive at the peak.
             others = sorted(
                 range(len(chosen)), key=lambda k: -self._runs[k] * chosen[k].saved_bytes
             )
@@ -217,14 +243,23 @@ class PeakOfGraphs:
         return None
 
     def _searched(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
-        """Searches a cheaper decision for one graph after the other, within what the rest leaves."""
+        """Search for a cheaper decision for each of the most expensive graphs, within the bytes that others leave.
+
+        Args:
+            chosen: one candidate for each graph.
+            peak_bytes: the peak of the step.
+
+        Returns:
+            One candidate for each graph.
+        """
         dearest = sorted(range(len(chosen)), key=lambda k: (-self._runs[k] * chosen[k].cost, k))
         for k in dearest[:_SEARCHED]:
-            alone = self._planners[k].is_alone  # a named solver's decisions are its own
+            alone = self._planners[k].is_alone  # a named solver decides alone
             if alone or not chosen[k].cost or chosen[k].decision.offloads:
                 continue
             planner, highest = self._planners[k], self.highest(chosen)
             room = [(peak_bytes - h) // self._runs[k] for h in highest]
+            # Values that this graph saves are alive while later graphs run, so their room limits its saved bytes.
             capacity = chosen[k].saved_bytes + min(room[k + 1 :], default=planner.full_bytes)
             within = planner.peak(chosen[k]) + room[k]
             found = planner.searched(within, chosen[k], capacity=capacity)
@@ -234,4 +269,5 @@ class PeakOfGraphs:
         return chosen
 
     def _cost(self, decided: Sequence[Candidate]) -> int:
+        """Return the summed cost of all runs of all graphs."""
         return sum(runs * d.cost for runs, d in zip(self._runs, decided, strict=True))

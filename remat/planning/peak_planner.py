@@ -1,4 +1,4 @@
-"""Decisions by the peak of the step: within a peak, no higher than budget 1's, and over all peaks."""
+"""Decide one prepared graph by the peak of its step: within a peak, or over all peaks."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from remat.units import (
     format_bytes,
 )
 
-#: Vertices of the hull that a frontier by peak begins with, at most.
+#: Vertices of the hull from which a frontier by peak starts, about.
 MOST_CUTS = 40
-#: Nodes of all its plans together up to which those are split, for their simulated peaks.
+#: Nodes of all plans of a frontier together up to which every plan is split and its peak is simulated.
 SIMULATED = 400_000
-#: Runs of a step up to which its frontier ends at the least peak that a plan for that is searched for: beyond
-#: them that search takes several times as long as all of the frontier.
+#: Most runs of a step whose frontier by peak includes a search for the least peak. On larger steps, this search takes
+#: several times as long as the rest of the frontier.
 LEAST_RUNS = 2_000
-#: Byte budgets that are tried in search of one whose peak is the wanted one.
+#: Limits on saved bytes that are tried in search of the largest whose decision is within a peak.
 CLOSING = 3
-#: Parts of the room between the least peak and the lowest that decisions alone reach: orders are searched between them.
+#: Parts of the range between the least peak and the lowest peak without node orders; orders are searched at each.
 _TO_LEAST = 6
-#: Peaks of a frontier at which offloading is tried, nearly; and parts of the room below the lowest, likewise.
+#: Peaks of a frontier at which offloading is tried, about; and parts of the range below the lowest of these peaks.
 _OFFLOADED, _BELOW = 12, 4
-#: Why no budget lowers a peak further, and what does.
+#: Text of errors: why no budget lowers the peak further, and what does.
 _UNSHRUNK = (
     "Weights, gradients and what one operator needs at once do not shrink with the budget: raise it, or make the "
     "model or the batch smaller"
@@ -46,15 +46,18 @@ _UNSHRUNK = (
 
 
 class PeakPlanner(Prepared):
-    """Decides one prepared graph by the peaks of its steps."""
+    """Planner that decides one prepared graph by the peak of its step."""
 
     def frontier_by_peak(self) -> tuple[list[Candidate], tuple[tuple[int, int], ...]]:
-        """Decisions that no other beats, the lowest peak first; and a line below which none lies.
+        """Return the Pareto-optimal decisions by (peak, cost), and a line below which no decision lies.
 
-        Peaks are simulated; of many decisions on a large graph they are those of their schedules, which may
-        differ by what a few scalars take. Of a step of up to `LEAST_RUNS` runs the first is within the least peak
-        that `within_peak` comes to. Where values may be offloaded, that is tried at some of the peaks, and
-        below the lowest. The line is given by its vertices (peak bytes, cost).
+        Peaks are simulated. If a large graph has many decisions, the peaks are those of the decisions' schedules,
+        which may differ by the bytes of a few scalars. For a step of up to `LEAST_RUNS` runs, the first decision
+        is within the least peak that `within_peak` finds. If values may be offloaded, offloading is tried at some
+        of the peaks and below the lowest of them.
+
+        Returns:
+            The decisions, lowest peak first, and the vertices (peak bytes, cost) of the line.
         """
         offloading = None if self.request.offload is None else self.offloading
         search = PeakFrontier(self.state, self.lowered, self.request.cost)
@@ -88,13 +91,17 @@ class PeakPlanner(Prepared):
         return self._above(line, decided), line
 
     def simulated(self, decided: Candidate) -> Candidate:
-        """A decision with its simulated peak."""
+        """Return a candidate with its simulated peak."""
         return replace(decided, peak_bytes=self.peak(decided))
 
     def _above(self, line: tuple[tuple[int, int], ...], found: list[Candidate]) -> list[Candidate]:
-        """The decisions that no other beats, the lowest peak first, each with the bound at its peak.
+        """Return the Pareto-optimal candidates, lowest peak first, each with the lower bound at its peak.
 
-        What is tagged for the host's memory is offloaded in them, if there is a link.
+        If the request has a link, values that are tagged for offloading are offloaded.
+
+        Args:
+            line: vertices (peak bytes, cost) of a line below which no decision lies, lowest peak first.
+            found: the candidates.
         """
         if self.request.offload is not None:
             tagged = [(d, self.offloading.with_tagged(d, d.peak_bytes)) for d in found]
@@ -108,7 +115,13 @@ class PeakPlanner(Prepared):
     def _with_offloads(
         self, offloading: OffloadPlanner, found: Sequence[Candidate], least_possible: int
     ) -> list[Candidate]:
-        """Cheaper decisions with offloads than some of a frontier, and such of lower peaks."""
+        """Return candidates with offloads: cheaper ones at some peaks of a frontier, and ones of lower peaks.
+
+        Args:
+            offloading: decides which values are offloaded.
+            found: the frontier without offloads, lowest peak first.
+            least_possible: lower bound on the peak of every schedule, in bytes.
+        """
         thin = found[:: max(1, len(found) // _OFFLOADED)]
         wanted: list[tuple[int, Candidate | None]] = [(d.peak_bytes, d) for d in thin]
         lowest = found[0].peak_bytes
@@ -125,21 +138,24 @@ class PeakPlanner(Prepared):
 
     @cached_property
     def search(self) -> PeakSearch:
+        """The search for decisions by the peaks of their schedules; it caches the decisions it evaluates."""
         return PeakSearch(self.state, self.lowered, self.request.cost)
 
     @cached_property
     def bounds(self) -> PeakBounds:
+        """Lower bounds on the cost within a peak, without offloads."""
         return PeakBounds(self.state, self.lowered.problem)
 
     def within_peak(self, budget: Budget, *, offload: bool = True) -> Candidate:
-        """The cheapest decision found whose simulated peak is within a budget on it.
+        """Return the cheapest decision found whose simulated peak is within a budget.
 
         Args:
-            budget: a peak, or a share.
+            budget: a budget on the peak, in bytes or as a ratio.
             offload: whether values may be offloaded, if the request has a link.
 
         Raises:
-            BudgetError: none is; the message names the least peak that was found, or is possible.
+            BudgetError: no decision was found within the budget; the message names the least peak that was
+                found.
         """
         started = time.perf_counter()
         peak_bytes = self._peak_of(budget)
@@ -155,11 +171,11 @@ class PeakPlanner(Prepared):
         return replace(found, choice=choice)
 
     def _offloaded_within(self, budget: Budget, peak_bytes: int) -> Candidate:
-        """The same where values may be offloaded."""
+        """Return the cheapest decision found within a peak, with or without offloads; see `_within`."""
         try:
             without = self._within(budget, peak_bytes)
         except BudgetError:
-            possible = peak_bytes >= self.search.least_possible  # whatever is offloaded
+            possible = peak_bytes >= self.search.least_possible  # also holds with offloads
             found = self.offloading.within(peak_bytes, None) if possible else None
             if found is None:
                 raise
@@ -172,15 +188,15 @@ class PeakPlanner(Prepared):
 
     @cached_property
     def offloading(self) -> OffloadPlanner:
-        """Decides which values are offloaded, where the request has a link."""
+        """Planner that decides which values are offloaded; only for a request with a link."""
         return OffloadPlanner(self, self.search, self.bounds)
 
     def limit_of(self, budget: Budget) -> Budget:
-        """A budget with a ratio of the peak in bytes; any other budget as it is."""
+        """Convert a budget that is a ratio of the peak to bytes; return any other budget unchanged."""
         return budget if budget.peak_share is None else Budget(peak_bytes=self._peak_of(budget))
 
     def _peak_of(self, budget: Budget) -> int:
-        """A budget on the peak in bytes."""
+        """Return a budget on the peak in bytes; ratio 0 is the least peak found, and ratio 1 the peak of budget 1."""
         if budget.peak_bytes is not None:
             return budget.peak_bytes
         least, most = self.least_found, self.peak(self.allowed_full)
@@ -188,47 +204,59 @@ class PeakPlanner(Prepared):
 
     @property
     def is_alone(self) -> bool:
-        """Whether a solver was named: it decides alone, and no search of ours takes part."""
+        """Whether the solver is not ``auto``. A named solver decides alone, without remat's own searches."""
         return not is_auto(self.request.solver)
 
     @cached_property
     def most_saved(self) -> int | None:
-        """Bytes that the code allows its region to save; None if it sets no budget."""
+        """Bytes that the region budget allows to save; None without such a budget.
+
+        The user's code sets a region budget by ``region_activation_memory_budget``.
+        """
         own = self.state.get(RegionBudget())
         if own is None:
             return None
         return Budget(share=own).capacity(full=self.full_bytes, least=self.least_bytes)
 
     def allowed_vertices(self, most: int) -> list[int]:
-        """Saved bytes at vertices of the hull, about ``most`` of them, within what the code allows its region."""
+        """Return the saved bytes of about ``most`` vertices of the hull, within the region budget."""
         limit = self.most_saved
         return [n for n, _ in self.cuts(most) if limit is None or n <= limit]
 
     def _may_save(self, decided: Candidate) -> bool:
-        """Whether the budget that the code sets for its region allows a decision."""
+        """Return whether a candidate's saved bytes are within the region budget."""
         return self.most_saved is None or decided.saved_bytes <= self.most_saved
 
     @property
     def allowed_full(self) -> Candidate:
-        """The decision under budget 1, and under the budget that the code sets for its region."""
+        """The decision at budget 1, or within the region budget if that budget is lower."""
         most = self.most_saved
         return self.full if most is None else self.at(min(most, self.full_bytes))
 
     @property
     def _allowed_cheapest(self) -> Candidate:
-        """The decision that recomputes least of those that the code's region budget allows."""
+        """The decision with the least recompute cost within the region budget."""
         return self.cheapest if self.most_saved is None else self.allowed_full
 
     def _capacities(self) -> list[int]:
-        """Numbers of saved bytes that are looked at, within what the code allows its region."""
+        """Return the limits on saved bytes of a frontier, sorted, within the region budget."""
         most = math.inf if self.most_saved is None else self.most_saved
         return sorted({c for c in self.capacities() if c <= most})
 
     def _within(self, budget: Budget, peak_bytes: int) -> Candidate:
-        """The same with every saved value just kept."""
+        """Return the cheapest decision found within a peak, without offloads.
+
+        Args:
+            budget: the requested budget, which selects the searches.
+            peak_bytes: the budget in bytes.
+
+        Raises:
+            BudgetError: no decision was found within the peak.
+        """
         if self.peak(self._allowed_cheapest) <= peak_bytes:
             return self._allowed_cheapest
         asked = f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes)"
+        # Hooks may pack saved values, so that the step needs less than its storages.
         possible = 0 if self.request.hooks else self.search.least_possible
         if peak_bytes < possible:
             raise self._none_within(asked, possible, infeasible=True)
@@ -240,7 +268,7 @@ class PeakPlanner(Prepared):
         return self._bounded(best, peak_bytes)
 
     def _proposed(self, budget: Budget, peak_bytes: int) -> list[Candidate]:
-        """Decisions within a peak, of which the cheapest is to be taken."""
+        """Return candidates within a peak, the cheapest of which is to be taken; arguments as in `_within`."""
 
         def fits(*found: Candidate | None) -> list[Candidate]:
             return [d for d in found if d is not None and self.peak(d) <= peak_bytes]
@@ -251,7 +279,7 @@ class PeakPlanner(Prepared):
         if budget.peak_share is not None:
             known += fits(self.least_peak)
         if self.request.hooks or not known:
-            # Where hooks pack what is saved, the search goes by other peaks than those of the step.
+            # Hooks pack saved values, so the peaks of the search differ from those of the step.
             known += fits(self.least_peak, self.swept(peak_bytes))
             if known:
                 cheapest = min(known, key=lambda d: (d.cost, d.saved_bytes))
@@ -259,11 +287,14 @@ class PeakPlanner(Prepared):
         elif budget.peak_share is not None:
             least = self.least_found
             if self._may_cost(min(d.cost for d in known), least):
-                known += fits(self.searched(least))  # what a share of 0 comes to
+                known += fits(self.searched(least))  # the search of ratio 0
         return known
 
     def _scheduled(self, peak_bytes: int) -> Candidate | None:
-        """The schedule of the named solver within a peak; None where it has none, or the passes make a higher one."""
+        """Return the named solver's own schedule within a peak.
+
+        None if the solver plans no schedules or finds none, or if the step exceeds the peak once it is split.
+        """
         solver = self.request.solver
         if "schedule" not in solver.solves or self.request.hooks:
             return None
@@ -276,7 +307,13 @@ class PeakPlanner(Prepared):
         return made if self.peak(made) <= peak_bytes else None
 
     def _none_within(self, asked: str, possible: int, *, infeasible: bool = False) -> BudgetError:
-        """The error of a peak without a plan: the proven bound, the least peak found, and the budget to give."""
+        """Build the error for a peak without a plan.
+
+        Args:
+            asked: the budget, as text.
+            possible: bytes that every schedule has alive at some moment; 0 if no such bound is known.
+            infeasible: whether the budget is below ``possible``.
+        """
         least = self.least_found
         alive = f"{possible} bytes ({format_bytes(possible)})"
         if infeasible:
@@ -293,18 +330,22 @@ class PeakPlanner(Prepared):
         )
 
     def _may_cost(self, cost: int, peak_bytes: int) -> bool:
-        """Whether it is not proven that every plan within a peak costs more than that."""
+        """Return whether a plan within a peak may cost ``cost`` or less, as far as bounds can tell."""
         best = self.search.tried(self.least_peak.saved)
         return self.bounds.bound(peak_bytes, self.search.highest(best)) <= cost
 
     @cached_property
     def least_found(self) -> int:
-        """The least peak of all decisions that are looked at whatever the budget, in bytes."""
+        """The least peak, in bytes, of the decisions that are evaluated under every budget."""
         return min(map(self.peak, (self.least_peak, self._allowed_cheapest, self.allowed_full)))
 
     @cached_property
     def least_peak(self) -> Candidate:
-        """The decision of the least peak that a search for less than is possible comes to."""
+        """The decision with the least peak that was found.
+
+        The searches are given a peak of 0 bytes, which no schedule can keep. A named solver's own decisions at
+        several limits on saved bytes compete instead.
+        """
         if self.is_alone:
             own = [self.allowed_full, *map(self.at, self._capacities())]
             return min(own, key=lambda d: (self.peak(d), d.cost))
@@ -312,6 +353,7 @@ class PeakPlanner(Prepared):
         starts = [*(saved for _, saved in cuts), *self._starts(0)]
         found = search.within(0, starts, self.most_saved)
         decided = [self.allowed_full, self.informed(found)]
+        # The search does not know what hooks pack, so decisions at several limits compete, too.
         if self.request.hooks:
             decided += map(self.at, self._capacities())
         else:
@@ -322,12 +364,15 @@ class PeakPlanner(Prepared):
     def searched(
         self, peak_bytes: int, *starts: Candidate, capacity: int | None = None
     ) -> Candidate | None:
-        """What prices on moments come to, or a search over orders from there; None where neither fits.
+        """Search for a decision within a peak by prices per program point, then by node orders.
 
         Args:
             peak_bytes: the peak.
-            starts: decisions to begin with, beside those of every search.
-            capacity: bytes that it may save; None: any number.
+            starts: further decisions to start from.
+            capacity: most bytes that the decision may save; None: no such limit.
+
+        Returns:
+            The cheapest decision found; None if none is within the peak.
         """
         limits = [c for c in (capacity, self.most_saved) if c is not None]
         capacity = min(limits, default=None)
@@ -343,12 +388,16 @@ class PeakPlanner(Prepared):
         return None if best is None else self._bounded(best, peak_bytes, tried)
 
     def refined(self, decided: Candidate, peak_bytes: int, *, share: float) -> Candidate | None:
-        """The cheapest schedule found within a peak from that of a candidate; None where none is.
+        """Search for a cheaper schedule within a peak, from the schedule of a candidate.
 
         Args:
-            decided: the candidate; its own peak may be above.
+            decided: the candidate; its peak may be higher.
             peak_bytes: the peak.
-            share: of the usual number of edits.
+            share: ratio of the usual number of edits.
+
+        Returns:
+            The cheapest schedule found within the peak or, if there is none, one with a lower peak. None if the
+            schedule cannot be executed, or exceeds the region budget.
         """
         schedule = decided.schedule
         if schedule is None:
@@ -361,29 +410,43 @@ class PeakPlanner(Prepared):
     def _bounded(
         self, decided: Candidate, peak_bytes: int, tried: Candidate | None = None
     ) -> Candidate:
-        """A decision with what is proven of all within a peak; ``tried`` says at which moments to look."""
-        bound = 0  # what is proven within bytes is not proven within a peak
-        if not self.request.hooks:  # which may pack what is saved
+        """Return a candidate with the lower bound on the cost of all decisions within a peak.
+
+        Args:
+            decided: the candidate.
+            peak_bytes: the peak.
+            tried: a candidate with an evaluated schedule. Bounds are evaluated at the program points where it has
+                the most bytes alive. None: ``decided`` in the order of the passes.
+        """
+        # A bound for saved bytes does not hold for a peak. With hooks, none is known, since they may pack values.
+        bound = 0
+        if not self.request.hooks:
             tried = tried or self.search.tried(decided.saved)
             bound = self.bounds.bound(peak_bytes, self.search.highest(tried))
         return replace(decided, choice=replace(decided.choice, recompute_bound=bound))
 
     def _starts(self, peak_bytes: int) -> list[tuple[int, ...]]:
-        """Decisions that a search for a peak begins with."""
+        """Return the saved nodes of the decisions from which a search within a peak starts."""
         found = (self._allowed_cheapest, self.allowed_full, self.runtime_optimal)
         cuts = (saved for _, saved in self.cuts(VERTICES))
         return [*(d.saved for d in found), *self._closing_in(peak_bytes), *cuts]
 
     def _near(self, capacity: int) -> tuple[int, ...]:
-        """What a decision within bytes saves, near the best; a search need not start from a proven one."""
+        """Return the saved nodes of a nearly optimal decision within ``capacity`` saved bytes, found quickly."""
+        # Only a start of a search, so it need not be proven optimal.
         problem = self.lowered.problem
         return run(Lagrangian(work=0), problem.within(capacity)).saved
 
     def _closing_in(self, peak_bytes: int) -> Iterator[tuple[int, ...]]:
-        """Decisions at byte budgets closer and closer to the largest whose peak is within one.
+        """Yield decisions at limits on saved bytes that approach the largest limit whose decision is within a peak.
 
-        Between the vertices of the hull around it, by the rule of false position, bisecting every other
-        time.
+        The search is between two vertices of the hull, by false position, and every other time by bisection.
+
+        Args:
+            peak_bytes: the peak.
+
+        Yields:
+            The saved nodes of a decision.
         """
         tried = self.search.tried
         ends = [(nbytes, tried(saved).peak_bytes) for nbytes, saved in self.cuts(VERTICES)]
@@ -395,6 +458,7 @@ class PeakPlanner(Prepared):
             if high[0] - low[0] <= max(1, low[0] // 500):
                 return
             share = (peak_bytes - low[1]) / max(1, high[1] - low[1]) if turn % 2 == 0 else 0.5
+            # Clamped, because false position may stay at one end of the interval.
             capacity = low[0] + int(min(max(share, 0.05), 0.95) * (high[0] - low[0]))
             saved = self._near(capacity)
             yield saved
@@ -402,8 +466,8 @@ class PeakPlanner(Prepared):
             low, high = ((capacity, peak), high) if peak <= peak_bytes else (low, (capacity, peak))
 
     def informed(self, found: Candidate) -> Candidate:
-        """What a search for a peak has found, with how it came about."""
-        # The search began with what those came to.
+        """Return a candidate of a search by peak, with its limits and its solver filled in."""
+        # The search started from these decisions, so it shares their time, and is deterministic only if they are.
         asked = [d.choice for d in self.decisions.values()]
         choice = replace(
             self.choice(max(self.full_bytes, found.saved_bytes)),
@@ -415,11 +479,15 @@ class PeakPlanner(Prepared):
         return replace(found, choice=choice)
 
     def swept(self, peak_bytes: int) -> Candidate | None:
-        """The cheapest decision of a sweep over byte budgets that is within a peak; None if none is."""
+        """Return the cheapest decision within a peak, of the decisions at several limits on saved bytes.
+
+        None if no such decision is within the peak.
+        """
         capacities = self._capacities()
         first = self.allowed_full if self.is_alone else self.runtime_optimal
         fits = [first] if self._may_save(first) and self.peak(first) <= peak_bytes else []
-        for c in reversed(capacities):  # costs rise: what follows cannot beat what costs less
+        for c in reversed(capacities):
+            # Bounds rise as limits fall, so no lower limit can beat a cost that this limit cannot beat.
             if fits and self.hull.edge(c).bound(c) >= min(d.cost for d in fits):
                 break
             found = self.at(c)
@@ -428,7 +496,7 @@ class PeakPlanner(Prepared):
         if not fits:
             return None
         best = min(fits, key=lambda d: (d.cost, d.saved_bytes))
-        # Between the best that fits and the next budget that was tried there may be better.
+        # A limit between the best one and the next higher one may give a better decision.
         low = best.saved_bytes
         high = min((c for c in capacities if c > low), default=low)
         for _ in range(6):
@@ -445,4 +513,5 @@ class PeakPlanner(Prepared):
 
 
 def _by_peak(found: Candidate) -> tuple[int, int]:
+    """Return the (peak bytes, cost) of a candidate."""
     return found.peak_bytes, found.cost

@@ -1,8 +1,8 @@
-"""The cheapest decision found whose step stays within a peak: prices on moments, then one value at a time.
+"""Search for the cheapest decision within a peak: by prices per program point, then value by value.
 
-With a price on every byte at every moment, instead of a capacity, what to keep is a minimum cut. The prices
-follow the moments at which the step is over the peak (a subgradient search, its steps as Polyak's), and the
-best decision that fits is then filled up: whatever is cheaper to keep, and fits, is kept.
+With a price on every byte at every program point, instead of a limit, the best decision is a minimum cut.
+A subgradient search with Polyak's step size raises the prices at the points where the step exceeds the
+peak. Then the best decision that fits saves further values, one at a time, if that is cheaper and fits.
 """
 
 from __future__ import annotations
@@ -27,49 +27,49 @@ from remat.solvers.flow import Network
 from remat.solvers.graph_problem import GraphProblem, evaluate
 from remat.solvers.schedule_problem import ScheduleEvaluator
 
-#: Cuts that the prices take at most.
+#: Most cuts of the search by prices.
 _CUTS = 40
-#: Nodes that all evaluations together may walk over.
+#: Nodes that all evaluations of a search may visit in total.
 _WORK = 800_000
-#: Evaluations that there are at least.
+#: Least number of evaluations of a search, if the graph is so large that `_WORK` allows fewer.
 _LEAST = 120
-#: The moment at which a byte that is saved has its price, beside those at which it is alive.
+#: Key for the price of saved bytes, beside the keys of program points: positions of the joint graph.
 _SAVED = -1
-#: Changes that a repair draws for each value that may be kept.
+#: Random changes that a repair tries for each value that may be saved.
 _DRAWS = 4
-#: Nodes beyond which values are not kept one by one where orders are searched.
+#: On larger graphs, values are not saved one by one if node orders can be searched.
 _LARGE = 2_000
 #: Prices and costs sum to less than this, so that every flow fits 64-bit integers.
 _ROOM = 2**58
-#: Stretches of backward in each of which a bound is looked for.
+#: Parts of backward, in each of which a bound is computed.
 _STRETCHES = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a decision may come to: its peak, and, unless that is None, the bytes that it saves."""
+    """Limits on a decision: its peak in bytes and, unless ``capacity`` is None, its saved bytes."""
 
     peak_bytes: int
     capacity: int | None
 
     def at(self, moment: int) -> float:
-        """Bytes allowed at a moment."""
+        """Return the bytes allowed at a program point; at `_SAVED`, the bytes that may be saved."""
         if moment != _SAVED:
             return self.peak_bytes
         return math.inf if self.capacity is None else self.capacity
 
     def excess(self, tried: Candidate) -> int:
-        """Bytes by which it is over; 0: it is within both."""
+        """Return the bytes by which a candidate exceeds the limits; 0 if it is within both."""
         over = max(0, tried.peak_bytes - self.peak_bytes)
         return over if self.capacity is None else over + max(0, tried.saved_bytes - self.capacity)
 
     def rank(self, tried: Candidate) -> tuple[int, int]:
-        """What is least for the best: what is within both comes before what is not."""
+        """Return a key that is least for the best candidate: excess bytes first, then cost."""
         return self.excess(tried), tried.cost
 
 
 class PeakSearch:
-    """Searches the decisions of one prepared graph by the peaks of their schedules.
+    """Search over the decisions of one prepared graph, by the peaks of their schedules.
 
     Args:
         state: the prepared graph.
@@ -85,65 +85,74 @@ class PeakSearch:
 
     @cached_property
     def orders(self) -> OrderSearch:
-        """The search over orders and further runs, from what is found here."""
+        """The search over node orders and further runs, which starts from schedules found here."""
         return OrderSearch(self._state, self._lowered, self._cost)
 
     def reordered(self, tried: Candidate, peak_bytes: int) -> Candidate | None:
-        """The cheapest schedule found within a peak, from that of a decision; see `OrderSearch.within`."""
+        """Search for the cheapest schedule within a peak, from a candidate's schedule; see `OrderSearch.within`."""
         sequence, _, boundary = self.schedule(tried.saved)
         return self.orders.within(sequence, boundary, peak_bytes)
 
     def lowest(self, tried: Candidate) -> Candidate | None:
-        """The schedule of the least peak found, from that of a decision; see `OrderSearch.lowest`."""
+        """Search for the schedule with the least peak, from a candidate's schedule; see `OrderSearch.lowest`."""
         sequence, _, boundary = self.schedule(tried.saved)
         return self.orders.lowest(sequence, boundary)
 
     @property
     def step(self) -> LoweredStep:
-        """The step problem."""
+        """The step problem, which asks which node to run when, and the mapping of its nodes to the joint graph."""
         return self.orders.step
 
     @cached_property
     def least_possible(self) -> int:
-        """Bytes that every schedule of the step has alive at some moment."""
+        """Lower bound on the peak of every schedule of the step, in bytes."""
         return self.step.least_peak
 
     @cached_property
     def _network(self) -> Network:
+        """The flow network of the graph problem."""
         return Network(self.problem)
 
     # ---- from a decision to its schedule ------------------------------------------------------------
     @cached_property
     def _runs_of(self) -> list[tuple[int, ...]]:
-        """Nodes of the step problem that run where a position of the joint graph does first."""
+        """Nodes of the step problem that the first run of a joint-graph node consists of, by position of the node."""
         return [self.step.runs_of(node.name) for node in self._state.index.nodes]
 
     @cached_property
     def _evaluator(self) -> ScheduleEvaluator:
+        """Evaluator of the step problem's schedules."""
         return ScheduleEvaluator(self.step.problem)
 
     @cached_property
     def _copies(self) -> list[int]:
+        """Nodes of the step problem that copy inputs; they run first."""
         return self.step.copies
 
     @cached_property
     def _roots(self) -> tuple[int, ...]:
-        """Positions that backward runs in any case."""
+        """Positions of the nodes that backward runs under every decision."""
         closure = self._state.roles.tangent_closure
         return tuple(i for i, late in enumerate(closure) if late)
 
     @cached_property
     def _first_late(self) -> int:
-        """The first position that reads a tangent."""
+        """The first position that reads a tangent or another input of backward."""
         index, roles = self._state.index, self._state.roles
         tangents = (i for i, role in roles.placeholders.items() if role.in_backward)
         return min((u for i in tangents for u in index.users[i]), default=len(index))
 
     def schedule(self, saved: Iterable[int]) -> tuple[list[int], list[int], int]:
-        """The schedule of a decision, as the passes arrange it, the moment of each run, and the boundary.
+        """Return the schedule of a decision, in the node order of the passes.
 
-        A moment is a position of the joint graph: of the run itself in forward, of the next run of
-        backward's own in backward.
+        Args:
+            saved: nodes of the graph problem that the decision saves.
+
+        Returns:
+            The runs, as nodes of the step problem; the moment of each run; and the position where backward
+            begins. The moment of a run is a position of the joint graph. In forward, it is the position of the
+            run's own node. In backward, it is the position of the next node that only backward runs, so that
+            recomputations share the moment of the node they are for.
         """
         lowered, index, roles = self._lowered, self._state.index, self._state.roles
         keep = {lowered.position[i] for i in saved if lowered.kind[i] is SavedKind.VALUE}
@@ -176,6 +185,7 @@ class PeakSearch:
                     missing.append(j)
                     todo.extend(k for k in inputs[j] if not placed[k])
             for j in sorted(missing) if len(missing) > 1 else missing:
+                # The last entry is the operator; an entry before it would keep the generator state once more.
                 if runs_of[j]:
                     sequence.append(runs_of[j][-1])
                     moments.append(moment)
@@ -190,27 +200,38 @@ class PeakSearch:
 
     @cached_property
     def _forward_order(self) -> list[int]:
-        """All positions that forward may run, in its order."""
+        """Positions of all nodes that forward may run, in the order in which forward runs them."""
         state = self._state
         early = (i for i, late in enumerate(state.roles.tangent_closure) if not late)
         return ForwardOrder(state.index, state.roles, state.storages).sorted(early)
 
     @cached_property
     def _outputs(self) -> tuple[int, ...]:
+        """Positions of the gradients that backward returns."""
         _, gradients, _, _ = split_outputs(self._state.joint)
         position = self._state.index.position
         return tuple(position[v] for v in gradients if v in position)
 
     @cached_property
     def _always(self) -> tuple[int, ...]:
-        """What can only be saved, or costs nothing to save; where nobody reads it, it counts for nothing."""
+        """Nodes to save under every decision: they cannot be recomputed, or saving them takes no bytes.
+
+        Saved nodes that nobody reads are not counted.
+        """
         p = self.problem
         return tuple(
             i for i in range(len(p)) if p.savable[i] and (not p.recomputable[i] or not p.size[i])
         )
 
     def tried(self, saved: Iterable[int]) -> Candidate:
-        """What a decision comes to."""
+        """Evaluate a decision: its saved bytes, its cost, and the bytes alive over its schedule. Results are cached.
+
+        Args:
+            saved: nodes of the graph problem that the decision saves.
+
+        Raises:
+            ProblemError: a node that backward needs is neither saved nor recomputable.
+        """
         done = evaluate(self.problem, {*saved, *self._always})
         found = self._seen.get(done.saved)
         if found is None:
@@ -231,7 +252,14 @@ class PeakSearch:
         return found
 
     def highest(self, tried: Candidate) -> tuple[int, ...]:
-        """Runs of backward while which most is alive: the highest in each of `_STRETCHES` stretches of it."""
+        """Return the runs of backward with the most bytes alive, one from each of `_STRETCHES` parts of backward.
+
+        Args:
+            tried: an evaluated candidate.
+
+        Returns:
+            Positions in the joint graph.
+        """
         late = self._state.roles.tangent_closure
         runs = [m for m in tried.alive if m < len(late) and late[m]]
         length = max(1, -(-len(runs) // _STRETCHES))
@@ -239,33 +267,37 @@ class PeakSearch:
         return tuple(max(stretch, key=lambda m: tried.alive[m]) for stretch in stretches)
 
     def seen_within(self, peak_bytes: int) -> Candidate | None:
-        """The cheapest decision within a peak of all that were looked at so far."""
+        """Return the cheapest candidate within a peak of all that were evaluated; None if none is within it."""
         fits = (tried for tried in self._seen.values() if tried.peak_bytes <= peak_bytes)
         return min(fits, key=lambda tried: (tried.cost, tried.saved), default=None)
 
     def _spent(self) -> bool:
+        """Return whether the evaluations of the current search are used up."""
         return len(self._seen) > self._evaluations
 
     # ---- search -------------------------------------------------------------------------------------
     def within(
         self, peak_bytes: int, starts: Iterable[Iterable[int]], capacity: int | None = None
     ) -> Candidate:
-        """The cheapest decision found within a peak.
+        """Search for the cheapest decision within a peak.
 
         Args:
             peak_bytes: the peak.
-            starts: decisions that may or may not be within it; at least one.
-            capacity: bytes that it may save; None: any number.
+            starts: decisions to start from, as saved nodes of the graph problem; at least one. Their peaks may be
+                higher.
+            capacity: most bytes that the decision may save; None: no such limit.
 
         Returns:
-            A decision; where none was found within both, the one that is over by the fewest bytes.
+            The cheapest decision found within both limits; if there is none, the one that exceeds them least.
         """
         allowed = Limits(peak_bytes, capacity)
+        # Cached evaluations of earlier searches cost nothing, so they do not count.
         self._evaluations = len(self._seen) + max(_LEAST, _WORK // max(1, len(self._state.index)))
 
         begun = [self.tried(start) for start in starts]
         best = min(begun, key=allowed.rank)
         fits = not allowed.excess(best)
+        # Polyak's step needs the optimal cost. The best cost stands for it, doubled as long as nothing fits.
         most = max(1, 2 * best.cost if not fits else best.cost)
         prices: dict[int, float] = {}
         step, idle = 1.0, 0
@@ -276,6 +308,7 @@ class PeakSearch:
                 if not allowed.excess(best):
                     fits, most = True, max(1, best.cost)
             else:
+                # Shorter steps after some cuts without progress, as usual in subgradient searches.
                 idle += 1
                 if idle % 4 == 0:
                     step /= 2
@@ -286,21 +319,25 @@ class PeakSearch:
         if capacity is not None and not fits:
             best = min((self._repaired(b, allowed) for b in begun), key=allowed.rank)
         if allowed.excess(best) or (len(self._state.index) > _LARGE and self.orders.is_possible):
-            return best  # a search over orders keeps more as well, and on large graphs much faster
+            return best  # the search over node orders saves more values, too, and is faster on large graphs
         return self._filled(best, allowed)
 
     @staticmethod
     def _moved(
         prices: dict[int, float], found: Candidate, allowed: Limits, most: int, step: float = 1.0
     ) -> dict[int, float] | None:
-        """Prices after a step along what a decision is over (Polyak's); None where it is over nowhere.
+        """Return prices after a subgradient step of Polyak's length.
 
         Args:
-            prices: by moment.
+            prices: prices by program point.
             found: the best decision at these prices.
-            allowed: what it may come to.
+            allowed: the limits.
             most: cost of the best decision known.
-            step: share of the step.
+            step: factor of the step length.
+
+        Returns:
+            The new prices; None if there is no direction to move, such as when the decision exceeds no limit and
+            no price is set.
         """
         slope = {
             m: over
@@ -311,11 +348,15 @@ class PeakSearch:
         if not length:
             return None
         value = found.cost + sum(prices.get(m, 0.0) * s for m, s in slope.items())
+        # `most` only estimates the optimum, so the step must not vanish when `value` reaches it.
         move = step * max(most - value, 0.02 * most) / length
         return {m: p for m, s in slope.items() if (p := prices.get(m, 0.0) + move * s) > 0}
 
     def _repaired(self, best: Candidate, allowed: Limits) -> Candidate:
-        """Keeps or drops one value or two, drawn with a fixed seed, while no more bytes are over."""
+        """Save or drop one or two random values at a time until a candidate is within the limits.
+
+        A change that increases the excess is undone. The random numbers have a fixed seed.
+        """
         problem, draw = self.problem, random.Random(0)
         free = [i for i in range(len(problem)) if problem.savable[i] and problem.recomputable[i]]
         free = [i for i in free if problem.size[i]]
@@ -327,7 +368,7 @@ class PeakSearch:
                 some.add(draw.choice([i for i in free if i in best.saved] or free))
             try:
                 found = self.tried({*best.saved} ^ some)
-            except ProblemError:  # what one needs that was dropped cannot be made again
+            except ProblemError:  # a dropped value cannot be recomputed: an input is gone
                 continue
             if allowed.excess(found) <= allowed.excess(best):
                 best = found
@@ -335,9 +376,12 @@ class PeakSearch:
 
     @cached_property
     def uses(self) -> tuple[list[int], list[int], list[int]]:
-        """For each node of the graph problem: where its value begins, and its first and last use in backward.
+        """For each node of the graph problem, where its value begins, and its first and last use in backward.
 
-        Where backward itself does not read it, that is where those that are computed from it are first used.
+        A value that backward itself does not read is used where the values computed from it are first used.
+
+        Returns:
+            Three lists of positions in the joint graph.
         """
         lowered, index, roles = self._lowered, self._state.index, self._state.roles
         owner = self._state.storages.owner
@@ -364,7 +408,7 @@ class PeakSearch:
         )
 
     def _cut(self, prices: dict[int, float]) -> tuple[int, ...]:
-        """The decision that is best at such prices of a byte at each moment."""
+        """Return the saved nodes of the best decision at prices per byte, by program point."""
         problem = self.problem
         saving = prices.get(_SAVED, 0.0)
         moments = sorted(prices.keys() - {_SAVED})
@@ -373,7 +417,7 @@ class PeakSearch:
             sums.append(sums[-1] + prices[m])
 
         def priced(low: int, high: int) -> float:
-            # What backward never reads is alive at none of its moments: the last is before the first.
+            # The last use of a value that backward never reads is before its first use, so the sum is no price.
             return max(0.0, sums[bisect_left(moments, high + 1)] - sums[bisect_left(moments, low)])
 
         begin, first, last = self.uses
@@ -382,13 +426,14 @@ class PeakSearch:
             keep.append(nbytes * (saving + priced(begin[i], last[i])) if nbytes and prices else 0.0)
             held = nbytes * priced(first[i], last[i]) if nbytes and prices else 0.0
             again.append((problem.cost[i] if problem.in_forward[i] else 0) + held)
+        # The flow network takes integers, so prices are scaled as far as 64 bits allow.
         scale = min(2.0**20, _ROOM / max(1.0, sum(keep) + sum(again)))
         return self._network.cut(
             [int(x * scale) for x in keep], [int(x * scale) for x in again]
         ).saved
 
     def _filled(self, best: Candidate, allowed: Limits) -> Candidate:
-        """Keeps more, the dearest per byte first, as long as that is allowed; then one instead of another."""
+        """Save further values within the limits, highest cost per byte first; then exchange saved values."""
         problem = self.problem
         rate = [problem.cost[i] / (1 + problem.size[i]) for i in range(len(problem))]
 
@@ -396,7 +441,7 @@ class PeakSearch:
             nonlocal best
             try:
                 found = self.tried(saved)
-            except ProblemError:  # what one needs that was given up cannot be made again
+            except ProblemError:  # a dropped value cannot be recomputed: an input is gone
                 return False
             if allowed.excess(found) or found.cost >= best.cost:
                 return False

@@ -1,4 +1,4 @@
-"""The default pipeline in its parts, and pipelines that are read from text."""
+"""The default pipeline in its parts, and pipelines that are parsed from text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from remat.running.workspace import note_workspaces
 from remat.solvers.base import Solver
 from remat.units import Budget
 
-#: Passes that bring a joint graph into shape before anything is decided.
+#: Passes that normalise a joint graph before any decision.
 PREPARE: tuple[Pass, ...] = (
     DeadCode(),
     CommonSubexpressions(),
@@ -43,7 +43,7 @@ PREPARE: tuple[Pass, ...] = (
     Classify(),
     DistanceFromBackward(),
 )
-#: Passes that turn a decision into two modules.
+#: Passes that split a joint graph into a forward and a backward module by a decision.
 SPLIT: tuple[Pass, ...] = (Partition(), FunctionalizeRng(), ReorderBackward(), RaiseGetitems())
 
 
@@ -51,7 +51,7 @@ SPLIT: tuple[Pass, ...] = (Partition(), FunctionalizeRng(), ReorderBackward(), R
 class PassManager(Pipeline):
     """A pipeline whose text may name every registered pass, solver and cost model.
 
-    ``PassManager.parse("dce,cse,min-cut,knapsack(solver=cpsat,budget=saved:8GiB),partition")``
+    Example: ``PassManager.parse("dce,cse,min-cut,knapsack(solver=cpsat,budget=saved:8GiB),partition")``
     """
 
     @classmethod
@@ -62,17 +62,17 @@ class PassManager(Pipeline):
         passes: Mapping[str, type[Pass]] | None = None,
         readers: Mapping[type, Callable[[str], Any]] | None = None,
     ) -> PassManager:
-        """Reads a pipeline: names separated by commas, options and nested passes in parentheses.
+        """Parse a pipeline from text: names separated by commas, options and nested passes in parentheses.
 
         Args:
             text: for example ``"fixpoint(dce,cse),min-cut(ban-reductions=false),partition"``.
-            passes: the passes that may be named; the registered ones where None.
-            readers: how to read options of further types: not numbers, booleans, text, solvers,
-                cost models or budgets.
+            passes: the passes that the text may name, by name; None: all registered passes.
+            readers: functions that parse options of further types, by type. Numbers, booleans, text, solvers,
+                cost models and budgets need none.
 
         Raises:
-            ProblemError: the text cannot be read, or the order is refused; where it can, the
-                message points at the column.
+            ProblemError: the text cannot be parsed, or the order of the passes is invalid. If a column is at
+                fault, the message points at it.
         """
         known = registry()
         known.learn_operators()
@@ -99,13 +99,13 @@ def prepare(
     hooks: SavedTensorHooks | None = None,
     reread_inputs: bool = True,
 ) -> State:
-    """Runs the passes that come before any decision; one such state serves many plans.
+    """Run the passes that precede any decision. The state can then serve many plans.
 
     Args:
         joint: the captured step.
-        in_place: work on this graph instead of on a copy.
+        in_place: whether to change this graph instead of a copy.
         count_outputs: as in `remat.plan`.
-        hooks: what saved tensors pass through, in every plan that the state is split for.
+        hooks: pack and unpack functions for saved tensors, in every plan that the state is split for.
         reread_inputs: as in `remat.plan`.
     """
     state = replace(
@@ -120,7 +120,8 @@ def prepare(
 def initial_state(
     joint: JointGraph, *, in_place: bool, count_outputs: bool, reread_inputs: bool = True
 ) -> State:
-    """A captured graph before any pass has run."""
+    """Return the state of a captured graph before any pass; arguments as in `prepare`."""
+    # Inputs and operators are read before any pass, because merging equal nodes hides what the user's code reads.
     state = State(
         joint=joint if in_place else joint.copy(),
         count_outputs=count_outputs,
@@ -129,6 +130,7 @@ def initial_state(
         operators=operators_digest(joint),
     )
     if not reread_inputs:
+        # The user may write to outputs before backward, so backward must read other memory.
         copy_outputs(state.joint)
     separate_calls(state.joint.graph)
     memories = state.joint.memories
@@ -137,11 +139,14 @@ def initial_state(
 
 
 def with_copies(state: State, places: Collection[int]) -> State:
-    """A prepared graph that returns copies of some of the user's outputs; it is changed in place.
+    """Make a prepared graph return copies of some of the user's outputs; the graph changes in place.
 
     Args:
-        state: what `prepare` returned.
-        places: the outputs, by their places among those that the user sees.
+        state: a state from `prepare`.
+        places: positions of the outputs among those that the user sees.
+
+    Returns:
+        The state.
     """
     with state.edit():
         copy_outputs(state.joint, places)
@@ -150,7 +155,10 @@ def with_copies(state: State, places: Collection[int]) -> State:
 
 @paused_collection()
 def split(state: State) -> State:
-    """Runs the passes that turn a decision (or none: what the user wrote) into two modules."""
+    """Run the passes that split a state into forward and backward modules by its decision.
+
+    A state without a decision saves all values that backward reads, except those tagged for recomputation.
+    """
     last: tuple[Pass, ...] = () if state.hooks is None else (PackSaved.of(state.hooks),)
     if state.decision is not None and state.decision.offloads:
         last = (OffloadSaved(), *last)
@@ -158,16 +166,16 @@ def split(state: State) -> State:
 
 
 def count_workspaces(state: State, cost: CostModel) -> None:
-    """Note in an eager graph what its operators allocate inside on a CPU, so that peaks count it.
+    """Record the bytes that operators of an eager graph allocate internally on a CPU, so that peaks count them.
 
-    Nothing is noted if the cost model is for another device, or for none.
+    Does nothing for other lowerings, and if the cost model is not for a CPU.
     """
     if state.joint.lower == "eager" and is_for_cpu(cost):
         note_workspaces(state.joint.graph)
 
 
 def with_agreement(pipeline: Pipeline, agree: Pass) -> Pipeline:
-    """A pipeline with a pass right before its partition, unless it has one of that kind."""
+    """Return a pipeline with the pass ``agree`` before its partition; unchanged if it has such a pass."""
 
     def inserted(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
         found: list[Pass] = []

@@ -31,90 +31,91 @@ from remat.units import Budget, format_bytes, format_cost
 if TYPE_CHECKING:
     from remat.planning.frontier import Frontier
 
-#: Figures of a plan that are no less than 0, and less than what a float can hold.
+#: Figures of a plan that must be at least 0 and below `_TOO_LARGE`, which a float can hold.
 _FIGURES = (
     "capacity", "full_bytes", "least_bytes", "saved_bytes", "peak_bytes", "recompute_cost", "recompute_bound",
     "planned_saved_bytes", "planned_peak_bytes", "step_cost", "without_peak_bytes", "without_recompute_cost",
     "without_expected_bytes", "exposed_time", "peak_limit",
 )  # fmt: skip
 _TOO_LARGE = 2**100
-#: What a plan has beside its figures as long as its modules are there.
+#: Fields of a plan that are not written to files, and are built again for a plan from a cache.
 _OF_MODULES = ("_modules", "_problem", "_costs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False, weakref_slot=True)
 class Plan(Record):
-    """One training step's saved, recomputed and offloaded values, with its modules and figures.
+    """The plan of one graph of a training step: saved, recomputed and offloaded values, modules and figures.
 
     Attributes:
-        saved: names of the joint graph's nodes whose values forward hands to backward, inputs and
-            outputs included.
-        snapshots: inputs of which forward keeps a copy, because it mutates them, or because they may
-            be refilled before backward.
-        recomputed: names of the nodes that run again, in backward as a rule; one for each further run.
-        saved_bytes: bytes of the distinct storages that forward hands to backward, beyond inputs
-            and outputs.
-        peak_bytes: most bytes alive at once over forward, then backward; inputs and parameters
+        saved: names of the joint graph's nodes whose values forward hands to backward, inputs and outputs
             included.
+        snapshots: inputs of which forward saves a copy, because forward mutates the input, or because the
+            user may write to it before backward.
+        recomputed: names of the nodes that run again, usually in backward; one entry for each further run.
+        saved_bytes: bytes of the distinct storages that forward hands to backward, beyond inputs and outputs.
+        peak_bytes: most bytes alive at once over forward, then backward; inputs and parameters included.
         recompute_cost: summed cost of ``recomputed``, in ``unit``.
-        recompute_bound: a proven lower bound on the cost of every plan that saves no more than
-            ``capacity`` bytes, in ``unit``. Under a budget on the peak: of every schedule within it, in
-            which backward's own operators run once; where values may be offloaded, exposed transfer time is
-            part of the cost.
-        unit: unit of both costs.
-        capacity: the bytes that may be saved; under a budget on the peak, bytes that do not bind.
-        full_bytes: bytes that the runtime-optimal partition saves: what a ratio is of.
+        recompute_bound: proven lower bound, in ``unit``, on the recompute cost plus exposed transfer time of
+            every plan within the budget. Under a budget on saved bytes: of every plan that saves at most
+            ``capacity`` bytes. Under a budget on the peak: of every schedule within the peak in which
+            backward's own operators run once.
+        unit: unit of all costs.
+        capacity: the bytes that may be saved. Under a budget on the peak, a number of bytes that is no
+            restriction.
+        full_bytes: bytes that the runtime-optimal partition saves; a ratio refers to these bytes.
         least_bytes: the least bytes that any plan saves.
-        budget: the budget as it was asked for.
-        solver: what decided: a solver, or ``min-cut``, the cut by rules, where no solver was asked or
-            that costs less.
+        budget: the requested budget.
+        solver: the solver that decided; or ``min-cut``, if no solver was asked or if the minimum cut of
+            this pass costs less.
         cost: the cost model.
-        items: nodes that the solver decided, 0 where none was asked.
+        items: number of nodes that the solver decided; 0 if no solver was asked.
         deterministic: False only if a clock, not counted work, ended the search.
         solve_s: seconds that the solver took.
         graph: name of the joint graph.
         fingerprint: digest of the joint graph that the plan is for.
-        fallbacks: calls that the cost model could not price its own way, each with the reason.
-        reread_inputs: whether backward may read inputs again that are no parameters or buffers.
-        reread: names of the inputs that it does read again although eager autograd would not have
-            saved them: who refills one between forward and backward is refused by autograd.
-        reread_outputs: places, among the values that the step returns, of those whose memory backward reads:
-            who writes to one before backward is refused.
-        copied_outputs: places of those that are returned as copies, as nobody would have noticed a write to them:
-            of a step that `remat.partitioner` has split by itself.
-        symbolic: whether sizes of the step are symbols, so that it may run at other sizes than its figures are for.
-        lower: the lowering that the joint graph was traced for; empty in files written before it
-            was recorded.
-        torch: the version of PyTorch that traced it; likewise.
-        operators: digest of the operators of that graph, in their order; likewise.
-        planned_saved_bytes: where ``saved_bytes`` and ``peak_bytes`` are those of the step as Inductor
-            compiled it: what was planned instead; else 0.
-        planned_peak_bytes: likewise, the simulated peak.
-        forward_order: nodes that forward runs, in this order, where the plan says so: under a budget on
-            the peak. A node that stands there several times runs as often. In the module its last run has
-            its name, unless it is an input of the module too; all other runs are called ``NAME_again``.
-            Views are made where they are read. Empty: as the passes arrange it.
-        backward_order: likewise for backward.
-        region_budget: the ratio that the code set by ``region_activation_memory_budget``, which held
-            instead of a ratio and beside bytes; empty if it set none.
-        least_because: why no plan saves less than ``least_bytes``, where a ratio of less was raised
-            to that; else empty.
-        step_cost: cost of running every operator of the step once, forward and backward, in ``unit``;
-            the step under this plan costs that and ``recompute_cost``. 0 where it is not known: in
-            files written before it was recorded, and where the cost model cannot price backward.
-        without_peak_bytes: simulated peak of the step without remat, which is that of the same solver's
-            plan at budget 1; to be compared with the peak that was planned. 0 where it is not known:
-            in such files, and for pipelines.
-        without_recompute_cost: what that plan recomputes, in ``unit``.
-        without_expected_bytes: the peak that the step without remat is expected to have once Inductor has
-            compiled it, to be compared with ``peak_bytes`` of a step as it was compiled; 0 where it is not known.
-        offloads: the saved values that are offloaded, and when each is away.
-        exposed_time: exposed transfer time, in ``unit``: runs wait so long for copies to and from the host.
-        link: the link to the host, where values may be offloaded.
-        peak_limit: the peak in bytes that a ratio of it came to, ``remat.Peak(0.5)``; 0 under any other budget,
-            and in files written before it was recorded.
-        remat: the version of remat that computed the figures from the graph alone; empty in files written before it
-            was recorded, and where hooks, outputs that count as saved, or a pipeline had a part in them.
+        fallbacks: calls that the cost model could not price by its own method, each with the reason.
+        reread_inputs: whether backward may read inputs again that are not parameters or buffers.
+        reread: names of the inputs that backward does read again although eager autograd would not have
+            saved them. Autograd raises an error if the user writes to one before backward.
+        reread_outputs: positions, among the values that the step returns, of the outputs whose memory backward
+            reads. A write to one before backward raises an error.
+        copied_outputs: positions of the outputs that the step returns as copies, because no error would detect
+            a write to them. Only for a step that `remat.partitioner` has split by itself.
+        symbolic: whether sizes of the step are symbols, so that it may run at sizes other than those of the
+            figures.
+        lower: the lowering that the joint graph was traced for; empty in files from before this field existed.
+        torch: the version of PyTorch that traced the joint graph; empty in files from before this field existed.
+        operators: digest of the joint graph's operators in their order; empty in files from before this field
+            existed.
+        planned_saved_bytes: the planned ``saved_bytes``, if ``saved_bytes`` and ``peak_bytes`` are those of the
+            step as Inductor compiled it; else 0.
+        planned_peak_bytes: the simulated peak, if ``peak_bytes`` is the compiled one; else 0.
+        forward_order: nodes that forward runs, in this order; empty if the passes order the nodes. Set under a
+            budget on the peak. A node that is listed several times runs as often. In the module, the last
+            run has the node's name, unless the node is an input of the module too; other runs are called
+            ``NAME_again``. Views are not listed: they are computed where they are read.
+        backward_order: nodes that backward runs, with the meaning of ``forward_order``.
+        region_budget: the ratio that the code set by ``region_activation_memory_budget``; empty if it set none.
+            A requested ratio is replaced by this ratio, and requested bytes hold besides.
+        least_because: why no plan saves less than ``least_bytes``, if a lower ratio was raised to these bytes;
+            else empty.
+        step_cost: cost of running every operator of the step once, forward and backward, in ``unit``. The step
+            under this plan costs ``recompute_cost`` more. 0 if unknown: in files from before this field
+            existed, and if the cost model cannot price backward.
+        without_peak_bytes: simulated peak of the step without remat, which is the same solver's plan at budget
+            1; to be compared with the planned peak. 0 if unknown: in files from before this field existed, and
+            for pipelines.
+        without_recompute_cost: recompute cost of the step without remat, in ``unit``.
+        without_expected_bytes: estimated peak of the step without remat once Inductor has compiled it; to be
+            compared with the peak of a compiled step. 0 if unknown.
+        offloads: the saved values that are offloaded, with the places of their copies.
+        exposed_time: exposed transfer time, in ``unit``: the time that runs wait for copies to and from the
+            host.
+        link: the link to the host, if values may be offloaded; else empty.
+        peak_limit: the peak in bytes that a ratio of the peak, such as ``remat.Peak(0.5)``, stands for. 0 under
+            any other budget, and in files from before this field existed.
+        remat: the version of remat that computed the figures. Empty in files from before this field existed,
+            and if the figures depend on hooks, on outputs that count as saved, or on a user's pipeline.
     """
 
     form: ClassVar[Form] = Form(
@@ -173,6 +174,7 @@ class Plan(Record):
     link: str = ""
     peak_limit: int = 0
     remat: str = ""
+    # Fields with an underscore are not written to files.
     _asked: Budget | None = None
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
@@ -188,12 +190,18 @@ class Plan(Record):
             value = getattr(self, name)
             if not 0 <= value < _TOO_LARGE:
                 raise ProblemError(f"{name} is {value}, expected 0 or more, and less than 2**100")
+        # The text of a budget can only be wrong in a plan from a file, which has no `_asked`.
         for budget in (self.budget, self.region_budget) if self._asked is None else ():
             if budget:
                 Budget.parse(budget)
 
     def as_compiled(self, timeline: Timeline, saved_bytes: int) -> Plan:
-        """Copy of the plan with the figures of the compiled step."""
+        """Return a copy of the plan with the figures of the compiled step.
+
+        Args:
+            timeline: lifetimes of storages in the compiled step.
+            saved_bytes: bytes that the compiled forward saves.
+        """
         return replace(
             self,
             saved_bytes=saved_bytes,
@@ -205,7 +213,7 @@ class Plan(Record):
 
     @property
     def planned_for(self) -> Mapping[str, int]:
-        """Numbers of symbols, by name, that its figures are for instead of the sizes that the step was traced with."""
+        """Sizes by name of their symbol, if the figures are for other sizes than the traced ones; else empty."""
         return self._sizes
 
     @property
@@ -215,7 +223,7 @@ class Plan(Record):
 
     @property
     def predicted_peak_bytes(self) -> int:
-        """The peak that the step is expected to have once Inductor has compiled it.
+        """Estimated peak in bytes of the step once Inductor has compiled it.
 
         Raises:
             PlanError: the plan was read from a file.
@@ -226,7 +234,7 @@ class Plan(Record):
 
     @property
     def timeline(self) -> Timeline:
-        """Lifetimes of storages: of the compiled step if known, else simulated."""
+        """Lifetimes of storages: in the compiled step if it is known, else simulated."""
         return self.simulated if self._timeline is None else self._timeline
 
     @property
@@ -237,32 +245,33 @@ class Plan(Record):
 
     @property
     def forward(self) -> fx.GraphModule:
-        """Forward: its own outputs, then what it saves."""
+        """The forward module; it returns the user's outputs, then the saved values."""
         return self._pair()[0]
 
     @property
     def backward(self) -> fx.GraphModule:
-        """Backward: what was saved and the tangents in, one gradient or None per input out."""
+        """The backward module; it takes saved values and tangents, and returns a gradient or None for each input."""
         return self._pair()[1]
 
     @property
     def gap(self) -> int:
-        """Upper bound on the distance from the optimal cost, in ``unit``."""
+        """Upper bound on the distance of the cost from the optimum, in ``unit``."""
         return self.recompute_cost + self.exposed_time - self.recompute_bound
 
     @property
     def asked(self) -> Budget:
-        """The budget; a plan from a file has its text only."""
+        """The requested budget; for a plan from a file, parsed from its text."""
         return self._asked or Budget.parse(self.budget)
 
     @property
     def figures(self) -> Plan:
-        """The plan without its modules, as if it had been read from a file."""
+        """A copy of the plan without its modules, as if it had been read from a file."""
         none: dict[str, Any] = dict.fromkeys((*_OF_MODULES, "_again", "_timeline", "_without"))
         return replace(self, **none)
 
     @property
     def decision(self) -> Decision:
+        """The decision: saved values, node orders and offloads."""
         return Decision(
             saved=self.saved,
             snapshots=self.snapshots,
@@ -273,7 +282,7 @@ class Plan(Record):
 
     @property
     def offloaded(self) -> tuple[str, ...]:
-        """Names of the saved values that are offloaded: in the host's memory between forward and backward."""
+        """Names of the offloaded values, which are in the host's memory between forward and backward."""
         return tuple(value.name for value in self.offloads)
 
     @property
@@ -292,6 +301,11 @@ class Plan(Record):
         )
 
     def _pair(self) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Return the forward and the backward module.
+
+        Raises:
+            PlanError: the plan has no modules, as it was read from a file or its compiled step is gone.
+        """
         self._complete()
         if self._modules is None:
             raise PlanError(
@@ -305,15 +319,15 @@ class Plan(Record):
         if self._modules is None and self._again is not None:
             made = self._again()
             for name in _OF_MODULES:
-                object.__setattr__(self, name, getattr(made, name))
+                object.__setattr__(self, name, getattr(made, name))  # plans are frozen
 
     def explain(self) -> str:
-        """The plan as text: its figures, each kept activation, and what is recomputed and why.
+        """Return the plan as text: its figures, each saved activation, and the recomputed nodes with the reasons.
 
-        A kept activation is shown with its bytes, its source line, and what recomputing it alone
-        would cost. What repeats from layer to layer is one row.
+        A saved activation is shown with its bytes, its source line, and the cost of recomputing it alone.
+        Activations that repeat from layer to layer share one row.
         """
-        with contextlib.suppress(RematError):  # its figures are there even without its modules
+        with contextlib.suppress(RematError):  # without modules, the figures are explained
             self._complete()
         lines = [
             f"plan for {self.graph}, budget {self.asked.label}, cost model {self.cost}",
@@ -347,12 +361,12 @@ class Plan(Record):
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """Its figures as rows of name and text."""
+        """The figures of the plan, as rows of name and text."""
         return rows_of(self)
 
     @property
     def before_after(self) -> BeforeAfter:
-        """The step without remat and under this plan, both as planned."""
+        """The step without remat beside the step under this plan, both as planned."""
         return BeforeAfter(
             peak_bytes=self.planned_peak_bytes or self.peak_bytes,
             without_peak_bytes=self.without_peak_bytes,
@@ -364,29 +378,32 @@ class Plan(Record):
         )
 
     def _describe_input(self, name: str) -> str:
+        """Return an input's name with a description, or only the name for a plan without modules."""
         return name if self._modules is None else describe_input(self._modules[0].graph, name)
 
     def plot(self, path: str | Path, *, x: str = "time") -> None:
-        """Draws memory over the step, beside that without remat, and what fills its peak.
+        """Draw memory over the step, beside the step without remat, and the values that fill the peak.
 
-        As ``.svg`` or ``.png``. A budget on the peak is a line; one on saved bytes is not, since it bounds
-        less than what is drawn. The step without remat is drawn in grey: as a curve where the plan was
-        just made, else as a line at its peak, as beside a compiled step.
+        The picture is an ``.svg`` or ``.png``. A budget on the peak is drawn as a line. A budget on saved bytes is
+        not drawn, because it bounds only a part of the memory shown. The step without remat is grey. It is a curve
+        for a plan that was just made, and a line at its peak for any other plan, such as that of a compiled step.
 
         Args:
-            path: where to.
-            x: ``"time"``: an operator is as wide as its cost, where costs are known; of a compiled step they are
-                not. ``"operators"``: all are equally wide.
+            path: the file; its suffix selects the format.
+            x: ``"time"``: each operator is as wide as its cost, if costs are known, which they are not for a
+                compiled step. ``"operators"``: all operators are equally wide.
 
         Raises:
             PlanError: the plan was read from a file, or the picture cannot be written.
-            ProblemError: the path has another suffix, or ``x`` is neither of these.
+            ProblemError: the path has another suffix, or ``x`` another value.
         """
+        # Imported here, so that planning does not load the code for pictures.
         from remat.report.memory_plot import draw_step
 
         if x not in ("time", "operators"):
             raise ProblemError(f"x is {x!r}; expected 'time' or 'operators'")
         asked, view = self.asked, self.view
+        # Compiled peaks are compared with estimated ones, and simulated peaks with simulated ones.
         expected = self.without_expected_bytes if view.as_compiled else 0
         shown = f"{format_bytes(asked.peak_bytes)} of peak" if asked.peak_bytes else self.budget
         draw_step(
@@ -401,18 +418,31 @@ class Plan(Record):
 
     @property
     def view(self) -> StepView:
-        """The step as pages and exports show it; a plan that was read from a file has none."""
+        """The data of the step that pages and exports show.
+
+        Raises:
+            PlanError: the plan was read from a file.
+        """
         self._pair()
         compiled = self._timeline is not None
-        without = (
-            None if compiled else self._without
-        )  # as simulated, which is not beside as compiled
+        # The curve without remat is simulated, so it cannot be compared with a compiled step.
+        without = None if compiled else self._without
         return view_step(self, self._problem, self._costs, without, as_compiled=compiled)
 
     def explore(self, path: str | Path, *, frontier: Frontier | None = None) -> None:
-        """Writes a page that shows the step, with a slider over a frontier: `remat.report.explorer.explore`."""
+        """Write an HTML page that shows the step; see `remat.report.explorer.explore`.
+
+        Args:
+            path: the file.
+            frontier: a frontier to explore with a slider; None: no slider.
+        """
         explore(self, path, frontier=frontier)
 
     def export(self, path: str | Path, *, format: str | None = None) -> None:  # noqa: A002
-        """Writes the step for another tool: `remat.report.exports.export`."""
+        """Write the step in the format of another tool; see `remat.report.exports.export`.
+
+        Args:
+            path: the file.
+            format: the format; None: selected by the suffix.
+        """
         export(self.view, path, format)

@@ -1,4 +1,4 @@
-"""One budget for all graphs of a step: a model with graph breaks, planned by merging frontiers."""
+"""Plan all graphs of one step, a model with graph breaks, under one budget, by merging their frontiers."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ from remat.planning.request import PlanRequest
 from remat.torch_compat import pytree
 from remat.units import Budget
 
-#: How often the budget that unused room leaves is handed out again, at most.
+#: Most rounds in which bytes that the last round left unused are distributed again.
 ROUNDS = 4
 
 
 def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
-    """Plans all graphs of a step under one budget, by merging their frontiers.
+    """Plan all graphs of a step under one budget, by merging their frontiers.
 
     Args:
-        joints: the graphs, in the order in which they run: ``remat.capture(…, fullgraph=False)``.
-        request: how to plan them. The budget is bytes for all of them together, a share of what their
-            runtime-optimal partitions save together, or one on the peak of the whole step. A graph whose code sets a budget of its own is
-            decided by that alone: its bytes are taken off first, and a share is one of the other graphs.
+        joints: the graphs in the order in which they run, as ``remat.capture(…, fullgraph=False)`` returns
+            them.
+        request: the options. The budget is one for all graphs together: saved bytes, a ratio of the bytes
+            that their runtime-optimal partitions save together, or the peak of the whole step. Under saved
+            bytes or a ratio, a graph whose code sets its own budget is decided by that budget alone. Its bytes
+            are subtracted first, and a ratio refers to the other graphs.
 
     Raises:
-        BudgetError: no plans save as little, or none were found within the peak.
-        PlanError: there are no graphs.
-        ProblemError: the request is one for a single graph.
+        BudgetError: the graphs cannot save so few bytes together, or no plans were found within the peak.
+        PlanError: there are no graphs, or they are not all graphs of one step in order.
+        ProblemError: the request has a saved plan or a pipeline, which are for a single graph.
     """
     if request.plan is not None:
         raise ProblemError("plan= applies one saved plan to one graph, got several graphs")
@@ -51,7 +53,7 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
     passed = _Passed(joints)
     if budget.on_peak:
         return _within_peak(planners, request, passed)
-    # What the code sets for a graph holds instead of a share.
+    # A budget that the code sets for a graph decides this graph alone; the requested budget decides the others.
     regions = [k for k, p in enumerate(planners) if p.state.get(RegionBudget()) is not None]
     own = {k: planners[k].decide(Budget(share=1.0)) for k in regions}
     free = [p for k, p in enumerate(planners) if k not in own]
@@ -70,9 +72,10 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
     limits = {"full": max(full, least - shared), "least": least - shared}
     why = _why_least(free) if budget.below(**limits) else ("", "")
     capacity = shared + budget.capacity(**limits, why=why)
+    # Frontiers do not count passed activations. Their bytes are reserved: first all, then those kept last.
     best, reserve = smallest, passed.all_bytes
     room = capacity - taken
-    # Where every graph's cheapest decision fits, there is nothing to share out.
+    # If the cheapest decision of every graph fits, no bytes need distribution.
     most = [max(p.hull.ends[1].saved_bytes, p.least_bytes) for p in free]
     cheapest = sum(r * b for r, b in zip(runs, most, strict=True)) + passed.all_bytes <= room
     if cheapest:
@@ -88,6 +91,7 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
         fits = _saved(joints, found) + kept <= capacity
         if fits and _cost(joints, found) < _cost(joints, best):
             best = found
+        # No reserved bytes became free, so another round would give the same shares.
         if kept >= reserve:
             break
         reserve = kept
@@ -95,7 +99,12 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
 
 
 def _within_peak(planners: Sequence[Planner], request: PlanRequest, passed: _Passed) -> PlanSet:
-    """The plans of all graphs under a budget on the peak of the step."""
+    """Plan all graphs under a budget on the peak of the step.
+
+    Raises:
+        BudgetError: no plans were found within the peak, or the peak is unknown, because of hooks or because
+            the order of the runs is not recorded.
+    """
     if request.hooks is not None:
         raise BudgetError(
             f"budget is {request.budget.label}, one peak over {len(planners)} graphs, beside hooks on saved "
@@ -125,6 +134,15 @@ def _finished(
     passed: _Passed,
     capacity: int,
 ) -> PlanSet:
+    """Build the plans of the decisions, and compute the figures of the whole step.
+
+    Args:
+        planners: one for each graph.
+        decided: one decision for each graph.
+        request: the options.
+        passed: activations that one graph hands to another.
+        capacity: the bytes that all graphs together may save.
+    """
     plans = [p.finish(d, request.budget) for p, d in zip(planners, decided, strict=True)]
     partitioned = [
         PartitionedGraph(joint=p.state.joint, forward=plan.forward, backward=plan.backward)
@@ -157,24 +175,25 @@ def _finished(
 
 
 def _is_known(joints: Iterable[JointGraph]) -> bool:
-    """Whether the order of all runs of all graphs is known."""
+    """Return whether the order of all runs of all graphs is known."""
     return all(joint.runs in (1, len(joint.turns)) for joint in joints)
 
 
 def _saved(joints: Sequence[JointGraph], decided: Sequence[Candidate]) -> int:
-    """Bytes that all runs of all graphs save."""
+    """Return the bytes that all runs of all graphs save together."""
     return sum(joint.runs * d.saved_bytes for joint, d in zip(joints, decided, strict=True))
 
 
 def _cost(joints: Sequence[JointGraph], decided: Sequence[Candidate]) -> int:
+    """Return the summed cost of all runs of all graphs."""
     return sum(joint.runs * d.cost for joint, d in zip(joints, decided, strict=True))
 
 
 def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
-    """Refuse graphs that are not the graphs of one step, in order.
+    """Refuse graphs that are not all graphs of one step in their order.
 
     Raises:
-        PlanError: one receives what none before it makes, or a run is not there.
+        PlanError: a graph receives a value that no earlier run makes, or a run is missing.
     """
     turns = sorted((turn, k) for k, joint in enumerate(joints) for turn in joint.turns)
     made = [joints[k].num_fwd_outputs for _, k in turns]
@@ -197,16 +216,22 @@ def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
 
 
 def _why_least(planners: Sequence[Planner]) -> tuple[str, str]:
-    """Reasons why the graphs together cannot save fewer bytes, with remedies; each reason once."""
+    """Return why the graphs together cannot save fewer bytes, and what would lower the bytes, as two texts."""
     texts = [least_causes(p.state, least_decision(p.state)) for p in planners if p.least_bytes]
     because, todo = ([text[k] for text in texts if text[k]] for k in (0, 1))
     return "; ".join(dict.fromkeys(because)), ", or ".join(dict.fromkeys(todo))
 
 
 def _shares(planners: Sequence[Planner], runs: Sequence[int], room: int) -> list[int] | None:
-    """Bytes for one run of each graph, by the cheapest choice of one point on each frontier.
+    """Distribute bytes over graphs: choose one point on each frontier, at the least total cost.
 
-    None where not even the smallest points fit together.
+    Args:
+        planners: one for each graph.
+        runs: how often each graph runs.
+        room: bytes that all runs together may save.
+
+    Returns:
+        Bytes for one run of each graph; None if not even the smallest points fit together.
     """
 
     def extend(k: int, saved: int, cost: int, decided: Candidate) -> tuple[int, int] | None:
@@ -217,7 +242,7 @@ def _shares(planners: Sequence[Planner], runs: Sequence[int], room: int) -> list
     if not choices:
         return None
     shares = [decided.saved_bytes for decided in choices[-1][2]]
-    # What is left goes to whom it helps: the graph that recomputes most.
+    # The remaining bytes go to the graph that recomputes most.
     left = room - sum(r * b for r, b in zip(runs, shares, strict=True))
     needs = [r * p.at(b).cost for r, p, b in zip(runs, planners, shares, strict=True)]
     neediest = max(range(len(planners)), key=lambda i: (needs[i], -i))
@@ -226,7 +251,7 @@ def _shares(planners: Sequence[Planner], runs: Sequence[int], room: int) -> list
 
 
 class _Passed:
-    """The activations that one graph hands to a later one."""
+    """The activations that one graph of a step hands to a later graph."""
 
     def __init__(self, joints: Sequence[JointGraph]) -> None:
         self._bytes: dict[tuple[int, int], int] = {}
@@ -246,11 +271,11 @@ class _Passed:
 
     @property
     def all_bytes(self) -> int:
-        """Bytes of all of them."""
+        """Bytes of all passed activations."""
         return sum(self._bytes.values())
 
     def kept(self, decided: Sequence[Candidate]) -> int:
-        """Bytes of the activations that any graph saves for backward, each counted once."""
+        """Return the bytes of the passed activations that some graph saves for backward, each counted once."""
         saved = [set(d.decision.saved) for d in decided]
         return sum(
             nbytes

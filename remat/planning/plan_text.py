@@ -1,4 +1,4 @@
-"""The figures of a plan as text."""
+"""Format the figures of a plan as text."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from remat.units import Budget, bytes_of_share, format_bytes, format_cost
 if TYPE_CHECKING:
     from remat.planning.plan import Plan
 
-#: Offloaded values that are listed; the others are summed up.
+#: Most offloaded values that are listed; the others are summed up in one line.
 MOST_LISTED = 40
-#: What is meant by "without remat" wherever it stands.
+#: What "without remat" means in every text.
 WITHOUT_REMAT = "is budget 1: the plan within the bytes that PyTorch's partitioner starts from in plain torch.compile"
 
 
 def rows_of(plan: Plan) -> list[tuple[str, str]]:
-    """The rows of a plan's table, without empty ones."""
+    """Return the rows (name, text) of a plan's table, without empty ones."""
     rows = [
         ("region", _region(plan)),
         ("saved", _saved(plan)),
@@ -34,6 +34,7 @@ def rows_of(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _saved(plan: Plan) -> str:
+    """Format the saved bytes beside those of the runtime-optimal partition, and the allowed and least bytes."""
     share = f" ({plan.saved_bytes / plan.full_bytes:.0%} of" if plan.full_bytes else " (of"
     allowed = "" if plan.asked.on_peak else f"{format_bytes(plan.capacity)} allowed, "
     return (
@@ -43,6 +44,7 @@ def _saved(plan: Plan) -> str:
 
 
 def _offloaded(plan: Plan) -> str:
+    """Format the offloaded values, their bytes and their exposed transfer time; empty without a link."""
     if not plan.link:
         return ""
     if not plan.offloads:
@@ -55,8 +57,10 @@ def _offloaded(plan: Plan) -> str:
 
 
 def _recomputed(plan: Plan) -> str:
+    """Format the number of recomputed nodes, their cost, and the proven bound on the cost."""
     recomputed = counted(len(plan.recomputed), "node") if plan.recomputed else "nothing"
     if plan.recompute_cost:
+        # Node orders do not list views, so `recomputed` has none then.
         views = "" if plan.decision.is_ordered else ", views included"
         proven = ""
         if plan.recompute_bound:
@@ -67,7 +71,7 @@ def _recomputed(plan: Plan) -> str:
 
 
 def _peak(plan: Plan) -> str:
-    """The peak, beside that without remat: compiled with expected, simulated with simulated."""
+    """Format the peak beside the peak without remat: compiled beside estimated, simulated beside simulated."""
     instead = ""
     if plan.without_peak_bytes:
         instead = f" instead of {format_bytes(plan.without_peak_bytes)} without remat"
@@ -88,13 +92,14 @@ def _peak(plan: Plan) -> str:
 
 
 def _decided_by(plan: Plan) -> str:
+    """Format the solver, the number of items it decided, and its time."""
     took = f"{plan.solve_s:.3f} s" if plan.solve_s >= 0.001 else "less than 1 ms"
     over = f" over {plan.items} items in {took}" if plan.items else ""
     return plan.solver + over + ("" if plan.deterministic else "; a clock ended it")
 
 
 def _region(plan: Plan) -> str:
-    """The budget that the code set for its region, and its bytes; empty if none was set."""
+    """Format the budget that the code set for its region, with its bytes; empty if the code set none."""
     if not plan.region_budget:
         return ""
     share = Budget.parse(plan.region_budget)
@@ -107,7 +112,7 @@ def _region(plan: Plan) -> str:
 
 
 def _raised(plan: Plan) -> str:
-    """The ratio that a lower one was raised to, and why; empty if it was not raised."""
+    """Explain why the plan saves more than its ratio allows; empty unless the ratio was raised."""
     share = Budget.parse(plan.region_budget) if plan.region_budget else plan.asked
     full, least = max(plan.full_bytes, plan.least_bytes), plan.least_bytes
     known = plan.least_because and share.share is not None and plan.capacity == least
@@ -120,11 +125,11 @@ def _raised(plan: Plan) -> str:
 
 
 def offload_lines(plan: Plan, made_by: Mapping[str, str]) -> list[str]:
-    """One line of text for each offloaded value, largest first.
+    """Return a heading and one line of text for each offloaded value, largest first; empty without any.
 
     Args:
         plan: the plan.
-        made_by: the source line of each value, where it is known.
+        made_by: the source line of each value, by name, if it is known.
     """
     chosen = sorted(plan.offloads, key=lambda value: (-value.nbytes, value.name))
     if not chosen:

@@ -1,20 +1,20 @@
 """Planning: from a joint graph and a request to a decision, and from a decision to a plan.
 
-The files that the budget of ``remat plan MODEL --budget 0.3`` goes through, each entered once::
+The budget of ``remat plan MODEL --budget 0.3`` passes through these files, in this order::
 
-    cli/plan.py                 the option, as text
-    planning/request.py         every option, read and checked once
+    cli/plan.py                 the option as text
+    planning/request.py         all options, parsed and checked
     units.py                    text to bytes of peak, saved bytes, or a ratio
     planning/planner.py         a ratio, bytes or a peak to a capacity in saved bytes
-    planning/prepared.py        the prepared graph, and whose turn it is
-    passes/decide/budgeted.py   the graph problem within the capacity, and who is asked
-    solvers/run.py              one solver, whose answer is not believed
-    solvers/auto.py             who looks at the problem, and for how long
-    solvers/lagrangian.py       what is left to decide near the hull of the frontier
+    planning/prepared.py        the prepared graph, with a cache of its decisions
+    passes/decide/budgeted.py   the graph problem within the capacity, and the solver to call
+    solvers/run.py              a call of one solver, and the check of its answer
+    solvers/auto.py             the default solver: its methods, and their limits of work
+    solvers/lagrangian.py       the nodes that are undecided near the hull of the frontier
     solvers/_native/module.cpp  the search
 
-What comes back is scored where it is checked, by `remat.solvers.verify`; once it is split into two modules,
-`finish` scores and verifies the plan itself, whichever way it came about.
+`remat.solvers.verify` checks and scores the answer of a solver. Every plan, however it was decided, is
+scored and verified by `finish` after the split into two modules.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from remat.solvers.hull import Hull
 from remat.units import Budget
 from remat.version import __version__
 
-#: By this factor a simulated peak must be below budget 1's to show that the compiled peak is lower.
+#: A simulated peak that is lower than budget 1's by this factor shows that the compiled peak is lower, too.
 _CLEARLY_LOWER = 1.25
 
 
@@ -71,18 +71,18 @@ def plan_graph(
     agree: Pass | None = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Plan:
-    """Plans one joint graph: by a saved plan that was made for it, by a pipeline, or by deciding.
+    """Plan one joint graph: apply the saved plan that was made for it, run a pipeline, or decide.
 
     Args:
         joint: the captured step.
-        request: how to plan it.
-        in_place: work on this graph instead of on a copy.
-        agree: a pass that runs on a decision before it is carried out.
-        on_step: called with a line of text before each step of deciding.
+        request: the options.
+        in_place: whether to change this graph instead of a copy.
+        agree: a pass that runs on the decision before the split, such as one by which ranks agree.
+        on_step: called with a line of text before each stage of deciding.
 
     Raises:
         BudgetError: no plan is within the budget.
-        PlanError: nothing to differentiate, conflicting tags, a saved plan that is not for this graph, or a
+        PlanError: nothing requires a gradient, tags conflict, the saved plan is for another graph, or a
             rule of the verifier is broken.
         PassError: a pass of the pipeline failed.
         SolverError: the solver refuses, raises, or answers wrongly.
@@ -105,6 +105,7 @@ def plan_graph(
     )
     require_tangents(state)
     budgeted = [p for p in pipeline.flat() if isinstance(p, Budgeted)]
+    # The last pass that decides makes the decision, so its options hold for the plan.
     cost = budgeted[-1].cost if budgeted else Roofline()
     count_workspaces(state, cost.on(state.joint))
     made = finish(
@@ -113,13 +114,17 @@ def plan_graph(
         budget=budgeted[-1].budget if budgeted else Budget(share=1.0),
         fingerprint=fingerprint,
     )
-    return replace(
-        made, remat=""
-    )  # a saved plan is applied by the default passes, to other figures
+    # Once saved, the plan is applied by the default passes, whose figures may differ. Without a version, they are
+    # not compared.
+    return replace(made, remat="")
 
 
 def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: bool) -> Plan:
-    """Splits a joint graph by the saved plan that was made for it."""
+    """Split a joint graph by the saved plan that was made for it, and check the figures of the plan.
+
+    Raises:
+        PlanError: the options conflict with the plan, or a figure of the plan is false.
+    """
     if plan.reread_inputs and not request.reread_inputs:
         raise PlanError(
             f"this plan for '{plan.graph}' may read inputs again in backward, but reread_inputs is "
@@ -151,9 +156,8 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         peak_limit=plan.peak_limit,
     )
     done = split(replace(prepared, decision=plan.decision, choice=choice))
-    if has_symbols(
-        done.index.values
-    ):  # at these sizes it may keep more than at those it was made for
+    if has_symbols(done.index.values):
+        # At these sizes, the plan may save more than at those for which its capacity was computed.
         kept = sum(_saved_in(done).values())
         done = replace(done, choice=replace(choice, capacity=max(plan.capacity, kept)))
     made = finish(
@@ -177,13 +181,13 @@ def warn_of_peak(plan: Plan, *, stacklevel: int) -> None:
     """Warn if a plan within saved bytes peaks above budget 1's plan, or recomputes for almost no lower peak.
 
     Args:
-        plan: a finished plan with the figures of budget 1's step.
-        stacklevel: frames from here to the caller whom the warning names.
+        plan: a finished plan with the figures of the step without remat.
+        stacklevel: frames from this function to the caller that the warning names.
     """
     figures = plan.before_after
     if plan.asked.on_peak or plan.capacity >= plan.full_bytes or not figures.without_peak_bytes:
         return
-    # An estimate of a compiled peak takes time, and is not exact enough to tell a little more.
+    # Estimating compiled peaks takes time, so it is left out if the simulated peaks differ clearly.
     is_estimated = plan.lower == "inductor"
     if is_estimated and figures.peak_bytes * _CLEARLY_LOWER >= figures.without_peak_bytes:
         figures = replace(
@@ -199,33 +203,34 @@ def warn_of_peak(plan: Plan, *, stacklevel: int) -> None:
 
 
 class Planner(PeakPlanner):
-    """Decide one prepared graph under several budgets, and build plans from decisions."""
+    """Planner of one prepared graph: decides under several budgets, and builds plans from decisions."""
 
     def decide(self, budget: Budget) -> Candidate:
-        """The decision under a budget, and under what the code sets for its region.
+        """Return the decision under a budget, and under the region budget if the user's code sets one.
 
         Raises:
-            BudgetError: none is within it.
+            BudgetError: no decision is within the budget.
             SolverError: the solver refuses, raises, or answers wrongly.
         """
         if budget.on_peak:
             return self.within_peak(budget)
         limits = replace(self.deciding, budget=budget).limits(self.state)
         found = self.decided(limits)
-        if limits.capacity == self.full_bytes:  # budget 1's: nobody need ask again
+        if limits.capacity == self.full_bytes:  # this is budget 1's decision, too
             found = self.decisions.setdefault(self.full_bytes, found)
         return found
 
     @cached_property
     def baseline(self) -> Baseline:
-        """The step without remat: at budget 1, and without hooks on what is saved.
+        """The step without remat: at budget 1, and without hooks on saved tensors.
 
-        Nothing is known of it where the solver has no plan at budget 1.
+        All figures are 0 if the solver has no plan at budget 1.
         """
         try:
             full = self.full
         except RematError:
             return Baseline()
+        # `peak` also sets `full_curve`.
         if self.request.hooks is None and self.peak(full) and self.full_curve is not None:
             curve = self.full_curve
         else:
@@ -241,19 +246,30 @@ class Planner(PeakPlanner):
         )
 
     def reread_outputs(self, decided: Candidate) -> tuple[int, ...]:
-        """Places of the user's outputs that backward may read under a decision."""
+        """Return the positions of the user's outputs that backward may read under a decision."""
         index = self.state.index
         saved = (index.nodes[index.by_name[name]] for name in decided.decision.saved)
         return reread_outputs(self.state.joint, saved)
 
     def plan(self, decided: Candidate, agree: Pass | None = None) -> Plan:
-        """The plan of a decision under the request's budget, with a warning if it does not lower the peak."""
+        """Build the plan of a decision under the request's budget; warn if the plan does not lower the peak.
+
+        Args:
+            decided: the decision.
+            agree: a pass that may change the decision before the split; None: no such pass.
+        """
         made = self.finish(decided, self.request.budget, agree)
         warn_of_peak(made, stacklevel=4)
         return made
 
     def finish(self, decided: Candidate, budget: Budget, agree: Pass | None = None) -> Plan:
-        """Build the plan of a decision, or of the decision that ``agree`` returns for it."""
+        """Build the plan of a decision.
+
+        Args:
+            decided: the decision.
+            budget: the budget that the plan records.
+            agree: a pass that may change the decision before the split; None: no such pass.
+        """
         peak_bytes = None
         if agree is not None:
             state = replace(self.state, decision=decided.decision, choice=decided.choice)
@@ -287,17 +303,17 @@ def finish(
     step_costs: Sequence[int] | None = None,
     link: str = "",
 ) -> Plan:
-    """Score and verify a partitioned state. Every plan ends here.
+    """Build a plan from a partitioned state: score it and verify it. Every plan is built here.
 
     Args:
-        state: what was decided, split.
+        state: the partitioned state, with its decision.
         cost: the cost model.
-        budget: the budget as it was asked for.
+        budget: the requested budget.
         fingerprint: digest of the joint graph as it was captured.
-        peak_bytes: the simulated peak, where it is known.
-        baseline: the step without remat, if it is known.
-        step_costs: cost of running each node once, by position, if it is known.
-        link: the link to the host, where values may be offloaded.
+        peak_bytes: the simulated peak; None: simulated here.
+        baseline: the step without remat; None: unknown.
+        step_costs: cost of one run of each node, by position; None: computed here.
+        link: the link to the host, if values may be offloaded; else empty.
 
     Raises:
         PlanError: a rule of the verifier is broken.
@@ -322,10 +338,12 @@ def finish(
             user_mutated=frozenset() if state.reread_inputs else state.user_mutable,
         )
     )
+    # Passes have edited the graphs, and fx generates the code of a module only on request.
     state.forward.recompile()
     state.backward.recompile()
     baseline = baseline or Baseline()
     costs = step_costs_of(state, cost) if step_costs is None else step_costs
+    # With node orders, nodes may also run again in forward, which the graph problem does not know.
     if state.decision.is_ordered:
         saved = state.decision.saved
         recomputed = state.decision.further_runs
@@ -340,6 +358,7 @@ def finish(
         recompute_cost = scored.recompute_cost
     region = choice.region_budget
     hull = Hull.of(problem)
+    # Under a budget on the peak, saved bytes are not limited, so the bound must hold for any number of them.
     most = max(capacity, hull.ends[1].saved_bytes) if budget.on_peak else capacity
     priced = [state.index.nodes[i] for i in dict.fromkeys(lowered.position)]
     return Plan(
@@ -391,6 +410,7 @@ def finish(
         _asked=budget,
         _modules=(state.forward, state.backward),
         _problem=problem,
+        # There are no costs if the cost model cannot price backward.
         _costs={n.name: c for n, c in zip(state.index.nodes, costs, strict=False)},
         _without=baseline.curve,
         _learns=has_symbols(state.index.values, learned=True),
@@ -399,7 +419,7 @@ def finish(
 
 
 def _saved_in(state: State) -> dict[int, int]:
-    """The storages that forward hands to backward, with their bytes, as the state counts them."""
+    """Return the bytes of each storage that forward hands to backward, by key of the storage."""
     assert state.forward is not None
     return saved_storages(
         state.forward,

@@ -1,4 +1,4 @@
-"""The plans of all graphs of one step, as a sequence with figures of its own."""
+"""The plans of all graphs of one step, as a sequence with figures for the whole step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remat.planning.plan import Plan
 from remat.report.before_after import BeforeAfter
 from remat.units import Budget, format_bytes, format_cost
 
-#: Plans that the text of a set names one by one, so that it stays on one screen.
+#: Most plans that the text of a set lists, so that the text fits one screen.
 MOST_SHOWN = 16
 
 
@@ -23,15 +23,17 @@ class PlanSet(Record, Sequence[Plan]):
 
     Attributes:
         plans: one for each graph, in the order in which the graphs run.
-        passed_bytes: bytes of the activations that one graph hands to a later one and that either
-            keeps for backward, each counted once.
-        capacity: the bytes that may be saved; under one on the peak, bytes that do not bind.
-        peak_bytes: most bytes alive at once while the forwards of all graphs run, first to last, then their
-            backwards, last to first; parameters and inputs included. 0 in files written before it was recorded.
-        budget: the budget as it was asked for; empty in such files.
-        runs: how often each graph runs in a step; empty in such files.
-        without_peak_bytes: simulated peak of the step without remat, every graph planned at budget 1; 0
-            where it is not known.
+        passed_bytes: bytes of the activations that one graph hands to a later graph and that at least one of
+            both saves for backward; each activation counts once.
+        capacity: the bytes that may be saved. Under a budget on the peak, a number of bytes that is no
+            restriction.
+        peak_bytes: most bytes alive at once while the forwards of all graphs run, first to last, and then
+            their backwards, last to first; parameters and inputs included. 0 if unknown, and in files from
+            before this field existed.
+        budget: the requested budget; empty in files from before this field existed.
+        runs: how often each graph runs in a step; empty in files from before this field existed.
+        without_peak_bytes: simulated peak of the step without remat: every graph is planned at budget 1.
+            0 if unknown.
     """
 
     form: ClassVar[Form] = Form("set of plans", "remat_plans", 1)
@@ -56,7 +58,7 @@ class PlanSet(Record, Sequence[Plan]):
             self._check_budget(Budget.parse(self.budget))
 
     def _check_budget(self, asked: Budget) -> None:
-        """Refuses figures above the budget; those of each plan are checked on its graph."""
+        """Raise a ProblemError if a sum exceeds the budget; each plan's own figures are checked on its graph."""
         bounds = (("peak_bytes", asked.peak_bytes), ("saved_bytes", asked.nbytes))
         for name, limit in bounds:
             if limit is not None and getattr(self, name) > limit:
@@ -66,18 +68,18 @@ class PlanSet(Record, Sequence[Plan]):
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that all runs of all graphs together keep from forward to backward."""
+        """Bytes that all runs of all graphs together hand from forward to backward."""
         each = zip(self._runs, self.plans, strict=True)
         return sum(runs * p.saved_bytes for runs, p in each) + self.passed_bytes
 
     @property
     def recompute_cost(self) -> int:
-        """Summed cost of what runs twice, in the unit of the plans."""
+        """Summed recompute cost of all runs, in the unit of the plans."""
         return self._summed("recompute_cost")
 
     @property
     def exposed_time(self) -> int:
-        """Summed exposed transfer time, in the unit of the plans."""
+        """Summed exposed transfer time of all runs, in the unit of the plans."""
         return self._summed("exposed_time")
 
     @property
@@ -87,7 +89,8 @@ class PlanSet(Record, Sequence[Plan]):
 
     @property
     def before_after(self) -> BeforeAfter:
-        """The step without remat and under these plans."""
+        """The step without remat beside the step under these plans."""
+        # A sum that counts unknown costs as 0 would be too low.
         known = all(p.step_cost for p in self.plans)
         return BeforeAfter(
             peak_bytes=self.peak_bytes,
@@ -100,11 +103,12 @@ class PlanSet(Record, Sequence[Plan]):
         )
 
     def _summed(self, name: str) -> int:
-        """The sum of a figure over all runs of all graphs."""
+        """Return the sum of the plans' field ``name`` over all runs of all graphs."""
         return sum(runs * getattr(p, name) for runs, p in zip(self._runs, self.plans, strict=True))
 
     @property
     def _runs(self) -> tuple[int, ...]:
+        """Number of runs of each graph in a step; 1 for each graph if an older file does not record them."""
         return self.runs or (1,) * len(self.plans)
 
     @property
@@ -126,13 +130,13 @@ class PlanSet(Record, Sequence[Plan]):
         return iter(self.plans)
 
     def explain(self) -> str:
-        """All plans as text, under a line for their sum."""
+        """Return all plans as text, below one line with their sums."""
         return "\n\n".join(
             [f"{len(self)} graphs: {self._head}", *(p.explain() for p in self.plans)]
         )
 
     def plot(self, path: str | Path) -> None:
-        """Draws memory over each graph, one beside the other; the rest is as for `Plan.plot`."""
+        """Draw memory over each graph, side by side; path and errors are those of `Plan.plot`."""
         from remat.report.memory_plot import draw_steps
 
         steps = [(plan.graph, plan.timeline) for plan in self.plans]
@@ -148,7 +152,7 @@ class PlanSet(Record, Sequence[Plan]):
 
     @property
     def _head(self) -> str:
-        """Their sums in one line."""
+        """One line of text with the sums of the plans."""
         unit = self.plans[0].unit
         on_peak = self.budget and Budget.parse(self.budget).on_peak
         allowed = "" if on_peak else f" of {format_bytes(self.capacity)} allowed"

@@ -1,4 +1,4 @@
-"""A prepared graph with cached decisions: each byte limit is decided once."""
+"""A prepared graph with cached decisions: each limit on saved bytes is decided once."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
 from remat.units import format_bytes
 
-#: Budgets that a frontier looks at, besides the vertices of the hull.
+#: Even steps between the limits on saved bytes of a frontier, which include vertices of the hull besides.
 STEPS = 24
-#: Vertices of the hull that it looks at, at most.
+#: Most vertices of the hull among the limits on saved bytes of a frontier.
 VERTICES = 16
-#: Nodes of all partitioned graphs that stay in memory, unless two have more.
+#: Nodes of the partitioned graphs that stay cached, all together. Two graphs stay cached in any case.
 _SPLIT_NODES = 20_000
 
 
@@ -39,7 +39,11 @@ Answer = tuple[Decision, int, int, DecisionInfo, int]
 
 
 def fingerprint_of(joint: JointGraph) -> str:
-    """The digest of a joint graph."""
+    """Return the digest of a joint graph.
+
+    Raises:
+        ProblemError: ``joint`` is not a `JointGraph`.
+    """
     if not isinstance(joint, JointGraph):
         raise ProblemError(
             f"joint is a {type(joint).__name__}; expected a JointGraph: use remat.capture(model, args); "
@@ -50,13 +54,13 @@ def fingerprint_of(joint: JointGraph) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """The step without remat: at budget 1, and without hooks on what is saved.
+    """The step without remat: the plan at budget 1, without hooks on saved tensors.
 
     Attributes:
-        peak_bytes: its simulated peak; 0 if it is not known.
-        expected_bytes: the peak that is estimated of it once Inductor has compiled it; 0 if it is not known.
-        recompute_cost: cost of what runs twice in it, in the unit of the cost model.
-        curve: its memory over the step; None if it is not known.
+        peak_bytes: simulated peak of the step; 0 if unknown.
+        expected_bytes: estimated peak of the step once Inductor has compiled it; 0 if unknown.
+        recompute_cost: recompute cost of the plan, in the unit of the cost model.
+        curve: memory over the step; None if unknown.
     """
 
     peak_bytes: int = 0
@@ -74,15 +78,15 @@ def curve_of(state: State) -> MemoryCurve:
 
 
 def step_costs_of(state: State, cost: CostModel, *, required: bool = False) -> Sequence[int]:
-    """Price one run of each node of a step, backward's own included, by position.
+    """Return the cost of one run of each node of a step, by position, backward's own nodes included.
 
     Args:
         state: a prepared graph.
         cost: the cost model.
-        required: whether a model that cannot price backward is an error; else there are no costs then.
+        required: whether to raise if the cost model cannot price backward, instead of returning no costs.
 
     Raises:
-        ProblemError: the cost model cannot price backward.
+        ProblemError: the cost model cannot price backward, and ``required`` is set.
     """
     late = [i for i, only_backward in enumerate(state.roles.tangent_closure) if only_backward]
     try:
@@ -91,16 +95,17 @@ def step_costs_of(state: State, cost: CostModel, *, required: bool = False) -> S
         if required:
             raise
         return ()
+    # Both lists have an entry for every position; each position is priced in one of them and 0 in the other.
     return [a + b for a, b in zip(state.get(Costs(cost)), backward, strict=True)]
 
 
 class Prepared:
-    """Decides one prepared graph within any number of bytes.
+    """One prepared graph, which is decided within any number of saved bytes.
 
     Args:
-        state: what `remat.planning.pipelines.prepare` returned; it is not changed.
-        request: who decides, and by which costs.
-        fingerprint: digest of its joint graph as it was captured.
+        state: a state from `remat.planning.pipelines.prepare`; it is not changed.
+        request: the options, among them solver and cost model.
+        fingerprint: digest of the joint graph as it was captured.
         on_step: called with a line of text before each decision.
     """
 
@@ -114,12 +119,13 @@ class Prepared:
     ) -> None:
         require_tangents(state)
         self.state, self.request, self.fingerprint = state, request, fingerprint
+        # Operators that are declared pure may run again, so decisions hold only for these declarations.
         self.declarations = ops.declarations()
         self.deciding = request.deciding()
         self.decisions: dict[int, Candidate] = {}
         self._peaks: dict[Decision, int] = {}
         self._expected: dict[Decision, int] = {}
-        #: Memory over budget 1's step, once it was simulated.
+        #: Memory over the step at budget 1; None until `peak` has simulated it.
         self.full_curve: MemoryCurve | None = None
         self._splits: dict[Decision, State] = {}
         self.on_step = on_step or (lambda _: None)
@@ -134,7 +140,15 @@ class Prepared:
         in_place: bool = False,
         on_step: Callable[[str], None] | None = None,
     ) -> Self:
-        """Prepares a joint graph."""
+        """Prepare a joint graph.
+
+        Args:
+            joint: the captured step.
+            request: the options.
+            fingerprint: digest of the joint graph; None: computed here.
+            in_place: whether to change this graph instead of a copy.
+            on_step: called with a line of text before each decision.
+        """
         fingerprint, request = fingerprint or fingerprint_of(joint), request.on(joint)
         state = prepare(
             joint,
@@ -148,16 +162,20 @@ class Prepared:
 
     @cached_property
     def lowered(self) -> Lowered:
-        """The graph problem."""
+        """The graph problem, which asks which nodes to save, and the mapping of its nodes to the joint graph."""
         return self.state.lowered(self.request.cost)
 
     @cached_property
     def hull(self) -> Hull:
-        """The lower hull of its frontier."""
+        """The lower convex hull of the graph problem's frontier."""
         return Hull.of(self.lowered.problem)
 
     def cuts(self, most: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Vertices of the hull, about ``most`` of them with both ends: saved bytes, and what is saved."""
+        """Return vertices of the hull, about ``most`` of them, among them both ends.
+
+        Returns:
+            For each vertex: its saved bytes, and the nodes of the graph problem that it saves.
+        """
         vertices = self.hull.vertices
         some = {*range(0, len(vertices), max(1, len(vertices) // most)), len(vertices) - 1}
         invert = self.hull.reduction.invert
@@ -165,6 +183,7 @@ class Prepared:
 
     @cached_property
     def _limits(self) -> tuple[int, int]:
+        """Bytes that the runtime-optimal partition saves, and the least bytes that any plan saves."""
         return full_and_least(self.state)
 
     @property
@@ -183,33 +202,37 @@ class Prepared:
         return self.at(self.full_bytes)
 
     def at(self, capacity: int) -> Candidate:
-        """The decision within a number of bytes, whatever the code sets for its region."""
+        """Return the decision within ``capacity`` saved bytes, cached.
+
+        Region budgets of the user's code are ignored.
+        """
         if capacity not in self.decisions:
             self.on_step(f"deciding at {format_bytes(capacity)}")
             self.decisions[capacity] = self.decided(self.choice(capacity))
         return self.decisions[capacity]
 
     def learn(self, answer: Answer) -> None:
-        """Cache a decision of another planner under the byte limit of its choice, with its peak."""
+        """Cache a decision that a planner in another process made, with its peak."""
         decision, saved_bytes, cost, choice, peak_bytes = answer
         made = Candidate.of(self.lowered, decision, cost, choice)
         self.decisions[choice.capacity or 0] = replace(made, saved_bytes=saved_bytes)
         self._peaks[decision] = peak_bytes
 
     def answer(self, decided: Candidate) -> Answer:
-        """A decision for a planner of the same graph elsewhere."""
+        """Return a decision in a form that another process can send and `learn` reads."""
         peak_bytes = self.peak(decided)
         return decided.decision, decided.saved_bytes, decided.cost, decided.choice, peak_bytes
 
     def choice(self, capacity: int) -> DecisionInfo:
-        """Describe how a decision within a byte limit will be made, as far as known beforehand."""
+        """Return the limits of a decision within ``capacity`` saved bytes, before the decision is made."""
         return DecisionInfo(
             capacity=capacity, full_bytes=self.full_bytes, least_bytes=self.least_bytes
         )
 
     def decided(self, limits: DecisionInfo) -> Candidate:
-        """The decision within limits."""
-        _ = self.hull  # held here, so that every decision shares it
+        """Decide the graph within limits; the result is not cached."""
+        # Hulls are cached weakly. This reference keeps one alive, so that every decision shares it.
+        _ = self.hull
         found, choice = self.deciding.decide(self.state, limits)
         return Candidate(
             lowered=self.lowered,
@@ -221,7 +244,7 @@ class Prepared:
 
     @property
     def runtime_optimal(self) -> Candidate:
-        """The decision of the cut without a budget."""
+        """The decision of the runtime-optimal partition, which depends on no budget."""
         scored = evaluate(self.lowered.problem, self.state.get(RuntimeOptimalCut()))
         return Candidate(
             lowered=self.lowered,
@@ -233,11 +256,11 @@ class Prepared:
 
     @cached_property
     def cheapest(self) -> Candidate:
-        """The decision that recomputes least, whatever it saves."""
+        """The decision with the least recompute cost, at any number of saved bytes."""
         return self.at(max(self.hull.ends[1].saved_bytes, self.full_bytes))
 
     def peak(self, decided: Candidate) -> int:
-        """The simulated peak of a decision, in bytes."""
+        """Return the simulated peak of a decision in bytes, cached."""
         key = decided.decision
         if key not in self._peaks:
             self.on_step(f"simulating {format_bytes(decided.saved_bytes)}")
@@ -245,17 +268,18 @@ class Prepared:
             self._peaks[key] = curve.peak_bytes
             if decided is self.decisions.get(self.full_bytes):
                 self.full_curve = curve
-                self.running(decided)  # every plan tells it, and the two modules are here now
+                # Every plan reports budget 1's peak in this lowering, and the modules are already split here.
+                self.running(decided)
         return self._peaks[key]
 
     def running(self, decided: Candidate) -> int:
-        """The peak in the lowering that runs: simulated for eager, estimated for Inductor."""
+        """Return the peak of a decision in the graph's lowering: simulated for eager, estimated for Inductor."""
         if self.state.joint.lower == "eager":
             return self.peak(decided)
         return self.expected(decided)
 
     def expected(self, decided: Candidate) -> int:
-        """The estimated peak of fused code, in bytes."""
+        """Return the estimated peak of a decision's fused code in bytes, cached."""
         key = decided.decision
         if key not in self._expected:
             done = self.split_of(decided)
@@ -268,38 +292,39 @@ class Prepared:
         return self._expected[key]
 
     def split_of(self, decided: Candidate) -> State:
-        """The two modules of a decision; those of the last few decisions stay in memory."""
+        """Return the state split by a decision; the states of the last few decisions stay cached."""
         done = self._splits.pop(decided.decision, None)
         if done is None:
-            with suppress_warnings():  # a trial, which may never become a plan
+            with suppress_warnings():  # the decision may never become a plan
                 done = self.split(decided)
+        # Inserted anew, so that the dict is in order of last use.
         self._splits[decided.decision] = done
         while len(self._splits) > max(2, _SPLIT_NODES // len(self.state.index)):
             del self._splits[next(iter(self._splits))]
         return done
 
     def take_split(self, decided: Candidate) -> State:
-        """The two modules of a decision, owned by the caller; the next call builds new ones."""
+        """Return the state split by a decision, and drop it from the cache, so that the caller may change it."""
         done = self.split_of(decided)
         del self._splits[decided.decision]
         return done
 
     def split(self, decided: Candidate) -> State:
-        """The two modules of a decision."""
+        """Split the state by a decision into forward and backward modules."""
         return split(replace(self.state, decision=decided.decision, choice=decided.choice))
 
     @cached_property
     def step_costs(self) -> Sequence[int]:
-        """Cost of running each node of the step once; empty where backward cannot be priced."""
+        """Cost of running each node of the step once, by position; empty if backward cannot be priced."""
         return step_costs_of(self.state, self.request.cost)
 
     @property
     def step_cost(self) -> int:
-        """Cost of running every operator of the step once; 0 where backward cannot be priced."""
+        """Cost of running every operator of the step once; 0 if backward cannot be priced."""
         return sum(self.step_costs)
 
     def capacities(self) -> Iterator[int]:
-        """The budgets of a frontier: even steps between its ends, and vertices of the hull."""
+        """Yield the limits on saved bytes of a frontier: even steps between its ends, then vertices of the hull."""
         vertices = [v.saved_bytes for v in self.hull.vertices]
         least, most = vertices[0], max(vertices[-1], self.full_bytes)
         yield from (least + (most - least) * i // STEPS for i in range(STEPS + 1))
@@ -307,6 +332,6 @@ class Prepared:
         yield from vertices[::every]
 
     def pareto(self) -> tuple[Candidate, ...]:
-        """The Pareto-optimal decisions at these budgets, fewest bytes first."""
+        """Return the Pareto-optimal decisions at the limits of `capacities`, fewest bytes first."""
         found = [self.at(c) for c in sorted(set(self.capacities()))]
         return tuple(pareto(found, lambda d: (d.saved_bytes, d.cost)))

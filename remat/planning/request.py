@@ -28,7 +28,7 @@ from remat.solvers.base import Solver
 from remat.solvers.run import check_time_limit
 from remat.units import AnyBudget, Budget
 
-#: What users may give for an option; each with the type of its default.
+#: Types that users may pass for each option. `Unset` is the type of a default, which tells that none was passed.
 BudgetOption = AnyBudget | Unset[float]
 SolverOption = str | Solver | Unset[str]
 CostOption = str | CostModel | Unset[str]
@@ -41,20 +41,21 @@ class PlanRequest:
     """Options of planning; `of` parses and checks them.
 
     Attributes:
-        budget: the peak of the step, or the bytes that may be saved.
-        solver: who decides, ready to run.
+        budget: a budget on the peak of the step, or on the bytes that forward saves.
+        solver: the solver that decides, as an instance.
         cost: the cost model.
-        time_limit: seconds for each decision of the solver; None: no clock.
-        plan: saved plans to apply to the graphs that they were made for.
-        plan_costs: the cost models of those plans, by their names.
-        plans_others: whether a graph that no saved plan was made for is planned, not refused.
-        of_several: whether ``plan`` is one of several graphs' under one budget.
-        pipeline: passes to run instead of the default ones; they carry budget, solver, cost model and
-            time limit of their own.
-        count_outputs: count forward's outputs as saved bytes instead of as free.
-        hooks: what saved tensors pass through on their way to backward.
-        reread_inputs: whether backward may read inputs of the step again that are no parameters, and its outputs.
-        offload: the link over which saved values may go to the host's memory; None: none may.
+        time_limit: seconds for each decision of the solver; None: no limit.
+        plan: saved plans to apply to the graphs that they were made for; None: decide.
+        plan_costs: the cost models of the saved plans, by name.
+        plans_others: whether a graph without a saved plan is planned, instead of refused.
+        of_several: whether ``plan`` is one plan of several graphs under one budget.
+        pipeline: the user's pipeline, which replaces the default passes. Its passes carry their own budget,
+            solver, cost model and time limit.
+        count_outputs: whether forward's outputs count as saved bytes.
+        hooks: functions that pack saved tensors in forward and unpack them in backward; None: no hooks.
+        reread_inputs: whether backward may read again the step's outputs, and its inputs that are not
+            parameters.
+        offload: the link over which saved values may be offloaded; None: no offloading.
     """
 
     budget: Budget
@@ -73,7 +74,7 @@ class PlanRequest:
 
     @property
     def decides(self) -> bool:
-        """Whether the budget decides, and not a saved plan or the user's own pipeline."""
+        """Whether the budget decides, instead of a saved plan or the user's own pipeline."""
         return self.plan is None and self.pipeline is None
 
     @classmethod
@@ -94,12 +95,13 @@ class PlanRequest:
     ) -> PlanRequest:
         """Parse options as users give them; the arguments are those of `remat.plan`.
 
+        ``isolation`` selects the solvers that run in a process of their own, as in `Registry.solver`.
+
         Raises:
-            RematError: an option that cannot be meant, or two that do not go together; the error's
-                ``option`` names it.
+            RematError: an option is invalid, or two options conflict; the error's ``option`` names one.
         """
         known = registry()
-        known.learn_operators()  # fingerprints know of what plugins declare
+        known.learn_operators()  # fingerprints depend on the operators that plugins declare
         with _about("budget"):
             read_budget = Budget.parse(value_of(budget))
         with _about("solver"):
@@ -129,6 +131,7 @@ class PlanRequest:
             time_limit=time_limit,
             plan=saved,
             plan_costs=plan_costs,
+            # A budget beside saved plans is meant for the graphs without a plan.
             plans_others=saved is not None and not isinstance(budget, Unset),
             count_outputs=count_outputs,
             hooks=pair,
@@ -154,7 +157,10 @@ class PlanRequest:
 
     @classmethod
     def without_budget(cls, **options: Any) -> PlanRequest:
-        """As `of`, for what has no budget of its own: offloading then goes with any peak."""
+        """Parse options as `of` does, for a caller that sets budgets itself.
+
+        With ``offload``, the budget is a peak of ratio 1, because offloading needs a budget on the peak.
+        """
         given = options.get("offload") is not None
         budget: dict[str, Any] = {"budget": Budget(peak_share=1.0)} if given else {}
         return cls.of(**options, **budget)
@@ -170,11 +176,12 @@ class PlanRequest:
         return cls.of(**given)
 
     def to_text(self) -> dict[str, str]:
-        """The options as a reproducer records them; empty if a pipeline or a saved plan replaces them."""
+        """Return the options as text by name; empty if a saved plan or a pipeline replaces them."""
         if self.pipeline is not None or self.plan is not None:
             return {}
         kind = type(self.solver)
         registered = registry().solvers.get(self.solver.name) is kind
+        # An unregistered solver is named by its import path, from which `of` can load the class.
         options = {
             "budget": str(self.budget),
             "solver": self.solver.name if registered else f"{kind.__module__}:{kind.__qualname__}",
@@ -191,7 +198,10 @@ class PlanRequest:
         return options
 
     def refuse_offload(self, who: str) -> None:
-        """Refuse offloading where it is not supported.
+        """Refuse a request with offloading, for a caller that does not support it.
+
+        Args:
+            who: the caller, for the message.
 
         Raises:
             ProblemError: the request has a link.
@@ -204,7 +214,7 @@ class PlanRequest:
             )
 
     def _check_offload(self) -> None:
-        """Refuse offloading beside incompatible options."""
+        """Raise a ProblemError if offloading conflicts with another option."""
         if self.offload is None:
             return
         with _about("offload"):
@@ -229,23 +239,32 @@ class PlanRequest:
                 )
 
     def by(self, solver: str | Solver, *, isolation: str | None = None) -> PlanRequest:
-        """The same request to another solver.
+        """Return the request with another solver.
+
+        Args:
+            solver: name of the solver, or an instance.
+            isolation: as in `Registry.solver`.
 
         Raises:
-            SolverError: there is none of that name, or it cannot run here.
+            SolverError: no solver has the name, or the solver cannot run here.
         """
         with _about("solver"):
             return replace(self, solver=registry().solver(solver, isolation=isolation))
 
     def on(self, joint: JointGraph) -> PlanRequest:
-        """The request for one graph, with the cost model that the default stands for there."""
+        """Return the request for one graph, with the cost model that the default stands for on this graph."""
         return replace(self, cost=self.cost.on(joint))
 
     def for_graph(self, joint: JointGraph, fingerprint: str, nth: int = 0) -> PlanRequest:
-        """The request for one graph: with the saved plan that is for it, or without any; see `plan_for`.
+        """Return the request for one graph: with the saved plan that was made for it, or without a plan.
+
+        Args:
+            joint: the graph.
+            fingerprint: digest of the graph.
+            nth: number of earlier graphs with this fingerprint, see `plan_for`.
 
         Raises:
-            PlanError: no saved plan is for it, and it is not to be planned.
+            PlanError: no saved plan was made for the graph, and such graphs are not to be planned.
         """
         if self.plan is None:
             return self
@@ -256,20 +275,20 @@ class PlanRequest:
         return replace(self, plan=plan, of_several=several)
 
     def deciding(self) -> Budgeted:
-        """The pass that decides: on the whole graph where the solver can, else by a knapsack."""
+        """Build the pass that decides: on the whole graph if the solver supports graphs, else by a knapsack."""
         kind = SolveGraph if "graph" in self.solver.solves else Knapsack
         return kind(
             solver=self.solver,
             budget=self.budget,
             cost=self.cost,
-            time_limit=self.time_limit or 0.0,
+            time_limit=self.time_limit or 0.0,  # an option of a pass, where 0 is no limit
         )
 
     def as_pipeline(self) -> Pipeline:
-        """The pipeline for this request.
+        """Return the pipeline for this request.
 
         Raises:
-            ProblemError: the budget is one on the peak.
+            ProblemError: the budget is one on the peak, which no single pipeline can keep.
         """
         if self.pipeline is not None:
             return self.pipeline
@@ -283,7 +302,13 @@ class PlanRequest:
         return PassManager((*PREPARE, MinCut(), self.deciding(), *SPLIT))
 
     def _refuse_beside_pipeline(self, names: list[str]) -> None:
+        """Raise a ProblemError for options that conflict with a pipeline.
+
+        Args:
+            names: the options that the user gave and that the pipeline's passes carry.
+        """
         if names:
+            # The example in the message must be a valid pipeline itself.
             shown = self if not self.budget.on_peak and self.plan is None else PlanRequest.of()
             raise ProblemError(
                 f"{', '.join(names)} given beside a pipeline, with which such options do not go together: "
@@ -298,7 +323,7 @@ class PlanRequest:
 
 @contextlib.contextmanager
 def _about(option: str) -> Iterator[None]:
-    """Add the name of an option to its error."""
+    """Set the attribute ``option`` of errors that the block raises, so that a caller can name the option."""
     try:
         yield
     except RematError as error:
@@ -307,7 +332,11 @@ def _about(option: str) -> Iterator[None]:
 
 
 def _read_pipeline(pipeline: str | Pipeline) -> Pipeline:
-    """A complete pipeline from a joint graph to forward and backward, given as text or as an object."""
+    """Return a pipeline that is given as text or as an object.
+
+    Raises:
+        ProblemError: the pipeline is neither, cannot be parsed, or has no pass that partitions.
+    """
     made = PassManager.parse(pipeline) if isinstance(pipeline, str) else pipeline
     if not isinstance(made, Pipeline):
         raise ProblemError(

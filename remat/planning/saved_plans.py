@@ -1,4 +1,4 @@
-"""Read saved plans, and match them with their graphs."""
+"""Read saved plans, and find the plan that was made for a graph."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from remat.graph.joint import JointGraph, operators_digest
 from remat.planning.plan import Plan
 from remat.planning.plans import PlanSet
 
-#: A plan or the plans of several graphs: as such, as JSON text, or as a path to it.
+#: A plan, or the plans of several graphs: as an object, as JSON text, or as the path of a JSON file.
 SavedPlan = Plan | PlanSet | str | Path
 
 
 def read_plan(plan: SavedPlan) -> Plan | PlanSet:
-    """A plan, or the plans of several graphs, given as such, as JSON text, or as a path.
+    """Return a plan, or the plans of several graphs, given as an object, as JSON text, or as the path of a file.
 
     Raises:
-        PlanError: it can be read as none of them.
+        PlanError: the value is none of these, the file cannot be read, or the text is not a plan's.
     """
     if isinstance(plan, (Plan, PlanSet)):
         return plan
@@ -40,7 +40,7 @@ def read_plan(plan: SavedPlan) -> Plan | PlanSet:
 
 
 def _read(text: str) -> Plan | PlanSet:
-    """A plan, or the plans of several graphs: the record says which at its top."""
+    """Parse a plan, or the plans of several graphs, from JSON text; a key of the record tells which."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -57,30 +57,32 @@ def plan_for(
     nth: int = 0,
     others: bool = False,
 ) -> Plan | None:
-    """The saved plan that was made for a graph.
+    """Return the saved plan that was made for a graph.
 
     Args:
         joint: the graph.
         saved: a plan, or the plans of several graphs.
-        fingerprint: the graph's own.
-        nth: how many graphs of that fingerprint came before it: where several plans are for it, each
-            takes the next, and after the last the first again.
-        others: whether a graph that none was made for is planned.
+        fingerprint: digest of the graph.
+        nth: number of earlier graphs with this fingerprint. If several plans have the fingerprint, the graphs
+            take them in turn, and after the last plan the first again.
+        others: whether a graph without a saved plan may be planned.
 
     Returns:
-        The plan; None where the graph is to be planned.
+        The plan; None if the graph is to be planned.
 
     Raises:
-        PlanError: none was made for it, and it is not to be planned; or they were made for another
-            lowering or PyTorch, so that they are for no graph here.
+        PlanError: no plan was made for the graph, and ``others`` is False. With ``others``, an error is raised
+            only if every plan was made for another lowering or version of PyTorch.
     """
     plans = (saved,) if isinstance(saved, Plan) else saved.plans
     mine = [p for p in plans if p.fingerprint == fingerprint]
     if mine:
         return mine[nth % len(mine)]
+    # Older files record neither lowering nor version, so both are empty.
     could_be = any(
         p.lower in ("", joint.lower) and p.torch in ("", torch.__version__) for p in plans
     )
+    # If no plan can match any graph of this process, planning all of them would hide a mistake.
     if others and could_be:
         return None
     graph = f"'{joint.name}' ({fingerprint[:12]}…)"
@@ -97,15 +99,18 @@ def plan_for(
 
 
 def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
-    """Message: why no saved plan matches a graph, and what to do.
+    """Explain why no saved plan matches a graph, and what to do about it.
 
-    Lowering, PyTorch's version and a digest of the operators stand in a plan. Where the operators are
-    the same, it is shapes or constants that differ; else the model is another one. Of a plan from before
-    the digest was recorded, no more is said than the names in it tell.
+    A plan records its lowering, its version of PyTorch, and a digest of its operators. If the operators are
+    equal, shapes or constants differ; otherwise the models differ. For a plan from before the digest was
+    recorded, the names of its nodes are compared instead.
 
     Args:
-        joint: a graph whose fingerprint is none of theirs.
-        plans: one plan, or those of a set.
+        joint: a graph whose fingerprint no plan has.
+        plans: one plan, or the plans of a set.
+
+    Returns:
+        Text for a message.
     """
     lowers = {p.lower for p in plans}
     if "" not in lowers and joint.lower not in lowers:
@@ -141,5 +146,5 @@ def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
 
 
 def _has_nodes_of(joint: JointGraph, plan: Plan) -> bool:
-    """Whether a graph has a node of every name in a plan; a larger graph may have them by chance."""
+    """Return whether a graph has a node of every name in a plan; a larger graph may have them by chance."""
     return {node.name for node in joint.graph.nodes}.issuperset((*plan.saved, *plan.recomputed))

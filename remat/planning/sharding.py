@@ -1,4 +1,4 @@
-"""Bytes of parameters and gradients on one rank, by rule: single rank, DDP or FSDP2."""
+"""Bytes of parameters and gradients on one rank, by rules for a single rank, DDP and FSDP2."""
 
 from __future__ import annotations
 
@@ -13,32 +13,35 @@ from remat.graph.storages import storage_bytes, storage_key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """Bytes on one rank, and the bytes that it sends in a step.
+    """Bytes on one rank, and bytes that the rank sends in a step.
 
-    **DDP** (``ranks`` alone): every rank has all parameters and gradients, and buckets, which are one more
-    copy of the gradients (``gradient_as_bucket_view=False``) and live as long as the model. The gradients
-    are sent 2·(N-1)/N times.
+    **DDP** (several ranks without FSDP): every rank has all parameters, all gradients, and buckets. Buckets
+    are another copy of the gradients (``gradient_as_bucket_view=False``) and live as long as the model. Each
+    gradient is sent 2·(N-1)/N times.
 
     **FSDP2** (`fully_shard` of each block, then of the model): a block is a child of an outermost
-    `nn.ModuleList`; what lies in none is the root's. Parameters, gradients and the optimizer's state are
-    sharded along the first dimension, rounded up. While the step runs, the root's parameters are whole, and
-    those of two blocks of the largest size: the one that runs and the one that is gathered for the next. In
-    backward there are gradients of the root, whole from when they are made, and twice those of the largest
-    block: as they are made, and as they are laid out to be reduced; at its end, the root's twice and no
-    block's. A gradient of a size that no block's has is the root's. Parameters are sent twice (the
-    root's once) and gradients once, each (N-1)/N times.
+    `nn.ModuleList`. Parameters outside of all blocks are the root's. Parameters, gradients and the
+    optimizer's state are sharded along the first dimension, rounded up.
+
+    - While the step runs, the root's parameters are whole. So are those of two blocks of the largest size: the
+      block that runs, and the block that is gathered next.
+    - During backward, the root's gradients are whole as soon as they are computed. The gradients of the largest
+      block count twice: as computed, and as laid out for the reduction.
+    - At the end of backward, the root's gradients count twice, and no block's gradients are left.
+    - A gradient belongs to the root if no parameter of a block has its size.
+    - Parameters are sent twice (the root's once) and gradients once, (N-1)/N times each.
 
     Attributes:
-        ranks: how many there are.
-        label: how they share the work, for people.
-        shards: how many parts parameters and the optimizer's state are in.
-        parameter_bytes: bytes of the parameters that lie on the rank all the time.
-        gradient_bytes: bytes of the gradients that lie on it when backward has run.
+        ranks: number of ranks.
+        label: how the ranks share the work, as text for tables.
+        shards: number of parts of each parameter and of its optimizer state.
+        parameter_bytes: bytes of the parameters that are on the rank all the time.
+        gradient_bytes: bytes of the gradients that are on the rank after backward.
         gathered_bytes: further bytes of parameters while forward and backward run.
         reduced_bytes: further bytes of blocks' gradients while backward runs.
-        final_bytes: further bytes of the root, parameters and gradients, at its end.
-        block_sizes: bytes of each parameter of a block, of which its gradients are known.
-        bucket_bytes: bytes of buckets, all the time.
+        final_bytes: further bytes of the root's parameters and gradients at the end of backward.
+        block_sizes: bytes of each parameter of a block; they tell blocks' gradients from the root's.
+        bucket_bytes: bytes of buckets, which are on the rank all the time.
         sent_bytes: bytes that the rank sends in a step.
     """
 
@@ -58,14 +61,14 @@ class Sharding:
     def of(
         cls, model: Any, parameters: list[torch.Tensor], trained: set[int], ranks: int, fsdp: bool
     ) -> Sharding:
-        """The bytes of a model's parameters.
+        """Compute the bytes of a model's parameters by the rules of `Sharding`.
 
         Args:
-            model: a module, whose blocks are found; anything else has none.
-            parameters: its parameters, each once.
-            trained: storages of those that get a gradient.
-            ranks: how many ranks there are.
-            fsdp: whether they share the parameters, too.
+            model: a module; its blocks are found. Any other callable has no blocks.
+            parameters: the model's parameters, each once.
+            trained: keys of the storages of parameters that get a gradient.
+            ranks: number of ranks.
+            fsdp: whether the ranks shard parameters, gradients and optimizer state.
         """
         whole, trains = _bytes_of(parameters), _bytes_of(parameters, lambda k: k in trained)
         share = (ranks - 1) / ranks
@@ -103,15 +106,21 @@ class Sharding:
 
 
 def shard(parameter: torch.Tensor, shards: int) -> torch.Tensor:
-    """What the first rank has of a parameter, without numbers: a part of its first dimension, rounded up."""
+    """Return the first rank's part of a parameter as a meta tensor: its first dimension is divided, rounded up.
+
+    Args:
+        parameter: the parameter; returned itself for one shard.
+        shards: number of parts.
+    """
     if shards == 1:
         return parameter
+    # A scalar has no dimension to shard, so it counts as one row.
     first, *rest = parameter.shape or (1,)
     return torch.empty(-(-first // shards), *rest, dtype=parameter.dtype, device="meta")
 
 
 def _blocks(model: Any) -> list[list[torch.Tensor]]:
-    """The parameters of each block: of the children of module lists that lie in no other."""
+    """Return the parameters of each block; blocks are the children of outermost module lists."""
     if not isinstance(model, torch.nn.Module):
         return []
     if isinstance(model, torch.nn.ModuleList):
@@ -123,7 +132,12 @@ def _blocks(model: Any) -> list[list[torch.Tensor]]:
 def _bytes_of(
     tensors: Iterable[torch.Tensor], counts: Callable[[int], bool] = lambda _: True
 ) -> int:
-    """Bytes of distinct storages."""
-    tensors = list(tensors)  # keys are good while they live
+    """Return the bytes of distinct storages.
+
+    Args:
+        tensors: tensors; those that share storage count once.
+        counts: returns whether a storage counts, given its key.
+    """
+    tensors = list(tensors)  # the key of a storage is valid only as long as a tensor holds it
     found = {storage_key(t): storage_bytes(t) for t in tensors}
     return sum(b for k, b in found.items() if k is not None and counts(k))

@@ -29,14 +29,14 @@ from remat.solvers.graph_problem import evaluate
 from remat.torch_compat import pytree
 from remat.units import Budget, bytes_of_share, format_bytes
 
-#: Searches for a simulated peak that there are at most, if the compiled or sharded peak is off it.
+#: Most searches for a simulated peak, as the peak in the graph's lowering differs from the simulated one.
 _SEARCHES = 4
-#: Ratios that are tried if several ranks train, from the highest.
+#: Ratios to try if several ranks train, highest first.
 _RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0)
-#: Ratios that are decided whatever the memory.
+#: Ratios that are decided for every memory limit.
 _FEW_RATIOS = (0.6, 0.3, 0.0)
-#: Peaks that are searched whatever the memory, evenly over the range: as many as these nodes allow, between a least
-#: and a most.
+#: Decisions for evenly spaced peaks are searched for every memory limit. Their number is `_NODES` divided by the nodes
+#: of the graph, within the two limits `_PEAKS`.
 _NODES, _PEAKS = 2_000, (2, 32)
 
 
@@ -45,10 +45,10 @@ class Rank:
     """One rank, and the bytes on it that depend on neither batch nor plan.
 
     Attributes:
-        memory_bytes: its memory.
-        link_gbps: GB/s that it sends.
-        sharding: parameters, gradients and buffers of collectives.
-        use: the optimizer's state, and what its step takes.
+        memory_bytes: memory of the rank.
+        link_gbps: GB/s that the rank sends.
+        sharding: bytes of parameters, gradients and buffers of collectives.
+        use: bytes of the optimizer's state and of its step.
     """
 
     memory_bytes: int
@@ -70,18 +70,19 @@ class Rank:
         fsdp: bool,
         cost: CostModel,
     ) -> Self:
-        """Trace the optimizer on a model's parameters, as the first rank has them.
+        """Trace the optimizer on the parameters that the first rank has.
 
         Args:
-            model: a module, or a function.
+            model: a module or a function.
             parameters: its parameters.
-            joint: a captured step, which tells the parameters that get no gradient; None: only the frozen ones.
-            memory_bytes: the memory of a rank.
+            joint: a captured step, which shows the parameters that get no gradient. None: all parameters that
+                are not frozen get one.
+            memory_bytes: memory of a rank.
             link_gbps: GB/s that a rank sends.
-            optimizer: as for `remat.running.optimizer.trace_optimizer`.
-            ranks: how many ranks there are.
-            fsdp: whether they share the parameters.
-            cost: the cost model, whose device decides whether the optimizer works on all parameters at once.
+            optimizer: as in `remat.running.optimizer.trace_optimizer`.
+            ranks: number of ranks.
+            fsdp: whether the ranks shard the parameters.
+            cost: the cost model. Unless its device is a CPU, the optimizer works on all parameters at once.
         """
         unused = _without_gradient(model, parameters, joint)
         used = (p for i, p in enumerate(parameters) if i not in unused)
@@ -94,22 +95,28 @@ class Rank:
 
     @property
     def stepping_bytes(self) -> int:
-        """Bytes while the optimizer steps, without inputs and outputs."""
+        """Bytes on the rank while the optimizer steps, without inputs and outputs of the model."""
         s = self.sharding
         own = s.parameter_bytes + s.gradient_bytes + s.bucket_bytes
         return own + self.use.state_bytes + self.use.step_bytes
 
     def check(self, name: str, model: Any, parameters: Sequence[torch.Tensor]) -> None:
-        """Refuse a memory that the parameters alone do not fit.
+        """Refuse a memory that is smaller than the parameters alone.
+
+        Args:
+            name: name of the model, for the message.
+            model: a module or a function.
+            parameters: its parameters.
 
         Raises:
-            BudgetError: it is smaller; the message says by how much, and how many ranks would do.
+            BudgetError: the memory is too small; the message says by how many bytes, and how many ranks suffice.
         """
         s = self.sharding
         short = s.parameter_bytes - self.memory_bytes
         if short <= 0:
             return
         trained = {key for p in parameters if p.requires_grad and (key := storage_key(p))}
+        # A single rank cannot shard, so the advice is computed for two.
         shared = Sharding.of(model, list(parameters), trained, max(2, s.ranks), fsdp=True)
         room = self.memory_bytes - max(
             shared.gathered_bytes + shared.reduced_bytes, shared.final_bytes
@@ -130,15 +137,15 @@ class Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMemory:
-    """Memory of forward and backward under one plan, at each moment.
+    """Memory of forward and backward under one plan, at each program point.
 
     Attributes:
         total: bytes alive, parameters and inputs included.
-        gradients: bytes of gradients among them, with those of the root.
-        root_gradients: bytes of those gradients whose size no block's has.
-        boundary: number of forward's moments.
+        gradients: bytes of gradients among ``total``.
+        root_gradients: bytes of gradients whose size no parameter of a block has.
+        boundary: number of program points of forward; backward's follow.
         input_bytes: bytes of the parameters, buffers and inputs that the graph reads.
-        output_bytes: bytes of what forward returns.
+        output_bytes: bytes of the outputs of forward, without inputs.
     """
 
     total: tuple[int, ...]
@@ -156,10 +163,10 @@ class StepMemory:
         *,
         block_sizes: frozenset[int] = frozenset(),
     ) -> StepMemory:
-        """The memory of a decision, as the lowering of its graph is expected to run it.
+        """Compute the memory of a decision: simulated for an eager graph, estimated for fused code.
 
         Args:
-            prepared: has the graph.
+            prepared: the prepared graph.
             decided: the decision.
             block_sizes: bytes of each parameter of a block.
         """
@@ -185,16 +192,18 @@ class StepMemory:
 
     @property
     def peak(self) -> int:
-        """Most bytes alive, in bytes."""
+        """Most bytes alive at once."""
         return max(self.total)
 
     def sharded_peak(self, shards: int, *, forward_bytes: int, backward_bytes: int) -> int:
-        """Most bytes alive where inputs are something else, and blocks' gradients are sharded once they are there.
+        """Return the most bytes alive at once if other bytes replace the inputs and blocks' gradients are sharded.
+
+        A block's gradient counts with the rank's shard, and a gradient of the root counts whole.
 
         Args:
-            shards: into how many parts.
-            forward_bytes: what stands for the inputs in forward.
-            backward_bytes: what stands for them in backward.
+            shards: number of parts of each gradient.
+            forward_bytes: bytes that replace the inputs during forward.
+            backward_bytes: bytes that replace the inputs during backward.
         """
         peak = 0
         curves = zip(self.total, self.gradients, self.root_gradients, strict=True)
@@ -206,11 +215,11 @@ class StepMemory:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fitting:
-    """Fits one captured step into the memory of a rank.
+    """Search for a plan that fits one captured step into the memory of a rank.
 
     Attributes:
-        planner: decides the step.
-        rank: the rank, and what it takes whatever the plan.
+        planner: planner of the step.
+        rank: the rank, with the bytes that do not depend on the plan.
         other_bytes: bytes of inputs and buffers.
     """
 
@@ -225,12 +234,12 @@ class Fitting:
         return tuple(self._memories)
 
     def row(self, batch: int, others: Sequence[Decision] = ()) -> FitRow:
-        """The cheapest plan found that fits, with its figures.
+        """Return the figures of the cheapest plan found that fits, or why no plan fits.
 
         Args:
-            batch: of this step.
-            others: decisions of other batches. If one of them can be taken, they stand for the searches that are
-                made whatever the memory.
+            batch: batch size of the step.
+            others: decisions of other batch sizes. If one of them is valid at this batch size, they replace the
+                searches that do not depend on the memory limit.
         """
         full, sharding = self.planner.full, self.rank.sharding
         memory_bytes = self.rank.memory_bytes
@@ -266,6 +275,7 @@ class Fitting:
             batch=batch,
             fits=True,
             budget=str(budget),
+            # The peak may be in the optimizer's step.
             peak_bytes=max(self._peak(decided), stepping),
             step_s=step_s,
             samples_per_s=batch * sharding.ranks / step_s,
@@ -276,29 +286,30 @@ class Fitting:
     def _eager(self) -> bool:
         """Whether the step runs its graph unfused, so that lower bounds on simulated peaks hold.
 
-        What fuses is planned by its estimated peak, of which nothing is proven.
+        Fused code is planned by estimated peaks, for which nothing is proven.
         """
         return self.planner.state.joint.lower == "eager"
 
     @cached_property
     def _least_possible(self) -> int:
-        """Bytes that are alive at once under every plan on one rank; 0 if nothing is proven."""
+        """Proven lower bound on the peak of the step under every plan, in bytes; 0 if nothing is proven."""
         if not self._eager or self.rank.sharding.ranks > 1:
             return 0
         return self.planner.search.least_possible + self._beside
 
     @property
     def _least_found(self) -> int:
-        """The least peak of the decisions that were looked at."""
+        """The least peak of the decisions that were tried, in bytes."""
         return min(map(self._peak_of, self._memories.values()))
 
     @cached_property
     def _beside(self) -> int:
-        """Bytes of a step on one rank that the memory of its graph does not have."""
+        """Bytes on the rank that the memory of the step's graph does not include, such as optimizer state."""
         full = self.planner.full
         return self._peak(full) - self._memory(full).peak
 
     def _memory(self, decided: Candidate) -> StepMemory:
+        """Return the memory of the step under a decision, cached."""
         known = self._memories.get(decided.decision)
         if known is None:
             sizes = self.rank.sharding.block_sizes
@@ -307,13 +318,19 @@ class Fitting:
         return known
 
     def _peak(self, decided: Candidate) -> int:
-        """Most bytes alive on a rank while forward and backward run under a decision."""
+        """Return the most bytes alive on a rank while forward and backward run under a decision."""
         return self._peak_of(self._memory(decided))
 
     def _peak_of(self, memory: StepMemory) -> int:
+        """Return the most bytes alive on a rank while forward and backward run.
+
+        Args:
+            memory: the memory of the step's graph.
+        """
         s = self.rank.sharding
         always = s.parameter_bytes + self.other_bytes + self.rank.use.state_bytes + s.bucket_bytes
         if s.shards == 1:
+            # `always` includes the inputs that the graph reads, as well as those that it does not.
             return memory.peak + always - memory.input_bytes
         forward = always + s.gathered_bytes
         running = memory.sharded_peak(
@@ -322,13 +339,18 @@ class Fitting:
         return max(running, always + s.gradient_bytes + s.final_bytes + memory.output_bytes)
 
     def _fits(self, decided: Candidate) -> bool:
+        """Return whether forward and backward fit the memory under a decision."""
         return self._peak(decided) <= self.rank.memory_bytes
 
     def _within_peak(self, others: Sequence[Decision]) -> tuple[Candidate, Budget] | None:
-        """The cheapest decision found whose peak fits, with the budget for it.
+        """Return the cheapest decision found whose peak fits, with the budget to set for it; None if none fits.
 
-        Decisions at a few ratios compete with that of a search aimed at the memory. If the search finds none, so do
-        decisions that no memory has a part in: those of other batches, else this step's own.
+        Candidates are the decisions at a few ratios, and that of a search aimed at the memory. If this search
+        finds none, the candidates do not depend on the memory: decisions of other batches if one is valid here,
+        else those of this step's own searches.
+
+        Args:
+            others: decisions of other batch sizes.
         """
         aimed = self._aimed()
         known = [aimed] if aimed else [*self._taken_over(others)] or self._searched()
@@ -340,10 +362,10 @@ class Fitting:
         return best, Budget(peak_bytes=bound)
 
     def _aimed(self) -> Candidate | None:
-        """A decision whose peak fits, by searches for a simulated peak; None if none does.
+        """Return a decision whose peak fits, by searches for a simulated peak; None if none was found.
 
-        What a compiler, or workspaces, make of the simulated peak is off it by about as much for one plan
-        as for the next, so each search is aimed by what the last plan was off.
+        The peak in the graph's lowering differs from the simulated peak by a similar offset for similar plans.
+        So each search is aimed lower by the excess of the last one.
         """
         planner = self.planner
         off = self._peak(planner.full) - self._beside - planner.peak(planner.full)
@@ -356,13 +378,17 @@ class Fitting:
             over = self._peak(decided) - self.rank.memory_bytes
             if over <= 0:
                 return decided
+            # Each further miss lowers the target by more, because only a few searches are made.
             aim = min(aim, planner.peak(decided)) - (1 + turn) * over
         return None
 
     def _searched(self) -> Iterator[Candidate]:
-        """Decisions that do not depend on the memory limit: of the least peak, and of peaks over the whole range."""
+        """Yield decisions that do not depend on the memory.
+
+        The first has the least peak found, and the others are within evenly spaced higher peaks.
+        """
         planner = self.planner
-        # Of its own: what it finds depends on nothing looked at before.
+        # A new planner, whose searches start without the decisions of earlier searches.
         peaks = Planner(planner.state, planner.request, fingerprint=planner.fingerprint)
         yield peaks.least_peak
         low, high = peaks.least_found, planner.peak(planner.full)
@@ -374,7 +400,11 @@ class Fitting:
                 yield found
 
     def _taken_over(self, others: Iterable[Decision]) -> Iterator[Candidate]:
-        """Decisions of other batch sizes that are valid at this one, with their saved bytes and costs here."""
+        """Yield the decisions of other batch sizes that are valid here, with their saved bytes and costs here.
+
+        Args:
+            others: decisions of other batch sizes.
+        """
         state, lowered = self.planner.state, self.planner.lowered
         costs = state.get(Costs(self.planner.request.cost))
         for decision in others:
@@ -385,13 +415,14 @@ class Fitting:
                     cost = sum(costs[state.index.by_name[name]] for name in decision.further_runs)
                 choice = self.planner.choice(max(self.planner.full_bytes, scored.saved_bytes))
                 decided = Candidate.of(lowered, decision, cost, choice)
-                self._peak(decided)  # sizes decide what is a view, and so what can be split
-            except (RematError, KeyError):  # the batch decides which operators there are
+                # Sizes decide which values are views, so the split may fail at this batch.
+                self._peak(decided)
+            except (RematError, KeyError):  # another batch may have other operators
                 continue
             yield decided
 
     def _within_ratio(self) -> tuple[Candidate, Budget] | None:
-        """The decision at the highest ratio that fits."""
+        """Return the decision at the highest ratio that fits, with the ratio as a budget; None if none fits."""
 
         def fits(ratio: float) -> bool:
             return self._fits(self._at(ratio))
@@ -406,26 +437,30 @@ class Fitting:
         return self._at(low), Budget(share=low)
 
     def _at(self, ratio: float) -> Candidate:
-        """The decision at a ratio of the saved bytes."""
+        """Return the decision at a ratio of the bytes that the runtime-optimal partition saves."""
         planner = self.planner
         return planner.at(max(planner.least_bytes, bytes_of_share(ratio, planner.full_bytes)))
 
     def _step_s(self, decided: Candidate) -> float:
+        """Return the modelled seconds of a step: computing or sending, whichever is longer, and the optimizer."""
         once = step_costs_of(self.planner.state, self.planner.request.cost, required=True)
+        # Costs are in ps.
         computing = sum(once) / 1e12 + decided.cost / 1e12
         sending = self.rank.sharding.sent_bytes / (self.rank.link_gbps * 1e9)
+        # The optimizer computes little, so its time is that of its memory traffic.
         tbps = device_of(self.planner.request.cost).memory_tbps
         return max(computing, sending) + self.rank.use.moved_bytes / (tbps * 1e12)
 
 
 def _without_plan(batch: int, peak_bytes: int, reason: str, *, proven: bool) -> FitRow:
+    """Build the row of a batch for which no plan was found; arguments are fields of `FitRow`."""
     return FitRow(
         batch=batch, fits=False, budget=None, peak_bytes=peak_bytes, reason=reason, proven=proven
     )
 
 
 def device_of(cost: CostModel) -> Device:
-    """The device of a cost model; an H100 if it names none."""
+    """Return the device of a cost model: for a `Profile`, the measured one; an H100 if the model names none."""
     device = getattr(cost, "device", None)
     if isinstance(device, Device):
         return device
@@ -435,7 +470,12 @@ def device_of(cost: CostModel) -> Device:
 
 
 def parameters_of(model: Any, arguments: Any) -> list[torch.Tensor]:
-    """Parameters of a module, or the arguments of a function that require a gradient; each once."""
+    """Return the parameters of a module, or a function's arguments that require a gradient; each once.
+
+    Args:
+        model: a module or a function.
+        arguments: the arguments of the call, nested as a pytree.
+    """
     if isinstance(model, torch.nn.Module):
         return list(model.parameters())
     leaves = pytree.tree_leaves(arguments)
@@ -444,7 +484,13 @@ def parameters_of(model: Any, arguments: Any) -> list[torch.Tensor]:
 
 
 def other_bytes(model: Any, arguments: Any, parameters: Sequence[torch.Tensor]) -> int:
-    """Bytes of buffers and inputs that are no parameters."""
+    """Return the bytes of buffers and inputs that are not parameters.
+
+    Args:
+        model: a module or a function.
+        arguments: the arguments of the call, nested as a pytree.
+        parameters: the parameters of the model.
+    """
     leaves = [t for t in pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor)]
     if isinstance(model, torch.nn.Module):
         leaves += model.buffers()
@@ -456,9 +502,14 @@ def other_bytes(model: Any, arguments: Any, parameters: Sequence[torch.Tensor]) 
 def _without_gradient(
     model: Any, parameters: Sequence[torch.Tensor], joint: JointGraph | None
 ) -> frozenset[int]:
-    """Positions of the parameters that a step gives no gradient: the frozen ones, and those it does not use.
+    """Return positions of parameters that get no gradient: frozen ones, and those that the step does not use.
 
-    Which ones a graph uses is told by their shapes, of which alone there is anything to know.
+    A captured graph does not name the parameters of its inputs, so they are matched by shape and type.
+
+    Args:
+        model: a module or a function.
+        parameters: its parameters.
+        joint: the captured step; None: only frozen parameters are returned.
     """
     frozen = {i for i, p in enumerate(parameters) if not p.requires_grad}
     if joint is None:
@@ -474,7 +525,12 @@ def _without_gradient(
 
 
 def _gradients(joint: JointGraph, *, only_static: bool) -> Iterator[tuple[Any, torch.dtype]]:
-    """Shape and type of the inputs that backward returns a gradient for."""
+    """Yield shape and type of each input for which backward returns a gradient.
+
+    Args:
+        joint: the captured step.
+        only_static: whether to leave out inputs that are not parameters or buffers.
+    """
     returned = split_outputs(joint)[1]
     for i, (node, gradient) in enumerate(zip(primals_of(joint), returned, strict=False)):
         value = node.meta.get("val")

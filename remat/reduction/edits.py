@@ -1,7 +1,8 @@
-"""Edits that make a joint graph smaller, or simpler, and leave it a joint graph.
+"""Edits that make a joint graph smaller or simpler, and leave it a joint graph.
 
-An edit changes a graph in place and keeps the convention of AOTAutograd: primals, then tangents; forward
-outputs, then a gradient or None for every primal. Every value keeps its shape, so that gradients fit.
+An edit changes a graph in place and keeps the convention of AOTAutograd. Inputs are primals, then
+tangents. Outputs are those of forward, then a gradient or None for every primal. Every value keeps its
+shape, so that gradients still match their primals.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from remat.graph.joint import (
     role_of,
 )
 
-#: What an edit works on: positions of outputs, or names of nodes.
+#: An element of a graph that an edit changes: the position of an output, or the name of a node.
 Item = int | str
 
 
@@ -33,9 +34,9 @@ class GraphEdit:
     """One kind of edit.
 
     Attributes:
-        name: what it does, in words.
-        items: what it can work on in a graph, what is likely to go first.
-        apply: works on some of these and returns the edited graph; what is gone by then is skipped.
+        name: description of the edit.
+        items: returns the items of a graph that the edit can change, those most likely to go first.
+        apply: changes the given items, and returns the edited graph. Items that no longer exist are skipped.
     """
 
     name: str
@@ -44,7 +45,8 @@ class GraphEdit:
 
 
 def tidy(joint: JointGraph) -> JointGraph:
-    """Removes calls that nobody reads, and shows in fake values what aliases what."""
+    """Erase calls without users or side effects, and repair the aliases of fake values; return the same graph."""
+    # `is_impure` is true for random calls. An edit of its own erases them, so that the test decides.
     for node in reversed(list(joint.graph.nodes)):
         if node.op in ("call_function", "get_attr") and not node.users and not node.is_impure():
             joint.graph.erase_node(node)
@@ -53,7 +55,7 @@ def tidy(joint: JointGraph) -> JointGraph:
 
 
 def fault_of(joint: JointGraph) -> str | None:
-    """Reason why a graph is no joint graph; None if it is one."""
+    """Return why a graph is not a valid joint graph; None if it is valid."""
     fault = check_structure(joint.graph_module)
     if fault is not None:
         return fault
@@ -72,7 +74,7 @@ def fault_of(joint: JointGraph) -> str | None:
 
 
 def _behind_tangents(joint: JointGraph) -> set[fx.Node]:
-    """Nodes of backward: tangents, other inputs of backward, and all their users."""
+    """Return the nodes of backward: its inputs, and all nodes that depend on them."""
     found: set[fx.Node] = set()
     for node in joint.graph.nodes:
         late = node.op == "placeholder" and role_of(node).in_backward
@@ -82,7 +84,12 @@ def _behind_tangents(joint: JointGraph) -> set[fx.Node]:
 
 
 def _outputs(joint: JointGraph, kept: Sequence[tuple[int, Any]]) -> None:
-    """Replaces the outputs by some of them, each with its position, which tells its descriptor."""
+    """Replace the outputs of a graph.
+
+    Args:
+        joint: the graph.
+        kept: for each new output, the position of the old output whose descriptor it takes, and the value.
+    """
     out = output_node(joint.graph)
     descs = out.meta.get("desc") or ()
     if len(descs) == len(outputs_of(joint.graph)):
@@ -91,32 +98,41 @@ def _outputs(joint: JointGraph, kept: Sequence[tuple[int, Any]]) -> None:
 
 
 def _nodes(joint: JointGraph, names: Sequence[Item]) -> list[fx.Node]:
+    """Return the nodes with the given names, in the order of the graph; unknown names are skipped."""
     wanted = set(names)
     return [n for n in joint.graph.nodes if n.name in wanted]
 
 
 def _gradients(joint: JointGraph) -> list[Item]:
+    """Return the positions of the outputs that are gradients and not None."""
     values, n = outputs_of(joint.graph), joint.num_fwd_outputs
     return [k for k in range(n, len(values)) if isinstance(values[k], fx.Node)]
 
 
 def _drop_gradients(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
+    """Replace the gradients at the given positions by None."""
+    # Gradients belong to primals by position, so a dropped gradient leaves None.
     values = enumerate(outputs_of(joint.graph))
     _outputs(joint, [(k, None if k in items else v) for k, v in values])
     return joint
 
 
 def _forward_outputs(joint: JointGraph) -> list[Item]:
+    """Return the positions of the forward outputs."""
     return list(range(joint.num_fwd_outputs))
 
 
 def _drop_outputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
+    """Remove the forward outputs at the given positions."""
     _outputs(joint, [(k, v) for k, v in enumerate(outputs_of(joint.graph)) if k not in items])
     return replace(joint, num_fwd_outputs=joint.num_fwd_outputs - len(items))
 
 
 def _has_a_gradient_each(joint: JointGraph) -> bool:
-    """Whether outputs and inputs can be told to belong together, so that inputs can come and go."""
+    """Return whether inputs can be added to a graph and removed from it.
+
+    All inputs must be primals or tangents, and every primal must have an output for its gradient.
+    """
     gradients = len(outputs_of(joint.graph)) - joint.num_fwd_outputs
     return gradients == len(primals_of(joint)) and all(
         role_of(n) in (Role.PRIMAL, Role.TANGENT) for n in joint.graph.find_nodes(op="placeholder")
@@ -124,12 +140,14 @@ def _has_a_gradient_each(joint: JointGraph) -> bool:
 
 
 def _unused(joint: JointGraph) -> list[Item]:
+    """Return the names of inputs without users; empty if inputs cannot be removed from the graph."""
     if not _has_a_gradient_each(joint):
         return []
     return [n.name for n in joint.graph.find_nodes(op="placeholder") if not n.users]
 
 
 def _drop_unused(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
+    """Remove inputs without users, and the outputs for the gradients of removed primals."""
     gone = [n for n in _nodes(joint, items) if n.op == "placeholder" and not n.users]
     inputs, n = joint.graph.find_nodes(op="placeholder"), joint.num_fwd_outputs
     dropped = {n + k for k, p in enumerate(primals_of(joint)) if p in gone}
@@ -142,11 +160,12 @@ def _drop_unused(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
         static_inputs=tuple(place[k] for k in joint.static_inputs if k in place),
         received=tuple((place[k], i, j) for k, i, j in joint.received if k in place),
         shared=tuple((place[k], i, j) for k, i, j in joint.shared if k in place),
-        turns=(),  # of other graphs, which are not there
+        turns=(),  # they refer to other graphs of the step, which are not part of the reduction
     )
 
 
 def _results(joint: JointGraph) -> list[Item]:
+    """Return the names of calls that return a tensor; empty if inputs cannot be added to the graph."""
     if not _has_a_gradient_each(joint):
         return []
     return [
@@ -157,7 +176,14 @@ def _results(joint: JointGraph) -> list[Item]:
 
 
 def _add_input(joint: JointGraph, like: fx.Node, *, late: bool, gradient: Any = None) -> fx.Node:
-    """A new input with the looks of a node: a tangent, or a primal and its gradient."""
+    """Add an input that has the shape, type and layout of a node's value; return the input.
+
+    Args:
+        joint: the graph.
+        like: the node.
+        late: whether to add a tangent; else a primal, with an output for its gradient.
+        gradient: the gradient of a primal; None: no gradient.
+    """
     graph = joint.graph
     before = list(graph.find_nodes(op="placeholder")) if late else primals_of(joint)
     first = next(iter(graph.nodes))
@@ -170,6 +196,7 @@ def _add_input(joint: JointGraph, like: fx.Node, *, late: bool, gradient: Any = 
 
 
 def _insert_output(joint: JointGraph, at: int, value: Any) -> None:
+    """Insert an output at a position, with an empty descriptor if outputs have descriptors."""
     out = output_node(joint.graph)
     values, descs = outputs_of(joint.graph), out.meta.get("desc")
     if descs is not None:
@@ -178,20 +205,23 @@ def _insert_output(joint: JointGraph, at: int, value: Any) -> None:
 
 
 def _make_inputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    """Turns results into inputs: of forward, or of backward where a tangent went into them."""
+    """Replace results of calls by new inputs: by tangents for results of backward, else by primals.
+
+    Calls that only other replaced calls use get no input, because `tidy` erases them.
+    """
     cut, late = _nodes(joint, items), _behind_tangents(joint)
     apart = set(cut)
     for node in cut:
-        if not all(u in apart for u in node.users):  # else it goes by itself
+        if not all(u in apart for u in node.users):  # else `tidy` erases it
             node.replace_all_uses_with(_add_input(joint, node, late=node in late))
     return joint
 
 
 def _cut_out(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    """Turns results into inputs, and returns what went into them, so that it stays.
+    """Replace results of calls by new inputs, and return the arguments of these calls, which stay in the graph.
 
-    What a call of forward has read becomes an output of forward; what a call that backward runs or
-    reads has read becomes a gradient, which backward has to come by.
+    An argument of a call of forward becomes an output of forward. An argument of a call becomes a gradient if
+    backward runs the call or reads its result, because backward must then compute the argument.
     """
     late, cut = _behind_tangents(joint), _nodes(joint, items)
     apart = set(cut)
@@ -221,7 +251,7 @@ def _cut_out(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 
 
 def _own(value: torch.Tensor) -> torch.Tensor:
-    """A fake value like another, in memory of its own."""
+    """Return a fake tensor with the shape, strides and type of another one, in storage of its own."""
     with value.fake_mode, torch.no_grad():  # type: ignore[attr-defined]
         if value.layout is not torch.strided:
             return torch.empty_like(value)
@@ -231,7 +261,7 @@ def _own(value: torch.Tensor) -> torch.Tensor:
 
 
 def _kind_of(value: Any) -> Any:
-    """Properties that two interchangeable values must share."""
+    """Return the properties that two interchangeable values must share; None for a value that is not a tensor."""
     if not isinstance(value, torch.Tensor):
         return None
     stride = value.stride() if value.layout is torch.strided else None
@@ -239,6 +269,7 @@ def _kind_of(value: Any) -> Any:
 
 
 def _bypass_to(node: fx.Node) -> fx.Node | None:
+    """Return the first input of a call that can replace the call's result; None if there is none."""
     kind = _kind_of(node.meta.get("val"))
     if kind is None or node.op != "call_function":
         return None
@@ -246,7 +277,11 @@ def _bypass_to(node: fx.Node) -> fx.Node | None:
 
 
 def _alike(joint: JointGraph) -> dict[fx.Node, fx.Node]:
-    """Inputs that an earlier input of the same role and looks could stand for."""
+    """Return the inputs that an earlier input of the same role, shape and type can replace.
+
+    Returns:
+        The replacement of each input; inputs without users are left out.
+    """
     first: dict[Any, fx.Node] = {}
     found: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.find_nodes(op="placeholder"):
@@ -259,10 +294,12 @@ def _alike(joint: JointGraph) -> dict[fx.Node, fx.Node]:
 
 
 def _mergeable(joint: JointGraph) -> list[Item]:
+    """Return the names of inputs that an earlier input can replace."""
     return [n.name for n in _alike(joint)]
 
 
 def _merge(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
+    """Replace inputs by earlier inputs of the same role, shape and type."""
     for node, same in _alike(joint).items():
         if node.name in items:
             node.replace_all_uses_with(same)
@@ -272,13 +309,20 @@ def _merge(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 def _of_nodes(
     name: str, applies: Callable[[fx.Node], bool], change: Callable[[fx.Node], object]
 ) -> GraphEdit:
-    """An edit of nodes one by one, last first: which it works on, and what it does to one."""
+    """Build an edit that changes nodes one by one, from the last to the first.
+
+    Args:
+        name: description of the edit.
+        applies: returns whether the edit can change a node.
+        change: changes a node.
+    """
 
     def items(joint: JointGraph) -> list[Item]:
         return [n.name for n in joint.graph.nodes if applies(n)]
 
     def apply(joint: JointGraph, names: Sequence[Item]) -> JointGraph:
         for node in reversed(_nodes(joint, names)):
+            # Earlier changes may have made this one impossible.
             if applies(node):
                 change(node)
         return joint
@@ -287,16 +331,18 @@ def _of_nodes(
 
 
 def _bypass(node: fx.Node) -> None:
+    """Replace a call's result by the input that `_bypass_to` finds."""
     found = _bypass_to(node)
     assert found is not None
     node.replace_all_uses_with(found)
 
 
 def _untag(node: fx.Node) -> None:
+    """Remove a node's tags for recomputation."""
     node.meta = {k: v for k, v in node.meta.items() if k not in ("recompute", "ac_graph_id")}
 
 
-#: In the order in which they are tried, round after round: what takes most away first.
+#: All edits in the order in which a round tries them: those that remove most come first.
 EDITS = (
     GraphEdit(name="drop gradients", items=_gradients, apply=_drop_gradients),
     GraphEdit(name="drop outputs", items=_forward_outputs, apply=_drop_outputs),

@@ -1,4 +1,4 @@
-"""The search for the smallest failing graph: delta debugging over edits."""
+"""Search for the smallest failing graph: delta debugging over edits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from remat.planning import pipelines
 from remat.plugins.registry import registry
 from remat.reduction.edits import EDITS, GraphEdit, Item, fault_of, tidy
 
-#: Whether a graph still fails.
+#: Returns whether a graph still fails.
 Test = Callable[[JointGraph], bool]
 
 
@@ -24,11 +24,11 @@ class Reduced:
 
     Attributes:
         joint: the smallest graph found that still fails.
-        before: nodes of the graph at the start; placeholders and the output node count.
-        nodes: nodes of `joint`.
-        tests: how often the test was run.
-        known: how often it was not, as that very graph had been tried.
-        refused: candidates that were no legal joint graph, and so never tested.
+        before: number of nodes of the graph at the start; placeholders and the output node count.
+        nodes: number of nodes of ``joint``.
+        tests: how often the test was called.
+        known: candidates that were not tested, because an equal graph had been tested before.
+        refused: candidates that were not tested, because they were not valid joint graphs.
         interrupted: whether Ctrl-C ended the search.
     """
 
@@ -47,24 +47,24 @@ def reduce(
     *,
     progress: Callable[[str], None] | None = None,
 ) -> Reduced:
-    """Removes and simplifies nodes of a joint graph as long as a test still fails.
+    """Remove and simplify nodes of a joint graph while the graph still fails a test.
 
-    Gradients and outputs are dropped, results turned into inputs, calls left out, inputs merged, until
-    none of these can be done alone. Every graph that the test sees is a legal joint graph, has been
-    written as text and read back, and can be split; the order of candidates is the same in every run,
-    and no graph is tested twice.
+    Edits drop gradients and outputs, turn results into inputs, leave out calls and merge inputs. The search
+    ends when no single edit makes the graph smaller. Every graph that the test gets is a valid joint graph,
+    was written as text and read back, and can be split. The order of candidates is the same in every run, and
+    no graph is tested twice.
 
     Args:
         joint: the graph; it is not changed.
-        test: whether a graph still fails: True keeps it. What it raises is not caught: a test that
-            looks for an exception catches it, and says whether it is the one.
-        progress: is told what is being tried, in words.
+        test: returns True if a graph still fails. Exceptions of the test are not caught. A test that looks for
+            an exception must catch it, and tell whether it is the right one.
+        progress: called with a line of text before each candidate.
 
     Returns:
-        The smallest graph found. Ctrl-C leaves the smallest so far.
+        The smallest graph found. Ctrl-C ends the search with the smallest graph so far.
 
     Raises:
-        ProblemError: the graph does not fail at the start, or has no text form.
+        ProblemError: the graph does not fail at the start, or cannot be written as text.
     """
     registry().learn_operators()
     search = _Search(test, progress or (lambda _: None))
@@ -72,6 +72,8 @@ def reduce(
 
 
 class _Search:
+    """One search for the smallest graph that fails a test."""
+
     def __init__(self, test: Test, progress: Callable[[str], None]) -> None:
         self._test = test
         self._progress = progress
@@ -82,8 +84,10 @@ class _Search:
         self._text: str  # of the best
 
     def run(self, joint: JointGraph) -> Reduced:
+        """Reduce a graph; see `reduce`."""
         self._text = print_joint(joint)
         start = self._best = parse_joint(self._text)
+        # If the graph cannot be split, this may be the very failure, so candidates need not be splittable.
         self._splits = _split_is_legal(start)
         interrupted = False
         if not self._fails(start, self._text):
@@ -107,7 +111,7 @@ class _Search:
         )
 
     def _rounds(self) -> None:
-        """Every edit in turn, until a whole round changes nothing."""
+        """Apply every edit in turn, until a whole round changes nothing."""
         changed = True
         while changed:
             changed = False
@@ -115,30 +119,40 @@ class _Search:
                 changed |= self._minimise(edit)
 
     def _minimise(self, edit: GraphEdit) -> bool:
-        """One edit on halves, then quarters, and so on, of what it can work on."""
+        """Apply one edit to all of its items, then to ever smaller groups down to single items.
+
+        Returns:
+            Whether the graph changed.
+        """
         changed = False
         size = len(edit.items(self._best))
         while size:
             at = 0
             while at < len(items := edit.items(self._best)):
                 if self._accept(edit, items[at : at + size]):
-                    changed = True
+                    changed = True  # other items now stand at this position
                 else:
                     at += size
             size //= 2
         return changed
 
     def _accept(self, edit: GraphEdit, items: list[Item]) -> bool:
+        """Apply an edit to some items; keep the result if it is valid, smaller, and still fails.
+
+        Returns:
+            Whether the result was kept.
+        """
         nodes = len(self._best.graph.nodes)
         self._progress(f"{edit.name}: {nodes} nodes, {self._tests} tests")
         try:
             candidate = tidy(edit.apply(self._best.copy(), items))
+            # An invalid candidate is refused like one that the edit has not changed.
             text = print_joint(candidate) if fault_of(candidate) is None else self._text
             if text == self._text:
                 self._refused += 1
                 return False
             read = parse_joint(text)
-        except RematError:  # no text says it, or nothing reads it
+        except RematError:  # the graph cannot be written as text, or read back
             self._refused += 1
             return False
         if _measure(read) >= _measure(self._best) or not self._fails(read, text):
@@ -147,6 +161,7 @@ class _Search:
         return True
 
     def _fails(self, joint: JointGraph, text: str) -> bool:
+        """Return whether a graph still fails; test it only if its text is new."""
         key = hashlib.sha256(text.encode()).digest()
         if key in self._seen:
             self._known += 1
@@ -156,13 +171,14 @@ class _Search:
             self._seen[key] = False
             return False
         self._tests += 1
-        self._seen[key] = self._test(joint.copy())
+        self._seen[key] = self._test(joint.copy())  # the test may change its graph
         return self._seen[key]
 
 
 def _measure(joint: JointGraph) -> tuple[int, int, int, int]:
-    """Measure that decreases with every accepted edit, so that the search ends."""
+    """Return the size of a graph, which every accepted edit lowers, so that the search ends."""
     nodes = list(joint.graph.nodes)
+    # Calls count first, as edits may add inputs to remove calls.
     calls = sum(n.op != "placeholder" for n in nodes)
     tags = sum(n.meta.get("recompute") is not None for n in nodes)
     read = sum(len(n.users) > 0 for n in nodes if n.op == "placeholder")
@@ -171,12 +187,12 @@ def _measure(joint: JointGraph) -> tuple[int, int, int, int]:
 
 
 def _split_is_legal(joint: JointGraph) -> bool:
-    """Whether forward and backward as written keep every rule of the verifier."""
+    """Return whether the forward and backward graphs of a split break no rule of the verifier."""
     try:
         state = pipelines.split(pipelines.prepare(joint))
         assert state.forward is not None
         assert state.backward is not None
         verify(Split(joint=state.joint, forward=state.forward, backward=state.backward))
-    except Exception:  # a pass may be what is broken; then nothing is asked of candidates
+    except Exception:  # a pass may be broken, which may be the failure to reduce
         return False
     return True

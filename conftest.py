@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["pytester"]
 
@@ -48,9 +48,19 @@ SLOW = frozenset(
     )
 )
 
-# A machine that is busy with something else is no fault of a test.
-settings.register_profile("remat", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("remat")
+# The conformance suite of an editable install runs with these settings too, and needs no Hypothesis.
+with contextlib.suppress(ModuleNotFoundError):
+    from hypothesis import HealthCheck, settings
+
+    # A machine that is busy with something else is no fault of a test.
+    settings.register_profile("remat", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("remat")
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Accept the option ``timeout`` of pyproject.toml without pytest-timeout."""
+    if not pluginmanager.hasplugin("timeout"):
+        parser.addini("timeout", "seconds for each test, if pytest-timeout is installed")
 
 
 def pytest_configure() -> None:

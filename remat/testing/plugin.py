@@ -109,18 +109,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With ``--solver``, keep only solver tests; mark tests that are known to fail.
 
-    A test with a parameter for one kind of problem is removed for solvers of other kinds.
+    A test with a parameter for one kind of problem is deselected for solvers of other kinds.
     """
-    items[:] = [item for item in items if _is_of_its_kind(item)]
+    _keep(config, items, _is_of_its_kind)
     known = config.stash[_KNOWN]
-    if _CHOSEN not in config.stash and not known:
-        return
-    mine = [item for item in items if _candidate(item) is not None]
     if known:
-        _mark_known(config, mine, known)
-    if _CHOSEN in config.stash and len(mine) < len(items):
-        others = [item for item in items if _candidate(item) is None]
-        items[:] = mine
+        _mark_known(config, [item for item in items if _candidate(item) is not None], known)
+    if _CHOSEN in config.stash:
+        _keep(config, items, lambda item: _candidate(item) is not None)
+
+
+def _keep(
+    config: pytest.Config, items: list[pytest.Item], condition: Callable[[pytest.Item], bool]
+) -> None:
+    """Remove the tests that do not meet a condition, and report them as deselected."""
+    others = [item for item in items if not condition(item)]
+    if others:
+        items[:] = [item for item in items if condition(item)]
         config.hook.pytest_deselected(items=others)
 
 
@@ -178,10 +183,10 @@ def pytest_terminal_summary(
         )
     results = config.stash[_SOLVED].results
     if len({result.solver for result in results}) > 1:
-        from remat.testing.scoreboard import table
+        from remat.testing.scoreboard import LEGEND, table
 
         terminalreporter.section("solvers compared")
-        for line in table(results):
+        for line in (*table(results), *LEGEND):
             terminalreporter.write_line(line)
 
 

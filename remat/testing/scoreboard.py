@@ -11,6 +11,13 @@ from remat.units import columns
 PROPERTY = "remat.solved"
 """Under this name a test report carries `Solved.as_property`."""
 
+#: Explanations of the columns of `table`.
+LEGEND = (
+    "cases: those that the solver answered; it refused the others, or found no schedule for them",
+    "wins: cases for which no other solver has a better answer",
+    "gap: distance of the answer from the optimum, relative to the optimum",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:

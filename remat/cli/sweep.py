@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,7 +32,7 @@ def _table(text: str) -> Path:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Named:
     """A model given by its MODEL text and built when called, so that workers can receive it.
 
@@ -41,6 +41,9 @@ class Named:
     """
 
     spec: str
+
+    def __repr__(self) -> str:
+        return self.spec  # the column `of` of the table has it
 
     def __call__(self) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
         """Build the model, and return it with its positional and keyword arguments.
@@ -122,23 +125,28 @@ def sweep(
 
     for spec in models:  # a misspelt model is refused before hours of planning
         check(spec)
-    # Rows that are asked for twice are planned once.
-    each = len(set(budgets)) * len(set(solvers)) * len(set(costs))
+    # Rows that are requested twice are planned once.
     order = list(dict.fromkeys(models))
-    known: Counter[str] = Counter()
+    wanted = len(order) * len(set(budgets)) * len(set(solvers)) * len(set(costs))
+    missing: Mapping[str, int] = {}
+    planned: Counter[str] = Counter()
     with Progress() as progress, _resumable(output):
-        progress.step(_stage(order, 0, each, jobs))
         shown = 0
+
+        def on_start(rows: Mapping[str, int]) -> None:
+            nonlocal missing
+            missing = rows
+            progress.step(_stage(rows, 0, wanted, jobs, output))
 
         def on_row(row: ExperimentRow) -> None:
             nonlocal shown
-            known[row.model] += 1
-            at = order.index(row.model) + (known[row.model] == each)
-            if jobs is None and shown < at < len(order):
+            planned[row.model] += 1
+            at = [*missing].index(row.model) + (planned[row.model] == missing[row.model])
+            if jobs is None and shown < at < len(missing):
                 shown = at
-                progress.step(_stage(order, at, each, jobs))
+                progress.step(_stage(missing, at, wanted, jobs, output))
             progress.detail(
-                f"{known.total()} of {each * len(order)}: {row.model} at {row.label} with {row.solver}"
+                f"{planned.total()} of {sum(missing.values())}: {row.model} at {row.label} with {row.solver}"
             )
 
         found = api.sweep(
@@ -150,6 +158,7 @@ def sweep(
             lower=lower,
             executor=jobs,
             output=output,
+            on_start=on_start,
             on_row=on_row,
         )
     failed = sum(row.reason is not None for row in found.rows)
@@ -157,7 +166,7 @@ def sweep(
     if not as_json:
         click.echo(str(found))
         if output is not None:
-            click.echo(f"written to {output}")
+            click.echo(f"written to {output}{_taken(wanted - planned.total(), output)}")
         if failed:
             click.echo(
                 f"{failed} of {len(found.rows)} rows have no plan; the reasons stand in the table"
@@ -171,18 +180,34 @@ def sweep(
         echo_json(described)
 
 
-def _stage(order: Sequence[str], at: int, each: int, jobs: int | None) -> str:
+def _stage(
+    missing: Mapping[str, int], at: int, wanted: int, jobs: int | None, output: Path | None
+) -> str:
     """Return the name of the current stage: one model, or with several processes all models.
 
     Args:
-        order: the models in the order of planning.
+        missing: number of rows to plan by model, in the order of planning.
         at: index of the current model.
-        each: number of rows per model.
+        wanted: number of requested rows.
         jobs: number of processes; None for this process.
+        output: the table's file; None for no file.
     """
-    if jobs is not None:
-        return f"planning {each * len(order)} rows"
-    return f"planning {each} rows of {order[at]} ({at + 1} of {len(order)} models)"
+    from remat.report.explanation import counted
+
+    total = sum(missing.values())
+    taken = _taken(wanted - total, output)
+    if jobs is not None or not missing:
+        return f"planning {counted(total, 'row')}{taken}"
+    model, rows = list(missing.items())[at]
+    place = f"{at + 1} of {len(missing)} models"
+    return f"planning {counted(rows, 'row')} of {model} ({place}){taken}"
+
+
+def _taken(rows: int, output: Path | None) -> str:
+    """Return text on the requested rows that the table has already; empty if it has none."""
+    from remat.report.explanation import counted
+
+    return f"; {counted(rows, 'row')} taken from {output}" if rows else ""
 
 
 @contextlib.contextmanager

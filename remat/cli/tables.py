@@ -144,13 +144,14 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     The notes give the reasons for missing plans and the rows in which a minimum cut costs less than
     the solver's plan. They also name the solvers that searched with less work than usual.
     """
+    from remat.passes.decide.min_cut import MinCut
 
     notes: dict[str, list[str]] = {}
     for row in comparison.rows:
         budget = row.label
         if row.reason is not None:
             text = f"no plan at {budget}: {' '.join(row.reason.split())}"
-        elif row.decided_by != row.solver:
+        elif row.decided_by == MinCut.name:
             text = f"at {budget} the cut of the pass '{row.decided_by}' costs less than the solver's plan"
         else:
             continue

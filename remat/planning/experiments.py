@@ -11,6 +11,7 @@ import re
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -130,6 +131,7 @@ def sweep(
     lower: str = "inductor",
     executor: AnyExecutor = None,
     output: str | Path | None = None,
+    on_start: Callable[[Mapping[str, int]], None] | None = None,
     on_row: Callable[[ExperimentRow], None] | None = None,
 ) -> Sweep:
     """Plan every model at every budget with every solver under every cost model.
@@ -150,6 +152,8 @@ def sweep(
         executor: where to plan: any `concurrent.futures.Executor` (of Dask: ``client.get_executor()``), a
             number of processes, or None for this process.
         output: file of the table, which ends in ``.json``, ``.csv`` or ``.parquet``.
+        on_start: called once, before planning, with the number of rows to plan by model. Models whose rows
+            are all in ``output`` are left out.
         on_row: called with each new row as soon as the row is known.
 
     Returns:
@@ -191,6 +195,8 @@ def sweep(
     path = None if output is None else checked_path(output)
     with opened(path) as journal:
         asked = [q for q in wanted if q.key not in journal.known]
+        if on_start is not None:
+            on_start(Counter(q.model for q in asked))
 
         def note(row: ExperimentRow) -> None:
             journal.add(row)

@@ -56,8 +56,9 @@ def test_a_solver_can_be_a_class_in_the_current_folder(folder: Path) -> None:
         "    def solve(self, problem, **kwargs):\n"
         "        return []\n"
     )
-    options = ("--solvers", "compared_blocks_too:Nothing", "--budgets", "0.1", "--json")
-    done = run("compare", MODEL, *options)
+    options = ("--solvers", "compared_blocks_too:Nothing", "--budgets", "0.1")
+    assert "costs less than the solver's plan" not in run("compare", MODEL, *options).stdout
+    done = run("compare", MODEL, *options, "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["rows"][0]["solver"] == "compared_blocks_too:Nothing"
 

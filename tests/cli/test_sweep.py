@@ -32,6 +32,7 @@ def test_a_sweep_writes_its_table_and_goes_on_from_it(tmp_path: Path) -> None:
     assert f"planning 2 rows of {failing} (2 of 2 models)" in done.stderr
     again = CliRunner().invoke(main, [*command, "--budgets", "0.5,0.3", "--jobs", "2", "--json"])
     assert again.exit_code == 0, again.output
+    assert f"planning 4 rows; 4 rows taken from {output}" in again.stderr
     rows = [r for r in json.loads(again.stdout)["rows"] if r["model"] == MODEL]
     assert [(r["budget"], r["solver"]) for r in rows] == [
         (budget, solver) for budget in ("0.5", "0.3") for solver in ("auto", "greedy")
@@ -43,6 +44,10 @@ def test_a_sweep_writes_its_table_and_goes_on_from_it(tmp_path: Path) -> None:
         assert row["without_peak_bytes"] > 0
     assert len(Sweep.load(output).rows) == 8
     assert Sweep.load(output).rows[0].without_peak_bytes == rows[0]["without_peak_bytes"]
+    assert rows[0]["of"] == f"{MODEL} for inductor"
+    whole = CliRunner().invoke(main, [*command, "--budgets", "0.5,0.3,0.4", "--solvers", "greedy"])
+    assert f"planning 1 row of {MODEL} (1 of 2 models); 4 rows taken from {output}" in whole.stderr
+    assert f"written to {output}; 4 rows taken from {output}" in whole.stdout
 
 
 @pytest.mark.parametrize("model", ["examples/models.py:missing", "hf:lama", "nothing"])

@@ -274,7 +274,7 @@ LEFT_OUT = [
     ("instruments.md", "$"),
     ("limits.md", 'remat.declare_pure("flash_attn::_flash_attn_forward")'),
     ("selective-checkpointing.md", "contexts"),
-    ("solvers.md", "pytest"),
+    ("solvers.md", "python"),
     ("trainers.md", 'model.compile(backend="remat",'),
     ("trainers.md", "class"),
     ("trainers.md", "plan"),

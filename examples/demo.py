@@ -27,7 +27,7 @@ from rich.rule import Rule
 from torch import nn
 
 import remat
-from remat.cli.tables import LEGEND, comparison_table, new_table, plan_table
+from remat.cli.tables import LEGEND, comparison_notes, comparison_table, new_table, plan_table
 from remat.running.measure import measure_step
 from remat.units import format_bytes
 
@@ -127,7 +127,7 @@ def main(argv: list[str] | None = None) -> int:
     out.print(Rule("3  Let solvers compete, scored by one yardstick", align="left"))
     comparison = remat.compare(joint, SOLVERS, budgets=(asked.budget, 0.3), cost=COST)
     out.print(comparison_table(comparison, "", width=100))
-    out.print("\n".join(LEGEND) + "\n")
+    out.print("\n".join((*comparison_notes(comparison), *LEGEND)) + "\n")
 
     out.print(Rule("4  Compile it, run it, measure it", align="left"))
     worst = run(out, model, kwargs, budget=asked.budget, lower=asked.lower)
@@ -138,12 +138,12 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     out.print(f"\nThe step agrees with eager PyTorch: {worst:.1e} ≤ {TOLERANCE:g}.\n")
 
-    command = os.path.relpath(
-        Path(sys.executable).with_name("remat")
-    )  # no environment is active after make demo
+    # No environment is active after make demo.
+    command, pip = (os.path.relpath(Path(sys.executable).with_name(n)) for n in ("remat", "pip"))
     out.print(Rule("What to do next", align="left"))
     out.print(
-        f"a page to click through: {command} explain {MODEL} --budget peak:0.3 --html step.html\n"
+        f"a page to click through: {command} explain {MODEL} --budget peak:0.3 --html step.html   "
+        f"({pip} install bokeh)\n"
         f"every budget at once:    {command} frontier {MODEL} --plot frontier.svg\n"
         f"your own model:          {command} plan train.py:build --budget 40GiB   "
         "(build() returns model, args, kwargs)"
@@ -171,6 +171,11 @@ def run(
         out.print(f"{label}: compiled and run in {time.perf_counter() - start:.1f} s")
     plan = remat.plans()[-1]
     show(out, [*measured(model, dict(zip(names, (before, after), strict=True)), kwargs)], plan)
+    if lower == "inductor":
+        out.print(
+            "planned and measured: the compiled code; section 2 simulates operator by operator, before Inductor "
+            "fuses them, so its figures differ"
+        )
     own_loss, own_grads = found[1]
     return max(
         ((own_loss - loss).abs() / loss.abs()).item(),

@@ -15,6 +15,9 @@ from remat.graph.capture_errors import explain
 from remat.graph.fakes_of_models import as_fakes
 from remat.graph.source import user_frame
 
+#: Dynamo's text about a graph that ends before the statement that Dynamo cannot trace.
+_NO_CAUSE = "step_unsupported"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphBreak:
@@ -80,26 +83,48 @@ def graph_breaks(
     faked = as_fakes(
         model, args, kwargs, fullgraph=False, device=device, run=run, past_logging=False
     )
+    counted = torch_compat.counters["graph_break"].copy()
     with faked as (fake_model, fake_args, fake_kwargs):
         try:
             explained = torch_compat.explain(fake_model)(*fake_args, **fake_kwargs)
         except Exception as error:
             explain(error, name, [], False, why_not_callable(model, args, kwargs))
             raise
-    breaks = [_break(reason) for reason in explained.break_reasons if reason.graph_break]
+    causes = list(torch_compat.counters["graph_break"] - counted)
+    reasons = [reason for reason in explained.break_reasons if reason.graph_break]
+    breaks = list(map(_break, reasons, _texts([str(r.reason) for r in reasons], causes)))
     return GraphBreaks(graphs=explained.graph_count, breaks=tuple(dict.fromkeys(breaks)))
 
 
-def _break(reason: Any) -> GraphBreak:
+def _texts(texts: list[str], causes: list[str]) -> list[str]:
+    """Replace texts that give no cause by the causes that Dynamo counted.
+
+    Dynamo gives no cause if a graph ends before the statement that Dynamo cannot trace.
+
+    Args:
+        texts: Dynamo's text about each graph break.
+        causes: the texts about statements that Dynamo could not trace.
+    """
+    others = [cause for cause in causes if cause not in texts]
+    unknown = [k for k, text in enumerate(texts) if text == _NO_CAUSE]
+    if len(others) != len(unknown):
+        return texts  # it is not known which cause belongs to which graph break
+    found = dict(zip(unknown, others, strict=True))
+    return [found.get(k, text) for k, text in enumerate(texts)]
+
+
+def _break(reason: Any, text: str) -> GraphBreak:
     """Parse Dynamo's text about a graph break.
 
     The text is a headline, followed by explanations and hints on lines of their own.
     """
-    lines = [line.strip() for line in str(reason.reason).splitlines()] or [""]
-    explanations, hints = (
+    lines = [line.strip() for line in text.splitlines()] or [""]
+    explanations, hints, context = (
         [line.removeprefix(head).strip() for line in lines if line.startswith(head)]
-        for head in ("Explanation:", "Hint:")
+        for head in ("Explanation:", "Hint:", "Developer debug context:")
     )
+    if reason.reason != _NO_CAUSE:
+        context = []  # the line in `source` shows the statement
     headline = " ".join(lines[0].split()) or "no reason is given"
     # Dynamo's internal name for a branch on a tensor's value.
     if headline.startswith("generic_jump"):
@@ -107,6 +132,8 @@ def _break(reason: Any) -> GraphBreak:
     frame = user_frame(reversed(reason.user_stack))
     return GraphBreak(
         source="" if frame is None else f"{frame.filename}:{frame.lineno} {frame.line}".rstrip(),
-        reason=": ".join([headline, *(text.rstrip(".") for text in explanations[:1])]),
+        reason=": ".join(
+            [headline, *(text.rstrip(".") for text in (explanations[:1] + context[:1]))]
+        ),
         hint=" ".join(hints),
     )

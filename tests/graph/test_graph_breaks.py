@@ -57,6 +57,29 @@ def test_what_a_model_logs_breaks_torch_compile_and_not_the_capture() -> None:
     assert len(capture(logs, X, fullgraph=False)) == 1
 
 
+class LogsInAProperty(torch.nn.Module):
+    """Its graph ends before the property is read, so Dynamo's reason is not that the property logs."""
+
+    @property
+    def scale(self) -> float:
+        LOG.warning("so far")
+        return 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.sin().cos().sin()
+        z = y * self.scale
+        return z.cos().sum()
+
+
+def test_the_cause_of_a_break_is_given_if_the_graph_ends_earlier() -> None:
+    found = graph_breaks(LogsInAProperty(), X)
+    (one,) = found.breaks
+    assert one.source.endswith("z = y * self.scale")
+    assert "logging.Logger" in one.reason
+    assert ".warning" in one.reason
+    assert "torch._dynamo.config.ignore_logging_functions" in one.hint
+
+
 def test_a_whole_model_has_none() -> None:
     found = graph_breaks(torch.nn.Linear(4, 2), (torch.ones(1, 4),))
     assert (found.graphs, found.breaks, found.summary) == (1, (), "1 graph, no graph break")

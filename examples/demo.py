@@ -121,6 +121,10 @@ def main(argv: list[str] | None = None) -> int:
     out.print(Rule(f"2  Plan it within {asked.budget}", align="left"))
     plan = remat.plan(joint, budget=asked.budget, cost=COST)
     out.print(plan_table(plan, "", plan.cost))
+    if plan.before_after.without_recompute_cost:
+        out.print(
+            "The step without remat recomputes a little too, so the plan adds less time than it recomputes."
+        )
     plan.plot(asked.picture)
     out.print(f"drawn: {asked.picture.resolve()}\n")
 
@@ -226,8 +230,14 @@ def show(out: Console, ran: list[Ran], plan: remat.Plan) -> None:
         if name == "step, median":
             table.add_row("  quartiles", before.quartiles, after.quartiles, "")
     out.print(table)
+    planned = "Planned peaks are simulated operator by operator, as in section 2."
+    if plan.lower == "inductor":
+        planned = (
+            f"Planned peaks: remat computed its own from the code that Inductor generated, and estimated that of "
+            f"{before.label}. Section 2 simulates the step operator by operator, so the peaks and the plan there differ."
+        )
     out.print(
-        f"measured: {REPEATS} steps of each, in turns; modelled before anything ran, for a CPU: {plan.cost}"
+        f"Measured: {REPEATS} steps of each, in turns. Modelled: for a CPU, by {plan.cost}.\n{planned}"
     )
 
 

@@ -410,7 +410,7 @@ class Plan(Record):
             view.timeline,
             path,
             title=f"{self.graph}, budget {shown}",
-            peak_budget=asked.peak_bytes,
+            peak_budget=asked.peak_bytes or self.peak_limit or None,
             without=view.without,
             without_peak_bytes=expected or self.without_peak_bytes,
             clock=view.clock if x == "time" else None,

@@ -102,7 +102,7 @@ class Plan(Record):
         step_cost: cost of running every operator of the step once, forward and backward, in ``unit``. The step
             under this plan costs ``recompute_cost`` more. 0 if unknown: in files from before this field
             existed, and if the cost model cannot price backward.
-        without_peak_bytes: simulated peak of the step without remat, which is the same solver's plan at budget
+        without_peak_bytes: simulated peak of the step without remat, which is the default solver's plan at budget
             1; to be compared with the planned peak. 0 if unknown: in files from before this field existed, and
             for pipelines.
         without_recompute_cost: recompute cost of the step without remat, in ``unit``.

@@ -183,6 +183,7 @@ class Plan(Record):
     _timeline: Timeline | None = None
     _without: MemoryCurve | None = None
     _learns: bool = False
+    _of_step: str = ""
     _sizes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -215,6 +216,11 @@ class Plan(Record):
     def planned_for(self) -> Mapping[str, int]:
         """Sizes by name of their symbol, if the figures are for other sizes than the traced ones; else empty."""
         return self._sizes
+
+    @property
+    def of_step(self) -> str:
+        """Text about the step's other graphs; empty if none are known, and for a plan from a file."""
+        return self._of_step
 
     @property
     def learns_sizes(self) -> bool:

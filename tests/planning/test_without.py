@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -151,6 +152,13 @@ def test_it_is_the_same_step_for_every_solver(several: bool) -> None:
     costs = {plan.before_after.without_recompute_cost for plan in (auto, nothing)}
     assert len(costs) == 1
     assert costs != {0}
+
+
+def test_more_than_the_whole_is_told_without_percent(joint: remat.JointGraph) -> None:
+    plan = remat.plan(joint, 1)
+    assert "(100% of " in plan.explain()
+    more = replace(plan, saved_bytes=25 * plan.full_bytes)
+    assert f"(more than the {format_bytes(plan.full_bytes)} that" in dict(more.rows)["saved"]
 
 
 def test_the_backend_logs_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.eval_frame import explain, innermost_fn
     from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+    from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.utils import counters
     from torch._functorch import config as functorch_config
     from torch._functorch._activation_checkpointing.graph_info_provider import GraphInfoProvider
@@ -340,6 +341,24 @@ def used_names(graph: fx.Graph) -> set[str]:
 def codegen_of(graph: fx.Graph) -> Any:
     """Return the code generator of a graph."""
     return graph._codegen
+
+
+def traced_frame() -> tuple[str, dict[str, Any]]:
+    """Return name and local variables of the function that Dynamo traces; ("", {}) if it traces none."""
+    from remat.torch_compat import InstructionTranslator
+
+    try:
+        tracer: Any = InstructionTranslator.current_tx()
+        return tracer.f_code.co_name, tracer.f_locals
+    except AttributeError:
+        return "", {}
+
+
+def is_part_of_step(gm: fx.GraphModule) -> bool:
+    """Return whether a graph break precedes or follows the graph that Dynamo compiles."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    ends_at_break = getattr(reason, "graph_break", False)
+    return ends_at_break or traced_frame()[0].startswith("torch_dynamo_resume_in_")
 
 
 def schedule(lowering: Any) -> list[Any]:

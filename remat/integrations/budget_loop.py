@@ -507,7 +507,7 @@ class CompiledBudget:
             now.peaks[made.decision if now._chosen is None else now._chosen] = taken
         if self.over <= 0 or self._is_last(asked, can_hold=can_hold, together=together):
             if can_hold:
-                self._tell(made, asked, taken, limit, elsewhere=own <= 0)
+                self._tell(made, request, taken, limit, elsewhere=own <= 0)
             return False
         if asked.peak_bytes and can_hold and self.lowest is None and self.times == MOST_REPLANS:
             self.lowest = CompiledBudget()
@@ -569,7 +569,9 @@ class CompiledBudget:
                 return 0, 0
         return (taken, limit) if limit else (0, 0)
 
-    def _tell(self, made: Plan, asked: Budget, taken: int, limit: int, *, elsewhere: bool) -> None:
+    def _tell(
+        self, made: Plan, request: PlanRequest, taken: int, limit: int, *, elsewhere: bool
+    ) -> None:
         """Raise or warn that a compiled step exceeds its budget.
 
         A step above a peak in bytes raises. A step above saved bytes warns. A step above a ratio of
@@ -577,7 +579,7 @@ class CompiledBudget:
 
         Args:
             made: the plan.
-            asked: the budget.
+            request: the options that the step was planned under.
             taken: compiled bytes of the step.
             limit: the budget in bytes.
             elsewhere: whether only another rank exceeds the budget.
@@ -585,7 +587,7 @@ class CompiledBudget:
         Raises:
             BudgetError: the budget is a peak in bytes.
         """
-        where = " on another rank" if elsewhere else ""
+        asked, where = request.budget, " on another rank" if elsewhere else ""
         compiled = {**self.peaks, **(self.lowest.peaks if self.lowest else {})}
         taken = min(compiled.values(), default=taken)
         more, most = format_apart(taken, limit)
@@ -594,12 +596,18 @@ class CompiledBudget:
             # compiled peak.
             sure = min(self.lowest.peaks.values(), default=taken) if self.lowest else taken
             inputs = max(self._inputs, self.lowest._inputs if self.lowest else 0)
+            without = ""
+            if made.without_expected_bytes:
+                without = f", and about {format_bytes(made.without_expected_bytes)} without remat"
+            what = "that plan" if sure == taken else "one that is found again for sure"
+            # Blocks that are compiled one by one do not know of each other.
+            advice = request.how_to_run(sure, f"{what}, if the step has no other graph")
             raise BudgetError(
                 f"budget {asked.label} ({limit} bytes): '{made.graph}' has a peak of {more} ({taken} bytes) as "
-                f"Inductor compiled it{where}, the least of the plans that were compiled ({len(compiled)}). It is "
-                f"proven only that none is below {inputs} bytes ({format_bytes(inputs)}), which parameters and inputs "
-                f"take. {_UNSHRUNK}. To run {'that plan' if sure == taken else 'one that is found again for sure'}, "
-                f"give budget={sure}"
+                f"Inductor compiled it{where}, the least of the plans that were compiled ({len(compiled)}){without}. "
+                f"It is proven only that none is below {inputs} bytes ({format_bytes(inputs)}), which parameters and "
+                f"inputs take. {_UNSHRUNK}. `remat plan MODEL --budget peak:0` estimates the least peak, without "
+                f"compiling. {advice[0].upper()}{advice[1:]}"
             )
         what = "has a peak of" if asked.on_peak else "keeps"
         instead = "A share is held as nearly as can be; a peak in bytes is held or refused"

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -61,6 +62,8 @@ _LOG = logging.getLogger(__name__)
 
 #: A step over its budget is warned of again if its bytes exceed those of the last warning by this factor.
 _MORE_OVER = 1.1
+#: Dynamo's path of a submodule, if a local variable holds the module: ``L['self'].blocks``.
+_OF_LOCAL = re.compile(r"L\['(\w+)'\]\.")
 #: Attributes of a partitioner that do not affect its plans, or that its cache key includes separately.
 _DECIDES_NOTHING = frozenset(("request", "agree", "repro", "graphs", "made"))
 
@@ -302,6 +305,7 @@ class StepPartition:
         tally: counts the bytes of all graphs of the step, under a budget on the peak in bytes; else
             None.
         beside: the step's other graphs: number of their pending runs, and bytes that these hold.
+        is_part: whether the step is known to have other graphs.
         progress: shows the stages of the compilation; None to show nothing.
     """
 
@@ -312,6 +316,7 @@ class StepPartition:
         self.over = ""
         self.tally: StepTally | None = None
         self.beside = (0, 0)
+        self.is_part = False
         self.progress: CompileProgress | None = None
         self._plan_graph = plan_graph
         # Code and parameters of the current graph; None before `meet`.
@@ -328,10 +333,9 @@ class StepPartition:
             self.progress.stage(text)
 
     def join(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
-        """Share a budget on the peak in bytes between this graph and the step's other graphs.
+        """Learn of the step's other graphs, before this graph is compiled.
 
-        Called before the graph is compiled. Bytes that the other graphs hold are then left out of
-        its budget.
+        Bytes that the other graphs hold are left out of a budget on the peak in bytes.
 
         Args:
             gm: the graph from Dynamo.
@@ -341,6 +345,7 @@ class StepPartition:
         if request.decides and request.hooks is None and request.budget.peak_bytes is not None:
             self.tally = tally_of(request.budget.peak_bytes)
             self.beside = (self.tally.runs, self.tally.beside(gm, inputs))
+        self.is_part = bool(self.beside[1]) or torch_compat.is_part_of_step(gm)
 
     def count_runs(
         self, gm: fx.GraphModule, inputs: Sequence[Any]
@@ -392,6 +397,8 @@ class StepPartition:
             met = self.graphs.met[fingerprint]
             self.asked = asked = asked.for_graph(joint, fingerprint, nth=met)
             self.graphs.met[fingerprint] += 1
+        if asked.decides:
+            self.asked = asked = replace(asked, of_several=self.is_part)
         kind = _kind_of(joint)  # before planning changes the graph
         self.meet(kind)
         primals = [node.meta.get("val") for node in primals_of(joint)]
@@ -425,6 +432,8 @@ class StepPartition:
 
     def log(self, made: Plan) -> None:
         """Set the plan of the current graph, log the plan, and add it to `remat.plans`."""
+        if self.is_part and not made.of_step:
+            made = replace(made, _of_step=self._of_step())
         self.made = made
         _LOG.info(
             "'%s' at budget %s: %s saved, peak %s (as planned; without remat is budget 1)",
@@ -434,6 +443,16 @@ class StepPartition:
             made.before_after.line,
         )
         plan_log.add(made)
+
+    def _of_step(self) -> str:
+        """Describe the other graphs of the step for `Plan.explain`."""
+        text = "one of several in the step; the figures are for this graph alone, and remat.plans() has a plan for each"
+        if not self.beside[1]:
+            return text
+        given = self.options.request.budget.label
+        return (
+            f"{text}; the others held {format_bytes(self.beside[1])} of the given budget, {given}"
+        )
 
     def use(self, plan: Plan | None) -> None:
         """Replace the step's newest plan in `remat.plans` by another plan; None removes it."""
@@ -700,7 +719,7 @@ def _mark_static_inputs(joint: JointGraph) -> None:
 def name_of(gm: fx.GraphModule) -> str:
     """Return a name for a graph: the class of the user's module, and Dynamo's number of the graph.
 
-    If no module, or more than one, contains the whole graph, the class is ``graph``.
+    If no module, or more than one, contains all modules of the graph, the class is ``graph``.
     """
     from remat.torch_compat import CompileContext
 
@@ -708,7 +727,13 @@ def name_of(gm: fx.GraphModule) -> str:
     stacks = (node.meta.get("nn_module_stack") for node in gm.graph.nodes)
     roots = {next(iter(stack.items())) for stack in stacks if stack}
     label = "graph"
-    if len(roots) == 1:
+    # Dynamo lists only the modules that the traced function calls, so not the module whose forward it traces.
+    owners = {m[1] if (m := _OF_LOCAL.match(path)) else "" for _, (path, _) in roots}
+    is_traced = where is not None and len(owners) == 1
+    owner = torch_compat.traced_frame()[1].get(owners.pop()) if is_traced else None
+    if isinstance(owner, torch.nn.Module):
+        label = type(owner).__name__
+    elif len(roots) == 1:
         kind = roots.pop()[1][1]
         name = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
         label = name.rpartition(".")[2]

@@ -25,7 +25,7 @@ from remat.graph.liveness import StorageKind, Timeline
 from remat.graph.storages import expression_of, hint
 from remat.integrations.step_guards import SizedBytes
 from remat.planning.plan import Plan
-from remat.units import format_apart
+from remat.units import format_bytes
 
 #: A step is warned of again if its peak exceeds that of the last warning by 1/20.
 _MORE = 20
@@ -469,13 +469,13 @@ class StepTally:
             return
         for graph in self._graphs:
             self._warned[graph] = self._peak
-        taken, limit = format_apart(self._peak, self.limit)
         so_far, saved = ("", "") if done else (" so far", "")
         if done and self._each > 0:
             saved = f", or give each graph about remat.Saved({self._each})"
         warn(
-            f"a step takes {taken} ({self._peak} bytes){so_far}, in {self._runs} runs of compiled graphs, '{run.name}' "
-            f"the last of them, above the {limit} ({self.limit} bytes) of the budget on its peak. Graphs that are "
+            f"a step takes {format_bytes(self._peak)} ({self._peak} bytes){so_far}, in {self._runs} runs of compiled "
+            f"graphs, '{run.name}' the last of them. That is {format_bytes(self._peak - self.limit)} above the budget "
+            f"on its peak, {format_bytes(self.limit)} ({self.limit} bytes). Graphs that are "
             "compiled one by one are planned within what those before them hold, each as if it ran once in a step. "
             "Compile the model as one graph, or plan its graphs together: remat.plan(remat.capture(model, args, "
             f'fullgraph=False), budget=…), then options={{"plan": plans}}{saved}',

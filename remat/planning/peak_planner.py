@@ -325,8 +325,8 @@ class PeakPlanner(Prepared):
             )
             why = f", and no plan was found within it{whose}{proven}"
         return BudgetError(
-            f"{asked}{why}. The least peak of any plan found is {format_bytes(least)} ({least} bytes); to run that "
-            f"plan, give budget={least}. {_UNSHRUNK}"
+            f"{asked}{why}. The least peak of any plan found is {format_bytes(least)} ({least} bytes); "
+            f"{self.request.how_to_run(least)}. {_UNSHRUNK}"
         )
 
     def _may_cost(self, cost: int, peak_bytes: int) -> bool:

@@ -102,7 +102,7 @@ class Plan(Record):
         step_cost: cost of running every operator of the step once, forward and backward, in ``unit``. The step
             under this plan costs ``recompute_cost`` more. 0 if unknown: in files from before this field
             existed, and if the cost model cannot price backward.
-        without_peak_bytes: simulated peak of the step without remat, which is the same solver's plan at budget
+        without_peak_bytes: simulated peak of the step without remat, which is the default solver's plan at budget
             1; to be compared with the planned peak. 0 if unknown: in files from before this field existed, and
             for pipelines.
         without_recompute_cost: recompute cost of the step without remat, in ``unit``.
@@ -183,6 +183,7 @@ class Plan(Record):
     _timeline: Timeline | None = None
     _without: MemoryCurve | None = None
     _learns: bool = False
+    _of_step: str = ""
     _sizes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -215,6 +216,11 @@ class Plan(Record):
     def planned_for(self) -> Mapping[str, int]:
         """Sizes by name of their symbol, if the figures are for other sizes than the traced ones; else empty."""
         return self._sizes
+
+    @property
+    def of_step(self) -> str:
+        """Text about the step's other graphs; empty if none are known, and for a plan from a file."""
+        return self._of_step
 
     @property
     def learns_sizes(self) -> bool:
@@ -410,7 +416,7 @@ class Plan(Record):
             view.timeline,
             path,
             title=f"{self.graph}, budget {shown}",
-            peak_budget=asked.peak_bytes,
+            peak_budget=asked.peak_bytes or self.peak_limit or None,
             without=view.without,
             without_peak_bytes=expected or self.without_peak_bytes,
             clock=view.clock if x == "time" else None,

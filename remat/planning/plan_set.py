@@ -158,7 +158,7 @@ def _finished(
         peak_bytes=max(map(max, highest_of_graphs(partitioned))) if in_order else 0,
         budget=str(request.budget),
         runs=tuple(h.joint.runs for h in partitioned),
-        without_peak_bytes=max(PeakOfGraphs(planners).highest([p.full for p in planners]))
+        without_peak_bytes=max(PeakOfGraphs(planners).highest([p.without_remat for p in planners]))
         if known
         else 0,
     )

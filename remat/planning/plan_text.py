@@ -14,18 +14,20 @@ if TYPE_CHECKING:
 #: Most offloaded values that are listed; the others are summed up in one line.
 MOST_LISTED = 40
 #: What "without remat" means in every text.
-WITHOUT_REMAT = "is budget 1: the plan within the bytes that PyTorch's partitioner starts from in plain torch.compile"
+WITHOUT_REMAT = "is budget 1, which saves no more bytes than the runtime-optimal partition of plain torch.compile"
 
 
 def rows_of(plan: Plan) -> list[tuple[str, str]]:
     """Return the rows (name, text) of a plan's table, without empty ones."""
     rows = [
+        ("graph", plan.of_step),
         ("region", _region(plan)),
         ("saved", _saved(plan)),
         ("raised", _raised(plan)),
         ("recomputed", _recomputed(plan)),
         ("offloaded", _offloaded(plan)),
         ("peak", _peak(plan)),
+        ("simulated", _simulated(plan)),
         ("step", plan.before_after.step_text),
         ("without remat", WITHOUT_REMAT if plan.without_peak_bytes else ""),
         ("decided by", _decided_by(plan)),
@@ -36,6 +38,8 @@ def rows_of(plan: Plan) -> list[tuple[str, str]]:
 def _saved(plan: Plan) -> str:
     """Format the saved bytes beside those of the runtime-optimal partition, and the allowed and least bytes."""
     share = f" ({plan.saved_bytes / plan.full_bytes:.0%} of" if plan.full_bytes else " (of"
+    if plan.saved_bytes > plan.full_bytes:
+        share = " (more than the"
     allowed = "" if plan.asked.on_peak else f"{format_bytes(plan.capacity)} allowed, "
     return (
         f"{format_bytes(plan.saved_bytes)}{share} {format_bytes(plan.full_bytes)} that the "
@@ -71,24 +75,30 @@ def _recomputed(plan: Plan) -> str:
 
 
 def _peak(plan: Plan) -> str:
-    """Format the peak beside the peak without remat: compiled beside estimated, simulated beside simulated."""
-    instead = ""
-    if plan.without_peak_bytes:
-        instead = f" instead of {format_bytes(plan.without_peak_bytes)} without remat"
+    """Format the peak: compiled beside the estimate without remat, or else both as simulated."""
     limit = (
         f"; a share of {plan.asked.peak_share} comes to {format_bytes(plan.peak_limit)}"
         if plan.peak_limit
         else ""
     )
     if not plan.planned_peak_bytes:
-        return f"{format_bytes(plan.peak_bytes)}{instead}, inputs and parameters included{limit}"
-    beside = ""
-    if plan.without_expected_bytes:
-        beside = f", where {format_bytes(plan.without_expected_bytes)} is expected without remat"
-    return (
-        f"{format_bytes(plan.peak_bytes)} as compiled{beside}, inputs and parameters included; before that, "
-        f"{format_bytes(plan.planned_peak_bytes)} simulated{instead}{limit}"
-    )
+        beside = _instead_of(plan.without_peak_bytes)
+        return f"{format_bytes(plan.peak_bytes)}{beside}, inputs and parameters included{limit}"
+    expected = _instead_of(plan.without_expected_bytes, "about ")
+    return f"{format_bytes(plan.peak_bytes)} as compiled{expected}, inputs and parameters included{limit}"
+
+
+def _simulated(plan: Plan) -> str:
+    """Format the simulated peak of a compiled step; empty for a step that is not compiled."""
+    if not plan.planned_peak_bytes:
+        return ""
+    beside = _instead_of(plan.without_peak_bytes)
+    return f"peak {format_bytes(plan.planned_peak_bytes)}{beside}, operator by operator"
+
+
+def _instead_of(nbytes: int, about: str = "") -> str:
+    """Format the peak without remat; empty if it is unknown."""
+    return f" instead of {about}{format_bytes(nbytes)} without remat" if nbytes else ""
 
 
 def _decided_by(plan: Plan) -> str:

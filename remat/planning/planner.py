@@ -224,14 +224,15 @@ class Planner(PeakPlanner):
     def baseline(self) -> Baseline:
         """The step without remat: at budget 1, and without hooks on saved tensors.
 
-        All figures are 0 if the solver has no plan at budget 1.
+        All figures are 0 if there is no plan at budget 1.
         """
         try:
-            full = self.full
+            full = self.without_remat
         except RematError:
             return Baseline()
-        # `peak` also sets `full_curve`.
-        if self.request.hooks is None and self.peak(full) and self.full_curve is not None:
+        # `peak` also sets `full_curve`, of the planner's own decision under budget 1.
+        is_own = full is self.decisions.get(self.full_bytes) and self.request.hooks is None
+        if is_own and self.peak(full) and self.full_curve is not None:
             curve = self.full_curve
         else:
             choice = full.choice

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
+from remat.arguments import SOLVER
 from remat.errors import ProblemError, suppress_warnings
 from remat.graph import ops
 from remat.graph.costs import CostModel
@@ -22,6 +23,7 @@ from remat.passes.decide.min_cut import RuntimeOptimalCut, require_tangents
 from remat.planning.candidates import Candidate, pareto
 from remat.planning.pipelines import count_workspaces, prepare, split
 from remat.planning.request import PlanRequest
+from remat.solvers.auto import is_auto
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
 from remat.units import format_bytes
@@ -54,7 +56,7 @@ def fingerprint_of(joint: JointGraph) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """The step without remat: the plan at budget 1, without hooks on saved tensors.
+    """The step without remat: the default solver's plan at budget 1, without hooks on saved tensors.
 
     Attributes:
         peak_bytes: simulated peak of the step; 0 if unknown.
@@ -201,6 +203,17 @@ class Prepared:
         """The decision under budget 1."""
         return self.at(self.full_bytes)
 
+    @cached_property
+    def without_remat(self) -> Candidate:
+        """The decision of the step without remat: that of the default solver under budget 1.
+
+        All solvers are compared with the same step.
+        """
+        if is_auto(self.request.solver):
+            return self.full
+        usual = replace(self.request.by(SOLVER.value), time_limit=None)
+        return self.decided(self.choice(self.full_bytes), usual)
+
     def at(self, capacity: int) -> Candidate:
         """Return the decision within ``capacity`` saved bytes, cached.
 
@@ -229,11 +242,17 @@ class Prepared:
             capacity=capacity, full_bytes=self.full_bytes, least_bytes=self.least_bytes
         )
 
-    def decided(self, limits: DecisionInfo) -> Candidate:
-        """Decide the graph within limits; the result is not cached."""
+    def decided(self, limits: DecisionInfo, request: PlanRequest | None = None) -> Candidate:
+        """Decide the graph within limits; the result is not cached.
+
+        Args:
+            limits: the limits on saved bytes.
+            request: the options; None: the planner's own.
+        """
         # Hulls are cached weakly. This reference keeps one alive, so that every decision shares it.
         _ = self.hull
-        found, choice = self.deciding.decide(self.state, limits)
+        deciding = self.deciding if request is None else request.deciding()
+        found, choice = deciding.decide(self.state, limits)
         return Candidate(
             lowered=self.lowered,
             saved=found.saved,

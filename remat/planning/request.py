@@ -48,7 +48,7 @@ class PlanRequest:
         plan: saved plans to apply to the graphs that they were made for; None: decide.
         plan_costs: the cost models of the saved plans, by name.
         plans_others: whether a graph without a saved plan is planned, instead of refused.
-        of_several: whether ``plan`` is one plan of several graphs under one budget.
+        of_several: whether the graph is known to be one of several in its step.
         pipeline: the user's pipeline, which replaces the default passes. Its passes carry their own budget,
             solver, cost model and time limit.
         count_outputs: whether forward's outputs count as saved bytes.
@@ -273,6 +273,21 @@ class PlanRequest:
         )
         several = self.of_several or (isinstance(self.plan, PlanSet) and len(self.plan) > 1)
         return replace(self, plan=plan, of_several=several)
+
+    def how_to_run(self, peak_bytes: int, what: str = "that plan") -> str:
+        """Return advice on the budget under which a plan with this peak runs.
+
+        Args:
+            peak_bytes: the peak of the graph's plan.
+            what: the plan, for the text.
+        """
+        if not self.of_several:
+            return f"to run {what}, give budget={peak_bytes}"
+        return (
+            f"the step has other graphs too, and all of them need more than {peak_bytes} bytes. Compile the model as "
+            "one graph: `remat plan MODEL --graph-breaks` shows where it breaks. Or plan its graphs together: "
+            'remat.plan(remat.capture(model, args, fullgraph=False), budget=…), then options={"plan": plans}'
+        )
 
     def deciding(self) -> Budgeted:
         """Build the pass that decides: on the whole graph if the solver supports graphs, else by a knapsack."""

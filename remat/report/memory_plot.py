@@ -326,6 +326,8 @@ def _budget(axes: Axes, scale: Scale, peak_budget: int | None, highest: int) -> 
 
 def _mark_peak(axes: Axes, step: Timeline, scale: Scale, x: _Axis) -> None:
     """Mark the peak, with its bytes and the node that runs."""
+    from matplotlib.patheffects import withStroke
+
     peak, moment = step.peak, step.peak_moment
     at = (x.at(moment) + x.at(moment + 1)) / 2
     axes.plot([at], [peak.nbytes / scale.size], marker="v", color=RED, markersize=6)
@@ -338,7 +340,8 @@ def _mark_peak(axes: Axes, step: Timeline, scale: Scale, x: _Axis) -> None:
         ha=side,
         va="bottom",
         color=RED,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+        # An outline, since a box would hide the line without remat.
+        path_effects=[withStroke(linewidth=2.5, foreground="white")],
     )
 
 

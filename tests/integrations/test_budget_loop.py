@@ -13,6 +13,7 @@ import remat
 from remat.errors import BudgetError
 from remat.integrations.budget_loop import CompiledBudget
 from remat.planning.request import PlanRequest
+from remat.units import format_bytes
 
 
 def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -98,3 +99,21 @@ def test_a_step_from_a_cache_is_known_as_where_it_was_compiled(joint: remat.Join
     assert elsewhere.key == here.key
     plans = [known.plan(joint.copy(), request, None) for known in (here, elsewhere)]
     assert plans[0].decision == plans[1].decision != made.decision
+
+
+def test_a_refusal_of_one_of_several_graphs_names_no_budget(joint: remat.JointGraph) -> None:
+    """The other graphs take memory besides, so no budget is known that holds for the step."""
+    request = PlanRequest.of(budget=remat.Peak(30_000), solver="greedy")
+    known, compiler = CompiledBudget(), Compiler(joint, 6)
+    text, without = "", 0
+    while not text:
+        made = compiler.compiled(known.plan(joint.copy(), request, None))
+        without = made.without_expected_bytes
+        try:
+            assert known.replans(made, replace(request, of_several=True))
+        except BudgetError as error:
+            text = str(error)
+    assert "give budget=" not in text
+    assert re.search(r"all of them need more than \d+ bytes.*--graph-breaks.*fullgraph=False", text)
+    assert f"about {format_bytes(without)} without remat" in text
+    assert "--budget peak:0" in text

@@ -119,3 +119,20 @@ def test_warnings_are_noted_in_their_own_thread_only() -> None:
             thread.start()
             thread.join()
     assert noted == [("here", UserWarning)]
+
+
+def test_a_plan_has_the_name_of_the_users_module() -> None:
+    """Dynamo lists only the submodules, of whichever class they are."""
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x).sum()
+
+    for model in (Outer(), nn.Sequential(nn.Linear(4, 4), nn.Tanh())):
+        torch.compiler.reset()
+        torch.compile(model, backend="remat", options={"lower": "eager"})(torch.randn(2, 4))
+        assert remat.plans()[-1].graph.split()[0] == type(model).__name__

@@ -213,3 +213,25 @@ def test_longer_batches_count_at_their_sizes() -> None:
         assert (taken > 20 * 2**20) == over
         assert bool(said) == over
         assert not said or 0.94 * taken <= said[-1] <= 1.1 * taken
+
+
+def test_a_refusal_of_a_graph_before_a_break_names_no_budget() -> None:
+    """The step takes more than its first graph, by what the other graphs hold."""
+    f = whole(made("breaks"), {"budget": remat.Peak("1200KiB"), "lower": "eager"})
+    with pytest.raises(Exception, match="all of them need more than") as raised:
+        f(torch.randn(1024, 64))
+    assert "give budget=" not in str(raised.value)
+    assert "--graph-breaks" in str(raised.value)
+
+
+def test_a_plan_of_one_of_several_graphs_says_so() -> None:
+    f = whole(made("breaks"), {"budget": remat.Peak("1GiB"), "lower": "eager"})
+    f(torch.randn(64, 64)).sum().backward()
+    for plan in remat.plans()[-3:]:
+        assert plan.explain().splitlines()[1].startswith("  graph         one of several")
+    held = dict(remat.plans()[-1].rows)["graph"]
+    assert re.search("the others held .*KiB of the given budget, peak 1 GiB", held)
+    torch.compiler.reset()
+    f = whole(Blocks([Block()]), {"budget": 0.5, "lower": "eager"})
+    f(torch.randn(64, 64)).sum().backward()
+    assert "graph" not in dict(remat.plans()[-1].rows)

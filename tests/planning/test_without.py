@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -117,6 +118,47 @@ def test_comparisons_have_one_step_without_remat(joint: remat.JointGraph) -> Non
     data = json.loads(found.to_json())
     assert data["without_peak_bytes"] == plan.peak_bytes
     assert [r["more"] for r in data["rows"]] == [r.more for r in found.rows]
+
+
+class Nothing(remat.Solver):
+    """Save as little as possible, whatever the budget."""
+
+    name = "nothing"
+
+    def solve(
+        self, problem: remat.KnapsackProblem, *, time_limit: float | None = None
+    ) -> list[int]:
+        return []
+
+
+class Gated(nn.Module):
+    """A block of which budget 1 recomputes something, more or less of it by solver."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(16, 64), nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return x + self.down(nn.functional.silu(self.gate(h)) * self.up(h))
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_it_is_the_same_step_for_every_solver(several: bool) -> None:
+    joint = joint_of(nn.Sequential(Gated(), Gated()), torch.randn(8, 64, 16))
+    graphs: Any = [joint] if several else joint
+    auto, nothing = (remat.plan(graphs, remat.Peak(0.9), s) for s in ("auto", Nothing()))
+    assert auto.without_peak_bytes == nothing.without_peak_bytes
+    costs = {plan.before_after.without_recompute_cost for plan in (auto, nothing)}
+    assert len(costs) == 1
+    assert costs != {0}
+
+
+def test_more_than_the_whole_is_told_without_percent(joint: remat.JointGraph) -> None:
+    plan = remat.plan(joint, 1)
+    assert "(100% of " in plan.explain()
+    more = replace(plan, saved_bytes=25 * plan.full_bytes)
+    assert f"(more than the {format_bytes(plan.full_bytes)} that" in dict(more.rows)["saved"]
 
 
 def test_the_backend_logs_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -317,3 +317,16 @@ def test_a_plan_from_a_file_cannot_be_drawn(tmp_path: Path) -> None:
     plan = remat.Plan.from_json(stack(1).to_json())
     with pytest.raises(PlanError, match="has no modules"):
         plan.plot(tmp_path / "plan.svg")
+
+
+def test_a_ratio_of_the_peak_is_drawn_in_bytes(tmp_path: Path) -> None:
+    joint = joint_of(nn.Sequential(Block(), Block()), torch.randn(8, 16))
+    plan = remat.plan(joint, remat.Peak(0.5))
+    plan.plot(tmp_path / "plan.svg")
+    assert f"budget: {format_bytes(plan.peak_limit)} alive" in (tmp_path / "plan.svg").read_text()
+
+
+def test_the_label_of_the_peak_hides_no_line() -> None:
+    axes = step_figure(made_up(20, 20), title="t").axes[0]
+    (label,) = [text for text in axes.texts if text.get_text().startswith("peak ")]
+    assert label.get_bbox_patch() is None

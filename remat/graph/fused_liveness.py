@@ -8,6 +8,7 @@ results.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from remat.graph.index import inputs_of
 from remat.graph.joint import outputs_of
 from remat.graph.liveness import PeakMoment, StepWalk
 from remat.graph.storages import Memories, hint, tensor_bytes
+from remat.graph.writes import by_target
 
 #: Workspaces of operators on a CPU: part of the operator's name, index of a tensor argument, and the multiple
 #: of this argument's bytes that the operator allocates.
@@ -173,6 +175,10 @@ class _Kernels:
     """
 
     def __init__(self, nodes: list[fx.Node], start: int, kept: set[int]) -> None:
+        # Each answer below is asked for many times per node, and a search predicts dozens of plans.
+        self._passed_on = {n: is_passed_on(n) for n in nodes}
+        self._numel = functools.cache(_numel)
+        self._producer = functools.cache(producer_of)
         self._fuses = {n: may_fuse(n) or ops.packet(n.target) in _INDEXED for n in nodes}
         self._segments: dict[fx.Node, frozenset[int]] = {}
         self._moments: list[int] = [start]
@@ -186,32 +192,32 @@ class _Kernels:
         #: expensive operator is among these nodes.
         self._reads: dict[fx.Node, int] = {}
         self._heavy: dict[fx.Node, bool] = {}
+        #: Whether each reading kernel computes a node again, so that no kernel writes it.
+        self._inlined: dict[fx.Node, bool] = {}
         #: Matrix product of each sum that Inductor merges with it; both run at the position of the sum.
         self._products = {add: mm for add in nodes if (mm := _added_product(add)) is not None}
         # Such a sum becomes part of an `addmm`, which is a kernel of its own and fuses with no
         # node.
         self._fuses |= dict.fromkeys(self._products, False)
         self._inside = {*self._products.values()}
+        heavy = dict(zip(nodes, by_target(nodes, _is_heavy), strict=True))
         segment = 0
         for moment, node in enumerate(nodes, start):
             self._segments[node] = frozenset((self._segment(node, segment),))
             if self._fuses[node]:
                 if segment in self._segments[node]:
                     self._moments[segment] = moment
-            elif not is_passed_on(node):
+            elif not self._passed_on[node]:
                 self._own[node] = moment
                 if node in self._products:
                     self._own[self._products[node]] = moment
                 segment += 1
                 self._moments.append(moment + 1)
-            inlined = [n for n in inputs_of(node) if self._inlines(n) and id(n) not in kept]
-            self._reads[node] = sum(self._reads[n] for n in inlined) + sum(
-                n not in inlined for n in inputs_of(node)
-            )
-            name = str(node.target)
-            self._heavy[node] = any(self._heavy[n] for n in inlined) or any(
-                f".{op}." in name for op in _HEAVY
-            )
+            given = inputs_of(node)
+            inlined = [n for n in given if self._inlined.get(n) and id(n) not in kept]
+            self._reads[node] = sum(self._reads[n] if n in inlined else 1 for n in given)
+            self._heavy[node] = heavy[node] or any(self._heavy[n] for n in inlined)
+            self._inlined[node] = self._inlines(node)
 
     def _segment(self, node: fx.Node, now: int) -> int:
         """Return the segment in which a node runs.
@@ -222,7 +228,7 @@ class _Kernels:
         given = [self._ready[n] for n in inputs_of(node) if n in self._ready]
         ready = max((at for at, _ in given), default=0)
         joins = (ready, True) in given
-        if is_passed_on(node):
+        if self._passed_on[node]:
             self._ready[node] = ready, joins
         elif not self._fuses[node]:
             self._ready[node] = now + 1, False
@@ -255,17 +261,17 @@ class _Kernels:
         Returns:
             None if there is no such segment.
         """
-        size = _numel(node)
+        size = self._numel(node)
         found = (
             at
             for read in inputs_of(node)
-            for at in self._read_at.get((producer_of(read), size), ())
+            for at in self._read_at.get((self._producer(read), size), ())
         )
         return min((at for at in found if ready <= at < now), default=None)
 
     def _note_reads(self, node: fx.Node, at: int) -> None:
         for read in inputs_of(node):
-            self._read_at[producer_of(read), _numel(node)].append(at)
+            self._read_at[self._producer(read), self._numel(node)].append(at)
 
     def _pull(self, read: Iterable[fx.Node], to: int) -> None:
         """Move nodes that a kernel reads, and the inputs of these nodes, back to segment ``to``."""
@@ -314,11 +320,19 @@ class _Kernels:
         return self._own[node] if node in self._own else self._moments[max(self._segments[node])]
 
     def _inlines(self, node: fx.Node) -> bool:
-        """Return whether each reading kernel computes a node again, so that no kernel writes it."""
-        if not self._fuses.get(node) or not _is_pointwise(node):
-            return is_passed_on(node) and node in self._reads
+        """Return whether each reading kernel computes a node again; all inputs of the node are known."""
+        if not self._fuses[node] or not self._is_pointwise(node):
+            return self._passed_on[node]
         alone = len(node.users) < 2
         return alone or (self._reads[node] <= _MOST_READS and not self._heavy[node])
+
+    def _is_pointwise(self, node: fx.Node) -> bool:
+        """Return whether a node computes each element from few input elements.
+
+        False for reductions and random draws.
+        """
+        largest = max(map(self._numel, inputs_of(node)), default=0)
+        return largest <= self._numel(node) and not ops.draws_in_order(node)
 
     def _is_summed_at_once(self, node: fx.Node, at: frozenset[int]) -> bool:
         """Return whether a sum of backward keeps its position because its reader is far away.
@@ -329,9 +343,9 @@ class _Kernels:
 
         See `remat.integrations.near_fusions`.
         """
-        if not at or not node.meta.get("autograd_backward") or _is_pointwise(node):
+        if not at or not node.meta.get("autograd_backward") or self._is_pointwise(node):
             return False
-        smaller = _numel(node) < max(map(_numel, inputs_of(node)), default=0)
+        smaller = self._numel(node) < max(map(self._numel, inputs_of(node)), default=0)
         return smaller and min(at) > max(self._segments[node]) + NEAR_SUMS
 
     def place(
@@ -351,7 +365,7 @@ class _Kernels:
         at = frozenset(s for k in flows for r in readers[k] for s in self._segments[r])
         if self._is_summed_at_once(node, at):
             at = frozenset()
-        if at and len(flows) == len(keys) and (len(at) == 1 or self._inlines(node)):
+        if at and len(flows) == len(keys) and (len(at) == 1 or self._inlined[node]):
             self._segments[node] = at
         mine = self._segments[node]
         return [
@@ -379,9 +393,10 @@ def _fills(read: fx.Node, node: fx.Node) -> bool:
         read: an input of the node.
         node: the node.
     """
+    if read.target is not torch.ops.aten.full.default or read is not node.args[0]:
+        return False
     name = str(node.target).split(".")[1:2]
-    puts = any(part in n and n[-1] != "_" for n in name for part in ("index_put", "scatter"))
-    return puts and read is node.args[0] and read.target is torch.ops.aten.full.default
+    return any(part in n and n[-1] != "_" for n in name for part in ("index_put", "scatter"))
 
 
 def _workspace(node: fx.Node) -> int:
@@ -426,13 +441,10 @@ def _expands(shape: Sequence[int], to: Sequence[int]) -> bool:
     return len(shape) <= len(to) and all(a in (1, b) for a, b in ends)
 
 
-def _is_pointwise(node: fx.Node) -> bool:
-    """Return whether a node computes each element from few input elements.
-
-    False for reductions and random draws.
-    """
-    sizes = [_numel(n) for n in inputs_of(node)]
-    return max(sizes, default=0) <= _numel(node) and not ops.draws_in_order(node)
+def _is_heavy(node: fx.Node) -> bool:
+    """Return whether a node's operator is an expensive pointwise one."""
+    name = str(node.target)
+    return any(f".{op}." in name for op in _HEAVY)
 
 
 def _numel(node: fx.Node) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,7 +33,7 @@ from remat.integrations.partitioner import (
 from remat.integrations.plan_cache import CachedPlan
 from remat.integrations.workarounds import compile_graph, masks_from_bytes, masks_to_bytes
 from remat.passes.ranks.agree_ranks import AgreeRanks
-from remat.planning.fused_peak import input_bytes, within_fused_peak
+from remat.planning.fused_peak import FusedSearch, input_bytes
 from remat.planning.plan import Plan
 from remat.planning.planner import Planner, plan_graph
 from remat.planning.request import PlanRequest
@@ -83,7 +84,7 @@ def compile_within_budget(
         RematError: planning failed, or the budget cannot be met.
     """
     tried: list[tuple[int, Plan, Callable[..., Any]]] = []
-    with step.compiling():
+    with step.compiling(), known.searching():
         while True:
             compiled = _compile_once(step, known, gm, inputs, patches)
             made = step.made
@@ -389,6 +390,7 @@ class CompiledBudget:
         over: bytes by which the last compiled step exceeds its budget, on the rank that exceeds the
             budget most.
         times: number of replans.
+        search: the search of the last plan, from which the search of the next one continues.
     """
 
     excess: int = 0
@@ -401,6 +403,16 @@ class CompiledBudget:
     _inputs: int = 0
     over: int = 0
     times: int = 0
+    search: FusedSearch | None = field(default=None, compare=False, repr=False)
+
+    @contextlib.contextmanager
+    def searching(self) -> Iterator[None]:
+        """Drop the searches at the end: they hold traced graphs, and the compiled step holds this object."""
+        try:
+            yield
+        finally:
+            for known in filter(None, (self, self.lowest)):
+                known.search = None
 
     @property
     def key(self) -> str:
@@ -453,17 +465,12 @@ class CompiledBudget:
         # After a compilation the search may find no new decision. The graph is then planned again below, so it
         # must not have been changed.
         planner = Planner.of(joint, request, in_place=not self.peaks)
-        found = within_fused_peak(
-            planner,
-            budget,
-            excess=self.excess,
-            compiled=self.peaks,
-            last=last,
-        )
+        self.search = self.search.moved(planner) if self.search else FusedSearch(planner)
+        found = self.search.within(budget, excess=self.excess, compiled=self.peaks, last=last)
         self._limit, self._inputs = found.choice.peak_limit, input_bytes(joint)
         self._chosen = found.decision
         if budget.peak_bytes and self.peaks.get(self._chosen, 0) > budget.peak_bytes:
-            self.lowest = CompiledBudget()
+            self.lowest = CompiledBudget(search=self.search)
             return self._within_peak(joint, request, agree)
         return planner.finish(found, budget, agree)
 
@@ -510,7 +517,7 @@ class CompiledBudget:
                 self._tell(made, request, taken, limit, elsewhere=own <= 0)
             return False
         if asked.peak_bytes and can_hold and self.lowest is None and self.times == MOST_REPLANS:
-            self.lowest = CompiledBudget()
+            self.lowest = CompiledBudget(search=self.search)
         elif asked.on_peak:
             excess = taken - (made.predicted_peak_bytes or limit)
             now.excess = max(excess, 2 * now.excess)

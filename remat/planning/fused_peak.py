@@ -9,6 +9,7 @@ compiled peak instead of the estimate.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -43,70 +44,10 @@ _REFINED, _REFINED_SHARE = 6, 0.5
 _LOWERED = 1000
 
 
-def within_fused_peak(
-    planner: Planner,
-    budget: Budget,
-    *,
-    excess: int = 0,
-    compiled: Mapping[Decision, int] | None = None,
-    last: bool = False,
-) -> Candidate:
-    """Choose a decision whose estimated peak is within a budget: the cheapest one found.
+class FusedSearch:
+    """Search for plans of one graph under a budget on the peak of fused code.
 
-    An estimate may be wrong, so the caller compiles the decision and calls again with the compiled peak.
-    If no decision is expected to fit, the result is the first of these that exists:
-
-    1. After a compilation, budget 1's decision, if its estimated peak is below every compiled peak.
-    2. Of the decisions that were not compiled, the one with the least estimated peak. After a compilation
-       and under a peak in bytes, only estimates within the budget count here.
-    3. The decision with the least peak, compiled if known and else estimated.
-
-    The last decision is chosen more carefully. Under a peak in bytes, it is the decision with the least
-    estimated peak that was not compiled, at any cost. Under a ratio, budget 1's decision comes first, if its
-    estimated peak is below every compiled peak. If all compiled peaks are far above the budget, estimates say
-    little about the step. Then the result saves the least of all decisions that were not compiled and may
-    have a lower peak; under a ratio, only if no decision fits.
-
-    Args:
-        planner: the planner of the graph.
-        budget: a budget on the peak, in bytes or as a ratio.
-        excess: bytes by which the estimated peak must be below the budget.
-        compiled: the compiled peak in bytes of each compiled decision.
-        last: whether the caller will compile no further decision.
-
-    Returns:
-        The decision, with 0 as its lower bound. Under a ratio, ``choice.peak_limit`` is the peak in bytes
-        that the ratio stands for.
-
-    Raises:
-        BudgetError: parameters and inputs alone exceed a peak in bytes.
-    """
-    _refuse_less_than_inputs(planner, budget)
-    known, limit = compiled or {}, budget.peak_bytes
-    search = _FusedSearch(planner)
-    vertices = planner.allowed_vertices(VERTICES)
-    # A peak in bytes can be searched for directly. A ratio needs the range of estimated peaks first.
-    if limit is not None and not last and planner.request.offload is None:
-        search.try_around(vertices, limit - excess)
-        if search.aim(limit - excess, known):
-            return _unproven(_best(search, known, budget, limit, excess, last))
-    at = search.try_saved(without_gaps(vertices))
-    for _ in range(_HALVINGS):
-        at |= search.try_saved(beside_least(at))
-    most = search.expect(planner.full)
-    lowest = planner.within_peak(Budget(peak_share=0.0), offload=False)  # ratios count from here
-    off = planner.peak(lowest) - search.expect(lowest)
-    if limit is None:
-        least = min(map(planner.expected, search.found))
-        limit = least + bytes_of_share(budget.peak_share or 0.0, max(0, most - least))
-    search.aim_above(lowest, off, limit - excess)
-    best = _unproven(_best(search, known, budget, limit, excess, last))
-    share = limit if budget.peak_bytes is None else 0
-    return replace(best, choice=replace(best.choice, peak_limit=share))
-
-
-class _FusedSearch:
-    """Search that collects candidates of one graph for a budget on the peak of fused code.
+    The candidates of earlier searches stay. After a compilation, a search continues from them.
 
     Args:
         planner: the planner of the graph.
@@ -119,6 +60,98 @@ class _FusedSearch:
     def __init__(self, planner: Planner) -> None:
         self.planner = planner
         self.found: list[Candidate] = []
+        #: The peak in bytes that a ratio stands for.
+        self._limit: int | None = None
+
+    def moved(self, planner: Planner) -> FusedSearch:
+        """Return the search with the candidates so far for another planner of the same graph.
+
+        Each compilation traces the step again. If the new graph is another one, its search starts anew.
+        """
+        new = FusedSearch(planner)
+        if planner.adopt(self.planner):
+            new.found = [replace(d, lowered=planner.lowered) for d in self.found]
+            new._limit = self._limit
+        return new
+
+    def within(
+        self,
+        budget: Budget,
+        *,
+        excess: int = 0,
+        compiled: Mapping[Decision, int] | None = None,
+        last: bool = False,
+    ) -> Candidate:
+        """Choose a decision whose estimated peak is within a budget: the cheapest one found.
+
+        An estimate may be wrong, so the caller compiles the decision and calls again with the compiled peak.
+        If no decision is expected to fit, the result is the first of these that exists:
+
+        1. After a compilation, budget 1's decision, if its estimated peak is below every compiled peak.
+        2. Of the decisions that were not compiled, the one with the least estimated peak. After a compilation
+           and under a peak in bytes, only estimates within the budget count here.
+        3. The decision with the least peak, compiled if known and else estimated.
+
+        The last decision is chosen more carefully. Under a peak in bytes, it is the decision with the least
+        estimated peak that was not compiled, at any cost. Under a ratio, budget 1's decision comes first, if its
+        estimated peak is below every compiled peak. If all compiled peaks are far above the budget, estimates say
+        little about the step. Then the result saves the least of all decisions that were not compiled and may
+        have a lower peak; under a ratio, only if no decision fits.
+
+        Args:
+            budget: a budget on the peak, in bytes or as a ratio.
+            excess: bytes by which the estimated peak must be below the budget.
+            compiled: the compiled peak in bytes of each compiled decision.
+            last: whether the caller will compile no further decision.
+
+        Returns:
+            The decision, with 0 as its lower bound. Under a ratio, ``choice.peak_limit`` is the peak in bytes
+            that the ratio stands for.
+
+        Raises:
+            BudgetError: parameters and inputs alone exceed a peak in bytes.
+        """
+        _refuse_less_than_inputs(self.planner, budget)
+        known, planner = compiled or {}, self.planner
+        in_bytes = budget.peak_bytes is not None
+        limit = budget.peak_bytes if in_bytes else self._limit
+        # The last plan within a peak in bytes is the lowest one. A search near the peak does not find that plan.
+        near = planner.request.offload is None and not (last and in_bytes)
+        found = False
+        if limit is not None and near:
+            if not known:
+                self.try_around(planner.allowed_vertices(VERTICES), limit - excess)
+            found = self.aim(limit - excess, known)
+        if not found:
+            lowest, off, ends = self._explore()
+            if limit is None:
+                least, most = ends
+                limit = least + bytes_of_share(budget.peak_share or 0.0, max(0, most - least))
+                self._limit = limit
+                found = near and self.aim(limit - excess, known)
+            if not found:
+                self.aim_above(lowest, off, limit - excess)
+        assert limit is not None
+        best = _unproven(_best(self, known, budget, limit, excess, last))
+        return replace(best, choice=replace(best.choice, peak_limit=0 if in_bytes else limit))
+
+    def _explore(self) -> tuple[Candidate, int, tuple[int, int]]:
+        """Search the range of peaks.
+
+        Returns:
+            The candidate of the least simulated peak; the bytes by which this peak is above the estimated
+            one; the least estimated peak, and the estimated peak of budget 1's plan.
+        """
+        planner = self.planner
+        at = self.try_saved(without_gaps(planner.allowed_vertices(VERTICES)))
+        for _ in range(_HALVINGS):
+            at |= self.try_saved(beside_least(at))
+        most = self.expect(planner.full)
+        lowest = planner.within_peak(
+            Budget(peak_share=0.0), offload=False
+        )  # ratios count from here
+        off = planner.peak(lowest) - self.expect(lowest)
+        return lowest, off, (min(map(planner.expected, self.found)), most)
 
     def expect(self, decided: Candidate) -> int:
         """Add a candidate; return its estimated peak in bytes."""
@@ -161,8 +194,11 @@ class _FusedSearch:
         nearest = min(self.found, key=lambda d: abs(planner.expected(d) - wanted))
         aim = wanted + planner.peak(nearest) - planner.expected(nearest)
         last, fits = None, False
-        for _ in range(_REFINED):
-            last = self._near(last, aim)
+        # The highest aim whose candidate fits, and the lowest one whose candidate does not.
+        low, high = 0, math.inf
+        for _ in range(_SEARCHES if known else _REFINED):
+            # After a compilation each search starts afresh: short searches drift to orders whose estimates fail.
+            last = self._near(None if known else last, aim)
             if last is None:
                 break
             room = wanted - self.expect(last)
@@ -170,7 +206,10 @@ class _FusedSearch:
             if 0 <= room <= _NEAR * wanted or (room > 0 and not last.cost):
                 break
             # Move a missed target noticeably: a search within almost the same peak would find the same schedule.
-            aim += room if room >= 0 else min(room, -(wanted // _LOWERED))
+            moved = aim + (room if room >= 0 else min(room, -(wanted // _LOWERED)))
+            low, high = (max(low, aim), high) if room >= 0 else (low, min(high, aim))
+            # Estimates jump where operators stop fusing, so an aim outside of the known ends is bisected.
+            aim = moved if low < moved < high else (low + int(high)) // 2
         return fits
 
     def _near(self, last: Candidate | None, peak_bytes: int) -> Candidate | None:
@@ -266,7 +305,7 @@ def _refuse_less_than_inputs(planner: Planner, budget: Budget) -> None:
 
 
 def _best(
-    search: _FusedSearch,
+    search: FusedSearch,
     known: Mapping[Decision, int],
     budget: Budget,
     limit: int,

@@ -224,6 +224,21 @@ class Prepared:
             self.decisions[capacity] = self.decided(self.choice(capacity))
         return self.decisions[capacity]
 
+    def adopt(self, other: Prepared) -> bool:
+        """Take over decisions, peaks and the step without remat from another planner of an equal graph.
+
+        Returns:
+            Whether the graphs and the options but for the budget are equal; if not, nothing is taken.
+        """
+        request = replace(other.request, budget=self.request.budget)
+        if other.fingerprint != self.fingerprint or request != self.request:
+            return False
+        self.decisions |= {n: replace(d, lowered=self.lowered) for n, d in other.decisions.items()}
+        self._peaks |= other._peaks
+        self._expected |= other._expected
+        self.full_curve = other.full_curve
+        return True
+
     def learn(self, answer: Answer) -> None:
         """Cache a decision that a planner in another process made, with its peak."""
         decision, saved_bytes, cost, choice, peak_bytes = answer

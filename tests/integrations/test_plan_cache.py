@@ -24,6 +24,7 @@ from remat.integrations import partitioner as partitioning
 from remat.integrations.budget_loop import Attempt, CompiledBudget
 from remat.integrations.partitioner import Partitioner, StepPartition
 from remat.integrations.plan_cache import CachedPlan, traces_of
+from remat.planning.fused_peak import FusedSearch
 from remat.plugins import identity
 
 # Importing Inductor imports a deprecated corner of torch.jit.
@@ -120,23 +121,26 @@ def test_a_step_whose_share_of_the_peak_was_not_held_is_planned_again_by_all(
 ) -> None:
     """As if the first plan took a byte too much: who finds its step in the cache does not take it for the answer."""
     planned = []
-    search = budget_loop.within_fused_peak
+    search = FusedSearch.within
 
-    def searched(*args: Any, **kwargs: Any) -> Any:
-        planned.append(kwargs["compiled"])
-        return search(*args, **kwargs)
+    def searched(self: FusedSearch, *args: Any, **kwargs: Any) -> Any:
+        planned.append(len(self.found))
+        return search(self, *args, **kwargs)
 
     def taken(self: CompiledBudget, made: remat.Plan, request: Any) -> tuple[int, int]:
         over = self._limit and not self.times
         return (made.predicted_peak_bytes + 1, made.predicted_peak_bytes) if over else (0, 0)
 
-    monkeypatch.setattr(budget_loop, "within_fused_peak", searched)
+    monkeypatch.setattr(FusedSearch, "within", searched)
     monkeypatch.setattr(CompiledBudget, "_taken", taken)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh())
     x = torch.randn(16, 32)
     _, plan = step(model, x, budget=remat.Peak(0.5))
     assert len(planned) == 2
+    assert planned[1] > planned[0] == 0, (
+        "the second search goes on from the candidates of the first"
+    )
     _, same = step(model, x, budget=remat.Peak(0.5))
     assert hits()
     assert len(planned) == 3, "the first one; the second comes from the cache"

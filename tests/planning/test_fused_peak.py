@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import remat
-from remat.planning.fused_peak import beside_least, within_fused_peak, without_gaps
+from remat.planning.fused_peak import FusedSearch, beside_least, without_gaps
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.units import Budget
@@ -26,7 +26,7 @@ def planner() -> Planner:
 
 
 def test_shares_of_the_expected_peak_are_kept_to(planner: Planner) -> None:
-    some = within_fused_peak(planner, Budget(peak_share=0.25))
+    some = FusedSearch(planner).within(Budget(peak_share=0.25))
     assert planner.expected(some) <= some.choice.peak_limit
     # Searches within simulated peaks find what no number of bytes comes to.
     by_bytes = [planner.at(planner.full_bytes * k // 16) for k in range(1, 17)]
@@ -45,11 +45,11 @@ def test_gaps_between_bytes_are_looked_into() -> None:
 def test_the_last_plan_is_unlike_those_that_are_far_above_what_was_expected(
     planner: Planner,
 ) -> None:
-    limit = within_fused_peak(planner, Budget(peak_share=0.5)).choice.peak_limit
+    limit = FusedSearch(planner).within(Budget(peak_share=0.5)).choice.peak_limit
     budget = Budget(peak_bytes=limit)
-    first = within_fused_peak(planner, budget).decision
+    first = FusedSearch(planner).within(budget).decision
     near, far = (
-        within_fused_peak(planner, budget, compiled={first: compiled}, last=True)
+        FusedSearch(planner).within(budget, compiled={first: compiled}, last=True)
         for compiled in (limit + 1, 2 * limit)
     )
     assert planner.expected(near) <= planner.expected(far) <= limit
@@ -57,8 +57,26 @@ def test_the_last_plan_is_unlike_those_that_are_far_above_what_was_expected(
 
 
 def test_a_peak_in_bytes_is_found_without_the_search_for_the_least_peak(planner: Planner) -> None:
-    limit = within_fused_peak(planner, Budget(peak_share=0.5)).choice.peak_limit
+    limit = FusedSearch(planner).within(Budget(peak_share=0.5)).choice.peak_limit
     fresh = Planner.of(planner.state.joint, planner.request)
-    found = within_fused_peak(fresh, Budget(peak_bytes=limit))
+    found = FusedSearch(fresh).within(Budget(peak_bytes=limit))
     assert 0.95 * limit <= fresh.expected(found) <= limit
     assert "least_peak" not in vars(fresh)
+
+
+def test_a_search_goes_on_for_an_equal_graph_and_starts_anew_for_another(planner: Planner) -> None:
+    search = FusedSearch(planner)
+    first = search.within(Budget(peak_share=0.5))
+    limit = first.choice.peak_limit
+    joint, mine = planner.state.joint, planner.fingerprint
+    again = search.moved(Planner.of(joint, planner.request, fingerprint=mine))
+    assert [d.decision for d in again.found] == [d.decision for d in search.found]
+    excess = limit // 50
+    compiled = {first.decision: limit + excess}
+    other = again.within(Budget(peak_share=0.5), excess=excess, compiled=compiled)
+    assert other.choice.peak_limit == limit, "what a ratio stands for stays"
+    assert other.lowered is again.planner.lowered
+    assert again.planner.expected(other) <= limit - excess
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    joint = remat.capture(model, (torch.randn(4, 8),), lower="inductor")
+    assert not search.moved(Planner.of(joint, planner.request)).found

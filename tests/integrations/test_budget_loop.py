@@ -90,15 +90,15 @@ def test_a_refusal_names_what_was_found_and_proven_and_a_budget_that_holds(
 
 
 def test_a_step_from_a_cache_is_known_as_where_it_was_compiled(joint: remat.JointGraph) -> None:
-    """The next plan then has the same key, and is the same."""
+    """The next compilation then has the same key, so that it comes from the cache too."""
     request = PlanRequest.of(budget=remat.Peak(40_000), solver="greedy")
     here, elsewhere = CompiledBudget(), CompiledBudget()
     made = Compiler(joint, 0).compiled(here.plan(joint.copy(), request, None))
     assert here.replans(made, request)
     assert elsewhere.replans(made, request)
     assert elsewhere.key == here.key
-    plans = [known.plan(joint.copy(), request, None) for known in (here, elsewhere)]
-    assert plans[0].decision == plans[1].decision != made.decision
+    for known in (here, elsewhere):  # only the first has candidates from its last search
+        assert known.plan(joint.copy(), request, None).decision != made.decision
 
 
 def test_a_refusal_of_one_of_several_graphs_names_no_budget(joint: remat.JointGraph) -> None:

@@ -198,7 +198,7 @@ solver_option = click.option(
     metavar="SOLVER",
     default="auto",
     show_default=True,
-    help="who decides: see `remat solvers`; module:Class names any other",
+    help="the solver that chooses what is saved: a name from `remat solvers`, or module:Class",
 )
 reread_option = click.option(
     "--no-reread-inputs",
@@ -206,8 +206,8 @@ reread_option = click.option(
     is_flag=True,
     flag_value=False,
     default=True,
-    help="let inputs be refilled between forward and backward: none is read again but parameters, "
-    "buffers, and what eager autograd would have saved too; nor is an output",
+    help="inputs may be overwritten between forward and backward: backward reads no output again, and only those "
+    "inputs that are parameters or buffers, or that eager autograd would save too",
 )
 batch_option = click.option(
     "--batch",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: Explanations of the star and of the columns "gap" and "step" of a comparison.
 LEGEND = (
     "* least recompute cost of these solvers at the budget; of equal costs, the one that saves fewer bytes",
-    "gap: at most this much of the cost is more than any plan needs; it stays open where nothing is proven",
+    "gap: the cost above the proven lower bound, as a share of the cost; a dash: no bound is proven",
     "step: modelled, beside the step without remat, which is the plan of auto at budget 1",
 )
 

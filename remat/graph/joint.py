@@ -166,7 +166,7 @@ def check_structure(module: fx.GraphModule) -> str | None:
     inputs = kinds.count("placeholder")
     late = next((n for n in nodes[inputs:] if n.op == "placeholder"), None)
     if late is not None:
-        return f"placeholder '{late.name}' stands behind a node that is none"
+        return f"placeholder '{late.name}' stands behind a node that is not a placeholder"
     # `lint` checks the inputs of nodes, but not their users.
     there = set(nodes)
     for node in nodes:

@@ -31,7 +31,7 @@ from remat.running.workspace import in_proportion, may_allocate, workspace_bytes
 from remat.torch_compat import pytree
 
 #: Prefixes of calls in the generated code that run no kernel: they allocate, view or check memory.
-_QUIET = ("empty_strided", "reinterpret_tensor", "assert_", "get_raw_stream", "torch.cuda.")
+_QUIET = ("empty_strided", "reinterpret_tensor", "assert_", "get_raw_stream")
 #: Functions in the generated code that are not part of the step.
 _BESIDE = ("get_args", "benchmark_compiled_module")
 
@@ -422,7 +422,7 @@ def _call_of(
     body = [kept for statement in code.body if (kept := _without_kernels(statement)) is not None]
     code.body = [_Ticking().visit(s) if _runs_kernels(s) else s for s in body]
     known: dict[str, Any] = {**graph.constants, "__ran__": ran, "__kernel__": _Kernel()}
-    exec(compile(ast.fix_missing_locations(code), "<compiled half>", "exec"), known)
+    exec(compile(ast.fix_missing_locations(code), "<compiled graph>", "exec"), known)
     for name in list(known):
         if name.startswith("empty_strided_"):
             known[name] = _Empty(name.split("_")[2])

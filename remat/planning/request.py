@@ -118,7 +118,7 @@ class PlanRequest:
             if type(reread_inputs) is not bool:
                 raise ProblemError(
                     f"reread_inputs is {reread_inputs!r}; expected True (backward may read the inputs "
-                    "of the step again) or False (it may not, so that they can be refilled before it)"
+                    "of the step again) or False (it may not, so that they can be overwritten before it)"
                 )
         with _about("plan"):
             saved = None if plan is None else read_plan(plan)

@@ -411,9 +411,6 @@ class ScheduleEvaluator:
                     change[started[made]] += size[made]
                     change[ended[made] + 1] -= size[made]
                 started[made] = ended[made] = position
-        if boundary >= len(sequence):
-            for i in problem.at_boundary:
-                started[i] = -1
         self._check_order(first, boundary)
         last = max(0, len(sequence) - 1)
         for i in problem.to_end:

@@ -41,10 +41,10 @@ def test_compare_gives_a_row_for_each_solver_and_budget() -> None:
     assert "budget peak 1 GiB" in shown.stdout
     assert "budget 977 KiB saved" in shown.stdout
     assert sum(" * " in line for line in shown.stdout.splitlines()) >= 2
-    assert "gap: at most this much" not in shown.stdout
+    assert "gap: the cost above the proven lower bound" not in shown.stdout
     legend = run("compare", MODEL, *options, "--legend").stdout
     assert "* least recompute cost of these solvers at the budget" in legend
-    assert "gap: at most this much" in legend
+    assert "gap: the cost above the proven lower bound" in legend
 
 
 def test_a_solver_can_be_a_class_in_the_current_folder(folder: Path) -> None:

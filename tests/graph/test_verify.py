@@ -329,7 +329,7 @@ BREAKAGES: dict[Callable[[Split], Split | None], tuple[dict[str, Any], str, str]
     ),
     run_again_from_something_else: (
         SAVED,
-        "what runs in both halves",
+        "a node that runs in forward and in backward",
         "'exp_1' reads 'cos' in forward, 'mm' in the joint graph",
     ),
     mutate_twice: (SAVED, "an effect must not happen twice", "'written' (aten.copy_.default) has"),
@@ -341,14 +341,14 @@ BREAKAGES: dict[Callable[[Split], Split | None], tuple[dict[str, Any], str, str]
         "random draws and effects must keep their order",
         "'rand' (aten.rand.default) runs behind 'rand_1'",
     ),
-    recompute_something_else: (SAVED, "what runs in both halves", "'exp' is aten.sin.default in"),
+    recompute_something_else: (SAVED, "a node that runs in forward and in backward", "'exp' is aten.sin.default in"),
     recompute_from_something_else: (
         {"budget": 0},
-        "what runs in both halves",
+        "a node that runs in forward and in backward",
         "'mm' reads 'primals_1' in backward, 'primals_2' in forward",
     ),
-    recompute_from_less: ({"budget": 0}, "what runs in both halves", "'mm' reads other values"),
-    replay_something_else: (REPLAYED, "what runs in both halves", "is aten.rand_like.default in"),
+    recompute_from_less: ({"budget": 0}, "a node that runs in forward and in backward", "'mm' reads other values"),
+    replay_something_else: (REPLAYED, "a node that runs in forward and in backward", "is aten.rand_like.default in"),
     snapshot_too_late: (
         {"program": mutates, "budget": 0},
         "nothing may be read after it was overwritten",
@@ -361,7 +361,7 @@ BREAKAGES: dict[Callable[[Split], Split | None], tuple[dict[str, Any], str, str]
     ),
     refill_what_is_read: (
         SAVED,
-        "inputs that may be refilled must not be read again",
+        "inputs that may be overwritten must not be read again",
         "'sin' (aten.sin.default) reads 'primals_1'",
     ),
     recompute_against_its_tag: ({"budget": 0}, "tags must hold", "'mm' is tagged MUST_SAVE"),

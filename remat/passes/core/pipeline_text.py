@@ -233,9 +233,11 @@ class _Reader:
                     raise
                 except ValueError as error:
                     raise self.fault(column, f"option '{key}' of '{name}': {error}") from None
-            elif NESTED in values or not key:
+            elif NESTED in values:
                 self.at = column
                 values[NESTED] += (self.call(),)
+            elif not key:
+                raise self.fault(column, f"expected an option, got '{self._text[column]}'")
             else:
                 raise no_option(column, key)
             if self.next() not in (",", ")", ""):

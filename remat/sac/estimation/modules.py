@@ -246,7 +246,7 @@ def build_tree(
         order.setdefault(span.name, []).append(span)
     places = {name: k for k, name in enumerate(order)}
     parameters = {
-        name: sum(p.untyped_storage().nbytes() for p in {id(p): p for p in m.parameters()}.values())
+        name: sum(p.untyped_storage().nbytes() for p in m.parameters())
         for name, m in model.named_modules()
     }
     modules = []

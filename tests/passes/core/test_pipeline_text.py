@@ -109,6 +109,8 @@ def test_blanks_and_quotes() -> None:
         ("options(flag=True)", 9, "expected true or false, got 'True'"),
         ("options(=1)", 9, "pass 'options' has no option '=1'"),
         ("dce(fixpoint)", 5, "pass 'dce' has no option 'fixpoint'; it takes: none"),
+        ("dce(()", 5, "expected an option, got '('"),
+        ('dce("x")', 5, "expected an option, got '\"'"),
         ("fixpoint", 1, "'fixpoint' is empty: name the passes inside its parentheses"),
         ("dce,fixpoint()", 5, "'fixpoint' is empty"),
         ("fixpoint(dce,limit)", 14, "no pass is called 'limit'; known are options,"),

@@ -335,7 +335,9 @@ class _Kernels:
         return largest <= self._numel(node) and not ops.draws_in_order(node)
 
     def _is_summed_at_once(self, node: fx.Node, at: frozenset[int]) -> bool:
-        """Return whether a sum of backward keeps its position because its reader is far away.
+        """Return whether Inductor computes a sum of backward in a kernel of its own, before its readers.
+
+        remat forbids the fusion of both if the first reader is more than `NEAR_SUMS` segments later.
 
         Args:
             node: the node.

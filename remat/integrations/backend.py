@@ -332,7 +332,7 @@ def _plan(joint: JointGraph, request: PlanRequest, agree: AgreeRanks | None) -> 
 def _compile_eager(
     gm: fx.GraphModule, example_inputs: Sequence[Any], step: StepPartition
 ) -> Callable[..., Any]:
-    """Partition a graph, and run its forward and backward graph uncompiled."""
+    """Partition a graph, and return a function that runs its forward and backward graph uncompiled."""
     compiled = torch_compat.aot_autograd(
         fw_compiler=lambda module, _: _boxed(module),
         partition_fn=step,

@@ -103,7 +103,9 @@ class GraphMemory:
         )
 
     def scaled(self, arguments: Sequence[Any]) -> float:
-        """Return the factor from planned bytes to bytes at the sizes of a run; at least 1.
+        """Return how many times the planned bytes a run takes with its actual sizes; at least 1.
+
+        Bytes of parameters and buffers are left out of the ratio.
 
         Args:
             arguments: arguments of the run.
@@ -343,7 +345,11 @@ class StepTally:
             self._hold(storage, nbytes)
 
     def _forget(self, key: tuple[int, ...]) -> None:
-        """Drop the storages and gradients of parameters."""
+        """Stop counting a group of parameters and their gradients.
+
+        Args:
+            key: key of the group in ``_parameters``.
+        """
         parameters = self._parameters.pop(key)
         for storage in parameters.sizes:
             self._drop(storage)

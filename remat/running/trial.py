@@ -255,7 +255,11 @@ def _run(
 def _left_behind(
     outputs: list[Any], gradients: list[Any], inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the results of a run by name, including the current state of the generator."""
+    """Return everything that a run leaves behind, by name.
+
+    These are its outputs, its gradients, the final values of its inputs, and the state of PyTorch's
+    CPU generator.
+    """
     left = {f"output {i}": v for i, v in enumerate(outputs)}
     left |= {f"gradient {i}": v for i, v in enumerate(gradients)}
     left |= {f"input '{name}' afterwards": v for name, v in inputs.items()}

@@ -148,10 +148,10 @@ def _first_boundary(problem: ScheduleProblem, sequence: Sequence[int]) -> int:
 
 
 def _starts(problem: ScheduleProblem, core: StepCore) -> list[tuple[int, ...]]:
-    """Return the schedules from which annealing may start, as sequences of the core.
+    """Return the sequences from which annealing may start, in the node numbers of ``core``.
 
-    The list has the core's own sequence, in which each node runs once. It also has the eviction
-    schedule and the known schedules, unless they cannot run.
+    The first sequence runs each node once. The others are the problem's known schedules and the
+    schedule from `evicting`. Sequences that cannot run are left out.
     """
     evicted = evicting(problem, problem.order)
     found = [core.start]

@@ -122,10 +122,15 @@ def knapsack_frontier(
 
 
 def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFrontier:
-    """Compute the frontier with NumPy if there is no kernel.
+    """Compute the frontier of a knapsack with NumPy; used if the compiled kernel is missing.
 
     Each point stores its parent point and the item that was added last, so that `items` can follow
     the chain back.
+
+    Args:
+        problem: the knapsack.
+        capacity: points heavier than this are left out.
+        most: number of points above which the frontier is thinned.
     """
     import numpy as np
 

@@ -35,14 +35,16 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """One wait of the schedule for the link, after a stretch of copies without a pause.
+    """A time for which the schedule stops until the link has ended a copy.
+
+    Before it, the link was busy without a pause. Fetches mirror sends in time.
 
     Attributes:
-        begin: for sends, position of the forward run after which the stretch's first copy began.
-            For fetches, position of the backward run before which the stretch's last copy ended.
-        at: position of the run before which (forward) or after which (backward) the schedule
-            waited.
-        time: time of the wait.
+        begin: in forward, position of the run after which this busy period of the link began. In
+            backward, position of the run before which the period ended.
+        at: in forward, position of the run before which the schedule waits. In backward, position
+            of the run after which it waits.
+        time: length of the wait.
     """
 
     begin: int

@@ -179,7 +179,9 @@ def _hand_over(state: State, drawn: list[tuple[fx.Node, list[fx.Node]]]) -> None
 
 
 def _share_generator(fwd: fx.Node, bwd: fx.Node, count: int) -> None:
-    """Give each run of a random operator a generator; AOTAutograd keeps the two in step.
+    """Make both runs of a random operator draw from generators that each graph gets as a new input.
+
+    AOTAutograd keeps both generators in the same state, so both runs draw the same numbers.
 
     Args:
         fwd: the run in forward.

@@ -20,7 +20,7 @@ def left_as_found(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
     The state consists of buffers, inputs, gradients, and random generators. Under a fake mode only
     gradients are restored, because fake tensors have no values and draw no random numbers.
-    Gradients are None when the block begins.
+    The function sets gradients to None before the block begins.
 
     Args:
         tensors: parameters, buffers and inputs of the step.

@@ -263,7 +263,9 @@ class _Program:
         return _Answer(decision=decision, bound=bound)
 
     def _memory(self, unit_bytes: float) -> Any:
-        """Return the constraint that memory is at most the peak column, at each program point with a row.
+        """Return the constraints that memory is at most the program's peak variable.
+
+        `add_rows` chose the program points that have a constraint.
 
         Args:
             unit_bytes: bytes in one unit of the program's memory.

@@ -38,6 +38,8 @@ CLOSING = 3
 _TO_LEAST = 6
 #: Peaks of a frontier at which offloading is tried, about; and parts of the range below the lowest of these peaks.
 _OFFLOADED, _BELOW = 12, 4
+#: Share of the peak below which a plan leaves enough memory that the solvers are asked as well.
+_SLACK = 0.97
 #: Text of errors: why no budget lowers the peak further, and what does.
 _UNSHRUNK = (
     "Weights, gradients and what one operator needs at once do not shrink with the budget: raise it, or make the "
@@ -284,11 +286,31 @@ class PeakPlanner(Prepared):
             if known:
                 cheapest = min(known, key=lambda d: (d.cost, d.saved_bytes))
                 known += fits(self.searched(peak_bytes, cheapest))
-        elif budget.peak_share is not None:
+            return known
+        if budget.peak_share is not None:
             least = self.least_found
             if self._may_cost(min(d.cost for d in known), least):
                 known += fits(self.searched(least))  # the search of ratio 0
+        best = min(known, key=lambda d: d.cost)
+        if best.cost and self.peak(best) < _SLACK * peak_bytes:
+            # On some large graphs the search ends far below the peak, and a solver's decision is cheaper.
+            known += fits(*self._solved_near(peak_bytes))
         return known
+
+    def _solved_near(self, peak_bytes: int) -> Iterator[Candidate]:
+        """Yield the solvers' decisions at limits on saved bytes, bisected to the largest one within a peak."""
+        ends = [
+            (nbytes, self.search.tried(saved).peak_bytes) for nbytes, saved in self.cuts(VERTICES)
+        ]
+        low = max((nbytes for nbytes, peak in ends if peak <= peak_bytes), default=self.least_bytes)
+        high = min(
+            (n for n, peak in ends if n > low and peak > peak_bytes), default=self.full_bytes
+        )
+        for _ in range(CLOSING):
+            middle = (low + high) // 2
+            decided = self.at(middle)
+            yield decided
+            low, high = (middle, high) if self.peak(decided) <= peak_bytes else (low, middle)
 
     def _scheduled(self, peak_bytes: int) -> Candidate | None:
         """Return the named solver's own schedule within a peak.

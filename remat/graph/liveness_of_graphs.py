@@ -106,7 +106,7 @@ class _Step:
         self.end = starts[-1] - 1
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (bytes, first moment, last moment) of each storage; moments are of the step."""
+        """Yield (bytes, first moment, last moment) of each storage, with moments of the whole step."""
         found = [list(walk.lifetimes()) for walk in self.walks]
         passed = self._passed()
         for k, (graph, walk, lifetimes) in enumerate(
@@ -143,7 +143,8 @@ class _Step:
     def _read_until(self, k: int, node: fx.Node) -> int:
         """Return the last moment at which graph run ``k`` may read a value.
 
-        The moment is in backward if the value is saved for backward.
+        The result is a moment of the step, in the run's backward if the value is saved for
+        backward, else the end of the run's forward.
         """
         walk = self.walks[k]
         reads = (walk.last_read[key] for key in walk.sizes.keys(node) if key in walk.last_read)

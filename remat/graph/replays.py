@@ -1,4 +1,4 @@
-"""Decide which nodes may run twice; random operators replay their draw from a saved state."""
+"""Decide which random operators may run twice, by replaying their draw from a saved state."""
 
 from __future__ import annotations
 

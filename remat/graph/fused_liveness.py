@@ -194,7 +194,7 @@ class _Kernels:
         self._heavy: dict[fx.Node, bool] = {}
         #: Whether each reading kernel computes a node again, so that no kernel writes it.
         self._inlined: dict[fx.Node, bool] = {}
-        #: Matrix product of each sum that Inductor merges with it; both run at the position of the sum.
+        #: Matrix product of each addition that Inductor merges with it; both run at the addition.
         self._products = {add: mm for add in nodes if (mm := _added_product(add)) is not None}
         # Such a sum becomes part of an `addmm`, which is a kernel of its own and fuses with no
         # node.
@@ -426,9 +426,9 @@ def _workspace(node: fx.Node) -> int:
 
 
 def _added_product(node: fx.Node) -> fx.Node | None:
-    """Return the matrix product that Inductor merges with a sum into one ``addmm``.
+    """Return the matrix product that Inductor merges with an addition into one ``addmm``.
 
-    None unless the node is such a sum and no other node reads the product.
+    None if the node is not such an addition, or if another node reads the product too.
     """
     aten = torch.ops.aten
     if node.target is not aten.add.Tensor or node.kwargs or len(node.all_input_nodes) != 2:

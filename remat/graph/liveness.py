@@ -477,7 +477,7 @@ class StepWalk:
         return made, last
 
     def _own(self, node: fx.Node, key: int, *, apart: bool) -> int:
-        """Return the storage key of a value whose fake storage also stands for another storage.
+        """Return the storage key of a node's value if the key ``key`` also names another storage.
 
         If the node is a view of a value that it reads, the result is the key of that value.
         Otherwise the result is a new key if ``apart`` is True, and ``key`` if not.

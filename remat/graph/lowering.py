@@ -293,8 +293,8 @@ def _backward_uses(index: GraphIndex, roles: Roles, i: int) -> tuple[bool, bool]
 def _tied_by_tags(index: GraphIndex, storages: Storages) -> dict[int, CheckpointPolicy]:
     """Return the checkpoint tags by position, with MUST_SAVE moved from views to their owners.
 
-    A view that must be saved is saved by saving the owner of its storage. If the owner itself must be
-    recomputed, the tag stays on the view.
+    A view that must be saved is saved by saving the owner of its storage. If the owner itself must
+    be recomputed, the tag stays on the view.
     """
     tags: dict[int, CheckpointPolicy] = {}
     for i, node in enumerate(index.nodes):

@@ -1,4 +1,4 @@
-"""Decide which random operators may run twice, by replaying their draw from a saved state."""
+"""Decide which nodes may run twice; a random operator then replays its draw from a saved state."""
 
 from __future__ import annotations
 

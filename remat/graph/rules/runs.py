@@ -65,7 +65,7 @@ def nothing_special_is_lost(facts: Facts) -> Iterator[Fault]:
 
 
 def order_is_kept(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each random operator or effect that leaves the joint graph's order."""
+    """Yield a fault for each random operator or effect out of the joint graph's order."""
     for backward, nodes in enumerate(facts.special[1:]):
         for is_kind in (ops.draws_in_order, _is_ordered_effect):
             last: fx.Node | None = None

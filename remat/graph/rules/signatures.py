@@ -51,7 +51,7 @@ def _is_in_order(graph: fx.Graph) -> bool:
 
 
 def forward_takes_the_inputs(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each position at which forward lacks the joint graph's input."""
+    """Yield a fault for each input of forward that differs from the joint graph's input."""
     theirs = [n for n in facts.placeholders[0] if role_of(n) in _FORWARD_INPUTS]
     yield from _compared("input", facts.placeholders[1], theirs, "forward")
 

@@ -1,7 +1,7 @@
 """Capturing a model's training step as joint graphs, without allocating a weight.
 
 Dynamo traces the model under fake tensors and AOTAutograd traces forward and backward, under the
-chosen lowering: what is captured is what a partitioner is handed when the model is compiled.
+chosen lowering. The captured graph is the one that a partitioner gets when the model is compiled.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ def capture(
     """Trace forward and backward of ``model(*args, **kwargs)`` as a joint graph.
 
     Weights may be real, on the meta device, or fake. No weight is copied or allocated, and the
-    model stays unchanged. The model's mode (train or eval) is respected. Dynamo cannot trace a
-    lock. If the first call takes a lock to set something up, a second call is captured.
+    model stays unchanged. The model's mode (train or eval) is respected. Dynamo cannot trace code
+    that acquires a lock, as a one-time setup may do. In that case the model is called once without
+    tracing, and its next call is captured.
 
     Args:
         model: a module or a function; its outputs may be any pytree.
@@ -192,7 +193,14 @@ class _Backend:
         return self._record_inputs(compiled, len(self._sink) - 1)
 
     def _record_inputs(self, compiled: Callable[..., Any], graph: int) -> Callable[..., Any]:
-        """Wrap a compiled graph to record the inputs that earlier runs returned or received."""
+        """Return a callable that runs a compiled graph and records one `Turn` for each run.
+
+        The turn names the arguments that earlier graph runs returned or received.
+
+        Args:
+            compiled: the compiled graph.
+            graph: index of the graph among the recorded joint graphs.
+        """
 
         def run(*args: Any) -> Any:
             tensors = [(i, a) for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
@@ -275,7 +283,10 @@ class _Backend:
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Record a joint graph, and partition it so that the step can go on.
 
-        PyTorch's default partitioner is used.
+        PyTorch's default partitioner is used. A nested region is partitioned but not recorded.
+
+        Returns:
+            Forward and backward graph modules.
 
         Raises:
             CapturedError: one graph was requested, so the compilation can end.
@@ -304,7 +315,7 @@ class _Backend:
         )
 
     def _run_as_it_is(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
-        """Return a graph without compiling it, because a capture needs shapes and no speed.
+        """Return a function that runs a graph uncompiled; a capture needs shapes and no speed.
 
         Raises:
             NothingToDifferentiateError: a single graph was requested, but it is an inference graph.
@@ -315,7 +326,7 @@ class _Backend:
 
 
 def _read_first_results(graph: fx.Graph) -> None:
-    """Add a read of the first result to each call of a tuple that no node reads.
+    """Add a read of the first element after each call whose result is a tuple that no node reads.
 
     Without any read, PyTorch's partitioner treats the call as a plain tuple and drops it. Such a
     call is a random operator whose results are unused.
@@ -329,9 +340,10 @@ def _read_first_results(graph: fx.Graph) -> None:
 
 
 def _partitioner_of(take: Callable[..., Any]) -> Any:
-    """Return a custom partitioner for Inductor that calls a function.
+    """Return a custom partitioner for Inductor, which partitions by calling ``take``.
 
-    Its class is defined at call time, because its base class imports Inductor, which is slow.
+    The partitioner's class is defined inside of this function, because importing its base class
+    imports Inductor, which is slow.
     """
 
     class Partitioner(torch_compat.CustomPartitionerFn):

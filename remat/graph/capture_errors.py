@@ -77,9 +77,9 @@ def explain(
     not_callable: str,
     is_plain: Callable[[Exception], bool] = lambda _: False,
 ) -> None:
-    """Raise one error with one message for a failed compilation.
+    """Raise a single `CaptureError` that explains a failed compilation.
 
-    Returns without an error if the compilation ended because its graph was recorded, or because the
+    Raises nothing if the compilation ended because its graph was recorded, or because the
     program has nothing to differentiate.
 
     Args:

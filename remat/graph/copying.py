@@ -28,7 +28,7 @@ Copies = dict[fx.Node, fx.Node]
 def run_of(node: fx.Node) -> str:
     """Return the joint-graph name of a node of forward or backward.
 
-    The name differs from the node's own name if the node is a further run in the same graph.
+    A further run in the same graph has another name, so its joint-graph name is in its metadata.
     """
     return str(node.meta.get(RUN_OF, node.name))
 

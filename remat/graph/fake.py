@@ -59,10 +59,10 @@ def cloned(value: torch.Tensor) -> torch.Tensor:
 def repair_aliases(
     graph: fx.Graph, memories: Memories | None = None, *, by_kernel: bool = False
 ) -> int:
-    """Recompute the fake value of every view that does not share its base's storage.
+    """Recompute the fake value of every view that does not share the storage of its base.
 
-    Passes that replace the base of a view, such as Inductor's pattern matcher, leave the view's
-    fake value on the storage of a removed node.
+    The base of a view is the argument whose memory it shows. Passes that replace the base, such as
+    Inductor's pattern matcher, leave the view's fake value on the storage of a removed node.
 
     PyTorch's kernels for scatters, and for copies into a view, copy the whole storage behind the
     view and return the same view of the copied storage. The fake kernel, or the cache of its

@@ -33,7 +33,7 @@ def as_fakes(
     run: bool,
     past_logging: bool = True,
 ) -> Iterator[Call]:
-    """Yield the model and its arguments, converted to fake tensors; trace them inside of the block.
+    """Yield the model and its arguments with fake tensors, for tracing inside of a ``with`` block.
 
     With ``run``, inputs and buffers are copied instead, because the run may overwrite them.
 
@@ -299,7 +299,7 @@ def _guards_kept_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_traces_of_operators() -> Iterator[None]:
-    """Drop PyTorch's error log about operators that refuse fake arguments.
+    """Drop PyTorch's errors about operators that refuse fake arguments from the log in a block.
 
     The raised `CaptureError` reports the same failure, and the log would hide its message.
     """

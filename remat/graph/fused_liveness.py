@@ -139,7 +139,7 @@ class FusedWalk(StepWalk):
     def _uses(
         self, nodes: list[fx.Node], made: dict[int, tuple[fx.Node, int]]
     ) -> tuple[dict[fx.Node, list[int]], dict[int, list[fx.Node]], set[int]]:
-        """Return the use of storages in one graph.
+        """Return which nodes of one graph allocate, read and return which storages.
 
         Args:
             nodes: the call nodes of the graph.
@@ -194,7 +194,7 @@ class _Kernels:
         self._heavy: dict[fx.Node, bool] = {}
         #: Whether each reading kernel computes a node again, so that no kernel writes it.
         self._inlined: dict[fx.Node, bool] = {}
-        #: Matrix product of each sum that Inductor merges with it; both run at the position of the sum.
+        #: Matrix product of each addition that Inductor merges with it; both run at the addition.
         self._products = {add: mm for add in nodes if (mm := _added_product(add)) is not None}
         # Such a sum becomes part of an `addmm`, which is a kernel of its own and fuses with no
         # node.
@@ -220,7 +220,7 @@ class _Kernels:
             self._inlined[node] = self._inlines(node)
 
     def _segment(self, node: fx.Node, now: int) -> int:
-        """Return the segment in which a node runs.
+        """Return the segment in which a node runs, and record what later nodes may join.
 
         An operator joins an earlier kernel if that kernel computes its inputs, or reads the same
         input and has as many elements. Otherwise the operator runs in segment ``now``.
@@ -274,7 +274,12 @@ class _Kernels:
             self._read_at[self._producer(read), self._numel(node)].append(at)
 
     def _pull(self, read: Iterable[fx.Node], to: int) -> None:
-        """Move nodes that a kernel reads, and the inputs of these nodes, back to segment ``to``."""
+        """Move nodes, and the inputs they need, to segment ``to`` if they run in a later segment.
+
+        Args:
+            read: nodes that the kernel of segment ``to`` reads.
+            to: number of the segment.
+        """
         waiting = [*read]
         while waiting:
             node = waiting.pop()
@@ -293,7 +298,7 @@ class _Kernels:
         Args:
             readers: nodes that read the storage.
             moment: moment at which the storage is read for the last time.
-            writing: nodes that write a storage.
+            writing: nodes whose results are written to memory.
 
         Returns:
             None if several nodes write such results.
@@ -320,7 +325,10 @@ class _Kernels:
         return self._own[node] if node in self._own else self._moments[max(self._segments[node])]
 
     def _inlines(self, node: fx.Node) -> bool:
-        """Return whether each reading kernel computes a node again; all inputs of the node are known."""
+        """Return whether each kernel that reads a node's result computes the node again.
+
+        Call this after the inputs of the node have been processed.
+        """
         if not self._fuses[node] or not self._is_pointwise(node):
             return self._passed_on[node]
         alone = len(node.users) < 2
@@ -335,9 +343,10 @@ class _Kernels:
         return largest <= self._numel(node) and not ops.draws_in_order(node)
 
     def _is_summed_at_once(self, node: fx.Node, at: frozenset[int]) -> bool:
-        """Return whether Inductor computes a sum of backward in a kernel of its own, before its readers.
+        """Return whether a sum of backward runs in a kernel of its own, before its readers.
 
-        remat forbids the fusion of both if the first reader is more than `NEAR_SUMS` segments later.
+        remat forbids Inductor to fuse a sum with its readers if the first reader is more than
+        `NEAR_SUMS` segments later.
 
         Args:
             node: the node.
@@ -353,13 +362,16 @@ class _Kernels:
     def place(
         self, node: fx.Node, keys: list[int], readers: dict[int, list[fx.Node]], kept: set[int]
     ) -> list[int]:
-        """Move a node to the kernels that read it, and return the storages that it writes.
+        """Move a node to the kernels that read it, if these kernels can compute it.
 
         Args:
             node: the node.
             keys: storages that the node allocates.
             readers: readers of each storage.
             kept: storages that the graph returns.
+
+        Returns:
+            The storages of ``keys`` that are written to memory; the others stay in registers.
         """
         if not self._fuses[node]:
             return [] if node in self._inside else keys
@@ -414,9 +426,9 @@ def _workspace(node: fx.Node) -> int:
 
 
 def _added_product(node: fx.Node) -> fx.Node | None:
-    """Return the matrix product that Inductor merges with a sum into one ``addmm``.
+    """Return the matrix product that Inductor merges with an addition into one ``addmm``.
 
-    None unless the node is such a sum and no other node reads the product.
+    None if the node is not such an addition, or if another node reads the product too.
     """
     aten = torch.ops.aten
     if node.target is not aten.add.Tensor or node.kwargs or len(node.all_input_nodes) != 2:

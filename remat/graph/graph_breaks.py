@@ -97,9 +97,10 @@ def graph_breaks(
 
 
 def _texts(texts: list[str], causes: list[str]) -> list[str]:
-    """Replace texts that give no cause by the causes that Dynamo counted.
+    """Return the texts about graph breaks, with a text that states no cause replaced by the cause.
 
-    Dynamo gives no cause if a graph ends before the statement that Dynamo cannot trace.
+    Such a text results if a graph ends before the statement that Dynamo cannot trace. If it is
+    unclear which cause belongs to which text, all texts stay unchanged.
 
     Args:
         texts: Dynamo's text about each graph break.

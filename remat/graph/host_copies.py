@@ -94,12 +94,14 @@ def _uncounted(like: torch.Tensor) -> torch.Tensor:
 def _begun(
     copy: torch.Tensor, of: torch.Tensor, device: torch.device, *, back: bool
 ) -> torch.Tensor:
-    """Start a copy on the stream of its direction, after the work queued so far.
+    """Start a copy between host and device on the stream for its direction.
+
+    The copy waits for the work queued on the current stream so far.
 
     Args:
         copy: tensor to write to.
         of: tensor to read from.
-        device: the device of the pair.
+        device: the device that the data is copied to or from.
         back: True for a copy from host to device.
 
     Returns:

@@ -56,12 +56,14 @@ class HandedKind(enum.IntEnum):
 
 
 class Turn(NamedTuple):
-    """One run of a graph, recorded if some graph of the step runs several times.
+    """One run of a graph among all runs of the step.
 
     Attributes:
         at: rank of this run among all graph runs of the step.
-        received: as `JointGraph.received`, but naming earlier runs by their rank instead of graphs.
-        shared: as `JointGraph.shared`, but naming earlier runs by their rank instead of graphs.
+        received: as `JointGraph.received`, but with the rank of the earlier run in place of a graph
+            index.
+        shared: as `JointGraph.shared`, but with the rank of the earlier run in place of a graph
+            index.
         returned: as `JointGraph.returned`, for this run alone.
     """
 

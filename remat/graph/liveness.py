@@ -292,10 +292,11 @@ def peak_of(sums: tuple[int, ...], moments: tuple[str, ...], boundary: int) -> P
 
 
 class StepWalk:
-    """Simulation of memory over forward and backward; storages of fake values identify storages.
+    """Simulation of memory over forward and backward.
 
-    A recomputed node has the fake value of its forward run. Therefore one key may stand for two
-    storages: forward's and the recomputed one. A key names the same storage in forward and in
+    The key of a storage is the key of the fake value's storage. A recomputed node has the fake
+    value of its forward run. Therefore one key may stand for two storages: forward's and the
+    recomputed one. A key names the same storage in forward and in
     backward only if forward saves the storage. If the forward storage is alive in backward, the
     recomputed storage gets a key of its own. This happens if one result of an operator is saved and
     another is recomputed, because the second run computes both results. Repeated runs within
@@ -306,7 +307,7 @@ class StepWalk:
         boundary: number of moments in forward.
         sizes: keys and bytes of the storages.
         inputs: for each storage that the step receives, the first placeholder on it.
-        outputs: bytes of the storages of the user's outputs.
+        outputs: bytes of each storage of the user's outputs, by storage key.
         handed: nodes of forward whose values are saved for backward.
         tangents: for each storage of a tangent, the first placeholder on it.
         last_read: for each storage passed to backward, the moment of its last use there. Empty
@@ -476,7 +477,7 @@ class StepWalk:
         return made, last
 
     def _own(self, node: fx.Node, key: int, *, apart: bool) -> int:
-        """Return the storage key of a value whose fake storage also stands for another storage.
+        """Return the storage key of a node's value if the key ``key`` also names another storage.
 
         If the node is a view of a value that it reads, the result is the key of that value.
         Otherwise the result is a new key if ``apart`` is True, and ``key`` if not.

@@ -106,7 +106,7 @@ class _Step:
         self.end = starts[-1] - 1
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (bytes, first moment, last moment) of each storage; moments are of the step."""
+        """Yield each storage as (bytes, first moment, last moment), in moments of the whole step."""
         found = [list(walk.lifetimes()) for walk in self.walks]
         passed = self._passed()
         for k, (graph, walk, lifetimes) in enumerate(
@@ -143,7 +143,8 @@ class _Step:
     def _read_until(self, k: int, node: fx.Node) -> int:
         """Return the last moment at which graph run ``k`` may read a value.
 
-        The moment is in backward if the value is saved for backward.
+        The result is a moment of the step, in the run's backward if the value is saved for
+        backward, else the end of the run's forward.
         """
         walk = self.walks[k]
         reads = (walk.last_read[key] for key in walk.sizes.keys(node) if key in walk.last_read)
@@ -194,9 +195,10 @@ class _Step:
     def _gradients(self, k: int) -> dict[int, int]:
         """Return the last moment of each gradient storage of graph run ``k``, by storage key.
 
-        A gradient for an earlier graph lives until the backward of that graph starts. If a later
-        graph also computes a gradient for the same tensor, PyTorch adds this gradient to the later
-        graph's at the end of this backward.
+        A gradient for an output of an earlier graph lives until the backward of that graph starts.
+        A gradient for a tensor that a later graph shares lives to the end of run ``k``'s backward.
+        There PyTorch adds it to the gradient that the later graph computed. All other gradients
+        live to the end of the step.
         """
         graph, walk = self._graphs[k], self.walks[k]
         waits = {p: producer for p, producer, _ in graph.joint.received if producer < k}

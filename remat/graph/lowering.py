@@ -248,7 +248,19 @@ def lower(
 
 
 class _Row(NamedTuple):
-    """A node of the graph problem under construction."""
+    """A node of the graph problem under construction.
+
+    Attributes:
+        name: name of the node.
+        position: position in the joint graph, as in `Lowered.position`.
+        kind: kind of the node.
+        reads: problem nodes that the node reads.
+        price: cost of running the node once.
+        nbytes: bytes to save the node.
+        save: whether the node may be saved.
+        again: whether the node may be recomputed.
+        forward: whether forward runs the node.
+    """
 
     name: str
     position: int
@@ -262,7 +274,7 @@ class _Row(NamedTuple):
 
 
 def _backward_uses(index: GraphIndex, roles: Roles, i: int) -> tuple[bool, bool]:
-    """Return whether backward reads the value of node ``i``, and whether it writes to it."""
+    """Return whether backward reads the value of node ``i``, and whether backward writes to it."""
     reads, writes = roles.required_backward[i], False
     for u in index.users[i]:
         if not roles.tangent_closure[u]:
@@ -279,10 +291,10 @@ def _backward_uses(index: GraphIndex, roles: Roles, i: int) -> tuple[bool, bool]
 
 
 def _tied_by_tags(index: GraphIndex, storages: Storages) -> dict[int, CheckpointPolicy]:
-    """Return the checkpoint tag of each tagged position, with MUST_SAVE moved from views to owners.
+    """Return the checkpoint tags by position, with MUST_SAVE moved from views to their owners.
 
-    A view that must be saved is saved through the owner of its storage. If the owner itself must be
-    recomputed, the tag stays on the view.
+    A view that must be saved is saved by saving the owner of its storage. If the owner itself must
+    be recomputed, the tag stays on the view.
     """
     tags: dict[int, CheckpointPolicy] = {}
     for i, node in enumerate(index.nodes):

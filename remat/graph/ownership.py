@@ -29,10 +29,10 @@ class Storages:
         alive: at owners' positions, whether the storage outlives forward in every plan.
         mutated: owners of the storages that forward writes to. Backward cannot read the value from
             before the write.
-        rewritten: subset of ``mutated`` whose value after the last write backward may receive:
-            storages that are read after this write, or that forward allocated. Maps the owner's
-            position to the position of the last write. (AOTAutograd writes only to primals, after
-            everything else has run, unless functionalization is off.)
+        rewritten: the storages in ``mutated`` that backward may receive with the value from after
+            the last write. They are read after this write, or forward allocated them. Maps the
+            owner's position to the position of the last write. (AOTAutograd writes only to primals,
+            after everything else has run, unless functionalization is off.)
         user_mutated: positions of the primals that the user may write to before backward. Backward
             cannot read these primals again.
     """
@@ -116,8 +116,9 @@ def _mutated(joint: JointGraph, index: GraphIndex, owner: list[int]) -> dict[int
     """Return the storages that forward or AOTAutograd writes to.
 
     Returns:
-        Owner's position to position of the last write. For a placeholder that AOTAutograd
-        overwrites after forward, the second position is the length of the graph.
+        A dict from the position of a storage's owner to the position of the last write to the
+        storage. For a placeholder that AOTAutograd overwrites after forward, the position of the
+        write is the length of the graph.
     """
     mutated: dict[int, int] = {}
     for i in index.special:
@@ -134,8 +135,8 @@ def _rewritten(index: GraphIndex, owner: list[int], mutated: dict[int, int]) -> 
 
     Args:
         index: node positions.
-        owner: owner's position for each position.
-        mutated: owner's position to position of the last write.
+        owner: for each position, the position of the owner of its storage.
+        mutated: result of `_mutated`.
 
     Returns:
         The selected items of ``mutated``.

@@ -88,9 +88,9 @@ def declare_pure(op: Op) -> Op:
     declares its operators with the hook ``remat_operators``.
 
     Args:
-        op: the operator. Its name ``"namespace::name"``, with ``".overload"`` to declare one
-            overload only. Or the result of ``torch.library.custom_op``,
-            ``torch.ops.namespace.name``, an overload of it, or a higher-order operator.
+        op: the operator, in one of these forms: the result of ``torch.library.custom_op``,
+            ``torch.ops.namespace.name``, an overload of it, a higher-order operator, or a name. The
+            name is ``"namespace::name"``, followed by ``".overload"`` to declare one overload only.
 
     Returns:
         ``op``, so that ``declare_pure`` can decorate above ``@torch.library.custom_op(…)``.

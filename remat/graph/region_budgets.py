@@ -93,6 +93,6 @@ def _nested(index: GraphIndex, roles: Roles) -> Iterable[fx.Node]:
 def _must_cover() -> bool:
     """Return whether a context must cover the whole forward.
 
-    Always True before PyTorch 2.15, because earlier versions lack the option.
+    Always True before PyTorch 2.15, because earlier versions have no option that permits less.
     """
     return bool(getattr(torch_compat.functorch_config, _COVERAGE, True))

@@ -129,15 +129,15 @@ def _separate(call: fx.Node, region: fx.GraphModule) -> None:
 
 
 def _base(inner: fx.Node, known: Mapping[Any, Any]) -> tuple[fx.Node | None, list[fx.Node]]:
-    """Follow the aliases of a region's node to a known node.
+    """Follow a view of a region to the known node whose memory it shows.
 
     Args:
-        inner: the node.
-        known: nodes to stop at.
+        inner: the view.
+        known: nodes at which the search ends.
 
     Returns:
-        The known base, and the views from ``inner`` to the base, ``inner`` first. A node that is
-        not a view is its own base. The base is None if no known node is reached.
+        The known node, and the views from ``inner`` to that node, ``inner`` first. A node that is
+        not a view is returned without views. None if the search reaches no known node.
     """
     if inner.op == "placeholder" or aliased_argument(inner) is None:
         return inner, []
@@ -152,7 +152,7 @@ def _base(inner: fx.Node, known: Mapping[Any, Any]) -> tuple[fx.Node | None, lis
 
 
 def _taken_outside(element: fx.Node, inner: Any, outside: dict[Any, Any]) -> fx.Node | None:
-    """Return the node that computes a call's result outside of the region, as a view.
+    """Rebuild a result of a region call as a view outside of the region, and return its node.
 
     Args:
         element: node that takes the result from the call.
@@ -160,7 +160,8 @@ def _taken_outside(element: fx.Node, inner: Any, outside: dict[Any, Any]) -> fx.
         outside: for nodes of the region, their counterparts outside; new views are added.
 
     Returns:
-        The result as a view of an input or of another result; None if it cannot be rebuilt.
+        The node of the view, which reads an input or another result of the call. None if the
+        result cannot be rebuilt.
     """
     if not isinstance(inner, fx.Node):
         return None
@@ -187,7 +188,16 @@ def _element(call: fx.Node, k: int) -> fx.Node:
 
 
 def _own_values(call: fx.Node, given: dict[fx.Node, Any], returned: Any) -> tuple[Any, ...]:
-    """Return the results of a call as fake values, in new storages or in those of its operands."""
+    """Return new fake values for the results of a region call.
+
+    Results that share memory with an input of the region get the storage of that operand. All other
+    results get new storages.
+
+    Args:
+        call: the call.
+        given: for each placeholder of the region, the operand that the call passes.
+        returned: outputs of the region.
+    """
     values = call.meta["val"]
     mode = fake_mode_of(values)
     if mode is None:
@@ -218,7 +228,7 @@ def _own_values(call: fx.Node, given: dict[fx.Node, Any], returned: Any) -> tupl
 
 
 def _viewer(base: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that views the storage of one fake tensor in the layout of another."""
+    """Return a function that maps a fake tensor to a view of ``base`` with its layout and dtype."""
 
     def view(like: torch.Tensor) -> torch.Tensor:
         same = base if base.dtype == like.dtype else base.view(like.dtype)

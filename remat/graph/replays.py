@@ -1,4 +1,4 @@
-"""Decide which nodes may run twice; random operators replay their draw from a saved state."""
+"""Decide which nodes may run twice; a random operator then replays its draw from a saved state."""
 
 from __future__ import annotations
 

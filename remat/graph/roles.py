@@ -91,7 +91,7 @@ def classify(joint: JointGraph, index: GraphIndex) -> Roles:
 
 
 def distances(index: GraphIndex, roles: Roles) -> tuple[int, ...]:
-    """Return the least number of edges from each node to a node that forward does not require.
+    """Return each node's distance, in edges, to the nearest node that forward does not require.
 
     Same as ``dist_from_bw`` of ``torch/_functorch/partitioners.py``.
 

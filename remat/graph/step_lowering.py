@@ -2,9 +2,10 @@
 
 Nodes of the problem are storages. A joint-graph node that allocates memory becomes a node, with a
 part for each further storage that it allocates. Views become no nodes, because readers of a view
-read its base. The peak of a schedule then equals `remat.graph.liveness.simulate_peak` of the two
-graphs that run this schedule. There is one exception: a value is kept although its node runs again.
-Then the later run stands for both runs.
+read its base. The peak of a schedule then equals `remat.graph.liveness.simulate_peak` of the
+forward and backward graphs that run this schedule. There is one exception: a value is kept
+although its node runs again. The problem then assumes that later readers read the value of the
+later run.
 """
 
 from __future__ import annotations
@@ -144,7 +145,17 @@ def lower_step(
 
 
 class _Row(NamedTuple):
-    """A node of the step problem under construction."""
+    """A node of the step problem under construction.
+
+    Attributes:
+        name: name of the node.
+        inputs: problem nodes that the node reads.
+        cost: cost of one run.
+        size: bytes of the storage.
+        part_of: for a further storage that a node allocates, the problem node of this node's first
+            storage; -1 for all others.
+        extra: bytes of the workspace that exists only while the node runs.
+    """
 
     name: str
     inputs: tuple[int, ...] = ()

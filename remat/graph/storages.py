@@ -174,12 +174,12 @@ def numbers_of(value: Any) -> tuple[Any, ...]:
 
 
 def has_symbols(values: Iterable[Any], *, learned: bool = False) -> bool:
-    """Return whether a size among some values is symbolic.
+    """Return whether any size of the given tensors, or any given number, has a symbol.
 
     Args:
         values: tensors and numbers.
-        learned: if False, look for symbols of input sizes (backed symbols). If True, look for
-            symbols whose numbers depend on data (unbacked symbols).
+        learned: if False, only symbols of input sizes count (backed symbols). If True, only symbols
+            whose numbers depend on data count (unbacked symbols).
     """
     return any(
         expression_of(size) is not None and size.node.has_hint() is not learned

@@ -219,7 +219,10 @@ def _hidden_base(node: fx.Node, sizes: Sizes) -> fx.Node | None:
 
 
 def _looked_through(node: fx.Node, base: fx.Node, sizes: Sizes) -> Iterator[fx.Node]:
-    """Yield a node and, in turn, the views it is a view of, up to ``base``, which is left out."""
+    """Yield a node that is a view of ``base``, and the views between both nodes.
+
+    Each node is a view of the next one; ``base`` itself is left out.
+    """
     while node is not base:
         yield node
         found = aliased_argument(node) or _hidden_base(node, sizes)

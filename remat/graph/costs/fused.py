@@ -29,8 +29,8 @@ class RooflineFused(Roofline):
 
     - the bytes that it reads from nodes that do not fuse with it: inputs, products, convolutions,
       attention, custom operators;
-    - the bytes of each result that a node reads that does not fuse with it, that the graph returns,
-      or that no node reads.
+    - the bytes of each of its results that must be written: a result that the graph returns, that
+      no node reads, or that is read by some node that does not fuse with it.
 
     A node that never fuses (a product, for example) moves all its bytes, as under `Roofline`. No
     cost is above `Roofline`'s on the same device.
@@ -84,7 +84,10 @@ def is_written(node: fx.Node, value: fx.Node, fuse: Fuse) -> bool:
 
 
 def fuse(a: fx.Node, b: fx.Node) -> bool:
-    """Return whether two nodes may fuse if one reads the other, judged by operator and device."""
+    """Return whether two nodes, one of which reads the other, may fuse.
+
+    The answer depends on their operators and devices only.
+    """
     return may_fuse(a) and may_fuse(b) and _device(a) == _device(b)
 
 

@@ -42,8 +42,8 @@ class Inductor(Roofline):
     graph's tensors. Rates come from the device of this model, by default the preset for the
     tensors' device. A node costs ``max(operations / peak, external bytes / bandwidth)``, at least 1
     ps. External bytes are read from nodes outside of the node's kernels, or written for such nodes.
-    If a value stays in registers, a plan that saves the value must write and read it. The bytes of
-    this write and read are subtracted from the node's bytes.
+    If a value stays in registers, saving it would add a write and a read. Recomputing it avoids
+    them, so the bytes of this write and read are subtracted from the node's external bytes.
 
     Takes about 3 ms per node. If Inductor cannot lower a graph, `RooflineFused` prices the graph.
 
@@ -111,7 +111,7 @@ class Inductor(Roofline):
 
 
 def _together(kernels: Kernels) -> Fuse:
-    """Return a function that tells whether two nodes are computed in one kernel."""
+    """Return a function that returns whether two nodes fuse and share a kernel."""
     none: frozenset[int] = frozenset()
 
     def share(a: fx.Node, b: fx.Node) -> bool:
@@ -127,7 +127,9 @@ _KNOWN: weakref.WeakKeyDictionary[fx.Graph, tuple[int, Kernels | None]] = (
 
 
 def kernels_of(graph: fx.Graph) -> Kernels | None:
-    """Return the kernels that compute each node of a graph; None if Inductor cannot lower it.
+    """Return the numbers of the kernels that compute each node of a graph, by node name.
+
+    None if Inductor cannot lower the graph.
 
     Operators that Inductor calls, such as products and convolutions, are kernels of their own. A
     node whose result is not written belongs to each kernel that reads it.
@@ -167,7 +169,7 @@ def _asked(graph: fx.Graph) -> Kernels | None:
 
 
 def _written_by(module: fx.GraphModule) -> dict[str, set[int]]:
-    """Return the kernels that write each node's result to memory, by node name."""
+    """Return the numbers of the kernels that write each node's result to memory, by node name."""
     place = {node.name: k for k, node in enumerate(module.graph.nodes)}
     inputs = [n.meta["val"] for n in module.graph.find_nodes(op="placeholder")]
     # As in `compile_fx`: layout optimisation may change strides, for which a view would fail.

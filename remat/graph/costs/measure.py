@@ -69,9 +69,9 @@ def durations_ps(
     Args:
         run: function to time; its result is dropped after the clock has stopped.
         device: device that runs it; CUDA devices are timed by events.
-        seconds: time after which runs end, but not before three runs (one, if a run is slow). If
-            most runs are disturbed, runs end after five times as long.
-        most: the most runs.
+        seconds: time after which no further run starts. At least three runs are made (one, if a
+            run is slow). If most runs are disturbed, the limit is five times as long.
+        most: the largest number of runs.
     """
     warm_s = _once_s(run, device)
     if device.type == "cuda":  # the very first run loads libraries
@@ -108,7 +108,7 @@ def undisturbed_ps(times: Sequence[int]) -> list[int]:
 
 
 def _cuda_ps(run: Callable[[], object], device: torch.device, count: int) -> list[int]:
-    """Return the picoseconds of several runs on a CUDA device, timed by events."""
+    """Return the picoseconds of each of ``count`` runs on a CUDA device, timed by events."""
     flush_bytes = min(_FLUSH_BYTES, free_bytes(device) // 4)
     with torch.cuda.device(device):
         flush = torch.empty(flush_bytes, dtype=torch.uint8, device=device)

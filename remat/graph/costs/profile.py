@@ -42,8 +42,8 @@ class Profile(CostModel):
     A call is an operator with its constants and the shapes, strides, dtypes and devices of its
     tensors. It runs alone in eager PyTorch on generated tensors. User tensors and generator states
     stay unchanged. On a CPU, the time includes PyTorch's own overhead of a few microseconds. Times
-    are stored on disk by PyTorch version, device and number of threads. The first time that reaches
-    the disk holds for all processes.
+    are stored on disk by PyTorch version, device and number of threads. The first measurement
+    written to disk applies to all processes.
 
     Some calls cannot run: they have effects, need more than half of the free memory, raise, or
     their device is missing. Such calls cost as much as under the roofline of their device, and

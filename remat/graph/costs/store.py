@@ -33,7 +33,7 @@ class CostWarning(RuntimeWarning):
 class Store:
     """Picoseconds by environment and call, backed by a file that many processes share.
 
-    The first value that reaches the file holds, so all processes plan with equal times.
+    The file keeps the first time written for a call, so all processes plan with equal times.
 
     Attributes:
         path: the file; None keeps all times in memory.

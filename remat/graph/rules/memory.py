@@ -21,7 +21,7 @@ from remat.graph.writes import aliased_argument, is_destination, root_of, writte
 
 
 def tags_hold(facts: Facts) -> Iterator[Fault]:
-    """Yield nodes that are recomputed or saved against their checkpoint tag."""
+    """Yield a fault for each node that is recomputed or saved against its checkpoint tag."""
     tags = {name: tag for name, n in facts.joint.items() if (tag := n.meta.get("recompute"))}
     if not tags:
         return
@@ -55,7 +55,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def values_are_known(facts: Facts) -> Iterator[Fault]:
-    """Yield nodes without a fake value, unless the joint graph has none for them either."""
+    """Yield a fault for each node without a fake value, unless its joint-graph node has none."""
     for node in (*facts.split_nodes[0], *facts.split_nodes[1]):
         if node.op in ("call_function", "placeholder") and "val" not in node.meta:
             source = facts.joint.get(node.name)
@@ -83,7 +83,7 @@ def the_budget_holds(facts: Facts) -> Iterator[Fault]:
 
 
 def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
-    """Yield reads of a value after it was overwritten."""
+    """Yield a fault for each read of a value after the value was overwritten."""
     key = _memory(facts)
     writes = [
         {n: {key(w) for w in written_by(n)} for n in nodes if ops.is_mutating(n)}
@@ -113,7 +113,7 @@ def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
 def _is_behind(facts: Facts, node: fx.Node, write: int) -> bool:
     """Return whether a node runs after a write in the joint graph.
 
-    A view counts by the nodes that read it.
+    For a view, it is enough that all nodes that read the view run after the write.
 
     Args:
         facts: the partitioned graph.
@@ -144,7 +144,7 @@ def _last_writes(facts: Facts, writes: Mapping[fx.Node, set[Any]]) -> dict[Any, 
 
 
 def nothing_user_mutated_is_read(facts: Facts) -> Iterator[Fault]:
-    """Yield backward's reads of inputs that the user may have written to."""
+    """Yield a fault for each read by backward of an input that the user may have written to."""
     user_mutated = facts.split.user_mutated
     if not user_mutated:
         return
@@ -179,7 +179,9 @@ def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
 def _reordered(
     facts: Facts, nodes: list[fx.Node], written: dict[fx.Node, set[Any]], key: Any
 ) -> Iterator[Fault]:
-    """Yield reads that changed sides with a write to the same memory.
+    """Yield a fault for each read that moved past a write to the same memory.
+
+    In the joint graph, such a read is before the write and here after it, or the reverse.
 
     Args:
         facts: the partitioned graph.

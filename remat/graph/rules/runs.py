@@ -17,7 +17,7 @@ from remat.graph.rules.facts import Facts, Fault, called
 
 
 def nothing_random_runs_twice(facts: Facts) -> Iterator[Fault]:
-    """Yield random operators that draw again instead of replaying a saved generator state."""
+    """Yield a fault for each random operator that draws again instead of replaying its state."""
     drawn: set[str] = set()
     for which, nodes in zip(("forward", "backward"), facts.special[1:], strict=True):
         for node in nodes:
@@ -31,7 +31,7 @@ def nothing_random_runs_twice(facts: Facts) -> Iterator[Fault]:
 
 
 def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
-    """Yield second runs of nodes with effects, undeclared operators and collectives."""
+    """Yield a fault for each second run of an effectful, undeclared or collective operator."""
     again = [n for nodes in facts.special[1:] for n in nodes if RUN_OF in n.meta]
     for node in (*again, *(n for n in facts.special[2] if n.name in facts.calls)):
         where = "twice" if RUN_OF in node.meta else "in both graphs"
@@ -50,7 +50,7 @@ def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
 
 
 def nothing_special_is_lost(facts: Facts) -> Iterator[Fault]:
-    """Yield random operators and effects of the joint graph that neither graph runs."""
+    """Yield a fault for each random operator or effect that neither forward nor backward runs."""
     ran = {n.name for nodes in facts.split_nodes for n in nodes}
     for node in facts.special[0]:
         if node.name in ran:
@@ -65,7 +65,7 @@ def nothing_special_is_lost(facts: Facts) -> Iterator[Fault]:
 
 
 def order_is_kept(facts: Facts) -> Iterator[Fault]:
-    """Yield random operators and effects that run in another order than in the joint graph."""
+    """Yield a fault for each random operator or effect out of the joint graph's order."""
     for backward, nodes in enumerate(facts.special[1:]):
         for is_kind in (ops.draws_in_order, _is_ordered_effect):
             last: fx.Node | None = None
@@ -83,7 +83,7 @@ def order_is_kept(facts: Facts) -> Iterator[Fault]:
 
 
 def copies_are_alike(facts: Facts) -> Iterator[Fault]:
-    """Yield reruns that differ from their first run in operator or inputs."""
+    """Yield a fault for each rerun that differs from its first run in operator or inputs."""
     for which, nodes in zip(("forward", "backward"), facts.split_nodes, strict=True):
         for node in nodes:
             again = RUN_OF in node.meta

@@ -27,7 +27,7 @@ _BACKWARD_INPUTS = (Role.TANGENT, Role.BACKWARD_SEED, Role.BACKWARD_STATE)
 
 
 def graphs_are_complete(facts: Facts) -> Iterator[Fault]:
-    """Yield structural faults of forward and backward."""
+    """Yield a fault for the first structural error of forward, and one for that of backward."""
     for which in ("forward", "backward"):
         module: fx.GraphModule = getattr(facts.split, which)
         fault = None if _is_in_order(module.graph) else check_structure(module)
@@ -51,19 +51,19 @@ def _is_in_order(graph: fx.Graph) -> bool:
 
 
 def forward_takes_the_inputs(facts: Facts) -> Iterator[Fault]:
-    """Yield differences between forward's inputs and the joint graph's."""
+    """Yield a fault for each input of forward that differs from the joint graph's input."""
     theirs = [n for n in facts.placeholders[0] if role_of(n) in _FORWARD_INPUTS]
     yield from _compared("input", facts.placeholders[1], theirs, "forward")
 
 
 def forward_returns_the_outputs(facts: Facts) -> Iterator[Fault]:
-    """Yield differences between forward's outputs for the user and the joint graph's."""
+    """Yield a fault for each output of forward for the user that differs from the joint graph's."""
     outputs = split_outputs(facts.split.joint)[0]
     yield from _returned(facts, "output", facts.returned[0], outputs, "forward")
 
 
 def backward_returns_the_gradients(facts: Facts) -> Iterator[Fault]:
-    """Yield differences between backward's outputs and the joint graph's gradients."""
+    """Yield a fault for each output of backward that differs from the joint graph's gradient."""
     mine, theirs = outputs_of(facts.split.backward.graph), split_outputs(facts.split.joint)[1]
     yield from _returned(facts, "gradient", mine, theirs, "backward")
 
@@ -71,7 +71,7 @@ def backward_returns_the_gradients(facts: Facts) -> Iterator[Fault]:
 def _returned(
     facts: Facts, what: str, mine: Sequence[Any], theirs: Sequence[Any], which: str
 ) -> Iterator[Fault]:
-    """Yield differences between the outputs of a graph and the joint graph's outputs.
+    """Yield a fault for each output of a graph that differs from the joint graph's output.
 
     Args:
         facts: the partitioned graph.
@@ -90,14 +90,21 @@ def _returned(
 def _compared(
     what: str, mine: Sequence[fx.Node], theirs: Sequence[fx.Node], which: str
 ) -> Iterator[Fault]:
-    """Yield positions at which two lists of placeholders differ in name."""
+    """Yield a fault for each position at which two lists of placeholders differ in name.
+
+    Args:
+        what: noun for one placeholder.
+        mine: placeholders of a graph.
+        theirs: the expected placeholders.
+        which: ``"forward"`` or ``"backward"``.
+    """
     for k, (a, b) in enumerate(zip_longest(mine, theirs)):
         if a is None or b is None or a.name != b.name:
             yield Fault(f"{what} {k} of {which} is {shown(a)}, expected {shown(b)}", nodes_of(a, b))
 
 
 def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
-    """Yield differences between the values that forward saves and the inputs of backward.
+    """Yield faults if forward saves other values than backward receives, or in another order.
 
     Forward returns saved values in the order of `HandedKind`. Backward takes symbolic sizes first.
     """
@@ -146,7 +153,7 @@ def _behind(facts: Facts) -> list[fx.Node]:
 
 
 def outputs_are_described(facts: Facts) -> Iterator[Fault]:
-    """Yield saved values of forward without the right AOTAutograd descriptor."""
+    """Yield a fault for each value saved by forward without the right AOTAutograd descriptor."""
     n, out = facts.split.joint.num_fwd_outputs, output_node(facts.split.forward.graph)
     descs = list(out.meta.get("desc") or ())
     if len(descs) != n + len(facts.returned[1]):

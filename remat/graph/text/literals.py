@@ -356,9 +356,9 @@ def _name(target: Any) -> str | None:
 
 
 def write_call(name: str) -> str:
-    """Return a target's name as it is called.
+    """Return the text before the parenthesis of a call, given the target's dotted name.
 
-    The name is quoted in ``op("…")`` if part of it is a Python keyword.
+    This is the name itself, or ``op("NAME")`` if part of the name is a Python keyword.
     """
     return f'op("{name}")' if any(map(keyword.iskeyword, name.split("."))) else name
 
@@ -422,7 +422,9 @@ def _overload(namespace: str, name: str, overload: str) -> Any:
 
 
 def _registered(namespace: str, find: Callable[[], Any]) -> Any:
-    """Return the result of a lookup; repeat it after importing PyTorch's registering modules.
+    """Return the result of a lookup; None if it fails.
+
+    A failed lookup is repeated after importing each module that registers such operators.
 
     Args:
         namespace: namespace of the operator.

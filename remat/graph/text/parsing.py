@@ -310,7 +310,7 @@ def _read_header(
 
 
 def _has_form(value: Any, form: Any) -> bool:
-    """Return whether a value has the form of an example.
+    """Return whether a value has the type and structure of an example.
 
     Args:
         value: the value.

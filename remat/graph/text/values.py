@@ -59,7 +59,13 @@ def base_of(node: fx.Node) -> Any:
 
 
 def element(base: Any, k: int) -> Any:
-    """Return the default base of element ``k`` of a value whose default base is ``base``."""
+    """Return the value whose storage an element of a tuple uses by default; None if there is none.
+
+    Args:
+        base: value whose storage the whole tuple uses by default. If it is a tuple too, the result
+            is its element at the same index; otherwise ``base`` itself.
+        k: index of the element.
+    """
     if not isinstance(base, (tuple, list)):
         return base
     return base[k] if -len(base) <= k < len(base) else None
@@ -419,12 +425,15 @@ class ValueReader:
 
 
 def has_numbers(value: object) -> bool:
-    """Whether a value is a constant whose numbers are written: a small dense tensor that holds them."""
+    """Return whether a constant's numbers are written as text.
+
+    True for a small dense tensor whose numbers are known.
+    """
     return _real(value) is not None
 
 
 def _real(value: object) -> torch.Tensor | None:
-    """Return the tensor that holds a constant's numbers; None if they are many, or not there."""
+    """Return the real tensor with a constant's numbers; None if there are too many or none."""
     real = getattr(value, "constant", None) if hasattr(value, "fake_mode") else value
     if not isinstance(real, torch.Tensor) or real.layout is not torch.strided:
         return None
@@ -434,7 +443,10 @@ def _real(value: object) -> torch.Tensor | None:
 
 
 def write_numbers(tensor: torch.Tensor, literals: ArgumentWriter) -> str | None:
-    """Write the numbers of a constant as nested lists; None if they are many, or not there."""
+    """Return the numbers of a constant as the text of nested lists.
+
+    None if the numbers are too many or unknown.
+    """
     real = _real(tensor)
     if real is None:
         return None
@@ -446,7 +458,7 @@ def write_numbers(tensor: torch.Tensor, literals: ArgumentWriter) -> str | None:
 def read_constant(
     source: Source, values: ValueReader, literals: ArgumentReader, args: list[ast.expr]
 ) -> torch.Tensor:
-    """Return a constant.
+    """Return the constant that the arguments of ``constant(…)`` describe: name, type, numbers.
 
     The constant is a real tensor if the text states its numbers and the type is a plain contiguous
     CPU tensor. Otherwise the constant is a fake tensor.

@@ -134,8 +134,8 @@ class Handed:
         sharing: number of saved tensors on each storage, by key.
         written: storages that backward writes to, by key.
         taken: placeholders of backward by name.
-        choosing: names of the nodes in backward that `chosen_by` returns, by its argument
-            ``signs``.
+        choosing: names of the nodes in backward that `chosen_by` returns; one set for
+            ``signs=True`` and one for ``signs=False``.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ def _is_random_state(node: fx.Node) -> bool:
 
 
 def _is_random(node: fx.Node) -> bool:
-    """Return whether the value is drawn at random; dropout compares such values with a threshold."""
+    """Return whether the value is drawn at random, as the values that dropout compares."""
     return ops.is_random(node) or "inductor_rand" in str(node.target)
 
 
@@ -244,7 +244,8 @@ def refusal_once_traced(saved: fx.Node, traced: Traced | None, hooks: SavedTenso
 
     Args:
         saved: the saved tensor in forward.
-        traced: the traced hooks; None if a rule already forbids packing.
+        traced: the traced hooks; None if a rule already forbids packing, so that the result is
+            empty.
         hooks: the hooks.
     """
     if traced is None:

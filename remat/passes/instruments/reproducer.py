@@ -362,7 +362,7 @@ _NOTE = (
 
 
 def _path(error: Exception) -> tuple[str, ...]:
-    """Return the path of the failed pass, as far as the error tells; otherwise an empty tuple."""
+    """Return the path of the failed pass; an empty tuple if the error does not name a pass."""
     if isinstance(error, PassError):
         return tuple(error.pass_name.split(" > "))
     if isinstance(error, SolverError):

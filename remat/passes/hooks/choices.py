@@ -105,8 +105,8 @@ def compared_by(node: fx.Node) -> list[fx.Node]:
     """Return the floating-point inputs on which a comparison, index or step in ``node`` depends.
 
     These are inputs from which the node computes booleans or integers, and inputs of step
-    functions. If the node is the derivative of a function with a kink, its incoming gradient is left
-    out, because the node only scales the gradient.
+    functions. If the node is the derivative of a function with a kink, the incoming gradient is
+    left out, because the node only scales it.
     """
     name = ops.name_of(node.target)
     given = _floats(node.all_input_nodes)

@@ -299,7 +299,7 @@ def pack_float8(x: torch.Tensor) -> Packed:
 
 
 def unpack_float8(packed: Packed) -> torch.Tensor:
-    """Return the tensor that `pack_float8` packed, in its original dtype, with infinities restored."""
+    """Return the tensor that `pack_float8` packed, in its original dtype, with infinities."""
     kept, scale = packed
     most = torch.finfo(scale.dtype).max
     code = kept.view(torch.uint8)

@@ -137,7 +137,10 @@ class Extraction:
         return sorted(runs), read
 
     def _is_destination(self, i: int) -> bool:
-        """Return whether backward may take input ``i`` itself, to write or to read its last value."""
+        """Return whether backward may take input ``i`` itself instead of a snapshot.
+
+        Backward then writes to the input, or reads the input's last value.
+        """
         node = self._index.nodes[i]
         return i in self._state.storages.rewritten or any(
             self._roles.tangent_closure[u] and is_destination(node, self._index.nodes[u])

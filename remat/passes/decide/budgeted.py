@@ -163,9 +163,9 @@ class Budgeted(Pass):
         smaller budget. Lower budgets are therefore tried too, at fixed fractions of the full bytes.
         A plan then costs no more than the plan at any such fraction below its budget.
 
-        Lower budgets are not tried if ``found`` is proven optimal, if a time limit is set, or if
-        the cost of ``found`` is far above its lower bound. The search ends at the first budget
-        whose lower bound reaches the best cost.
+        Lower budgets are not tried if ``found`` is proven optimal, or if a time limit is set. Nor
+        are they tried if the cost of ``found`` is far above its lower bound. The search ends at the
+        first budget whose lower bound reaches the best cost.
 
         Args:
             problem: the graph problem at the given budget.

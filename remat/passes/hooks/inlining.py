@@ -57,7 +57,11 @@ class Inlining:
         self._old_memory: set[int] = set()
 
     def _find_last_uses(self) -> dict[int, fx.Node]:
-        """Return the last node of forward that creates, reads or views each storage, by key."""
+        """Return the last node of forward that creates, reads or views each storage.
+
+        Returns:
+            The nodes, by key of the storage.
+        """
         last: dict[int, fx.Node] = {}
         for node in self._forward.graph.nodes:
             if node.op != "output":

@@ -49,9 +49,10 @@ class PackSaved(Pass):
     Pack is placed right after a tensor's last use in forward, and unpack right before its first use
     in backward. The peak therefore falls with the saved bytes.
 
-    Some saved tensors stay unpacked. A tensor that shares its storage with another saved tensor, or
-    covers only a part of its storage, stays unpacked, because packed copies would duplicate memory.
-    States of random generators and tensors that backward writes to also stay unpacked.
+    Some saved tensors stay unpacked. A tensor stays unpacked if it shares its storage with another
+    saved tensor, or covers only a part of its storage. Packing such a tensor would take memory for
+    the packed copy and keep the storage. States of random generators and tensors that backward
+    writes to also stay unpacked.
 
     Attributes:
         pair: the hooks, or the name of a ready-made pair.
@@ -160,7 +161,10 @@ class Handed:
         }
 
     def sorted_out(self, hooks: SavedTensorHooks) -> Iterator[tuple[fx.Node, str]]:
-        """Yield each saved tensor with the reason to leave it unpacked; empty if the hooks apply."""
+        """Yield pairs of a saved tensor and the reason why it stays unpacked.
+
+        The reason is empty if the hooks apply.
+        """
         for node in self.tensors:
             yield node, self.refusal(node, hooks)
 
@@ -171,7 +175,7 @@ class Handed:
 
 
 def _memory(nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
-    """Return the storages of nodes, each with the first node on the storage, by key."""
+    """Return the first node on each storage of ``nodes``, by key of the storage."""
     return Sizes().first_of(nodes)
 
 

@@ -107,7 +107,7 @@ def _eager(hooks: SavedTensorHooks) -> SavedTensorHooks:
 
 
 def trace(hooks: SavedTensorHooks, value: torch.Tensor, lower: str) -> Traced:
-    """Trace both hooks for tensors like the fake tensor ``value``.
+    """Trace pack and unpack for tensors like the fake tensor ``value``.
 
     Args:
         hooks: the hooks.

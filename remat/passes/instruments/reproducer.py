@@ -193,9 +193,10 @@ def leave_reproducer(
 class Reproducer(Instrument):
     """Instrument that writes a reproducer if a pass fails; ``remat repro FOLDER`` repeats the failure.
 
-    The reproducer holds the graph as it was at the start of the run, so the instrument keeps a copy
-    of the graph during the run. The path of the reproducer's folder is appended to the error's
-    message. If no reproducer can be written, the message says why, and the error stays the same.
+    The reproducer holds the graph as it was at the start of the run. The instrument therefore keeps
+    a copy of the graph during the run. The path of the reproducer's folder is appended to the
+    error's message. If no reproducer can be written, the message says why, and the error stays the
+    same.
 
     Args:
         folder: where to create reproducers' folders; created if missing.

@@ -56,8 +56,8 @@ class SavedTensorHooks:
             stay unpacked. So do values from which backward computes a comparison, a step function
             or an index.
         keeps_signs: whether unpack returns numbers with the same signs, and zeros for zeros, except
-            for negligible magnitudes. Then values whose sign is all that backward reads, as below a
-            ReLU, are packed too.
+            for negligible magnitudes. Such a pair also packs values of which backward reads only
+            the sign, as it does for a ReLU.
         name: name in pipelines and messages.
 
     Raises:
@@ -207,7 +207,7 @@ def check_unpacked(
 
 @contextlib.contextmanager
 def naming(which: str, kind: type[RematError]) -> Iterator[None]:
-    """Convert exceptions of a hook into an error that names the hook.
+    """Convert exceptions of a hook in the ``with`` block to an error that names the hook.
 
     Args:
         which: name of the hook in the message.

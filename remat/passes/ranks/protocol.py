@@ -96,7 +96,7 @@ class Verdict:
 
     @property
     def schedule(self) -> tuple[tuple[int, ...], ...]:
-        """The saved values, the snapshots, and the orders of forward and backward."""
+        """Four tuples of positions: saved values, snapshots, forward's order, backward's order."""
         return self.saved, self.snapshots, self.forward_order, self.backward_order
 
     def __str__(self) -> str:
@@ -373,7 +373,7 @@ def _packed(data: dict[str, Any]) -> str:
 
 
 def _unpacked(text: bytes) -> dict[str, Any]:
-    """Return the data of `_packed`, with tuples instead of JSON's lists."""
+    """Return the data that `_packed` turned into text, with tuples instead of JSON's lists."""
     data: dict[str, Any] = as_tuples(json.loads(zlib.decompress(base64.b85decode(text))))
     return data
 

@@ -216,7 +216,11 @@ class Extraction:
         return ForwardOrder(index, roles, self._state.storages).sorted(running)
 
     def _forward(self) -> tuple[fx.Graph, dict[int, Any]]:
-        """Build the forward graph; return it with the fake value of each snapshot, by position."""
+        """Build the forward graph.
+
+        Returns:
+            The graph; and the fake value of each snapshot, by position of its input.
+        """
         index = self._index
         outputs, _, descs, _ = split_outputs(self._joint)
         running = self._forward_nodes

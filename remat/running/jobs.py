@@ -219,7 +219,7 @@ def _submitted(
         starting: context for the submission, in which the executor starts its processes.
 
     Returns:
-        Indices of the jobs without an answer, ascending, because the executor broke or was shut
+        Ascending indices of the jobs that got no answer because the executor broke or was shut
         down.
     """
     waiting: dict[Future[Answer], int] = {}

@@ -153,7 +153,10 @@ def _way(by: str | None, device: torch.device) -> _Way:
 
 
 def run_forward(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
-    """Call ``fn`` and return its result, with an empty tensor from which `run_backward` starts.
+    """Call ``fn`` and return a pair for `run_backward`.
+
+    Returns:
+        The result of the call; and an empty tensor whose backward runs backward of all outputs.
 
     Raises:
         CaptureError: no output requires a gradient.
@@ -352,10 +355,10 @@ def _bytes_of(tensors: Iterable[torch.Tensor], block: int) -> int:
 class StorageTracker(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that counts the bytes of all storages that operators return, until they are freed.
 
-    An older storage counts after a call of `add`. Compiled code runs unchanged under the mode,
-    which sees every operator that the code calls. Of a higher-order operator, the mode sees only
-    the results. Host copies made by `remat.graph.host_copies` do not count, because they are not in
-    device memory.
+    A storage that existed before counts only after a call of `add`. Compiled code runs unchanged
+    under the mode, which sees every operator that the code calls. Of a higher-order operator, the
+    mode sees only the results. Host copies made by `remat.graph.host_copies` do not count, because
+    they are not in device memory.
 
     Attributes:
         current: bytes alive now.

@@ -86,7 +86,7 @@ def read_optimizer(optimizer: str | Make) -> tuple[str, Make]:
 
 
 def _arguments(optimizer: str, text: str) -> dict[str, Any]:
-    """Parse the keyword arguments after the colon.
+    """Parse the keyword arguments after the colon of an optimizer's text, and return them by name.
 
     Args:
         optimizer: the whole text, for the message.

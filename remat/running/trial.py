@@ -29,7 +29,7 @@ _ONE_TRIAL = threading.RLock()
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trial:
-    """Random inputs for one joint graph, for runs of the joint graph or of its forward and backward.
+    """Random inputs on which a joint graph, or its forward and backward graphs, can be run.
 
     Every run starts from copies of the same numbers and from the same generator state.
     Uninitialised memory is filled. A difference between two runs is therefore a difference between

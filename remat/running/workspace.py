@@ -223,9 +223,9 @@ def _with_samples(value: torch.Tensor, axis: int, n: int) -> torch.Tensor:
 def note_workspaces(graph: fx.Graph) -> None:
     """Write the workspace bytes of operators into the metadata of their nodes, under `WORKSPACE`.
 
-    Random operators, and operators that are known to allocate, get an entry even if it is 0. A
-    replayed draw adds the size of its generator state to the entry, and the workspace may be larger
-    on another machine.
+    Random operators, and operators that are known to allocate, get an entry even if their workspace
+    is 0 bytes. The entry marks operators whose workspace may be larger later: a replayed draw adds
+    the size of its generator state, and another machine may need more memory.
     """
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch_compat.OpOverload):
@@ -244,9 +244,10 @@ def note_workspaces(graph: fx.Graph) -> None:
 def _may_take(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether a call may have a workspace.
 
-    Only PyTorch's own operators that are not views may have one. Elementwise operators may have one
-    only if they are random or a tensor is complex or not dense. Operators in `_TAKE_NOTHING` may
-    have one for 16-bit floating-point tensors too.
+    Only PyTorch's own operators that are not views may have one. An elementwise operator may have
+    one only if it is known to allocate, is random, or has a tensor that is complex or not dense.
+    The same holds for an operator in `_TAKE_NOTHING`, which may also have one if a tensor is 16-bit
+    floating-point.
 
     Args:
         op: an overload of an operator.

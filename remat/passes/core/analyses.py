@@ -20,7 +20,8 @@ class Distances(Analysis[tuple[int, ...]]):
     """Least number of edges from each node to a node that forward does not require.
 
     The result is a tuple indexed by position in the joint graph. The value is 0 for nodes that
-    forward does not require, and `remat.graph.roles.UNREACHABLE` for nodes without such a path.
+    forward does not require, and `remat.graph.roles.UNREACHABLE` for nodes from which no path
+    leads to such a node.
     """
 
     name: ClassVar[str] = "distances"

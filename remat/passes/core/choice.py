@@ -50,8 +50,8 @@ class BanRules:
     """Switches for the heuristics that ban nodes from recomputation in the minimum cut.
 
     Attributes:
-        ban_used_far_apart: ban fusible users of a value that come after an unfusible node on a path
-            from the value.
+        ban_used_far_apart: if a value has several users, ban the fusible users that run after the
+            first unfusible node on any path from these users.
         ban_long_fusible_chains: ban a node where a chain of fusible nodes grows longer than
             `remat.passes.decide.bans.LONG_CHAIN`.
         ban_materialized_backward: ban values that a backward node reads without being fusible with

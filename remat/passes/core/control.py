@@ -34,7 +34,7 @@ def run_plainly(passes: tuple[Pass, ...], state: State) -> PassResult:
 class Composite(Pass):
     """Base class of passes that contain passes.
 
-    A pipeline runs the inner passes with its own instruments.
+    The instruments of the pipeline also observe the inner passes.
 
     Attributes:
         repeats: whether the first inner pass may run again after the last one.
@@ -57,7 +57,7 @@ class Composite(Pass):
 
     @abstractmethod
     def run_with(self, state: State, runner: Runner) -> PassResult:
-        """Run the inner passes.
+        """Run the inner passes and return their combined result.
 
         Args:
             state: the state to start from.

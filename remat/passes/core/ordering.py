@@ -12,8 +12,8 @@ from remat.passes.core.control import Composite
 def flat(passes: Iterable[Pass]) -> Iterator[Pass]:
     """Yield all passes in one possible order, with composites replaced by their inner passes.
 
-    The inner passes of a repeating composite come twice, because its last pass may run before its
-    first.
+    The inner passes of a repeating composite come twice, because the last inner pass also runs
+    before the first inner pass of the next round.
     """
     for p in passes:
         if not isinstance(p, Composite):

@@ -19,12 +19,15 @@ from remat.passes.core.state import PassResult, State
 
 
 class Instrument:
-    """Base class of instruments, which a pipeline calls around every pass; override any of the calls.
+    """Base class of instruments, whose methods a pipeline calls around every pass.
 
-    A composite pass is reported before its inner passes. The pipeline calls ``after`` and
-    ``failed`` on the instruments in reverse order, so instruments nest like context managers. The
-    argument ``path`` holds the names of the enclosing composites, outermost first, followed by the
-    name of the pass.
+    By default, the methods do nothing, and every pass runs. A subclass overrides the methods that
+    it needs. For a composite pass, ``before`` is called before the inner passes run, and ``after``
+    is called after they have run. The pipeline calls ``after`` and ``failed`` on the instruments in
+    reverse order, so instruments nest like context managers.
+
+    The argument ``p`` is the pass. The argument ``path`` holds the names of the enclosing
+    composites, outermost first, followed by the name of the pass.
     """
 
     def start(self, pipeline: Pipeline, state: State) -> None:
@@ -41,7 +44,10 @@ class Instrument:
         """Called after a pass has returned ``result``."""
 
     def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
-        """Called if a pass raised or returned a wrong type, or if an instrument raised."""
+        """Called if a pass, the check of its result, or an instrument raised ``error``.
+
+        ``state`` is the state that the pass was given.
+        """
 
     def finish(self, result: PassResult | None) -> None:
         """Called once after a pipeline has run. ``result`` is None if the pipeline failed."""
@@ -174,8 +180,8 @@ class _Runner:
         """Run one pass, check the type of its result, and check the structure of changed graphs.
 
         Raises:
-            PassError: the pass raised a foreign error, returned a wrong type, or left an invalid
-                graph.
+            PassError: the pass raised an exception that is not a `RematError`, returned a wrong
+                type, or left an invalid graph.
             RematError: the error that the pass raised; a note names the pass.
         """
         name = " > ".join(path)

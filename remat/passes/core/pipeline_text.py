@@ -70,8 +70,8 @@ def write_option(value: Any) -> str:
 def _named(value: Any) -> str:
     """Return the text for a value that is an object, such as a solver or a cost model.
 
-    The text is ``str(value)`` if this begins with the object's name, as for a cost model with its
-    device. Otherwise the text is the name, if the object has one.
+    The text is the object's attribute ``name``. The text is ``str(value)`` if the object has no
+    name, or if ``str(value)`` begins with the name, as for a cost model with its device.
     """
     shown = str(value)
     name = getattr(value, "name", None)
@@ -247,7 +247,15 @@ class _Reader:
         return values
 
     def _read(self, types: Sequence[type], raw: str) -> Any:
-        """Parse the value of an option with the reader of the first declared type that has one."""
+        """Parse the text of an option's value and return the value.
+
+        The first declared type that has a reader decides which reader is used. If no declared type
+        has a reader, the text is returned.
+
+        Args:
+            types: the declared types of the option.
+            raw: the text, without quotes.
+        """
         if raw == "none" and type(None) in types:
             return None
         for declared in types:
@@ -257,7 +265,10 @@ class _Reader:
         return raw
 
     def _match(self, pattern: re.Pattern[str]) -> str:
-        """Consume and return the text that matches ``pattern`` here; it may be empty."""
+        """Consume and return the text at the current position that matches ``pattern``.
+
+        Every pattern here also matches an empty text.
+        """
         match = pattern.match(self._text, self.at)
         assert match is not None
         self.at = match.end()
@@ -302,7 +313,9 @@ def _option_types(kind: Any) -> Mapping[str, list[type]]:
 
 
 def _plain(expected: str, read: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a reader like ``read`` whose error names the expected value.
+    """Return a function that parses like ``read``, with an error that names the expected value.
+
+    The returned function raises ValueError.
 
     Args:
         expected: description of valid texts, for the message.

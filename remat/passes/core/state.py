@@ -140,7 +140,7 @@ def watching(watch: Callable[[Analysis[Any], bool], None]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class State:
-    """A joint graph on its way to a plan, with cached analyses.
+    """A joint graph, what the passes have decided and built so far, and cached analyses.
 
     `get` returns the result of an analysis, computed on the first request. Passes change graphs
     inside `edit`, which drops outdated results. A new state with another graph starts without
@@ -224,7 +224,10 @@ class State:
 
     @property
     def modules(self) -> dict[str, fx.GraphModule]:
-        """The graphs that passes edit: the joint graph, or forward and backward after partitioning."""
+        """The graphs that passes edit, by name.
+
+        These are the joint graph or, after partitioning, the forward and the backward graph.
+        """
         if self.forward is None or self.backward is None:
             return {"joint graph": self.joint.graph_module}
         return {"forward": self.forward, "backward": self.backward}
@@ -269,7 +272,7 @@ class Edit:
 
     Attributes:
         state: the state whose graphs change.
-        modified: whether a graph was changed; None until `result` sets it from its counts.
+        modified: whether a graph was changed; None until `result` is called.
     """
 
     state: State

@@ -28,13 +28,16 @@ LONG_CHAIN = 100
 
 
 class Fusion:
-    """Properties of each node for a fusing compiler; a call ``fusion(a, b)`` tells if two nodes fuse.
+    """Properties of nodes that decide which nodes a fusing compiler computes in one kernel.
+
+    A call ``fusion(a, b)`` tells whether two neighbouring nodes fuse. The attributes have one entry
+    per position in the joint graph.
 
     Args:
         state: the state with the joint graph.
 
     Attributes:
-        view: whether the node at each position is a view.
+        view: whether the node is a view.
         computes: whether the node calls an operator other than ``getitem``.
         unlisted: whether the operator is missing in the list of operators that are cheap to
             recompute.
@@ -67,7 +70,7 @@ class Fusion:
         return b in self._swallowed and a in self._swallowed[b]
 
     def is_reduction(self, node: fx.Node) -> bool:
-        """Return whether the result has less than a quarter of the bytes that the node reads."""
+        """Return whether ``node``'s result has less than a quarter of the bytes of its inputs."""
         read = sum([self._bytes(a) for a in node.args if isinstance(a, fx.Node)])
         # A quarter is PyTorch's arbitrary choice: saving such a result costs little.
         return self._bytes(node) * 4 < read
@@ -79,7 +82,10 @@ class Fusion:
         return found
 
     def is_materialized(self, i: int) -> bool:
-        """Return whether position ``i`` is always written to memory, as an input or unfused value."""
+        """Return whether the value at position ``i`` is in memory in any case.
+
+        This holds for an input of the graph, and for a value that some user does not fuse with.
+        """
         if self._index.nodes[i].op == "placeholder":
             return True
         return not all(self(i, u) for u in self._index.users[i])
@@ -167,10 +173,10 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
 
 
 def _materialized_in_backward(state: State, fusion: Fusion) -> bytearray:
-    """Return a bytearray with 1 at each position that backward reads without fusing with it.
+    """Return a bytearray with 1 at each value that a backward node reads without fusing with it.
 
-    A read through views counts. Backward writes such a value to memory if it recomputes the value,
-    so recomputation is not free.
+    A read through views counts. Recomputing such a value is not free, because backward writes the
+    recomputed value to memory.
     """
     index, required = state.index, state.roles.required_forward
     view = fusion.view
@@ -186,10 +192,20 @@ def _materialized_in_backward(state: State, fusion: Fusion) -> bytearray:
 
 
 def _used_far_apart(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
-    """Return positions of fusible users of a value that come after an unfusible node on a path from it.
+    """Return fusible users that forward runs long after other users of the same value.
 
-    Recomputing a near and a far user of one value is pointless, because the two recomputations are
-    unlikely to fuse.
+    For each value with several users, the paths that begin at the users are followed to their first
+    unfusible node. Users that run after this node and fuse with the value are returned.
+    Recomputing an early and a late user of one value is pointless, because these recomputations
+    are unlikely to fuse.
+
+    Args:
+        state: the state with the joint graph.
+        fusion: tells whether two nodes fuse.
+        ban: bytearray with 1 at each position that is banned already; such users are left out.
+
+    Returns:
+        Positions of the users; a position may occur several times.
     """
     index, roles = state.index, state.roles
     order = roles.forward_order
@@ -213,14 +229,17 @@ def _first_unfusible(
     start: list[int],
     last: int,
 ) -> int:
-    """Return the forward order of the first unfusible node on the paths from ``start``.
+    """Return the place in ``order`` of the first unfusible node on the paths from ``start``.
+
+    A node is unfusible if it does not fuse with the node before it on the path.
 
     Args:
         users: users of each position.
-        order: forward order of each position; -1 for nodes that forward does not require.
+        order: place of each position in forward's order; -1 for nodes that forward does not
+            require.
         fusion: tells whether two nodes fuse.
         start: positions from which the paths begin.
-        last: largest forward order to visit, and the result if no unfusible node is found.
+        last: last place to visit, and the result if no unfusible node is found.
     """
     heap = [(order[s], s, True) for s in start]
     heapq.heapify(heap)
@@ -239,7 +258,10 @@ def _first_unfusible(
 
 
 def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
-    """Return the positions at which a chain of fusible nodes exceeds `LONG_CHAIN`."""
+    """Return the positions at which a chain of fusible nodes exceeds `LONG_CHAIN`.
+
+    A chain ends at a position with 1 in ``ban``.
+    """
     index, roles = state.index, state.roles
     order = roles.forward_order
     visited = bytearray(len(index))

@@ -1,4 +1,4 @@
-"""Base class of the passes that decide within a memory budget, with limits and objective."""
+"""Base class of the passes that decide within a memory budget."""
 
 from __future__ import annotations
 
@@ -86,16 +86,16 @@ class Budgeted(Pass):
     def decide(self, state: State, limits: DecisionInfo) -> tuple[GraphSolution, DecisionInfo]:
         """Choose the values to save within ``limits.capacity`` bytes, at the least recompute cost.
 
-        A larger budget should never give a costlier plan. `_lower_rungs` ensures this as far as
-        little time permits.
+        A larger budget should never give a costlier plan. `_lower_rungs` therefore also tries some
+        smaller budgets, as long as this takes little time.
 
         Args:
             state: the state with the joint graph.
-            limits: the limits from `limits`.
+            limits: the result of the method `limits`.
 
         Returns:
-            The best solution of the graph problem; and ``limits`` with the solver, its time and its
-            bound.
+            The best solution of the graph problem; and a copy of ``limits`` that also has the
+            solver, the time it took, and the lower bound it proved.
 
         Raises:
             PlanError: the pass has no solver, or recompute tags conflict.
@@ -163,8 +163,9 @@ class Budgeted(Pass):
         smaller budget. Lower budgets are therefore tried too, at fixed fractions of the full bytes.
         A plan then costs no more than the plan at any such fraction below its budget.
 
-        Lower budgets are not tried if the optimum is proven, if a time limit is set, or if the gap
-        is wide. The search ends at the first budget whose lower bound reaches the best cost.
+        Lower budgets are not tried if ``found`` is proven optimal, or if a time limit is set. Nor
+        are they tried if the cost of ``found`` is far above its lower bound. The search ends at the
+        first budget whose lower bound reaches the best cost.
 
         Args:
             problem: the graph problem at the given budget.
@@ -193,7 +194,7 @@ class Budgeted(Pass):
 
     @staticmethod
     def _cut_solutions(problem: GraphProblem, found: GraphSolution) -> Iterator[GraphSolution]:
-        """Yield the known cuts that fit the budget, unless ``found`` is proven to be optimal."""
+        """Yield the cuts in ``problem.known`` that fit the budget; none if ``found`` is optimal."""
         for saved in problem.known if found.status is not Status.OPTIMAL else ():
             done = evaluate(problem, saved)
             if done.saved_bytes <= (problem.capacity or 0):

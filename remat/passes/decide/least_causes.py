@@ -19,7 +19,7 @@ def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
     """Return the reasons why no decision saves fewer bytes, and remedies.
 
     Args:
-        state: the prepared state.
+        state: the state with the joint graph.
         least: nodes of the graph problem that the decision with the fewest bytes saves.
 
     Returns:
@@ -68,10 +68,13 @@ def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
 
 
 def _roots(lowered: Lowered, saved: Sequence[int]) -> Iterator[int]:
-    """Yield the nodes because of which bytes must be saved.
+    """Yield the nodes that make a decision save bytes, because they cannot be recomputed.
 
-    These are nodes that cannot be recomputed: saved nodes, or nodes that a saved node would be
-    recomputed from.
+    Each is a saved node, or a node from which a saved node would be recomputed.
+
+    Args:
+        lowered: the graph problem.
+        saved: nodes of the problem that the decision saves.
     """
     problem, chosen = lowered.problem, frozenset(saved)
     seen: set[int] = set()

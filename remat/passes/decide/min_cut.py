@@ -45,7 +45,7 @@ class MinCut(BanRules, Pass):
 
     @property
     def rules(self) -> BanRules:
-        """The ban rules without the pass, which serve as key of cached analyses."""
+        """The options of this pass as a plain `BanRules`, the key of cached analyses."""
         return BanRules(**asdict(self))
 
 
@@ -152,7 +152,13 @@ def find_cut(state: State, lowered: Lowered, fixed: list[bool], *, biased: bool)
 
 
 def explain_conflict(state: State, lowered: Lowered, error: InfeasibleCutError) -> str:
-    """Return a message that shows the path of an infeasible cut, with the user's source lines."""
+    """Return a message that explains why no cut exists, with the user's source lines.
+
+    Args:
+        state: the state.
+        lowered: the state's graph problem.
+        error: the error; its ``chain`` has the nodes of the problem that conflict.
+    """
     nodes = [state.index.nodes[lowered.position[i]] for i in error.chain]
     lines = [str(error)]
     for node in nodes:
@@ -182,7 +188,7 @@ def runs_once(node: fx.Node) -> list[str]:
 
 
 def require_tangents(state: State) -> None:
-    """Refuse a graph without a backward, which leaves nothing to plan.
+    """Refuse a graph without a backward, because there is nothing to plan.
 
     Raises:
         PlanError: no placeholder is a tangent.

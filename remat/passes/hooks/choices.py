@@ -74,7 +74,7 @@ def chosen_by(graph: fx.Graph, *, signs: bool = True) -> set[fx.Node]:
 
     Args:
         graph: the graph.
-        signs: whether to include an input of the graph if only its sign matters.
+        signs: whether to include inputs of the graph of which a comparison reads only the sign.
     """
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):  # users before their inputs
@@ -102,11 +102,11 @@ def asks_for_signs(node: fx.Node) -> bool:
 
 
 def compared_by(node: fx.Node) -> list[fx.Node]:
-    """Return the floating-point inputs of ``node`` on which its own comparison, index or step depends.
+    """Return the floating-point inputs on which a comparison, index or step in ``node`` depends.
 
     These are inputs from which the node computes booleans or integers, and inputs of step
-    functions. For the derivative of a function with a kink, a gradient that is only scaled is left
-    out.
+    functions. If the node is the derivative of a function with a kink, the incoming gradient is
+    left out, because the node only scales it.
     """
     name = ops.name_of(node.target)
     given = _floats(node.all_input_nodes)
@@ -121,8 +121,8 @@ def compared_by(node: fx.Node) -> list[fx.Node]:
 def _comes_out_the_same(node: fx.Node) -> bool:
     """Return whether packing cannot change a boolean or integer result of ``node``.
 
-    The result is drawn at random, or the node tests for an infinity or NaN, which no ready-made
-    pair rounds.
+    This holds for a result that is drawn at random. It also holds for a test for infinities or NaN,
+    because all ready-made pairs of hooks restore both exactly.
     """
     name = ops.name_of(node.target)
     if name in _ASK_FOR_INFINITY:

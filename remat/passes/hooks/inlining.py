@@ -1,7 +1,8 @@
 """Rewrite forward and backward so that saved tensors pass through traced hooks.
 
 The graphs keep AOTAutograd's calling convention. The packed tensors replace the saved tensor among
-forward's outputs and backward's inputs. Packed sizes follow the sizes that are already handed over.
+forward's outputs and backward's inputs. Sizes that pack returns come after the sizes that forward
+already hands over.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from remat.passes.split.convention import own_descriptors, write_output
 class Inlining:
     """One rewrite of a forward and a backward graph: call `add` for each saved tensor, then `finish`.
 
-    Pack is placed right after the last use of the tensor's memory in forward. Unpack is placed
-    right before the first use of the tensor in backward. Between the two, only the packed form is
-    alive.
+    The operators of the pack hook are placed right after the last use of the tensor's memory in
+    forward. The operators of the unpack hook are placed right before the first use of the tensor in
+    backward. In between, only the packed form is alive.
 
     Args:
         forward: the forward module, changed in place.
@@ -56,7 +57,11 @@ class Inlining:
         self._old_memory: set[int] = set()
 
     def _find_last_uses(self) -> dict[int, fx.Node]:
-        """Return the last node of forward that creates, reads or views each storage, by key."""
+        """Return the last node of forward that creates, reads or views each storage.
+
+        Returns:
+            The nodes, by key of the storage.
+        """
         last: dict[int, fx.Node] = {}
         for node in self._forward.graph.nodes:
             if node.op != "output":
@@ -82,7 +87,11 @@ class Inlining:
         self._old_memory.update(self._memory.keys(saved))
 
     def _inline_pack(self, saved: fx.Node, traced: Traced) -> list[fx.Node]:
-        """Insert pack after the last use of the tensor's memory, and return the nodes to hand over."""
+        """Insert pack after the last use of the tensor's memory in forward.
+
+        Returns:
+            The nodes to hand over to backward, one for each result of pack.
+        """
         (key,) = self._memory.keys(saved)
         anchor = self._last_use[key]
         last = self._tail.get(anchor, anchor)
@@ -112,9 +121,15 @@ class Inlining:
         return handed
 
     def _name(self, results: Sequence[fx.Node], saved: fx.Node) -> list[fx.Node]:
-        """Return the nodes to hand over for the results of pack, under names that both graphs can use.
+        """Rename the results of pack to names that neither graph uses yet.
 
-        A size that forward already hands over is not handed over twice.
+        Args:
+            results: the nodes of pack's results, in forward.
+            saved: the saved tensor in forward.
+
+        Returns:
+            The nodes to hand over to backward, one for each result. For a size that forward already
+            hands over, this is the node that it hands over.
         """
         handed: list[fx.Node] = []
         for k, node in enumerate(results):
@@ -202,7 +217,10 @@ class Inlining:
             self._backward.graph.erase_node(taken)
 
     def finish(self) -> None:
-        """Rewrite forward's outputs, and recompute the fake values of views of unpacked tensors."""
+        """Make forward return the packed values, and recompute outdated fake values in backward.
+
+        The outdated fake values are those of views of unpacked tensors.
+        """
         out = output_node(self._forward.graph)
         handed = self._outputs[self._own :]
         values = [p for v in handed for p in self._packed.get(v, [v])] + self._new_sizes

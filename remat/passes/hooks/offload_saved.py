@@ -72,8 +72,8 @@ def traced_offloads(
         offloads: the values to offload.
 
     Returns:
-        Pairs of a saved value in forward and its traced copies; and, by name of each other value,
-        the reason why the value cannot be offloaded.
+        A list of pairs: the node of a saved value in forward, and its traced copies. A dict with an
+        entry for every other value: from its name to the reason why it cannot be offloaded.
 
     Raises:
         PlanError: the state is not partitioned.
@@ -106,7 +106,8 @@ def wait_for_copies(
     Args:
         forward: the forward module, which begins the copies to the host.
         backward: the backward module, which begins the copies to the device.
-        offloads: the positions of the waits and fetches.
+        offloads: the offloaded values, each with the nodes at which its wait and its fetch are
+            placed.
 
     Raises:
         PlanError: an offload names a node that the graph does not have.
@@ -145,6 +146,11 @@ def wait_for_copies(
 
 def _node(named: dict[str, fx.Node], name: str, otherwise: fx.Node) -> fx.Node:
     """Return the node called ``name``, or ``otherwise`` if ``name`` is empty.
+
+    Args:
+        named: nodes of a graph, by name.
+        name: the name, or an empty string.
+        otherwise: the node to return for an empty name.
 
     Raises:
         PlanError: ``named`` has no node of that name.

@@ -49,9 +49,10 @@ class PackSaved(Pass):
     Pack is placed right after a tensor's last use in forward, and unpack right before its first use
     in backward. The peak therefore falls with the saved bytes.
 
-    Some saved tensors stay unpacked. A tensor that shares its storage with another saved tensor, or
-    covers only a part of its storage, stays unpacked, because packed copies would duplicate memory.
-    States of random generators and tensors that backward writes to also stay unpacked.
+    Some saved tensors stay unpacked. A tensor stays unpacked if it shares its storage with another
+    saved tensor, or covers only a part of its storage. Packing such a tensor would take memory for
+    the packed copy and keep the storage. States of random generators and tensors that backward
+    writes to also stay unpacked.
 
     Attributes:
         pair: the hooks, or the name of a ready-made pair.
@@ -134,8 +135,8 @@ class Handed:
         sharing: number of saved tensors on each storage, by key.
         written: storages that backward writes to, by key.
         taken: placeholders of backward by name.
-        choosing: names of the nodes in backward that `chosen_by` returns, by its argument
-            ``signs``.
+        choosing: names of the nodes in backward that `chosen_by` returns; one set for
+            ``signs=True`` and one for ``signs=False``.
     """
 
     def __init__(
@@ -160,7 +161,10 @@ class Handed:
         }
 
     def sorted_out(self, hooks: SavedTensorHooks) -> Iterator[tuple[fx.Node, str]]:
-        """Yield each saved tensor with the reason to leave it unpacked; empty if the hooks apply."""
+        """Yield pairs of a saved tensor and the reason why it stays unpacked.
+
+        The reason is empty if the hooks apply.
+        """
         for node in self.tensors:
             yield node, self.refusal(node, hooks)
 
@@ -171,7 +175,7 @@ class Handed:
 
 
 def _memory(nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
-    """Return the storages of nodes, each with the first node on the storage, by key."""
+    """Return the first node on each storage of ``nodes``, by key of the storage."""
     return Sizes().first_of(nodes)
 
 
@@ -183,7 +187,7 @@ def _is_random_state(node: fx.Node) -> bool:
 
 
 def _is_random(node: fx.Node) -> bool:
-    """Return whether the value is drawn at random; dropout compares such values with a threshold."""
+    """Return whether the value is drawn at random, as the values that dropout compares."""
     return ops.is_random(node) or "inductor_rand" in str(node.target)
 
 
@@ -244,7 +248,8 @@ def refusal_once_traced(saved: fx.Node, traced: Traced | None, hooks: SavedTenso
 
     Args:
         saved: the saved tensor in forward.
-        traced: the traced hooks; None if a rule already forbids packing.
+        traced: the traced hooks; None if a rule already forbids packing, so that the result is
+            empty.
         hooks: the hooks.
     """
     if traced is None:

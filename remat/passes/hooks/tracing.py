@@ -80,7 +80,10 @@ class Traces:
         return self._known[kind]
 
     def _trace(self, value: torch.Tensor) -> Traced:
-        """Trace the hooks, behind the eager operators if the hooks cannot be part of a graph."""
+        """Trace the hooks as FX graphs.
+
+        If the hooks cannot be part of a graph, the graphs call the hooks through eager operators.
+        """
         try:
             return trace(self.hooks, value, self.lower)
         except UntraceableError as error:
@@ -104,7 +107,7 @@ def _eager(hooks: SavedTensorHooks) -> SavedTensorHooks:
 
 
 def trace(hooks: SavedTensorHooks, value: torch.Tensor, lower: str) -> Traced:
-    """Trace both hooks for tensors like the fake tensor ``value``.
+    """Trace pack and unpack for tensors like the fake tensor ``value``.
 
     Args:
         hooks: the hooks.
@@ -166,7 +169,7 @@ def _graph(
     lower: str,
     mode: Any,
 ) -> fx.GraphModule:
-    """Trace a hook and return its operators, without writes in place.
+    """Trace a hook and return its operators as a module in which no operator writes in place.
 
     Args:
         function: the hook, on flat inputs.
@@ -301,7 +304,13 @@ def _refuse_kept(which: str, traced: fx.GraphModule, made: _Made) -> None:
 
 @contextlib.contextmanager
 def _tracing(mode: Any) -> Iterator[None]:
-    """Run operators on fake tensors; real tensors that the hooks close over become constants."""
+    """Set up the tracing of hooks on fake tensors inside the ``with`` block.
+
+    Real tensors that the hooks close over become constants of the graph.
+
+    Args:
+        mode: the fake tensor mode of the inputs; None without fake inputs.
+    """
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch_compat.DisableAutocast())

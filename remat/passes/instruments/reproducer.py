@@ -193,9 +193,10 @@ def leave_reproducer(
 class Reproducer(Instrument):
     """Instrument that writes a reproducer if a pass fails; ``remat repro FOLDER`` repeats the failure.
 
-    The reproducer holds the graph as it was at the start of the run, so the instrument keeps a copy
-    of the graph during the run. The path of the reproducer's folder is appended to the error's
-    message. If no reproducer can be written, the message says why, and the error stays the same.
+    The reproducer holds the graph as it was at the start of the run. The instrument therefore keeps
+    a copy of the graph during the run. The path of the reproducer's folder is appended to the
+    error's message. If no reproducer can be written, the message says why, and the error stays the
+    same.
 
     Args:
         folder: where to create reproducers' folders; created if missing.
@@ -362,7 +363,7 @@ _NOTE = (
 
 
 def _path(error: Exception) -> tuple[str, ...]:
-    """Return the path of the failed pass, as far as the error tells; otherwise an empty tuple."""
+    """Return the path of the failed pass; an empty tuple if the error does not name a pass."""
     if isinstance(error, PassError):
         return tuple(error.pass_name.split(" > "))
     if isinstance(error, SolverError):

@@ -64,9 +64,9 @@ class Timing(Instrument):
     """Instrument that measures the time and the memory growth of each pass.
 
     An analysis is computed when first requested, so it appears in parentheses inside the requesting
-    pass. Several pipelines under one instance add up. Put this instrument last in the list of
-    instruments. The time of the other instruments then counts for the pipeline and not for the
-    passes.
+    pass. One instance adds up the measurements of all pipelines that it observes. Put this
+    instrument last in the list of instruments. The time of the other instruments then counts for
+    the pipeline and not for the passes.
 
     Attributes:
         root: the tree of measurements; the root stands for the whole pipeline.

@@ -115,7 +115,19 @@ class VerifyEach(Instrument):
             )
 
     def _other_numbers(self, trial: Trial, state: State, p: Pass, name: str) -> str | None:
-        """Return how the results differ from the reference; None if no difference is found."""
+        """Run the graphs and return how the results differ from the reference.
+
+        The results of a pass with ``keeps_numbers=False`` become the new reference.
+
+        Args:
+            trial: the random inputs.
+            state: the state after the pass.
+            p: the pass.
+            name: path of the pass as text, for a later message.
+
+        Returns:
+            The difference; None if there is none, or while an operator draws anew in backward.
+        """
         drawn = _drawn_twice(state)
         self._draws_twice = () if drawn is None else (name, drawn)
         if drawn is not None:  # forward and backward draw other numbers until a pass replays them
@@ -172,7 +184,7 @@ class _Before:
         return None
 
     def is_changed(self, state: State) -> bool:
-        """Return whether a graph of ``state`` differs from the snapshot, so that it must run again."""
+        """Return whether a graph of ``state`` differs from the snapshot in ``self``."""
         after = {id(m) for m, _ in _modules(state)}
         return after != self._ids() or any(
             stamp.difference(Stamp.of(module.graph)) is not None

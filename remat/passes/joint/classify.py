@@ -13,8 +13,8 @@ from remat.passes.core.state import PassResult, State
 class Classify(Pass):
     """Classify the nodes as required by forward, required by backward, or unclaimed.
 
-    The pass changes no graph. The classification is cached in the state, and the result's detail
-    has the three counts.
+    The pass changes no graph. The classification is cached in the state. The detail of the pass's
+    result has the number of nodes of each class.
     """
 
     name: ClassVar[str] = "classify"

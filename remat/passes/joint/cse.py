@@ -135,7 +135,15 @@ _EXACT = frozenset((fx.Node, int, bool, str, type(None), torch.dtype, torch.devi
 
 
 def _key(node: fx.Node, mutations: int) -> Any:
-    """Return a key that is equal for two calls which may be merged."""
+    """Return a key that is equal for two calls which may be merged.
+
+    Args:
+        node: the call.
+        mutations: number of mutating calls before ``node``.
+
+    Raises:
+        TypeError: an argument cannot be hashed.
+    """
     meta = node.meta
     kwargs = _describe(node.kwargs) if node.kwargs else None
     tags = meta.get("recompute"), meta.get("ac_graph_id")

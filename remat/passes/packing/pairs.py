@@ -56,8 +56,8 @@ class SavedTensorHooks:
             stay unpacked. So do values from which backward computes a comparison, a step function
             or an index.
         keeps_signs: whether unpack returns numbers with the same signs, and zeros for zeros, except
-            for negligible magnitudes. Then values whose sign is all that backward reads, as below a
-            ReLU, are packed too.
+            for negligible magnitudes. Such a pair also packs values of which backward reads only
+            the sign, as it does for a ReLU.
         name: name in pipelines and messages.
 
     Raises:
@@ -93,7 +93,11 @@ class SavedTensorHooks:
 
     @classmethod
     def of(cls, value: object) -> SavedTensorHooks:
-        """Return hooks as given, by the name of a ready-made pair, or from a pair of functions.
+        """Return the hooks that ``value`` stands for.
+
+        Args:
+            value: hooks, which are returned as they are; the name of a ready-made pair; or a pair
+                of functions, pack and unpack.
 
         Raises:
             ProblemError: ``value`` is not hooks, a known name, or a pair of functions.
@@ -203,7 +207,7 @@ def check_unpacked(
 
 @contextlib.contextmanager
 def naming(which: str, kind: type[RematError]) -> Iterator[None]:
-    """Convert exceptions of a hook into an error that names the hook.
+    """Convert exceptions of a hook in the ``with`` block to an error that names the hook.
 
     Args:
         which: name of the hook in the message.
@@ -253,10 +257,10 @@ _INF = math.inf
 
 
 def pack_bf16(x: torch.Tensor) -> Packed:
-    """Return a float32 tensor as bfloat16, with three decimal digits left, and the original dtype.
+    """Return a float32 tensor as bfloat16, paired with its original dtype.
 
-    A tensor of another dtype is returned as it is. A float64 has a wider range than a bfloat16, and
-    the pair stores no scale.
+    The relative precision is 1/256. A tensor of another dtype is returned as it is: a float64 has a
+    wider range than a bfloat16, and the pair stores no scale.
     """
     if x.dtype is not torch.float32:
         return x
@@ -267,7 +271,7 @@ def pack_bf16(x: torch.Tensor) -> Packed:
 
 
 def unpack_bf16(packed: Packed) -> torch.Tensor:
-    """Return the tensor in its original dtype."""
+    """Return the tensor that `pack_bf16` packed, in its original dtype."""
     kept, dtype = packed
     return kept.to(dtype)  # type: ignore[no-any-return]
 
@@ -278,8 +282,9 @@ _INFINITE8, _FINITE8 = 448.0, 416.0
 
 
 def pack_float8(x: torch.Tensor) -> Packed:
-    """Return a tensor as float8_e4m3fn, one byte per number, and one scale for the whole tensor.
+    """Return a tensor as float8_e4m3fn, paired with one scale for the whole tensor.
 
+    A tensor that is not floating-point, or has one byte per number, is returned as it is.
     A float8 covers magnitudes over a range of 2^17. One scale therefore suffices for rows that
     differ in magnitude by up to a thousand times, at the same relative precision of 1/16 at worst.
     A scale per row would take memory and gain no precision.
@@ -294,7 +299,7 @@ def pack_float8(x: torch.Tensor) -> Packed:
 
 
 def unpack_float8(packed: Packed) -> torch.Tensor:
-    """Return the tensor in the dtype of its scale, with infinities restored."""
+    """Return the tensor that `pack_float8` packed, in its original dtype, with infinities."""
     kept, scale = packed
     most = torch.finfo(scale.dtype).max
     code = kept.view(torch.uint8)
@@ -305,7 +310,10 @@ def unpack_float8(packed: Packed) -> torch.Tensor:
 
 
 def pack_int8(x: torch.Tensor) -> Packed:
-    """Return a tensor as int8 in 253 even steps, and one scale per row of the last dimension.
+    """Return a tensor as int8 in 253 even steps, paired with one scale per row.
+
+    A tensor that is not floating-point, has one byte per number, or has no dimension is returned as
+    it is.
 
     A step is at least the smallest normal number of the dtype. In float16, this limits the
     precision of rows whose largest magnitude is below 0.008.
@@ -322,7 +330,7 @@ def pack_int8(x: torch.Tensor) -> Packed:
 
 
 def unpack_int8(packed: Packed) -> torch.Tensor:
-    """Return the tensor in the dtype of its scale, with infinities and NaN restored."""
+    """Return the tensor that `pack_int8` packed, in its original dtype, with infinities and NaN."""
     kept, scale = packed
     most = torch.finfo(scale.dtype).max
     value = (kept.to(scale.dtype) * scale).clamp(-most, most)
@@ -332,7 +340,7 @@ def unpack_int8(packed: Packed) -> torch.Tensor:
 
 
 def pack_offload(x: torch.Tensor) -> Packed:
-    """Return a copy of ``x`` in host memory, and the device of ``x``.
+    """Return a copy of ``x`` in host memory, paired with the device of ``x``.
 
     A CPU tensor is returned as it is, which declines packing.
     """
@@ -340,7 +348,7 @@ def pack_offload(x: torch.Tensor) -> Packed:
 
 
 def unpack_offload(packed: Packed) -> torch.Tensor:
-    """Return a copy on the original device."""
+    """Return a copy of the packed tensor on its original device."""
     kept, device = packed
     return WAIT_COPIED(reload(kept, device), kept)  # type: ignore[no-any-return]
 

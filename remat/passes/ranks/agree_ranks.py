@@ -70,7 +70,7 @@ class AgreeRanks(Pass):
     ) -> PassResult:
         """Adopt another rank's decision if the decision fits this rank's graph and limit.
 
-        A message reports the disagreement in both cases.
+        A message reports the disagreement, whether or not the decision is adopted.
 
         Args:
             state: the state with this rank's decision.
@@ -79,7 +79,7 @@ class AgreeRanks(Pass):
             theirs: the other rank's decision, which differs from ``own``.
 
         Returns:
-            The result of the pass, with the adopted decision or the unchanged state.
+            The result of the pass: a state with the adopted decision, or the unchanged state.
         """
         names = question.outline.names
         choice = state.choice or DecisionInfo()
@@ -136,7 +136,7 @@ def check_wait(wait_s: float) -> None:
 
 
 def _verdict(state: State, decision: Decision, ranks: Ranks) -> Verdict:
-    """Return this rank's decision in terms of positions, which other ranks can read."""
+    """Return this rank's decision in the form that ranks exchange."""
     position = {n.name: i for i, n in enumerate(state.joint.graph.nodes)}
     choice = state.choice or DecisionInfo()
     lowered = state.lowered()

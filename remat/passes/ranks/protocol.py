@@ -96,7 +96,7 @@ class Verdict:
 
     @property
     def schedule(self) -> tuple[tuple[int, ...], ...]:
-        """The saved values, the snapshots, and the orders of forward and backward."""
+        """Four tuples of positions: saved values, snapshots, forward's order, backward's order."""
         return self.saved, self.snapshots, self.forward_order, self.backward_order
 
     def __str__(self) -> str:
@@ -235,7 +235,14 @@ class Ranks:
         return f"{where}, graph {self._compiled[where]}"
 
     def _announce(self, at: str, question: Question) -> None:
-        """Store rank 0's graph and options under ``at``, for comparison by the other ranks."""
+        """Store rank 0's graph and options in the store, for comparison by the other ranks.
+
+        If another rank has stored a difference from rank 0, also warn of this difference.
+
+        Args:
+            at: key to store under.
+            question: rank 0's graph and options.
+        """
         # Rank 0 never waits, so it learns of a difference only when it compiles its next graph.
         if "difference" not in _REPORTED and self._has("difference"):
             tell("difference", self._get("difference")["text"])
@@ -245,8 +252,14 @@ class Ranks:
     def _give_way(self, place: str, question: Question, wait_s: float) -> None:
         """Wait until rank 0 has decided on the same graph, for at most ``wait_s`` seconds.
 
-        The wait ends early if rank 0 has another graph at this place. There is no wait if rank 0
-        missed an earlier wait and has reached neither that place nor this one.
+        The wait ends early if rank 0 has another graph at ``place``. If rank 0 does not come to
+        ``place`` in time, later calls do not wait. Waiting resumes once rank 0 has come to the
+        missed place, or to the place of the later call.
+
+        Args:
+            place: text of the compilation, from `_next_place`.
+            question: this rank's graph and options.
+            wait_s: longest wait in seconds.
         """
         at = f"at/{place}"
         if self._missed and (self._has(self._missed) or self._has(at)):
@@ -274,7 +287,13 @@ class Ranks:
             pause = min(2 * pause, 0.25)
 
     def _alone(self, question: Question, wait_s: float, seen: bool) -> str:
-        """Return the warning for a rank that decides without rank 0."""
+        """Return the warning for a rank that decides without rank 0.
+
+        Args:
+            question: this rank's graph and options.
+            wait_s: seconds that this rank waited.
+            seen: whether rank 0 has begun to plan this graph.
+        """
         late = "decided on it" if seen else "compiled anything here"
         return (
             f"rank {self.rank} goes on with its own plan for '{question.graph}': rank 0 has not {late} "
@@ -283,7 +302,13 @@ class Ranks:
         )
 
     def _tell_difference(self, place: str, question: Question, first: dict[str, Any]) -> None:
-        """Warn that this rank and rank 0 plan different graphs, and store the text for rank 0."""
+        """Warn that this rank and rank 0 plan different things, and store the warning for rank 0.
+
+        Args:
+            place: text of the compilation, from `_next_place`.
+            question: this rank's graph and options.
+            first: rank 0's graph and options, as `_announce` stored them.
+        """
         theirs = Outline(**first["outline"])
         who = (f"rank {self.rank}", "rank 0")
         parts = first_difference(question.outline, theirs, who)
@@ -348,7 +373,7 @@ def _packed(data: dict[str, Any]) -> str:
 
 
 def _unpacked(text: bytes) -> dict[str, Any]:
-    """Return the data of `_packed`, with tuples instead of JSON's lists."""
+    """Return the data that `_packed` turned into text, with tuples instead of JSON's lists."""
     data: dict[str, Any] = as_tuples(json.loads(zlib.decompress(base64.b85decode(text))))
     return data
 

@@ -137,7 +137,10 @@ class Extraction:
         return sorted(runs), read
 
     def _is_destination(self, i: int) -> bool:
-        """Return whether backward may take input ``i`` itself, to write or to read its last value."""
+        """Return whether backward may take input ``i`` itself instead of a snapshot.
+
+        Backward then writes to the input, or reads the input's last value.
+        """
         node = self._index.nodes[i]
         return i in self._state.storages.rewritten or any(
             self._roles.tangent_closure[u] and is_destination(node, self._index.nodes[u])
@@ -213,7 +216,11 @@ class Extraction:
         return ForwardOrder(index, roles, self._state.storages).sorted(running)
 
     def _forward(self) -> tuple[fx.Graph, dict[int, Any]]:
-        """Build the forward graph; return it with the fake value of each snapshot, by position."""
+        """Build the forward graph.
+
+        Returns:
+            The graph; and the fake value of each snapshot, by position of its input.
+        """
         index = self._index
         outputs, _, descs, _ = split_outputs(self._joint)
         running = self._forward_nodes

@@ -73,7 +73,7 @@ def reorder(graph: fx.Graph) -> int:
             placed[n] = None
 
     def place_behind(node: fx.Node) -> None:
-        """Place a node after the earlier nodes that read or write the same memory."""
+        """Place the nodes that must precede ``node`` because of shared memory, then the node."""
         for earlier in before.get(node, ()):
             place(earlier)
         place(node)
@@ -101,8 +101,8 @@ def reorder(graph: fx.Graph) -> int:
 def _ordered_by_memory(nodes: list[fx.Node], plain: Sequence[bool]) -> dict[fx.Node, list[fx.Node]]:
     """Return the earlier nodes that each node must follow because of shared memory.
 
-    A write follows the earlier reads and writes of the overwritten memory. A read of this memory
-    follows the earlier writes. Nodes without such an order are left out.
+    A write follows the earlier reads and writes of the overwritten memory. A read follows the
+    earlier writes of the memory that is read. Nodes that need not follow any node are left out.
 
     Args:
         nodes: the nodes of the graph, in order.

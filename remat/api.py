@@ -140,8 +140,8 @@ def plan(
             fullgraph=False)`` of a model with graph breaks, is planned under one shared budget.
         budget: a limit on the peak or on the saved bytes; see `remat.Peak` and `remat.Saved`. An
             int above 1, text such as ``"40GiB"``, or ``Peak("40GiB")``: the peak of the step in
-            bytes. ``Peak(0.5)``: a ratio between the least peak found, 0, and the peak of budget
-            1's plan, 1. ``Saved("8GiB")``, or ``"saved:8GiB"``: bytes of saved activations. A
+            bytes. ``Peak(0.5)``: a ratio, where 0 is the least peak found, and 1 is the peak of the
+            plan at budget 1. ``Saved("8GiB")``, or ``"saved:8GiB"``: bytes of saved activations. A
             number from 0 to 1, by default 1: a ratio of the bytes that the runtime-optimal
             partition saves. A ratio below the fewest bytes that any plan saves is raised to those
             bytes; ``Saved`` bytes below them raise an error. `remat.Saved` and plain ratios do not
@@ -157,7 +157,8 @@ def plan(
         pipeline: passes to run instead of the default ones, as text or as a pipeline; see
             `remat.default_pipeline`. These passes contain the budget, the solver and the cost
             model.
-        count_outputs: count forward's outputs as saved bytes; by default they count as free.
+        count_outputs: whether forward's outputs that backward reads count as saved bytes; by
+            default they count as free.
         hooks: saved-tensor hooks that pack saved values after forward and unpack them in backward:
             ``"bf16"``, ``"float8"``, ``"int8"``, ``"cpu-offload"``, functions ``(pack, unpack)``,
             or `remat.SavedTensorHooks`. The decision counts bytes before packing, and
@@ -171,8 +172,8 @@ def plan(
             process.
         offload: the link to the host: bytes per second such as ``"25GB/s"``, or ``"pcie4"``,
             ``"pcie5"``, ``"nvlink-c2c"``. Under a budget on the peak of one graph, saved values may
-            then be copied to host memory. They are if that costs less time than other ways to meet
-            the peak. `Plan.offloaded` names them.
+            then be copied to host memory. A value is copied if that costs less time than other ways
+            to meet the budget. `Plan.offloaded` names the copied values.
 
     Returns:
         A `Plan` for one joint graph; a `PlanSet` for a list of joint graphs.
@@ -260,7 +261,7 @@ def frontier(
             and below the lowest peak without offloading.
         executor: decides at the budgets in parallel: any `concurrent.futures.Executor`, or a number
             of processes. None: this process. With ``by="peak"`` the executor is not used, because
-            each step of that search depends on earlier steps. With an executor, solver and cost
+            each decision depends on earlier ones. With an executor, solver and cost
             model must be given by name.
         on_step: called with a line of text before each step.
 

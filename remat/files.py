@@ -78,7 +78,7 @@ def writing(
 
 
 def resolved(path: Path) -> Path:
-    """Return the absolute path without symbolic links and dots.
+    """Return the absolute path without symbolic links, ``.`` and ``..``.
 
     Raises:
         OSError: the symbolic links form a cycle.

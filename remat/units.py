@@ -41,8 +41,8 @@ class Peak:
 
     Attributes:
         nbytes: bytes of the peak; None if the budget is a ratio.
-        share: ratio from 0, the least peak found, to 1, the peak of budget 1's plan; None if the
-            budget is in bytes.
+        share: ratio from 0 to 1, where 0 is the least peak found, and 1 is the peak of the plan at
+            budget 1. None if the budget is in bytes.
     """
 
     nbytes: int | None
@@ -139,7 +139,8 @@ class Budget:
         share: ratio of the bytes that the runtime-optimal partition saves, from 0 to 1.
         nbytes: bytes saved for backward.
         peak_bytes: bytes of the step's peak.
-        peak_share: ratio from 0, the least peak found, to 1, the peak of budget 1's plan.
+        peak_share: ratio from 0 to 1, where 0 is the least peak found, and 1 is the peak of the
+            plan at budget 1.
 
     Raises:
         BudgetError: no attribute is set, or several are.
@@ -306,8 +307,8 @@ def _format_ratio(ratio: float | None) -> str:
 def bytes_of_share(share: float, full: int) -> int:
     """Return the most bytes whose float quotient by ``full`` is at most ``share``.
 
-    Float rounding is therefore forgiven: ``k / n`` of n equal tensors is k tensors, and 0.3 of 10
-    bytes is 3 bytes. The result never falls as ``share`` rises.
+    Float rounding of ``share`` therefore loses no byte: ``k / n`` of n equal tensors is k tensors,
+    and 0.3 of 10 bytes is 3 bytes. The result never falls as ``share`` rises.
 
     Args:
         share: ratio from 0 to 1.
@@ -335,7 +336,10 @@ def format_bytes(n: float) -> str:
 
 
 def _rounded_down(nbytes: int) -> str:
-    """Format bytes as `parse_bytes` reads them, three digits of the largest unit, never more than there are."""
+    """Format bytes as text that `parse_bytes` reads, with three digits of the largest unit.
+
+    The text is never more than ``nbytes``.
+    """
     for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size:
             digits = max(0, 3 - len(str(nbytes // size)))
@@ -380,7 +384,7 @@ def _scaled(number: float, units: tuple[tuple[str, float], ...], unit: str) -> s
     Args:
         number: the number, in ``unit``.
         units: multiples as (name, factor), largest first.
-        unit: the unit for numbers below all multiples; all digits are shown.
+        unit: the unit for numbers below all multiples, which are rounded to whole numbers.
     """
     for name, scale in units:
         if number >= scale:

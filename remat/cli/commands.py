@@ -147,7 +147,10 @@ def main() -> None:
 
 
 def options(*decorators: Callable[..., Any]) -> Callable[..., Any]:
-    """Combine argument and option decorators into one; the help lists them in this order."""
+    """Combine argument and option decorators into one decorator.
+
+    The help of a command lists the options in the order of ``decorators``.
+    """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         # The decorator that is applied last comes first in click's help.
@@ -267,7 +270,7 @@ REQUEST_OPTIONS = (
 
 
 def takes_request(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Pass the `REQUEST_OPTIONS` of a command as one parsed and checked argument ``request``.
+    """Wrap a command so that its `REQUEST_OPTIONS` arrive as one checked argument ``request``.
 
     Apply this decorator directly above the function, below its options. A ``budget`` of None counts
     as not given.

@@ -118,9 +118,9 @@ def fit(
 
     The memory includes parameters, gradients, the optimizer's state, activations under the best
     plan, and with several ranks the buffers of collectives. The optimizer runs on fake parameters,
-    which shows the size of its state. For an hf model the batch size is known. A function of yours
-    is called with the batch size if its first argument is required or is named batch. For any other
-    function, the first dimension of every tensor that it returns is the batch.
+    which shows the size of its state. The inputs of an hf model are built for each batch size. A
+    function of yours is called with the batch size if its first argument is required or is named
+    batch. For any other function, the first dimension of every tensor that it returns is the batch.
     """
     from remat.planning.fit import fit_calls
 
@@ -148,10 +148,10 @@ def fit(
 
 
 def _stages(progress: Progress) -> Callable[[str], None]:
-    """Return a callback that shows one stage per batch.
+    """Return a callback that shows the progress of the search, one stage per batch.
 
-    Steps within a stage are shown on a terminal only. The callback takes text of the form ``stage:
-    step``.
+    The callback takes text of the form ``stage: step``. Steps within a stage are shown on a
+    terminal only.
     """
     shown = ""
 

@@ -79,8 +79,8 @@ def frontier(
     """Show the best plans of MODEL over all budgets, and the knee.
 
     The knee is the point beyond which more memory lowers the cost only a little. The column share
-    is the ratio of the saved bytes to those of the runtime-optimal partition; up to 1, --budget
-    takes such a ratio. With --by peak the command takes seconds, because a solver decides only at
+    is the ratio of the saved bytes to those of the runtime-optimal partition. A --budget from 0 to
+    1 is such a ratio. With --by peak the command takes seconds, because a solver decides only at
     budget 1 and at a few budgets near the least peak. With --offload there are two frontiers by
     peak: with offloading, and without.
     """

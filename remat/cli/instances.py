@@ -111,8 +111,9 @@ def solve(
 ) -> None:
     """Solve the problem in FILE, such as `remat capture` writes.
 
-    FILE may also be a step problem, or a published graph in networkx's node-link JSON. For these
-    the budget is a peak, and a ratio is a ratio of the peak of the graph's given order.
+    FILE may also be a step problem, or a published graph in networkx's node-link JSON. For both
+    kinds of FILE the budget is a peak. A ratio then refers to the peak of running the nodes once in
+    the order of FILE.
 
     The solver's answer is checked in integers, and a wrong answer is refused.
     """
@@ -154,7 +155,8 @@ def _solve(
 ) -> dict[str, Any]:
     """Solve an instance, and return the figures of the checked answer for ``--json``.
 
-    Costs are of recomputed values; for a step problem, of all runs.
+    For a step problem, the cost is that of all runs of nodes. For other problems, the cost is that
+    of recomputed values.
 
     Args:
         instance: the problem and its origin.

@@ -102,7 +102,8 @@ SOLVER_NAME = Checked("solver", _solver_name)
 def check_file(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """Refuse a MODEL whose file does not exist.
 
-    This callback is eager: it runs before other options are parsed, which imports PyTorch.
+    This callback is eager: it runs before other options are parsed, since parsing them imports
+    PyTorch.
 
     Args:
         ctx: context of the command.

@@ -27,7 +27,7 @@ GONE, REPRODUCED, ANOTHER = 0, 1, 3
 )
 @json_option
 def repro(folder: Path, passes: PassManager | None, as_json: bool) -> None:
-    """Run the failure that a reproducer FOLDER records once more.
+    """Run again the failure that is recorded in a reproducer FOLDER.
 
     Exit code: 0 it no longer fails; 1 it fails as recorded; 3 it fails in another way.
     """

@@ -204,7 +204,12 @@ def _stage(
 
 
 def _taken(rows: int, output: Path | None) -> str:
-    """Return text on the requested rows that the table has already; empty if it has none."""
+    """Return text that says how many requested rows the table has already; empty for none.
+
+    Args:
+        rows: number of these rows.
+        output: the table's file.
+    """
     from remat.report.explanation import counted
 
     return f"; {counted(rows, 'row')} taken from {output}" if rows else ""

@@ -76,7 +76,9 @@ def rows_table(rows: Iterable[tuple[str, str]], title: str) -> Table:
 
 
 def cost_text(resolved: str, asked: str) -> str:
-    """Return the name of the cost model, and how to choose another device if none was asked for.
+    """Return the name of the cost model, with a hint if the user did not choose one.
+
+    The hint names the option that plans for another device.
 
     Args:
         resolved: the cost model that was used.

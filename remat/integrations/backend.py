@@ -123,6 +123,9 @@ class Backend:
             example_inputs: its example inputs.
             more: ``options`` and ``mode`` of ``torch.compile``, which are refused here.
 
+        Returns:
+            The compiled function.
+
         Raises:
             RematError: the graph cannot be planned. The error is also a ``BackendCompilerFailed``,
                 which Dynamo does not wrap.
@@ -193,6 +196,9 @@ def compile_step(
         example_inputs: its example inputs.
         options: options of `remat.backend` by name. Every other option goes to Inductor.
         mode: a mode of Inductor.
+
+    Returns:
+        The compiled function.
 
     Raises:
         RematError: an option is invalid, or the graph cannot be planned.
@@ -362,7 +368,10 @@ def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
 def _inductor_options(
     partition: Partitioner, options: Mapping[str, Any], mode: str | None
 ) -> dict[str, Any]:
-    """Return the Inductor settings of a step: remat's, then those of ``mode``, then the user's.
+    """Return the Inductor settings of a step: remat's, those of ``mode``, and the user's.
+
+    A setting of ``mode`` overrides remat's, and the user's overrides both. If a hook has no cache
+    key, Inductor's caches are switched off regardless.
 
     Args:
         partition: the partitioner.

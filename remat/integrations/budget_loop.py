@@ -68,7 +68,8 @@ def compile_within_budget(
 ) -> Callable[..., Any]:
     """Compile a step with Inductor, and replan until the compiled step meets its budget.
 
-    If a ratio of the peak is never met, the compiled step with the least peak is returned.
+    If the budget is a ratio of the peak and is never met, the compiled step with the least peak is
+    returned.
 
     Args:
         step: plans the graph with ``known.plan``.
@@ -171,8 +172,8 @@ class Attempt(torch_compat.CustomPartitionerFn):
     Args:
         step: plans the joint graph.
         known: measurements from earlier attempts.
-        whole: whether the step has exactly one forward and one backward graph. Forward is compiled
-            first.
+        whole: whether the step has exactly one forward and one backward graph. If not, nested
+            regions are compiled as further graphs.
         traces: a digest to add to AOTAutograd's cache key, from `plan_cache.traces_of`. The whole
             compiled step may then come from that cache. None: only compiled graphs may come from a
             cache.
@@ -385,12 +386,12 @@ class CompiledBudget:
         tighter: a smaller budget on saved bytes to plan under instead of the given one; None before
             the first replan.
         peaks: compiled peaks in bytes of the decisions that exceeded the budget.
-        lowest: measurements of the step when it is planned for its least peak. Such plans are tried
-            before a peak in bytes is refused. None before.
+        lowest: measurements of compilations that were planned for the least peak. Such plans are
+            tried before a budget on the peak in bytes is refused. None before the first such plan.
         over: bytes by which the last compiled step exceeds its budget, on the rank that exceeds the
             budget most.
         times: number of replans.
-        search: the search of the last plan, from which the search of the next one continues.
+        search: the search for the last plan, from which the search for the next plan continues.
     """
 
     excess: int = 0
@@ -407,7 +408,10 @@ class CompiledBudget:
 
     @contextlib.contextmanager
     def searching(self) -> Iterator[None]:
-        """Drop the searches at the end: they hold traced graphs, and the compiled step holds this object."""
+        """Drop ``search`` of this object and of ``lowest`` at the end of the block.
+
+        A search holds traced graphs, and the compiled step holds this object.
+        """
         try:
             yield
         finally:
@@ -429,8 +433,8 @@ class CompiledBudget:
             agree: the pass by which ranks agree on a decision; None if this rank decides alone.
 
         Raises:
-            BudgetError: no plan is within the budget, or none is within the budget minus the excess
-                of the compiled step.
+            BudgetError: no plan is within the budget, or none is within the smaller budget of a
+                replan.
         """
         # Ranks must not take an earlier decision for this replan's.
         if agree is not None and self.times:
@@ -558,8 +562,8 @@ class CompiledBudget:
     def _taken(self, made: Plan, request: PlanRequest) -> tuple[int, int]:
         """Return the compiled bytes and the budget in bytes.
 
-        Both are bytes of the peak under a budget on the peak, else saved bytes. Both are 0 if there
-        is no limit to check.
+        Under a budget on the peak, both numbers are bytes of the peak; otherwise they are saved
+        bytes. Both numbers are 0 if there is no limit to check.
         """
         asked = request.budget
         if not made.planned_peak_bytes or not request.decides:
@@ -581,8 +585,8 @@ class CompiledBudget:
     ) -> None:
         """Raise or warn that a compiled step exceeds its budget.
 
-        A step above a peak in bytes raises. A step above saved bytes warns. A step above a ratio of
-        the peak warns only if it is more than 1/20 above.
+        A budget on the peak in bytes raises, and a budget on saved bytes warns. A ratio of the peak
+        warns only if the step exceeds it by more than 1/20.
 
         Args:
             made: the plan.

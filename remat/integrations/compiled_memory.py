@@ -218,11 +218,12 @@ class _Sizes:
         return self.fakes.size(size_of(expression.xreplace(self._there)))
 
     def of_step(self, size: Any) -> Any:
-        """Translate a size of the generated code into symbols of the step; None without symbols.
+        """Translate a size of the generated code into symbols of the step; None for a plain number.
 
-        A data-dependent symbol of backward becomes the largest one of forward, because backward
-        recomputes operators of forward. A data-dependent symbol of forward that is not saved has no
-        name in the step, so its name ends with "?".
+        Backward recomputes operators of forward. A data-dependent symbol of backward therefore
+        becomes the maximum of forward's data-dependent symbols. If forward does not return a
+        data-dependent size, the step has no symbol for it; a new symbol, whose name ends with "?",
+        is used.
         """
         expression = expression_of(size)
         if expression is None:
@@ -236,7 +237,7 @@ class _Sizes:
 
 
 def _numbers(value: Any) -> tuple[Any, ...]:
-    """Return sizes and strides of a tensor; another value alone."""
+    """Return sizes and strides of a tensor in one tuple; any other value as a tuple of one."""
     return (
         tuple(value.size()) + tuple(value.stride()) if isinstance(value, torch.Tensor) else (value,)
     )
@@ -359,7 +360,13 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def _note(self, value: torch.Tensor, node: str, kind: StorageKind) -> None:
-        """Record a storage that is seen for the first time, and watch for its end."""
+        """Record a storage that is seen for the first time, and have `_gone` called at its end.
+
+        Args:
+            value: a tensor on the storage.
+            node: name of the input, or of the operator that allocated the storage.
+            kind: kind of the storage.
+        """
         storage = value.untyped_storage()
         key = torch_compat.storage_id(storage)
         if key not in self._alive and key not in self._on_host:
@@ -514,7 +521,7 @@ def _reinterpreted(value: torch.Tensor, size: Any, stride: Any, offset: int) -> 
 
 
 class _Extern:
-    """Call extern kernels as PyTorch operators.
+    """Give the generated code PyTorch operators in place of Inductor's extern kernels.
 
     If ``out`` is given, the result is already allocated. The operator then runs only if it may
     allocate a workspace.

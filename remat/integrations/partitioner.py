@@ -104,7 +104,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         repro: the folder for reproducers; None for no reproducers.
         strict: whether a budget that cannot be met is refused at every compilation.
         graphs: the graphs that this partitioner has partitioned.
-        made: the newest plan of a direct call. The plan's modules live as long as this object.
+        made: the plan of the last call of this object. The plan's modules live as long as this
+            object. None for a compilation by the backend, where `StepPartition` holds the plan.
     """
 
     def __init__(
@@ -333,9 +334,9 @@ class StepPartition:
             self.progress.stage(text)
 
     def join(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
-        """Learn of the step's other graphs, before this graph is compiled.
+        """Look up the step's other graphs before this graph is compiled.
 
-        Bytes that the other graphs hold are left out of a budget on the peak in bytes.
+        Bytes that the other graphs hold will be subtracted from a budget on the peak in bytes.
 
         Args:
             gm: the graph from Dynamo.
@@ -746,8 +747,8 @@ def _plan_standalone(joint: JointGraph, request: PlanRequest, agree: Pass | None
     Backward may read an output of the step. A write to that output before backward would change
     gradients. Autograd detects writes to tensors that it saved itself, but misses writes to some
     outputs. If the first decision reads such an output, the step returns a copy of the output
-    instead. The graph is then decided again, since the saved output now counts at its bytes. A
-    saved plan is applied unchanged.
+    instead. The graph is then decided again: an output that backward reads costs no saved bytes,
+    but the value behind a copied output does. A saved plan is applied unchanged.
 
     Args:
         joint: the joint graph; it is changed.

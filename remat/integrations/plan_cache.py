@@ -252,7 +252,7 @@ def _path(keys: Sequence[str]) -> Path:
 def text_of(joint: Any) -> str | None:
     """Return the text of a joint graph; None if a plan's modules could not be built from the text alone.
 
-    The text gives the numbers of small constants. It does not give those of large ones.
+    The text contains the values of small constants, but not those of large ones.
     """
     fetched = joint.graph.find_nodes(op="get_attr")
     if not all(has_numbers(attribute_of(joint.graph_module, node.target)) for node in fetched):

@@ -146,8 +146,8 @@ def largest_declared(example_inputs: Sequence[Any]) -> dict[str, Size]:
     """Return sizes for which a step under a budget in bytes is planned in place of traced sizes.
 
     A size with a declared range is planned for its largest value, because no guard may narrow that
-    range. A size that was marked as dynamic and is traced at its least value is planned for one
-    more. A guard that allows a single value would make the size constant.
+    range. A size that was marked as dynamic and is traced at its least value is planned for that
+    value plus 1. Otherwise a guard might allow that value only, which would make the size constant.
 
     Args:
         example_inputs: example inputs of the step.
@@ -233,11 +233,11 @@ class SizedBytes:
         return int(self._sum(bounds) * self._more)
 
     def _sum(self, bounds: Mapping[Any, int | None]) -> int:
-        """Return the most bytes alive at one program point.
+        """Return the bytes alive at the program point where most are alive.
 
         Args:
-            bounds: bytes of storages by their symbolic expression. A storage whose expression is
-                missing counts its planned bytes.
+            bounds: the number of bytes for each symbolic size of storages. A storage whose symbolic
+                size is missing counts its planned bytes.
         """
         spans = (
             (bounds.get(size) or 0 if size in bounds else nbytes, first, last)
@@ -456,7 +456,9 @@ class _SizeCheck:
         return seen
 
     def _warn(self, taken: int, seen: Mapping[str, int]) -> None:
-        """Warn that the step exceeds its budget, and suggest a budget that makes up for it.
+        """Warn that the step exceeds its budget, and suggest a smaller budget.
+
+        The suggested budget is the given one times the ratio of the planned bytes to ``taken``.
 
         Args:
             taken: bytes at the sizes of the run.
@@ -544,11 +546,12 @@ def wrap_step(
         places: positions of the outputs that backward reads.
         name: name of the step in messages.
         by_inductor: whether Inductor compiled the step.
-        reread_inputs: whether the plan lets backward read inputs again. If it is False, outputs
-            that backward reads are read by eager PyTorch too.
+        reread_inputs: whether the plan lets backward read inputs again. If False, backward reads
+            only outputs that it reads under eager PyTorch too.
         count: called after each run with its arguments, its outputs, and the node of autograd's
             graph that runs backward.
-        look: called after each run that can be differentiated, with its arguments and that node.
+        look: called after each run that can be differentiated, with its arguments and the node of
+            autograd's graph that runs backward.
 
     Returns:
         The wrapped step.

@@ -3,8 +3,8 @@
 A plan knows the memory of its own graph. How often a graph runs in a step, and which other memory
 is alive then, is known only at run time: several forwards may run before the first backward. The
 count includes inputs of all graphs that ran in the step, values saved for backward, live outputs,
-gradients of parameters, and allocations of the running graph. It does not include operators between
-the graphs, and memory of saved-tensor hooks.
+gradients of parameters, and allocations of the running graph. It includes neither operators between
+the graphs nor memory of saved-tensor hooks.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class GraphMemory:
         parameters: positions of the inputs that are parameters.
         values: positions of the inputs that are other tensors.
         sizes: the inputs that are symbolic sizes, each as (position, symbol, planned number).
-        bytes_at: function from sizes to the graph's own peak; None if its bytes do not depend on
-            sizes.
-        fixed_bytes: the part of that peak that does not depend on sizes, which is parameters and
-            buffers.
+        bytes_at: function from sizes to the graph's own peak in bytes; None if that peak does not
+            depend on sizes.
+        fixed_bytes: bytes of parameters and buffers, which are the part of the peak that does not
+            depend on sizes.
     """
 
     name: str
@@ -103,9 +103,9 @@ class GraphMemory:
         )
 
     def scaled(self, arguments: Sequence[Any]) -> float:
-        """Return how many times the planned bytes a run takes with its actual sizes; at least 1.
+        """Return the ratio of a run's bytes at its actual sizes to the planned bytes; at least 1.
 
-        Bytes of parameters and buffers are left out of the ratio.
+        Parameters and buffers are not counted in either number of bytes.
 
         Args:
             arguments: arguments of the run.
@@ -181,7 +181,7 @@ class _Run:
     Args:
         tally: the tally that counts the run.
         graph: memory of the graph.
-        factor: factor from planned bytes to the bytes of this run.
+        factor: ratio of this run's bytes to the planned bytes, from `GraphMemory.scaled`.
         parameters: parameters of the run.
     """
 
@@ -339,7 +339,12 @@ class StepTally:
         return found
 
     def _count(self, key: tuple[int, ...], parameters: _Parameters) -> None:
-        """Hold the storages of parameters until `_forget`."""
+        """Count the storages of a group of parameters until `_forget` is called with its key.
+
+        Args:
+            key: the key to store the group under in ``_parameters``.
+            parameters: the group.
+        """
         self._parameters[key] = parameters
         for storage, nbytes in parameters.sizes.items():
             self._hold(storage, nbytes)
@@ -464,7 +469,10 @@ class StepTally:
                 self._count(key, parameters)
 
     def _warn(self, run: _Run, *, done: bool) -> None:
-        """Warn of a step above its budget: at the first excess, and at its end if it grew by 1/20.
+        """Warn of a step whose peak exceeds the budget.
+
+        The first warning is given as soon as the peak exceeds the budget. Another one is given at
+        the end of the step if the peak has grown by more than 1/20 since the last warning.
 
         Args:
             run: the newest run, which the message names.

@@ -1,9 +1,10 @@
 """Work around faults of PyTorch in compiled steps, with one function per fault.
 
-`compile_graph` applies all workarounds that the installed PyTorch needs. All code that replaces a
-PyTorch method, or writes to PyTorch's private state, is in this file. ``tests/upstream`` has a
-reproducer of each fault in plain PyTorch. A reproducer's test fails once PyTorch no longer has the
-fault. `FIXED_IN` then gets that version.
+Most workarounds are context managers. `compile_graph` applies those that the installed PyTorch
+needs while Inductor compiles a graph. All code that replaces a PyTorch method, or writes to
+PyTorch's private state, is in this file. ``tests/upstream`` has a reproducer of each fault in plain
+PyTorch. A reproducer's test fails once PyTorch no longer has the fault. That version of PyTorch is
+then entered in `FIXED_IN` by hand.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def saved_inputs_themselves(graph: fx.Graph, is_backward: bool) -> Iterator[None
     as visible to the user, so saved inputs get that mark.
 
     Args:
-        graph: the graph; the metadata of its output node are changed.
+        graph: the graph; the metadata of its output node is changed.
         is_backward: whether the graph is the backward graph, which is not changed.
     """
     if not is_backward:
@@ -417,7 +418,7 @@ def masks_from_bytes(graph: fx.Graph, inputs: Sequence[Any], names: Iterable[str
 
 
 def _is_mask(node: fx.Node) -> bool:
-    """Return whether a value is a boolean CPU tensor computed by a fusible operator."""
+    """Return whether a node computes a boolean CPU tensor by a pointwise operator."""
     value = node.meta.get("val")
     return (
         node.op == "call_function"

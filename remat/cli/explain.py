@@ -15,6 +15,7 @@ from remat.cli.commands import (
     main,
     model_options,
     offload_option,
+    policy_option,
     solver_option,
     takes_request,
     title_of,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 @budget_option
 @solver_option
 @offload_option
+@policy_option
 @click.option(
     "--html", type=params.OutputFile(".html", ".htm"), help="write a page to explore the plan"
 )

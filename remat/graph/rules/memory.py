@@ -13,7 +13,7 @@ from remat.graph import ops
 from remat.graph.index import inputs_of
 from remat.graph.joint import overwritten_after
 from remat.graph.liveness import saved_storages
-from remat.graph.lowering import must_save
+from remat.graph.lowering import must_save, tag_of
 from remat.graph.replays import Replays
 from remat.graph.rules.facts import Facts, Fault, called
 from remat.graph.storages import Memories, Sizes
@@ -36,14 +36,18 @@ def tags_hold(facts: Facts) -> Iterator[Fault]:
             and not _is_view(node)
             and isinstance(node.meta.get("val"), torch.Tensor)
         ):
-            yield Fault(f"'{node.name}' is tagged {tags[node.name].name} and recomputed", (node,))
+            yield Fault(
+                f"'{node.name}' is tagged {tag_of(facts.joint[node.name])} and recomputed", (node,)
+            )
     for node in facts.handed:
         if (
             tags.get(node.name) is CheckpointPolicy.MUST_RECOMPUTE
             and isinstance(node.meta.get("val"), torch.Tensor)
             and not replays.forbid(facts.joint[node.name])
         ):
-            yield Fault(f"'{node.name}' is tagged MUST_RECOMPUTE and saved", (node,))
+            yield Fault(
+                f"'{node.name}' is tagged {tag_of(facts.joint[node.name])} and saved", (node,)
+            )
 
 
 def _is_view(node: fx.Node) -> bool:

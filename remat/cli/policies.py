@@ -1,4 +1,4 @@
-"""The command ``remat policies``: the tree of modules, what a plan does in each, and the line that asks for it."""
+"""The command ``remat policies``: the tree of modules, what a plan does in each, and the line to paste."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def policies(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """List the modules of MODEL with what a plan saves and recomputes in each, and the policies to paste.
+    """List the modules of MODEL, what a plan saves and recomputes in each, and the policies to paste.
 
-    Forward is the cost of running a module's forward once, which recomputing all of it adds to the step. The policies
-    below the tree say what the plan does already; write others in their place.
+    The column "forward" is the cost of one run of a module's forward: recomputing all of it adds that to the step.
+    The policies below the tree describe this plan. Change them to what you want.
     """
     from remat.planning.planner import plan_graph
     from remat.report.by_module import module_rows, policies_of
@@ -114,6 +114,6 @@ def _table(rows: list[ModuleRow], unit: str) -> list[str]:
 
 
 def _below(pattern: str, rows: list[ModuleRow]) -> str:
-    """A name without that of the row that it stands below."""
+    """Return a row's name without the name of its parent row."""
     names = {row.pattern for row in rows if pattern.startswith(f"{row.pattern}.")}
     return pattern[len(max(names, key=len)) + 1 :] if names else pattern

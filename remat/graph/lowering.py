@@ -175,7 +175,7 @@ def must_recompute(node: fx.Node) -> bool:
 
 
 def tag_of(node: fx.Node) -> str:
-    """What tags a node, for messages: the policy by module that did, else the name of its tag."""
+    """Return the name of a node's tag for messages: the policy by module that set it, if any."""
     tag = node.meta["recompute"]
     return str(node.meta.get(TAGGED_BY) or getattr(tag, "name", tag))
 

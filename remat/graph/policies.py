@@ -1,7 +1,7 @@
-"""Policies by module: what the user's options and code say is to become of the values of a part of the model.
+"""Policies by module: whether the values of a part of the model are saved, recomputed or offloaded.
 
-A pattern is a glob over names of modules, as `torch.nn.Module.named_modules` gives them; ``*`` matches dots too.
-Of several patterns that match a module the last one counts. Code without a module is marked by `region`.
+A pattern is a glob over the names of `torch.nn.Module.named_modules`, in which ``*`` matches dots
+too. The last pattern that matches a module decides. `region` marks code that has no module.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from remat.errors import BudgetError, ProblemError
 from remat.graph.source import enclosing_modules, module_path
 from remat.units import Budget, some_of
 
-#: The key of `region` among the annotations of a node.
+#: Key under which `region` annotates nodes.
 REGION = "_remat_region"
-#: Under this key of its metadata a node tells which policy has tagged it.
+#: Metadata key that names the policy that tagged a node.
 TAGGED_BY = "remat_policy"
-#: Policies that are a word.
+#: Values of policies other than budgets.
 _WORDS = ("save", "recompute", "offload")
-#: Names of modules that an error names.
+#: Number of modules that an error lists.
 _SHOWN = 6
 
 
 class Treatment(enum.Enum):
-    """What becomes of the values of a part."""
+    """What happens to the values of a part of the model."""
 
     SAVE = "save"
     RECOMPUTE = "recompute"
@@ -44,13 +44,13 @@ class Treatment(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What becomes of the values of the modules that a pattern matches.
+    """What happens to the values of the modules that a pattern matches.
 
     Attributes:
-        pattern: a glob over names of modules; of a `region`, its name.
-        treatment: what becomes of them.
-        saved_bytes: of a budget: how many bytes of them are saved at most, in each of the modules.
-        in_code: whether the user's code sets it by `region`.
+        pattern: a glob over names of modules; for a `region`, the region's name.
+        treatment: what happens to the values.
+        saved_bytes: the most bytes that each matched module may save, if the treatment is a budget.
+        in_code: whether the user's code sets the policy with `region`.
     """
 
     pattern: str
@@ -66,15 +66,13 @@ class Policy:
 
     @property
     def value(self) -> str:
-        """What the pattern asks for, as text that `read_policies` reads."""
+        """The treatment as text, as `read_policies` parses it."""
         is_budget = self.treatment is Treatment.BUDGET
         return f"saved:{self.saved_bytes}B" if is_budget else self.treatment.value
 
     def matches(self, name: str) -> bool:
-        """Whether the pattern matches the name of a module.
-
-        ``*.mlp`` matches ``mlp`` as well: where a block is compiled by itself, names begin inside of it.
-        """
+        """Whether the pattern matches the name of a module."""
+        # In a block that is compiled by itself, names begin inside of the block: ``*.mlp`` is ``mlp`` there.
         pattern = self.pattern
         return fnmatchcase(name, pattern) or (
             pattern.startswith("*.") and fnmatchcase(name, pattern[2:])
@@ -83,11 +81,11 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The nodes that a policy treats as one: a module with all that it contains, or a region of code.
+    """A module with its submodules, or a region of code, that a policy applies to.
 
     Attributes:
-        policy: what becomes of its values.
-        name: the outermost module that the pattern matches; of a region of code, which one.
+        policy: what happens to its values.
+        name: the outermost module that the pattern matches, or the number of the region.
     """
 
     policy: Policy
@@ -96,7 +94,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Policies by module, in the order in which they were given; a later one counts before an earlier one."""
+    """Policies by module, in the user's order. A later policy overrides an earlier one."""
 
     given: tuple[Policy, ...] = ()
 
@@ -104,18 +102,18 @@ class Policies:
         return bool(self.given)
 
     def __str__(self) -> str:
-        """The policies as text that `read_policies` reads; empty if there are none."""
+        """The policies as JSON, which `read_policies` parses; empty without policies."""
         return json.dumps({p.pattern: p.value for p in self.given}) if self.given else ""
 
     def parts(self, nodes: Sequence[fx.Node]) -> list[Part | None]:
-        """The part that each node belongs to; None without. What a `region` of the code says counts first."""
+        """Return the part that each node belongs to; None for nodes of no part. Regions override patterns."""
         of_path = functools.cache(self._part_of)
         found: list[Part | None] = []
         number, before = 0, None
         for node in nodes:
             mark = region_of(node)
             if mark != before and node.op == "call_function":
-                # Two runs of the same lines are two regions, unless nothing runs between them.
+                # Each run of a region's lines is a region of its own. Adjacent runs cannot be told apart.
                 number, before = number + 1, mark
             found.append(of_path(module_path(node)) if mark is None else _in_code(mark, number))
         return found
@@ -129,27 +127,27 @@ class Policies:
         return None
 
     def unmatched(self, nodes: Iterable[fx.Node]) -> list[Policy]:
-        """The policies whose patterns match no module of a graph, whatever later patterns match too."""
+        """Return the policies whose patterns match no module of a graph, overridden policies included."""
         names = module_names(nodes)
         return [p for p in self.given if not any(map(p.matches, names))]
 
 
 def module_names(nodes: Iterable[fx.Node]) -> list[str]:
-    """Names of the modules that nodes belong to, containing ones included, in the order of the graph."""
+    """Return the names of the modules that nodes belong to, with enclosing modules, in graph order."""
     paths = dict.fromkeys(map(module_path, nodes))
     return list(dict.fromkeys(name for path in paths for name in enclosing_modules(path)))
 
 
 def read_policies(given: object) -> Policies:
-    """Read policies by module as users give them.
+    """Parse policies by module.
 
     Args:
-        given: a dict of values by pattern; its JSON text; or texts ``"PATTERN=VALUE"``, as on the command line. A
-            value is ``"save"``, ``"recompute"``, ``"offload"``, or a budget: ``{"budget": remat.Saved("1GiB")}``, as
-            text ``"saved:1GiB"``.
+        given: a dict of values by pattern, its JSON text, or texts ``"PATTERN=VALUE"`` as on the
+            command line. A value is ``"save"``, ``"recompute"``, ``"offload"``, or a budget:
+            ``{"budget": remat.Saved("1GiB")}``, as text ``"saved:1GiB"``.
 
     Raises:
-        ProblemError: it is none of these.
+        ProblemError: ``given`` has another form.
     """
     if given is None or isinstance(given, Policies):
         return given or Policies()
@@ -168,7 +166,7 @@ def read_policies(given: object) -> Policies:
     read: dict[str, Policy] = {}
     for pattern, value in items:
         policy = _read(pattern, value)
-        read.pop(policy.pattern, None)  # said again, it counts where it was said last
+        read.pop(policy.pattern, None)  # a repeated pattern moves to its last place
         read[policy.pattern] = policy
     return Policies(tuple(read.values()))
 
@@ -200,17 +198,17 @@ def _read(pattern: object, value: object) -> Policy:
 
 
 def region(policy: str, name: str = "") -> contextlib.AbstractContextManager[None]:
-    """Mark code that has no module of its own with a policy: ``with remat.region("save"): …``.
+    """Set a policy for code that has no module of its own: ``with remat.region("save"): …``.
 
-    It holds under ``torch.compile(backend="remat")`` and in `remat.plan`, and counts before the patterns of
-    ``policies=``. Other backends and eager PyTorch take no notice.
+    The policy applies under ``torch.compile(backend="remat")`` and in `remat.plan`, and overrides
+    the patterns of ``policies=``. Other backends and eager PyTorch ignore it.
 
     Args:
-        policy: ``"save"``, ``"recompute"`` or ``"offload"``, as a value of ``policies=``.
-        name: tells apart two regions with nothing between them: each is recomputed from its own inputs.
+        policy: ``"save"``, ``"recompute"`` or ``"offload"``.
+        name: a name that separates this region from an adjacent one.
 
     Raises:
-        ProblemError: it is another text.
+        ProblemError: ``policy`` is another text.
     """
     if policy not in _WORDS:
         raise ProblemError(f"region is {policy!r}; expected one of {', '.join(map(repr, _WORDS))}")
@@ -218,12 +216,12 @@ def region(policy: str, name: str = "") -> contextlib.AbstractContextManager[Non
 
 
 def is_region(mark: str) -> bool:
-    """Whether a text is what `region` annotates nodes with."""
+    """Whether a text is an annotation of `region`."""
     return mark.partition(" ")[0] in _WORDS
 
 
 def region_of(node: fx.Node) -> str | None:
-    """What `region` says of a node, as its annotation; None without."""
+    """Return the annotation of `region` on a node; None without."""
     custom = node.meta.get("custom")
     return custom.get(REGION) if isinstance(custom, dict) else None
 
@@ -235,12 +233,12 @@ def _in_code(mark: str, number: int) -> Part:
 
 
 def no_match(policies: Sequence[Policy], names: Sequence[str], graph: str) -> str:
-    """Message: patterns match no module of a graph, with the nearest names.
+    """Return the message for patterns that match no module, with the nearest names.
 
     Args:
-        policies: those that match nothing.
-        names: the modules that there are.
-        graph: what the graph is called.
+        policies: the policies without a match.
+        names: the modules of the graph.
+        graph: the name of the graph.
     """
     shown = some_of([f"'{p.pattern}'" for p in policies], _SHOWN)
     if not names:

@@ -82,7 +82,7 @@ def module_path(node: fx.Node) -> str:
 
 
 def enclosing_modules(path: str) -> list[str]:
-    """A module and those that contain it, the outermost first: of ``"layers.0.mlp"`` ``layers`` and ``layers.0`` too."""
+    """Return the names of the modules around a path, outermost first: ``layers``, ``layers.0``, ``layers.0.mlp``."""
     parts = path.split(".") if path else []
     return [".".join(parts[: k + 1]) for k in range(len(parts))]
 

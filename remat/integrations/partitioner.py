@@ -435,7 +435,7 @@ class StepPartition:
         return made.forward, copy_module(made.backward)
 
     def _match_policies(self, joint: JointGraph) -> None:
-        """Refuse patterns that match no module; in a step of several graphs, which other graphs may match, warn.
+        """Check that each pattern matches a module. In a step with graph breaks, only warn.
 
         Raises:
             PlanError: a pattern matches nothing in the only graph of a step.
@@ -448,7 +448,7 @@ class StepPartition:
             check_matched(policies, [joint.graph], joint.name)
         missing = [p for p in missing if p.pattern not in known]
         if missing and self.ends_frame:
-            known.update(p.pattern for p in missing)  # said once
+            known.update(p.pattern for p in missing)  # warn once
             warn(
                 f"{no_match(missing, module_names(nodes), joint.name)}. The step has graph breaks; no graph of it that "
                 "was compiled so far has such a module",

@@ -327,7 +327,7 @@ class PeakPlanner(Prepared):
         held = ""
         if self.state.without_policies is not None:
             named = self.state.policies or "by remat.region"
-            held = f" All plans keep to the policies {named}; another one may lower the least peak."
+            held = f" All plans follow the policies {named}; others may lower the least peak."
         return BudgetError(
             f"{asked}{why}. The least peak of any plan found is {format_bytes(least)} ({least} bytes); "
             f"{self.request.how_to_run(least)}. {_UNSHRUNK}{held}"

@@ -109,8 +109,8 @@ def prepare(
         count_outputs: as in `remat.plan`.
         hooks: pack and unpack functions for saved tensors, in every plan that the state is split for.
         reread_inputs: as in `remat.plan`.
-        policies: as in `remat.plan`, beside those that the code sets; None: none of either.
-        deciding: decides within the budgets that policies set for modules; None where a saved plan does.
+        policies: as in `remat.plan`. None: ignore the regions of the user's code too.
+        deciding: decides within the budgets of modules; None for a saved plan.
     """
     state = replace(
         initial_state(

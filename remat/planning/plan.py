@@ -371,7 +371,7 @@ class Plan(Record):
         return "\n".join(lines)
 
     def uses(self) -> list[Use]:
-        """What the plan does with each node that forward runs.
+        """Return what the plan does with each node of forward.
 
         Raises:
             PlanError: the plan was read from a file.

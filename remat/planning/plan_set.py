@@ -156,7 +156,7 @@ def _finished(
     in_order = _is_known([h.joint for h in partitioned])
     baselines = [p.baseline for p in planners]
     known = in_order and request.hooks is None and all(b.peak_bytes for b in baselines)
-    # What several graphs hold together is only known of decisions under the same policies.
+    # The peak without policies would need decisions of all graphs without them.
     known = known and all(p.state.without_policies is None for p in planners)
     made = PlanSet(
         plans=tuple(plans),

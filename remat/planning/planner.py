@@ -106,9 +106,8 @@ def plan_graph(
         reread_inputs=request.reread_inputs,
     )
     require_tangents(state)
-    if has_policies(
-        state, request.policies
-    ):  # those of the code: options are refused beside a pipeline
+    # Only regions of the user's code: the option is refused beside a pipeline.
+    if has_policies(state, request.policies):
         tag_policies(state, request.policies, None)
     budgeted = [p for p in pipeline.flat() if isinstance(p, Budgeted)]
     # The last pass that decides makes the decision, so its options hold for the plan.

@@ -1,4 +1,4 @@
-"""What a plan saves and recomputes in each module of the model, and under each policy by module."""
+"""Bytes that a plan saves, and costs that it recomputes, by module and by policy."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Use(NamedTuple):
 
     Attributes:
         node: the node.
-        saved_bytes: bytes that forward saves of it on the device.
-        offloaded_bytes: bytes of it that go to the host.
-        recompute_cost: cost of its further runs.
-        runs_again: whether it has any.
+        saved_bytes: bytes that forward saves on the device.
+        offloaded_bytes: bytes that are offloaded.
+        recompute_cost: cost of further runs.
+        runs_again: whether the node runs again.
         cost: cost of one run.
     """
 
@@ -68,12 +68,12 @@ def uses(
     offloaded: Mapping[str, int],
     costs: Mapping[str, int],
 ) -> Iterator[Use]:
-    """What a plan does with each node that forward runs.
+    """Yield what a plan does with each node of its forward graph.
 
     Args:
-        forward: forward module of the plan.
-        backward: its backward module.
-        problem: its graph problem.
+        forward: the plan's forward module.
+        backward: the plan's backward module.
+        problem: the plan's graph problem.
         recomputed: names of the nodes that run again, one for each further run.
         offloaded: bytes of the offloaded values by name.
         costs: cost of one run of each node by name.
@@ -98,12 +98,12 @@ def uses(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRow:
-    """Modules of one place in the tree, such as the same one of each layer.
+    """Modules whose names differ in numbers only, such as one module of each layer.
 
     Attributes:
-        pattern: their name, with ``*`` for what differs.
-        depth: how deep they are in the tree.
-        modules: sums over each of them, by name.
+        pattern: their name, with ``*`` for each number.
+        depth: their depth in the tree.
+        modules: sums over each module, by name.
         total: sums over all of them.
     """
 
@@ -114,13 +114,13 @@ class ModuleRow:
 
     @property
     def treatment(self) -> str:
-        """What the plan does in all of them: save, recompute, offload; empty where that differs, or nothing is kept."""
+        """The policy that the plan follows in all the modules; empty without a common one."""
         found = {treatment_of(totals) for totals in self.modules.values()}
         return found.pop() if len(found) == 1 else ""
 
 
 def treatment_of(totals: Totals) -> str:
-    """The policy that a plan keeps to in a module by itself; empty if to none."""
+    """Return the policy that a plan follows in a module: save, recompute, offload; empty for a mixture."""
     if totals.recompute_cost:
         return "" if totals.saved_bytes or totals.offloaded_bytes else "recompute"
     if totals.saved_bytes:
@@ -129,7 +129,7 @@ def treatment_of(totals: Totals) -> str:
 
 
 def module_rows(used: Iterable[Use]) -> list[ModuleRow]:
-    """The tree of the modules that a step runs, numbered ones as one row; a list of modules has no row of its own."""
+    """Return the tree of modules, parents first. Containers that only hold numbered modules have no row."""
     modules: dict[str, dict[str, Totals]] = {}
     totals: dict[str, Totals] = {}
     for use in used:
@@ -152,7 +152,7 @@ def module_rows(used: Iterable[Use]) -> list[ModuleRow]:
 
 
 def policies_of(rows: Sequence[ModuleRow]) -> dict[str, str]:
-    """Policies that say what a plan does already, by the outermost modules in which it does one thing."""
+    """Return policies that describe a plan, for the outermost modules that each follow one policy."""
     found: dict[str, str] = {}
     for row in rows:
         around = {p for name in row.modules for p in enclosing_modules(name)} | {
@@ -169,12 +169,12 @@ def policies_of(rows: Sequence[ModuleRow]) -> dict[str, str]:
 
 
 def policy_lines(policies: Policies, used: Iterable[Use], show_cost: ShowCost) -> list[str]:
-    """What each policy has matched, and what the plan does there, as lines of text.
+    """Return a table of the policies: matches, and what the plan saves and recomputes there.
 
     Args:
-        policies: those of the options; the code's own are found at the nodes.
+        policies: policies of the options. Regions are annotated on the nodes.
         used: what the plan does with each node.
-        show_cost: writes a cost.
+        show_cost: formats a cost.
     """
     listed = list(used)
     totals: dict[Policy, Totals] = {policy: Totals() for policy in policies.given}

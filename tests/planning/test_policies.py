@@ -458,7 +458,7 @@ def test_a_budget_below_what_is_saved_names_the_policy() -> None:
 
 
 def test_a_peak_without_a_plan_names_the_policies() -> None:
-    with pytest.raises(BudgetError, match=r'All plans keep to the policies \{"\*\.mlp": "save"\}'):
+    with pytest.raises(BudgetError, match=r'All plans follow the policies \{"\*\.mlp": "save"\}'):
         remat.plan(net(), remat.Peak(1000), policies={"*.mlp": "save"})
 
 

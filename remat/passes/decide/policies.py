@@ -1,4 +1,4 @@
-"""Policies by module, resolved into the tags that selective checkpointing sets: every later pass keeps to those."""
+"""Policies by module, as the tags of selective checkpointing, which all later passes obey."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ _TAGS = {
 
 
 def has_policies(state: State, policies: Policies) -> bool:
-    """Whether options or code set a policy for a graph."""
+    """Whether the options or the user's code set a policy for a graph."""
     return bool(policies) or any(region_of(n) is not None for n in state.joint.graph.nodes)
 
 
 def check_matched(policies: Policies, graphs: Sequence[fx.Graph], name: str) -> None:
-    """Refuse patterns that match no module of any graph of a step.
+    """Check that each pattern matches a module in some graph of a step.
 
     Raises:
-        PlanError: there is one; the message names the nearest modules.
+        PlanError: a pattern matches none. The message names the nearest modules.
     """
     nodes = [node for graph in graphs for node in graph.nodes]
     missing = policies.unmatched(nodes)
@@ -56,23 +56,27 @@ def check_matched(policies: Policies, graphs: Sequence[fx.Graph], name: str) -> 
 
 
 def tag_policies(state: State, policies: Policies, deciding: Budgeted | None) -> None:
-    """Tag the nodes of a graph as policies ask; nodes of no part, such as sums of gradients, stay free.
+    """Tag the nodes of a graph in place, by the policies of its modules and regions.
 
-    - save, offload: no operator of the part runs again, unless the runtime-optimal cut runs it again too: cheap
-      operators that fuse into backward's kernels. What backward reads of the part is saved, then; what it does not
-      read is not.
-    - recompute: no value that only the part itself reads in forward is saved. Its results stay free, and so does what
-      cannot run again: random operators without a replay, collectives, effects, undeclared operators.
-    - a budget: the values of the module that are not saved by the cheapest decision within its bytes, which saves all
-      that it likes outside of the module, are recomputed.
+    - Save, offload: operators of the part do not run again. Exempt are the cheap operators that the
+      runtime-optimal cut recomputes too. So all other values that backward reads are saved, and no
+      value that backward does not read.
+    - Recompute: values that only the part itself reads in forward are not saved. The part's results
+      stay free. Exempt are operators that must run once: random operators without a replay,
+      collectives, effects, undeclared operators.
+    - Budget: a solver decides within the module's bytes, as if bytes outside of the module were
+      free. Values that this decision does not save are recomputed.
+
+    Nodes of no part, such as sums of gradients, get no tag.
 
     Args:
-        state: a graph without dead code and common subexpressions, which is changed in place.
-        policies: those of the options; the code's own are found in the graph.
-        deciding: who decides which values of a module with a budget are saved; None: a saved plan says it.
+        state: a graph without dead code and common subexpressions.
+        policies: policies of the options. Regions are annotated in the graph.
+        deciding: decides within the budgets of modules. None: budgets set no tags, because a saved
+            plan contains their decision.
 
     Raises:
-        BudgetError: the budget of a module is below what has to be saved of it.
+        BudgetError: a module must save more bytes than its budget.
         PlanError: a tag of the user's code contradicts a policy.
     """
     parts = policies.parts(state.index.nodes)
@@ -92,7 +96,7 @@ def _set_tags(state: State, tags: Mapping[int, Part]) -> None:
 
 
 def _tags(state: State, parts: Sequence[Part | None]) -> Iterator[tuple[int, Part]]:
-    """Positions of the nodes to be tagged."""
+    """Yield the positions of the nodes that policies other than budgets tag."""
     index, storages, roles = state.index, state.storages, state.roles
     lowered = state.lowered()
     problem = lowered.problem
@@ -110,7 +114,7 @@ def _tags(state: State, parts: Sequence[Part | None]) -> Iterator[tuple[int, Par
             continue
         if treatment is Treatment.RECOMPUTE and (i in results or storages.alive[i]):
             continue
-        # Of a tuple that forward makes, backward alone may read some elements.
+        # Backward alone may read some elements of a tuple that forward computes.
         in_forward = roles.required_forward[index.position[maker_of(node)]]
         if in_forward:
             _refuse_contradiction(node, part)
@@ -122,7 +126,7 @@ def _tags(state: State, parts: Sequence[Part | None]) -> Iterator[tuple[int, Par
 
 
 def _can_run(problem: GraphProblem) -> bytearray:
-    """The nodes that can run again, as far as what they read can be saved or run again."""
+    """Mark the nodes that can run again, from inputs that can be saved or run again themselves."""
     found = bytearray(len(problem))
     for k, reads in enumerate(problem.inputs):
         found[k] = problem.recomputable[k] and all(problem.savable[j] or found[j] for j in reads)
@@ -132,14 +136,14 @@ def _can_run(problem: GraphProblem) -> bytearray:
 def _tags_of_budgets(
     state: State, parts: Sequence[Part | None], deciding: Budgeted
 ) -> Iterator[tuple[int, Part]]:
-    """Positions of the nodes that the budgets of their modules leave no room for."""
+    """Yield the positions of the nodes that do not fit the budgets of their modules."""
     budgets = _budgets(state, parts)
     if not budgets:
         return
     lowered = state.lowered(deciding.cost)
     can_run = _can_run(lowered.problem)
     for part, inside in budgets.items():
-        # What lies outside of the module is free, so that its bytes alone are weighed.
+        # Values outside of the module have size 0, so that only the module's bytes count.
         sizes = [s if k in inside else 0 for k, s in enumerate(lowered.problem.size)]
         problem = replace(lowered.problem, size=tuple(sizes))
         least = Hull.of(problem).vertices[0].saved_bytes
@@ -153,12 +157,12 @@ def _tags_of_budgets(
         for k in inside:
             if can_run[k] and k not in saved:
                 yield lowered.position[k], part
-                # What makes a tuple runs again where an element of it does.
+                # An element of a tuple is recomputed by the operator that returns the tuple.
                 yield state.index.position[maker_of(state.index.nodes[lowered.position[k]])], part
 
 
 def _budgets(state: State, parts: Sequence[Part | None]) -> dict[Part, list[int]]:
-    """Nodes of the graph problem that count against the budget of each module that has one."""
+    """Return the nodes of the graph problem that count against each budget of a module."""
     found: dict[Part, list[int]] = {
         part: [] for part in parts if part is not None and part.policy.treatment is Treatment.BUDGET
     }
@@ -173,10 +177,10 @@ def _budgets(state: State, parts: Sequence[Part | None]) -> dict[Part, list[int]
 
 
 def check_budgets(state: State, policies: Policies) -> None:
-    """Refuse a decision that saves more of a module than its budget.
+    """Check that a decision keeps to the budgets of modules.
 
     Raises:
-        BudgetError: it does.
+        BudgetError: a module saves more bytes than its budget.
     """
     if state.decision is None or all(p.treatment is not Treatment.BUDGET for p in policies.given):
         return
@@ -193,7 +197,7 @@ def check_budgets(state: State, policies: Policies) -> None:
 
 
 def _results(state: State, parts: Sequence[Part | None]) -> Mapping[int, None]:
-    """Owners of the memory that parts hand to code outside of them, in forward."""
+    """Return the owners of the memory that forward reads outside of the part that computes it."""
     index, owner = state.index, state.storages.owner
     found: dict[int, None] = {}
     for i, part in enumerate(parts):
@@ -206,17 +210,17 @@ def _results(state: State, parts: Sequence[Part | None]) -> Mapping[int, None]:
 
 
 def _is_inside(node: fx.Node, own: Part | None, part: Part) -> bool:
-    """Whether a node belongs to a part, or to a module in it that another policy is for."""
+    """Whether a node is in a part, or in a submodule of the part with a policy of its own."""
     if own == part or part.policy.in_code:
         return own == part
     return part.name in enclosing_modules(module_path(node))
 
 
 def _refuse_contradiction(node: fx.Node, part: Part) -> None:
-    """Refuse a policy where the user's code has tagged a node otherwise.
+    """Check that the user's own tag on a node agrees with a policy.
 
     Raises:
-        PlanError: the tag says otherwise.
+        PlanError: it does not.
     """
     tag = node.meta.get("recompute")
     if tag is None:

@@ -94,7 +94,8 @@ def explain(
     with Progress() as progress:
         example, joint, captured_s = capture_model(progress, model, overrides, **options)
         progress.step("planning")
-        planner = Planner.of(joint, request, on_step=progress.detail)
+        is_only = html is None or by == "none"
+        planner = Planner.of(joint, request, on_step=progress.detail, at_budget=is_only)
         plan = planner.finish(planner.decide(request.budget), request.budget)
         warn_of_peak(plan, stacklevel=2)
         figures: dict[str, Any] = {"plan": figures_of(plan), "frontier": None, "plans": []}

@@ -20,7 +20,7 @@ from remat.passes.core.control import Composite
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.core.state import State
 from remat.passes.decide.budgeted import Budgeted
-from remat.passes.decide.policies import has_policies, tag_policies
+from remat.passes.decide.policies import has_policies, tag_budgets, tag_policies
 from remat.passes.hooks.offload_saved import OffloadSaved
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
 from remat.passes.joint.classify import Classify
@@ -100,6 +100,7 @@ def prepare(
     reread_inputs: bool = True,
     policies: Policies | None = None,
     deciding: Budgeted | None = None,
+    at_budget: bool = False,
 ) -> State:
     """Run the passes that precede any decision. The state can then serve many plans.
 
@@ -111,6 +112,7 @@ def prepare(
         reread_inputs: as in `remat.plan`.
         policies: as in `remat.plan`. None: ignore the regions of the user's code too.
         deciding: decides within the budgets of modules; None for a saved plan.
+        at_budget: as in `tag_budgets`.
     """
     state = replace(
         initial_state(
@@ -122,8 +124,11 @@ def prepare(
     free: State | None = None
     if policies is not None and has_policies(state, policies):
         free = _after_policies(replace(state, joint=state.joint.copy()))
-        tag_policies(state, policies, deciding)
-    return replace(_after_policies(state), policies=str(policies or ""), without_policies=free)
+        tag_policies(state, policies)
+    state = _after_policies(state)
+    if policies is not None and deciding is not None:
+        tag_budgets(state, policies, deciding, at_budget=at_budget)
+    return replace(state, policies=str(policies or ""), without_policies=free)
 
 
 def _after_policies(state: State) -> State:

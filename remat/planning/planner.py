@@ -95,7 +95,12 @@ def plan_graph(
         return _apply(joint, request.plan, request, in_place=in_place)
     if request.pipeline is None:
         planner = Planner.of(
-            joint, request, fingerprint=fingerprint, in_place=in_place, on_step=on_step
+            joint,
+            request,
+            fingerprint=fingerprint,
+            in_place=in_place,
+            on_step=on_step,
+            at_budget=True,
         )
         return planner.plan(planner.decide(request.budget), agree)
     pipeline = request.pipeline if agree is None else with_agreement(request.pipeline, agree)
@@ -108,7 +113,7 @@ def plan_graph(
     require_tangents(state)
     # Only regions of the user's code: the option is refused beside a pipeline.
     if has_policies(state, request.policies):
-        tag_policies(state, request.policies, None)
+        tag_policies(state, request.policies)
     budgeted = [p for p in pipeline.flat() if isinstance(p, Budgeted)]
     # The last pass that decides makes the decision, so its options hold for the plan.
     cost = budgeted[-1].cost if budgeted else Roofline()

@@ -142,6 +142,7 @@ class Prepared:
         fingerprint: str | None = None,
         in_place: bool = False,
         on_step: Callable[[str], None] | None = None,
+        at_budget: bool = False,
     ) -> Self:
         """Prepare a joint graph.
 
@@ -163,6 +164,7 @@ class Prepared:
             reread_inputs=request.reread_inputs,
             policies=request.policies,
             deciding=request.deciding(),
+            at_budget=at_budget and not request.budget.on_peak,
         )
         count_workspaces(state, request.cost)
         return cls(state, request, fingerprint=fingerprint, on_step=on_step)

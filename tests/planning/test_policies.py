@@ -357,6 +357,28 @@ def test_a_module_saves_no_more_than_its_budget(lower: str, budget: Any) -> None
     assert (again.saved, again.policies) == (plan.saved, plan.policies)
 
 
+@pytest.mark.parametrize("budget", [1, 0.6, 0.2])
+@pytest.mark.parametrize("lower", LOWERINGS)
+def test_a_budget_of_a_module_that_does_not_bind_changes_nothing(lower: str, budget: Any) -> None:
+    joint = net(lower, blocks=3)
+    free = remat.plan(joint, budget)
+    used = {f"layers.{k}": bytes_inside(free, f"layers.{k}") for k in range(3)}
+    policies = {name: {"budget": remat.Saved(nbytes)} for name, nbytes in used.items()}
+    assert remat.plan(joint, budget, policies=policies).saved == free.saved
+    # Less room in one of them alone.
+    policies["layers.1"] = {"budget": remat.Saved(max(0, used["layers.1"] - 1))}
+    less = remat.plan(joint, budget, policies=policies)
+    assert all(bytes_inside(less, name) <= nbytes for name, nbytes in used.items())
+
+
+def test_budgets_of_modules_hold_all_over_a_frontier() -> None:
+    for by in ("saved", "peak"):
+        frontier = remat.frontier(net(), by=by, policies={"layers.*": "saved:6KiB"})
+        for point in frontier.points:
+            plan = frontier.plan(point)
+            assert max(bytes_inside(plan, f"layers.{k}") for k in range(2)) <= 6 * 1024
+
+
 def test_a_budget_below_what_other_policies_save_names_both_parts() -> None:
     policies = {"layers.0": {"budget": remat.Saved("1KiB")}, "*.mlp": "save"}
     with pytest.raises(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.errors import BudgetError, PlanError
-from remat.graph.lowering import SavedKind, must_offload, must_recompute, must_save
+from remat.graph.lowering import Lowered, SavedKind, must_offload, must_recompute, must_save
 from remat.graph.policies import (
     TAGGED_BY,
     Part,
@@ -55,7 +55,7 @@ def check_matched(policies: Policies, graphs: Sequence[fx.Graph], name: str) -> 
         raise error
 
 
-def tag_policies(state: State, policies: Policies, deciding: Budgeted | None) -> None:
+def tag_policies(state: State, policies: Policies) -> None:
     """Tag the nodes of a graph in place, by the policies of its modules and regions.
 
     - Save, offload: operators of the part do not run again. Exempt are the cheap operators that the
@@ -64,25 +64,17 @@ def tag_policies(state: State, policies: Policies, deciding: Budgeted | None) ->
     - Recompute: values that only the part itself reads in forward are not saved. The part's results
       stay free. Exempt are operators that must run once: random operators without a replay,
       collectives, effects, undeclared operators.
-    - Budget: a solver decides within the module's bytes, as if bytes outside of the module were
-      free. Values that this decision does not save are recomputed.
 
-    Nodes of no part, such as sums of gradients, get no tag.
+    `tag_budgets` sets the tags of budgets. Nodes of no part, such as sums of gradients, get no tag.
 
     Args:
         state: a graph without dead code and common subexpressions.
         policies: policies of the options. Regions are annotated in the graph.
-        deciding: decides within the budgets of modules. None: budgets set no tags, because a saved
-            plan contains their decision.
 
     Raises:
-        BudgetError: a module must save more bytes than its budget.
         PlanError: a tag of the user's code contradicts a policy.
     """
-    parts = policies.parts(state.index.nodes)
-    _set_tags(state, dict(_tags(state, parts)))
-    if deciding is not None:
-        _set_tags(state, dict(_tags_of_budgets(state, parts, deciding)))
+    _set_tags(state, dict(_tags(state, policies.parts(state.index.nodes))))
 
 
 def _set_tags(state: State, tags: Mapping[int, Part]) -> None:
@@ -133,32 +125,87 @@ def _can_run(problem: GraphProblem) -> bytearray:
     return found
 
 
-def _tags_of_budgets(
-    state: State, parts: Sequence[Part | None], deciding: Budgeted
-) -> Iterator[tuple[int, Part]]:
-    """Yield the positions of the nodes that do not fit the budgets of their modules."""
-    budgets = _budgets(state, parts)
-    if not budgets:
+def tag_budgets(
+    state: State, policies: Policies, deciding: Budgeted, *, at_budget: bool = False
+) -> None:
+    """Tag the values of modules that the budgets of the modules leave no room for, to be recomputed.
+
+    Args:
+        state: a prepared graph, with the tags of the other policies.
+        policies: policies of the options.
+        deciding: decides which values of a module are saved.
+        at_budget: whether only the decision at the budget of ``deciding`` has to keep to the budgets
+            of modules. Then modules that it does not bind get no tags. Else every decision has to.
+
+    Raises:
+        BudgetError: a module must save more bytes than its budget, or no decision is within the
+            budget of ``deciding``.
+    """
+    if all(p.treatment is not Treatment.BUDGET for p in policies.given):
         return
-    lowered = state.lowered(deciding.cost)
-    can_run = _can_run(lowered.problem)
-    for part, inside in budgets.items():
-        # Values outside of the module have size 0, so that only the module's bytes count.
-        sizes = [s if k in inside else 0 for k, s in enumerate(lowered.problem.size)]
-        problem = replace(lowered.problem, size=tuple(sizes))
-        least = Hull.of(problem).vertices[0].saved_bytes
-        if least > part.policy.saved_bytes:
-            raise BudgetError(
-                f"{part.policy} leaves '{part.name}' {format_bytes(part.policy.saved_bytes)}, but at least "
-                f"{format_bytes(least)} ({least} bytes) of its values must be saved: raise it to that, or loosen what "
-                "must be saved in it"
-            )
-        saved = set(deciding.solved(problem.within(part.policy.saved_bytes)).saved)
-        for k in inside:
-            if can_run[k] and k not in saved:
-                yield lowered.position[k], part
+    parts = policies.parts(state.index.nodes)
+    budgets = _budgets(state, parts)
+    known: list[set[int]] = []
+    if not at_budget:
+        hull = Hull.of(state.lowered(deciding.cost).problem)
+        known += [set(hull.reduction.invert(hull.ends[1].saved)), {*state.get(RuntimeOptimalCut())}]
+    while budgets:
+        lowered = state.lowered(deciding.cost)
+        over = budgets
+        if at_budget:
+            # Less room in one module moves bytes to others, so look again after each round of tags.
+            found, _ = deciding.decide(state, deciding.limits(state))
+            over = {
+                part: inside
+                for part, inside in budgets.items()
+                if _bytes(lowered.problem, inside, found.saved) > part.policy.saved_bytes
+            }
+        tags: dict[int, Part] = {}
+        for part, inside in over.items():
+            for at in _left_out(lowered, part, inside, deciding, known):
+                tags[at] = part
                 # An element of a tuple is recomputed by the operator that returns the tuple.
-                yield state.index.position[maker_of(state.index.nodes[lowered.position[k]])], part
+                tags[state.index.position[maker_of(state.index.nodes[at])]] = part
+        _set_tags(state, tags)
+        if not over:
+            return
+        budgets = {part: inside for part, inside in budgets.items() if part not in over}
+
+
+def _bytes(problem: GraphProblem, inside: Iterable[int], saved: Iterable[int]) -> int:
+    return sum(problem.size[k] for k in {*inside}.intersection(saved))
+
+
+def _left_out(
+    lowered: Lowered,
+    part: Part,
+    inside: Sequence[int],
+    deciding: Budgeted,
+    known: Iterable[set[int]],
+) -> list[int]:
+    """Return the positions of the values that are not saved within the budget of a module.
+
+    Room is first given to what known decisions save in the module, if all of it fits. For the rest a
+    solver decides, as if bytes outside of the module were free.
+    """
+    problem, room = lowered.problem, part.policy.saved_bytes
+    allowed: set[int] = set()
+    for saved in known:
+        more = allowed | saved.intersection(inside)
+        allowed = more if _bytes(problem, inside, more) <= room else allowed
+    counted = {*inside} - allowed
+    sizes = [size if k in counted else 0 for k, size in enumerate(problem.size)]
+    own, room = replace(problem, size=tuple(sizes)), room - _bytes(problem, inside, allowed)
+    least = Hull.of(own).least_bytes
+    if least > room:
+        raise BudgetError(
+            f"{part.policy} leaves '{part.name}' {format_bytes(part.policy.saved_bytes)}, but at least "
+            f"{format_bytes(least)} ({least} bytes) of its values must be saved: raise it to that, or loosen what "
+            "must be saved in it"
+        )
+    allowed |= set(deciding.solved(own.within(room)).saved)
+    can_run = _can_run(problem)
+    return [lowered.position[k] for k in inside if can_run[k] and k not in allowed]
 
 
 def _budgets(state: State, parts: Sequence[Part | None]) -> dict[Part, list[int]]:

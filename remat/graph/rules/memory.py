@@ -16,7 +16,7 @@ from remat.graph.liveness import saved_storages
 from remat.graph.lowering import must_save, tag_of
 from remat.graph.replays import Replays
 from remat.graph.rules.facts import Facts, Fault, called
-from remat.graph.storages import Memories, Sizes
+from remat.graph.storages import Memories, Sizes, storage_key
 from remat.graph.writes import aliased_argument, is_destination, root_of, written_by
 
 
@@ -55,7 +55,13 @@ def _is_view(node: fx.Node) -> bool:
 
     The storage behind the view is saved instead.
     """
-    return ops.default_taxonomy().is_view(node) or aliased_argument(node) is not None
+    if ops.default_taxonomy().is_view(node) or aliased_argument(node) is not None:
+        return True
+    # The schema of some operators, such as `_unsafe_view`, does not name the alias.
+    key = None if ops.is_mutating(node) else storage_key(node.meta.get("val"))
+    return key is not None and any(
+        storage_key(n.meta.get("val")) == key for n in node.all_input_nodes
+    )
 
 
 def values_are_known(facts: Facts) -> Iterator[Fault]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from remat.graph.joint import JointGraph as JointGraph
     from remat.graph.knapsack_evaluator import GraphInfoProvider as GraphInfoProvider
     from remat.graph.knapsack_evaluator import KnapsackEvaluator as KnapsackEvaluator
+    from remat.graph.policies import region as region
     from remat.graph.purity import declare_pure as declare_pure
     from remat.graph.purity import undeclare_pure as undeclare_pure
     from remat.integrations.backend import backend as backend
@@ -86,6 +87,7 @@ _HOME = {
     "PeakWarning": "remat.errors",
     "capture": "remat.graph.capture",
     "JointGraph": "remat.graph.joint",
+    "region": "remat.graph.policies",
     "declare_pure": "remat.graph.purity",
     "undeclare_pure": "remat.graph.purity",
     "GraphInfoProvider": "remat.graph.knapsack_evaluator",

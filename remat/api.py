@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         CostOption,
         HooksOption,
         OffloadOption,
+        PoliciesOption,
         SolverOption,
     )
     from remat.planning.saved_plans import SavedPlan
@@ -101,6 +102,7 @@ def plan(
     reread_inputs: bool = ...,
     isolation: str | None = ...,
     offload: OffloadOption = ...,
+    policies: PoliciesOption = ...,
 ) -> Plan: ...
 @overload
 def plan(
@@ -117,6 +119,7 @@ def plan(
     reread_inputs: bool = ...,
     isolation: str | None = ...,
     offload: OffloadOption = ...,
+    policies: PoliciesOption = ...,
 ) -> PlanSet: ...
 def plan(
     joint: JointGraph | Sequence[JointGraph],
@@ -132,6 +135,7 @@ def plan(
     reread_inputs: bool = True,
     isolation: str | None = None,
     offload: OffloadOption = None,
+    policies: PoliciesOption = None,
 ) -> Plan | PlanSet:
     """Decide which values of one training step are saved for backward and which are recomputed.
 
@@ -174,6 +178,11 @@ def plan(
             ``"pcie5"``, ``"nvlink-c2c"``. Under a budget on the peak of one graph, saved values may
             then be copied to host memory. A value is copied if that costs less time than other ways
             to meet the budget. `Plan.offloaded` names the copied values.
+        policies: what happens to the values of modules, by globs over the modules' names, in which
+            ``*`` matches dots too: ``{"*.self_attn": "save", "*.mlp": "recompute"}``. Other values
+            are ``"offload"`` and ``{"budget": remat.Saved("1GiB")}``. The last pattern that matches
+            a module decides. The plan follows the policies at every budget. A saved plan contains
+            them.
 
     Returns:
         A `Plan` for one joint graph; a `PlanSet` for a list of joint graphs.
@@ -202,6 +211,7 @@ def plan(
         reread_inputs=reread_inputs,
         isolation=isolation,
         offload=offload,
+        policies=policies,
     )
     if isinstance(joint, (list, tuple)):
         return plan_graphs(joint, request)
@@ -243,6 +253,7 @@ def frontier(
     by: str = "saved",
     reread_inputs: bool = True,
     offload: OffloadOption = None,
+    policies: PoliciesOption = None,
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Frontier:
@@ -259,6 +270,7 @@ def frontier(
         reread_inputs: as in `plan`.
         offload: as in `plan`, with ``by="peak"`` only. Offloading is tried at some of the peaks,
             and below the lowest peak without offloading.
+        policies: as in `plan`.
         executor: decides at the budgets in parallel: any `concurrent.futures.Executor`, or a number
             of processes. None: this process. With ``by="peak"`` the executor is not used, because
             each decision depends on earlier ones. With an executor, solver and cost
@@ -283,6 +295,7 @@ def frontier(
         time_limit=time_limit,
         reread_inputs=reread_inputs,
         offload=offload,
+        policies=policies,
     )
     check_executor(executor)
     if executor is not None:  # workers look both up by name

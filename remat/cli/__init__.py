@@ -10,6 +10,7 @@ try:
     from remat.cli import lists as _lists  # noqa: F401 - its commands register themselves
     from remat.cli import opt as _opt  # noqa: F401 - its command registers itself
     from remat.cli import plan as _plan  # noqa: F401 - its command registers itself
+    from remat.cli import policies as _policies  # noqa: F401 - its command registers itself
     from remat.cli import reduce as _reduce  # noqa: F401 - its command registers itself
     from remat.cli import repro as _repro  # noqa: F401 - its command registers itself
     from remat.cli import sac as _sac  # noqa: F401 - its command registers itself

@@ -51,6 +51,7 @@ HELP: Mapping[str, Mapping[str, str]] = {
         "sac": "remat sac train.py:build --memory 12GiB -o checkpoints.json",
     },
     "See": {
+        "policies": "remat policies hf:gpt2 --budget peak:0.5 --policy '*.attn=save'",
         "explain": "remat explain hf:gpt2 --budget peak:0.5 --html page.html",
         "diff": "remat diff before.json after.json",
     },
@@ -226,6 +227,14 @@ offload_option = click.option(
     help="under a budget on the peak: saved values may go to the host over this link where that pays: 25GB/s, "
     "or pcie4, pcie5, nvlink-c2c",
 )
+policy_option = click.option(
+    "--policy",
+    "policies",
+    metavar="PATTERN=VALUE",
+    multiple=True,
+    help="save, recompute or offload the values of the modules whose names match a glob: '*.mlp=recompute'; may be "
+    "given several times, and the last that matches a module counts",
+)
 time_limit_option = click.option(
     "--time-limit",
     type=params.SECONDS,
@@ -266,6 +275,7 @@ REQUEST_OPTIONS = (
     "hooks",
     "reread_inputs",
     "offload",
+    "policies",
 )
 
 

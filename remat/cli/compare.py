@@ -15,6 +15,7 @@ from remat.cli.commands import (
     model_options,
     offload_option,
     plan_request,
+    policy_option,
     title_of,
 )
 from remat.cli.errors import fail
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 @main.command()
 @model_options
 @offload_option
+@policy_option
 @click.option(
     "--solvers",
     type=params.ListOf(params.SOLVER_NAME),
@@ -52,6 +54,7 @@ def compare(
     time_limit: float | None,
     reread_inputs: bool,
     offload: str | None,
+    policies: tuple[str, ...],
     legend: bool,
     as_json: bool,
     **options: Any,
@@ -73,6 +76,7 @@ def compare(
         "time_limit": time_limit,
         "reread_inputs": reread_inputs,
         "offload": offload,
+        "policies": policies,
     }
     asked = [plan_request(budget=budget, **common).budget for budget in budgets]
     names: list[str | Solver] = [*(api.solver_names() if solvers is None else solvers)]

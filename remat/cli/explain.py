@@ -15,6 +15,7 @@ from remat.cli.commands import (
     main,
     model_options,
     offload_option,
+    policy_option,
     solver_option,
     takes_request,
     title_of,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 @budget_option
 @solver_option
 @offload_option
+@policy_option
 @click.option(
     "--html", type=params.OutputFile(".html", ".htm"), help="write a page to explore the plan"
 )
@@ -92,7 +94,8 @@ def explain(
     with Progress() as progress:
         example, joint, captured_s = capture_model(progress, model, overrides, **options)
         progress.step("planning")
-        planner = Planner.of(joint, request, on_step=progress.detail)
+        is_only = html is None or by == "none"
+        planner = Planner.of(joint, request, on_step=progress.detail, at_budget=is_only)
         plan = planner.finish(planner.decide(request.budget), request.budget)
         warn_of_peak(plan, stacklevel=2)
         figures: dict[str, Any] = {"plan": figures_of(plan), "frontier": None, "plans": []}

@@ -17,6 +17,7 @@ from remat.cli.commands import (
     main,
     model_arguments,
     offload_option,
+    policy_option,
     seq_option,
     solver_option,
     takes_request,
@@ -104,6 +105,7 @@ def _optimizer(text: str) -> str:
 @seq_option
 @time_limit_option
 @offload_option
+@policy_option
 @json_option
 @takes_request
 def fit(

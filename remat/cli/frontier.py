@@ -16,6 +16,7 @@ from remat.cli.commands import (
     echo_json,
     main,
     offload_option,
+    policy_option,
     reread_option,
     takes_request,
     time_limit_option,
@@ -40,6 +41,7 @@ ROWS = 20
 @time_limit_option
 @reread_option
 @offload_option
+@policy_option
 @click.option(
     "--solvers",
     type=params.ListOf(params.SOLVER),

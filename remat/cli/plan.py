@@ -18,6 +18,7 @@ from remat.cli.commands import (
     main,
     model_options,
     offload_option,
+    policy_option,
     solver_option,
     takes_request,
     title_of,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     help="pair of saved-tensor hooks that what is saved passes through: bf16, float8, int8, cpu-offload",
 )
 @offload_option
+@policy_option
 @click.option(
     "--no-fullgraph",
     "fullgraph",

@@ -21,6 +21,7 @@ from remat.errors import PlanError
 from remat.graph import ops, purity
 from remat.graph.index import GraphIndex
 from remat.graph.ownership import Storages
+from remat.graph.policies import TAGGED_BY
 from remat.graph.replays import Replays, is_element, state_bytes
 from remat.graph.roles import Roles
 from remat.graph.source import located
@@ -171,6 +172,12 @@ def must_recompute(node: fx.Node) -> bool:
         CheckpointPolicy.MUST_RECOMPUTE,
         CheckpointPolicy.PREFER_RECOMPUTE,
     )
+
+
+def tag_of(node: fx.Node) -> str:
+    """Return the name of a node's tag for messages: the policy by module that set it, if any."""
+    tag = node.meta["recompute"]
+    return str(node.meta.get(TAGGED_BY) or getattr(tag, "name", tag))
 
 
 def lower(

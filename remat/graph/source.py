@@ -10,8 +10,8 @@ from traceback import FrameSummary
 import torch
 from torch import fx
 
-#: Prefix for the model in the paths that Dynamo records, as in ``"L['self'].layers.0"``.
-_MODEL = re.compile(r"^L\['\w+'\]\.?")
+#: Prefix for the model in the paths that Dynamo records: ``"L['self'].layers.0"``; ``"G['model']"`` if it is global.
+_MODEL = re.compile(r"^[LG]\['\w+'\]\.?")
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+)')
 #: Path prefixes of frames that are not the user's: PyTorch, generated code and frozen modules.
 _NOT_USERS = (str(Path(torch.__file__).parent), "<eval_with_key>", "<frozen ")
@@ -79,6 +79,12 @@ def module_path(node: fx.Node) -> str:
     """
     stack = _module_stack(node)
     return _MODEL.sub("", str(stack[-1][0])) if stack else ""
+
+
+def enclosing_modules(path: str) -> list[str]:
+    """Return the names of the modules around a path, outermost first: ``layers``, ``layers.0``, ``layers.0.mlp``."""
+    parts = path.split(".") if path else []
+    return [".".join(parts[: k + 1]) for k in range(len(parts))]
 
 
 def _module_stack(node: fx.Node) -> list[tuple[str, object]]:

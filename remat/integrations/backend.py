@@ -44,6 +44,7 @@ from remat.planning.request import (
     HooksOption,
     OffloadOption,
     PlanRequest,
+    PoliciesOption,
     SolverOption,
 )
 from remat.planning.saved_plans import SavedPlan
@@ -233,6 +234,7 @@ def backend(
     reread_inputs: bool = True,
     repro: str | Path | bool | None = None,
     offload: OffloadOption = None,
+    policies: PoliciesOption = None,
     strict: bool = False,
     lower: Literal["inductor", "eager"] = "inductor",
     mode: str | None = None,
@@ -253,6 +255,7 @@ def backend(
         reread_inputs: as in `remat.plan`.
         repro: as in `remat.partitioner`.
         offload: as in `remat.plan`.
+        policies: as in `remat.plan`.
         strict: as in `remat.partitioner`.
         lower: ``"inductor"`` to compile the forward and backward graphs with Inductor; ``"eager"``
             to run them uncompiled.
@@ -275,6 +278,7 @@ def backend(
         "reread_inputs": reread_inputs,
         "repro": repro,
         "offload": offload,
+        "policies": policies,
         "strict": strict,
         "lower": lower,
     }

@@ -24,6 +24,7 @@ from remat.errors import BudgetWarning as BudgetWarning
 from remat.graph.collection import paused_collection
 from remat.graph.costs.auto import device_type_of, is_for_cpu
 from remat.graph.joint import JointGraph, copy_module, primals_of
+from remat.graph.policies import module_names, no_match
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
 from remat.graph.storages import planned_sizes
@@ -36,6 +37,7 @@ from remat.integrations.step_guards import at_declared_sizes, guard_sizes
 from remat.integrations.step_tally import GraphMemory, StepTally, tally_of
 from remat.passes.core.base import Pass
 from remat.passes.core.pipeline import Pipeline
+from remat.passes.decide.policies import check_matched
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
 from remat.passes.instruments.reproducer import folder_for, report
 from remat.passes.packing.pairs import SavedTensorHooks, register
@@ -51,6 +53,7 @@ from remat.planning.request import (
     HooksOption,
     OffloadOption,
     PlanRequest,
+    PoliciesOption,
     SolverOption,
 )
 from remat.planning.saved_plans import SavedPlan
@@ -80,12 +83,16 @@ class CompiledGraphs:
             or the fingerprint.
         met: number of partitioned graphs with each fingerprint. Equal layers share a fingerprint,
             and each takes the next saved plan of that fingerprint.
+        matched: patterns of policies by module that matched a module in any of the graphs.
+        has_breaks: whether a step has graph breaks, so that a pattern may match in another graph.
         over: code of the graphs that run although their budget cannot be met, with the bytes last
             warned of.
     """
 
     planned: set[str] = field(default_factory=set)
     met: Counter[str] = field(default_factory=Counter)
+    matched: set[str] = field(default_factory=set)
+    has_breaks: bool = False
     over: dict[str, int] = field(default_factory=dict)
 
 
@@ -209,6 +216,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         if request.pipeline is not None:
             asked = f"pipeline {request.pipeline}"
         reread = "" if request.reread_inputs else ", inputs not read again"
+        if request.policies:
+            asked = f"{asked}, policies {request.policies}"
         return AgreeRanks(
             asked=f"{asked}{reread}, lowering {self.lower}, remat {__version__}",
             wait_s=wait_s,
@@ -308,6 +317,7 @@ class StepPartition:
         beside: the step's other graphs: number of their pending runs, and bytes that these hold.
         is_part: whether the step is known to have other graphs.
         progress: shows the stages of the compilation; None to show nothing.
+        ends_frame: whether the user's function ends with the current graph; False at a graph break.
     """
 
     def __init__(self, options: Partitioner, plan_graph: PlanGraph, *, watched: bool) -> None:
@@ -319,6 +329,7 @@ class StepPartition:
         self.beside = (0, 0)
         self.is_part = False
         self.progress: CompileProgress | None = None
+        self.ends_frame = True
         self._plan_graph = plan_graph
         # Code and parameters of the current graph; None before `meet`.
         self._kind: str | None = None
@@ -342,6 +353,9 @@ class StepPartition:
             gm: the graph from Dynamo.
             inputs: its example inputs.
         """
+        reason = getattr(gm, "compile_subgraph_reason", None)
+        self.ends_frame = not getattr(reason, "graph_break", False)
+        self.graphs.has_breaks |= not self.ends_frame
         request = self.options.request
         if request.decides and request.hooks is None and request.budget.peak_bytes is not None:
             self.tally = tally_of(request.budget.peak_bytes)
@@ -400,6 +414,9 @@ class StepPartition:
             self.graphs.met[fingerprint] += 1
         if asked.decides:
             self.asked = asked = replace(asked, of_several=self.is_part)
+        if asked.policies and asked.plan is None:
+            self._match_policies(joint)
+            self.asked = asked = replace(asked, has_matched=True)
         kind = _kind_of(joint)  # before planning changes the graph
         self.meet(kind)
         primals = [node.meta.get("val") for node in primals_of(joint)]
@@ -417,6 +434,28 @@ class StepPartition:
             self.warn_if_over()
         # AOTAutograd takes its backward graph apart after caching it, so it gets a copy of the plan's.
         return made.forward, copy_module(made.backward)
+
+    def _match_policies(self, joint: JointGraph) -> None:
+        """Check that each pattern matches a module. In a step with graph breaks, only warn.
+
+        Raises:
+            PlanError: a pattern matches nothing in the only graph of a step.
+        """
+        policies, known = self.options.request.policies, self.graphs.matched
+        nodes = list(joint.graph.nodes)
+        missing = policies.unmatched(nodes)
+        known.update(p.pattern for p in policies.given if p not in missing)
+        if not self.graphs.has_breaks:
+            check_matched(policies, [joint.graph], joint.name)
+        missing = [p for p in missing if p.pattern not in known]
+        if missing and self.ends_frame:
+            known.update(p.pattern for p in missing)  # warn once
+            warn(
+                f"{no_match(missing, module_names(nodes), joint.name)}. The step has graph breaks; no graph of it that "
+                "was compiled so far has such a module",
+                BudgetWarning,
+                stacklevel=2,
+            )
 
     def take(self, made: Plan, kind: str) -> None:
         """List a plan that came from a cache.
@@ -611,6 +650,7 @@ def partitioner(
     reread_inputs: bool = True,
     repro: str | Path | bool | None = None,
     offload: OffloadOption = None,
+    policies: PoliciesOption = None,
     strict: bool = False,
 ) -> Partitioner:
     """Build a partitioner for AOTAutograd or Inductor.
@@ -634,6 +674,7 @@ def partitioner(
             the environment variable ``REMAT_REPRO_DIR`` names, else a temporary folder. False: no
             reproducer.
         offload: as in `remat.plan`.
+        policies: as in `remat.plan`.
         strict: whether every compilation refuses a budget in bytes that cannot be met. By default
             only the first compilation of a step refuses it. A recompilation, such as for a longer
             batch during training, warns once and runs the plan with the least peak.
@@ -654,6 +695,7 @@ def partitioner(
         reread_inputs=reread_inputs,
         repro=repro,
         offload=offload,
+        policies=policies,
         strict=strict,
     )
 

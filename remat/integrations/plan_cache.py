@@ -258,6 +258,6 @@ def text_of(joint: Any) -> str | None:
     if not all(has_numbers(attribute_of(joint.graph_module, node.target)) for node in fetched):
         return None
     try:
-        return print_joint(joint)
+        return print_joint(joint, modules=True)
     except RematError:
         return None

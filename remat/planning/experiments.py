@@ -34,7 +34,7 @@ from remat.planning.experiment_table import (
 )
 from remat.planning.journal import opened
 from remat.planning.planner import Planner
-from remat.planning.request import CostOption, OffloadOption, PlanRequest
+from remat.planning.request import CostOption, OffloadOption, PlanRequest, PoliciesOption
 from remat.plugins.registry import registry
 from remat.report.before_after import BeforeAfter
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
@@ -56,6 +56,7 @@ def compare(
     *,
     reread_inputs: bool = True,
     offload: OffloadOption = None,
+    policies: PoliciesOption = None,
     executor: AnyExecutor = None,
     on_row: Callable[[ExperimentRow], None] | None = None,
 ) -> Comparison:
@@ -73,6 +74,7 @@ def compare(
         time_limit: seconds for each solver on each problem; None: no limit.
         reread_inputs: as in `plan`.
         offload: as in `plan`, for all solvers; the budgets must then be budgets on the peak.
+        policies: as in `plan`, for all solvers.
         executor: where to plan: any `concurrent.futures.Executor`, a number of processes, or None for this
             process. With an executor, give solvers and the cost model by name.
         on_row: called with each row as soon as the row is known; its ``best`` is not set yet.
@@ -88,17 +90,18 @@ def compare(
     names = registry().solver_names() if solvers is None else solvers
     names = as_list("solvers", names, (str, Solver))
     common: dict[str, Any] = {"cost": value_of(cost), "time_limit": time_limit}
-    common |= {"reread_inputs": reread_inputs, "offload": offload}
+    common |= {"reread_inputs": reread_inputs, "offload": offload, "policies": policies}
     read = _budgets(budgets)
     requests = [PlanRequest.of(budget=budget, **common) for budget in read]
     _check_solvers(names)
     prepared = _Prepared(joint, requests[0])
     source: JointGraph | str = joint
     if executor is not None:
-        source = print_joint(joint)
+        source = print_joint(joint, modules=True)
         names = [name_to_send(name, "solver") for name in names]
         common["cost"] = name_to_send(common["cost"], "cost model")
         common["offload"] = None if requests[0].offload is None else str(requests[0].offload)
+        common["policies"] = str(requests[0].policies)
     token = uuid.uuid4().hex
     questions = [
         _Question(sweep=token, source=source, solver=name, options=common | {"budget": budget})

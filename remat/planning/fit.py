@@ -19,7 +19,13 @@ from remat.graph.lowering import Decision
 from remat.graph.text import parse_joint, print_joint
 from remat.planning.fit_table import Fit, FitRow
 from remat.planning.planner import Planner
-from remat.planning.request import CostOption, OffloadOption, PlanRequest, SolverOption
+from remat.planning.request import (
+    CostOption,
+    OffloadOption,
+    PlanRequest,
+    PoliciesOption,
+    SolverOption,
+)
 from remat.planning.whole_step import Fitting, Rank, other_bytes, parameters_of
 from remat.plugins.registry import registry
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
@@ -66,6 +72,7 @@ def fit(
     lower: str = "inductor",
     device: str | torch.device | None = None,
     offload: OffloadOption = None,
+    policies: PoliciesOption = None,
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Fit:
@@ -105,6 +112,7 @@ def fit(
         device: as in `remat.capture`.
         offload: as in `remat.plan`, for one rank only. Saved values may then be offloaded if the step does
             not fit otherwise.
+        policies: as in `remat.plan`.
         executor: where to plan: any `concurrent.futures.Executor`, a number of processes, or None for this
             process. Listed and doubled batches are planned in parallel. Steps are captured in this process.
             Solver and cost model must be given by name.
@@ -132,7 +140,7 @@ def fit(
         fsdp=fsdp,
         link_gbps=link_gbps,
         request=PlanRequest.without_budget(
-            cost=cost, solver=solver, time_limit=time_limit, offload=offload
+            cost=cost, solver=solver, time_limit=time_limit, offload=offload, policies=policies
         ),
         lower=lower,
         device=device,
@@ -216,7 +224,7 @@ def fit_calls(
                 rank=rank,
                 options=request.to_text(),
                 batch=batch,
-                joint=print_joint(joint),
+                joint=print_joint(joint, modules=True),
                 other_bytes=nbytes,
                 others=tuple(others),
             )
@@ -242,6 +250,7 @@ def fit_calls(
         optimizer_bytes=rank.use.step_bytes,
         rows=tuple(rows[b] for b in sorted(rows)),
         offload="" if request.offload is None else str(request.offload),
+        policies=str(request.policies),
         asked_cost=_name_of(request.cost),
     )
 

@@ -325,7 +325,7 @@ def _decide_elsewhere(planner: Planner, joint: JointGraph, executor: AnyExecutor
     """Decide the budgets of a frontier in workers, and cache their decisions in the planner."""
     wanted = sorted(set(planner.capacities()))
     count = executor if isinstance(executor, int) else _CHUNKS
-    text, options = print_joint(joint), planner.request.to_text()
+    text, options = print_joint(joint, modules=True), planner.request.to_text()
     chunks = [
         _Chunk(joint=text, options=options, capacities=tuple(wanted[k::count]))
         for k in range(min(count, len(wanted)))

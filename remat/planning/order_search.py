@@ -11,6 +11,7 @@ from remat.errors import BudgetError, RefusalError
 from remat.graph import ops
 from remat.graph.costs import CostModel
 from remat.graph.lowering import Decision, Lowered, SavedKind
+from remat.graph.replays import is_element, maker_of
 from remat.graph.step_lowering import LoweredStep, lower_step
 from remat.graph.writes import written_by
 from remat.passes.core.state import Costs, State
@@ -57,7 +58,12 @@ class OrderSearch:
             for i, kind in enumerate(lowered.kind)
             if kind is SavedKind.GENERATOR_STATE
         ]
-        late, at = state.roles.tangent_closure, lowered.of_position
+        late, at, nodes = state.roles.tangent_closure, lowered.of_position, state.index.nodes
+        once = {
+            i for i in range(len(at)) if late[i] or (at[i] >= 0 and not problem.recomputable[at[i]])
+        }
+        # A further run of an operator that makes a tuple makes all its elements again.
+        once |= {state.index.position[maker_of(nodes[i])] for i in once if is_element(nodes[i])}
         return lower_step(
             state.joint,
             state.index,
@@ -66,11 +72,7 @@ class OrderSearch:
             problem.unit,
             self._snapshots,
             recomputed=random,
-            once=[
-                i
-                for i in range(len(at))
-                if late[i] or (at[i] >= 0 and not problem.recomputable[at[i]])
-            ],
+            once=sorted(once),
         )
 
     @cached_property

@@ -346,9 +346,13 @@ class PeakPlanner(Prepared):
                 f"; it is proven only that no schedule has less than {alive}" if possible else ""
             )
             why = f", and no plan was found within it{whose}{proven}"
+        held = ""
+        if self.state.without_policies is not None:
+            named = self.state.policies or "by remat.region"
+            held = f" All plans follow the policies {named}; others may lower the least peak."
         return BudgetError(
             f"{asked}{why}. The least peak of any plan found is {format_bytes(least)} ({least} bytes); "
-            f"{self.request.how_to_run(least)}. {_UNSHRUNK}"
+            f"{self.request.how_to_run(least)}. {_UNSHRUNK}{held}"
         )
 
     def _may_cost(self, cost: int, peak_bytes: int) -> bool:

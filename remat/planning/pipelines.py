@@ -11,6 +11,7 @@ from remat.graph.costs import CostModel
 from remat.graph.costs.auto import is_for_cpu
 from remat.graph.fake import repair_aliases
 from remat.graph.joint import JointGraph, operators_digest
+from remat.graph.policies import Policies
 from remat.graph.regions import separate_calls
 from remat.graph.user_mutations import copy_outputs, user_mutable_inputs
 from remat.passes.core import pipeline_text
@@ -18,6 +19,8 @@ from remat.passes.core.base import Pass
 from remat.passes.core.control import Composite
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.core.state import State
+from remat.passes.decide.budgeted import Budgeted
+from remat.passes.decide.policies import has_policies, tag_budgets, tag_policies
 from remat.passes.hooks.offload_saved import OffloadSaved
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
 from remat.passes.joint.classify import Classify
@@ -35,14 +38,11 @@ from remat.running.workspace import note_workspaces
 from remat.solvers.base import Solver
 from remat.units import Budget
 
+#: Passes before policies by module set tags: calls with different tags are not merged.
+_BEFORE_POLICIES: tuple[Pass, ...] = (DeadCode(), CommonSubexpressions())
+_AFTER_POLICIES: tuple[Pass, ...] = (CleanupRecomputeTags(), Classify(), DistanceFromBackward())
 #: Passes that normalise a joint graph before any decision.
-PREPARE: tuple[Pass, ...] = (
-    DeadCode(),
-    CommonSubexpressions(),
-    CleanupRecomputeTags(),
-    Classify(),
-    DistanceFromBackward(),
-)
+PREPARE: tuple[Pass, ...] = (*_BEFORE_POLICIES, *_AFTER_POLICIES)
 #: Passes that split a joint graph into a forward and a backward module by a decision.
 SPLIT: tuple[Pass, ...] = (Partition(), FunctionalizeRng(), ReorderBackward(), RaiseGetitems())
 
@@ -98,6 +98,9 @@ def prepare(
     count_outputs: bool = False,
     hooks: SavedTensorHooks | None = None,
     reread_inputs: bool = True,
+    policies: Policies | None = None,
+    deciding: Budgeted | None = None,
+    at_budget: bool = False,
 ) -> State:
     """Run the passes that precede any decision. The state can then serve many plans.
 
@@ -107,6 +110,9 @@ def prepare(
         count_outputs: as in `remat.plan`.
         hooks: pack and unpack functions for saved tensors, in every plan that the state is split for.
         reread_inputs: as in `remat.plan`.
+        policies: as in `remat.plan`. None: ignore the regions of the user's code too.
+        deciding: decides within the budgets of modules; None for a saved plan.
+        at_budget: as in `tag_budgets`.
     """
     state = replace(
         initial_state(
@@ -114,7 +120,19 @@ def prepare(
         ),
         hooks=hooks,
     )
-    return PassManager(PREPARE).run(state, in_place=True, verify=False).state
+    state = PassManager(_BEFORE_POLICIES).run(state, in_place=True, verify=False).state
+    free: State | None = None
+    if policies is not None and has_policies(state, policies):
+        free = _after_policies(replace(state, joint=state.joint.copy()))
+        tag_policies(state, policies)
+    state = _after_policies(state)
+    if policies is not None and deciding is not None:
+        tag_budgets(state, policies, deciding, at_budget=at_budget)
+    return replace(state, policies=str(policies or ""), without_policies=free)
+
+
+def _after_policies(state: State) -> State:
+    return PassManager(_AFTER_POLICIES).run(state, in_place=True, verify=False).state
 
 
 def initial_state(

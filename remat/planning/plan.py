@@ -16,11 +16,13 @@ from remat.files import Form, Record
 from remat.graph.fused_liveness import predict_peak
 from remat.graph.liveness import MemoryCurve, Timeline, own_outputs, timeline
 from remat.graph.lowering import Decision, Offload
+from remat.graph.policies import read_policies
 from remat.graph.source import source_line
 from remat.graph.storages import sizes_at
 from remat.graph.user_mutations import describe_input
 from remat.planning.plan_text import offload_lines, rows_of
 from remat.report.before_after import BeforeAfter
+from remat.report.by_module import Use, policy_lines, uses
 from remat.report.explanation import explain
 from remat.report.explorer import explore
 from remat.report.exports import export
@@ -114,6 +116,7 @@ class Plan(Record):
         link: the link to the host, if values may be offloaded; else empty.
         peak_limit: the peak in bytes that a ratio of the peak, such as ``remat.Peak(0.5)``, stands for. 0 under
             any other budget, and in files from before this field existed.
+        policies: policies by module that the plan follows, as JSON; empty without.
         remat: the version of remat that computed the figures. Empty in files from before this field existed,
             and if the figures depend on hooks, on outputs that count as saved, or on a user's pipeline.
     """
@@ -173,6 +176,7 @@ class Plan(Record):
     exposed_time: int = 0
     link: str = ""
     peak_limit: int = 0
+    policies: str = ""
     remat: str = ""
     # Fields with an underscore are not written to files.
     _asked: Budget | None = None
@@ -360,10 +364,23 @@ class Plan(Record):
         nodes = () if self._modules is None or not self.offloads else self._modules[0].graph.nodes
         lines += offload_lines(self, {n.name: source_line(n) for n in nodes})
         if self._modules is not None and self._problem is not None:
+            lines += policy_lines(read_policies(self.policies), self.uses(), show_cost)
             lines += explain(
                 self.forward, self.backward, self._problem, self.recomputed, show_cost, self.link
             )
         return "\n".join(lines)
+
+    def uses(self) -> list[Use]:
+        """Return what the plan does with each node of forward.
+
+        Raises:
+            PlanError: the plan was read from a file.
+        """
+        forward, backward = self._pair()
+        assert self._problem is not None
+        offloaded = {value.name: value.nbytes for value in self.offloads}
+        costs = self._costs or {}
+        return list(uses(forward, backward, self._problem, self.recomputed, offloaded, costs))
 
     @property
     def rows(self) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -13,6 +14,7 @@ from remat.graph.liveness_of_graphs import PartitionedGraph, highest_of_graphs
 from remat.graph.storages import storage_bytes
 from remat.passes.decide.budgeted import RegionBudget, least_decision
 from remat.passes.decide.least_causes import least_causes
+from remat.passes.decide.policies import check_matched
 from remat.planning.candidates import Candidate, combine
 from remat.planning.peak_of_graphs import PeakOfGraphs
 from remat.planning.planner import Planner
@@ -49,6 +51,9 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
         raise PlanError("there are no graphs to plan: remat.plan was given an empty list")
     _refuse_strange_order(joints)
     budget = request.budget
+    if request.policies:
+        check_matched(request.policies, [joint.graph for joint in joints], joints[0].name)
+        request = replace(request, has_matched=True)
     planners = [Planner.of(joint, request) for joint in joints]
     passed = _Passed(joints)
     if budget.on_peak:
@@ -151,6 +156,8 @@ def _finished(
     in_order = _is_known([h.joint for h in partitioned])
     baselines = [p.baseline for p in planners]
     known = in_order and request.hooks is None and all(b.peak_bytes for b in baselines)
+    # The peak without policies would need decisions of all graphs without them.
+    known = known and all(p.state.without_policies is None for p in planners)
     made = PlanSet(
         plans=tuple(plans),
         passed_bytes=passed.kept(decided),

@@ -31,6 +31,7 @@ from remat.graph.costs import CostModel, Roofline
 from remat.graph.joint import JointGraph, outputs_of
 from remat.graph.liveness import saved_storages
 from remat.graph.lowering import SavedKind
+from remat.graph.policies import Policies, read_policies
 from remat.graph.storages import has_symbols, planned_sizes
 from remat.graph.user_mutations import reread_outputs
 from remat.graph.verify import Split, verify
@@ -39,6 +40,7 @@ from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import Costs, State
 from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.min_cut import require_tangents
+from remat.passes.decide.policies import check_budgets, has_policies, tag_policies
 from remat.planning.applied_plans import check_applied, exposed_time
 from remat.planning.candidates import Candidate
 from remat.planning.peak_planner import PeakPlanner
@@ -93,7 +95,12 @@ def plan_graph(
         return _apply(joint, request.plan, request, in_place=in_place)
     if request.pipeline is None:
         planner = Planner.of(
-            joint, request, fingerprint=fingerprint, in_place=in_place, on_step=on_step
+            joint,
+            request,
+            fingerprint=fingerprint,
+            in_place=in_place,
+            on_step=on_step,
+            at_budget=True,
         )
         return planner.plan(planner.decide(request.budget), agree)
     pipeline = request.pipeline if agree is None else with_agreement(request.pipeline, agree)
@@ -104,6 +111,9 @@ def plan_graph(
         reread_inputs=request.reread_inputs,
     )
     require_tangents(state)
+    # Only regions of the user's code: the option is refused beside a pipeline.
+    if has_policies(state, request.policies):
+        tag_policies(state, request.policies)
     budgeted = [p for p in pipeline.flat() if isinstance(p, Budgeted)]
     # The last pass that decides makes the decision, so its options hold for the plan.
     cost = budgeted[-1].cost if budgeted else Roofline()
@@ -136,8 +146,17 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
             f"this plan for '{plan.graph}' offloads {len(plan.offloads)} values, but hooks={request.hooks.name!r} "
             "would pack their copies in the host's memory; leave hooks out, or plan again without offload"
         )
+    if request.policies and str(request.policies) != plan.policies:
+        raise PlanError(
+            f"this plan for '{plan.graph}' was made under the policies {plan.policies or '{}'}, and "
+            f"{request.policies} are given; plan again, or leave policies out: the saved plan carries them"
+        )
     prepared = prepare(
-        joint, in_place=in_place, hooks=request.hooks, reread_inputs=plan.reread_inputs
+        joint,
+        in_place=in_place,
+        hooks=request.hooks,
+        reread_inputs=plan.reread_inputs,
+        policies=read_policies(plan.policies),
     )
     if plan.copied_outputs:
         prepared = with_copies(prepared, plan.copied_outputs)
@@ -222,10 +241,15 @@ class Planner(PeakPlanner):
 
     @cached_property
     def baseline(self) -> Baseline:
-        """The step without remat: at budget 1, and without hooks on saved tensors.
+        """The step without remat: at budget 1, and without hooks on saved tensors or policies by module.
 
         All figures are 0 if there is no plan at budget 1.
         """
+        free = self.state.without_policies
+        if free is not None:
+            count_workspaces(free, self.request.cost)
+            request = replace(self.request, policies=Policies())
+            return Planner(free, request, fingerprint=self.fingerprint).baseline
         try:
             full = self.without_remat
         except RematError:
@@ -322,6 +346,7 @@ def finish(
     assert state.decision is not None
     assert state.forward is not None
     assert state.backward is not None
+    check_budgets(state, read_policies(state.policies))
     cost = cost.on(state.joint)
     lowered = state.lowered(cost)
     problem = lowered.problem
@@ -408,6 +433,7 @@ def finish(
         exposed_time=choice.exposed_time,
         peak_limit=choice.peak_limit,
         link=link,
+        policies=state.policies,
         _asked=budget,
         _modules=(state.forward, state.backward),
         _problem=problem,

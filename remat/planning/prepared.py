@@ -20,6 +20,7 @@ from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import Costs, State
 from remat.passes.decide.budgeted import full_and_least
 from remat.passes.decide.min_cut import RuntimeOptimalCut, require_tangents
+from remat.passes.decide.policies import check_matched
 from remat.planning.candidates import Candidate, pareto
 from remat.planning.pipelines import count_workspaces, prepare, split
 from remat.planning.request import PlanRequest
@@ -141,6 +142,7 @@ class Prepared:
         fingerprint: str | None = None,
         in_place: bool = False,
         on_step: Callable[[str], None] | None = None,
+        at_budget: bool = False,
     ) -> Self:
         """Prepare a joint graph.
 
@@ -152,12 +154,17 @@ class Prepared:
             on_step: called with a line of text before each decision.
         """
         fingerprint, request = fingerprint or fingerprint_of(joint), request.on(joint)
+        if request.policies and not request.has_matched:
+            check_matched(request.policies, [joint.graph], joint.name)
         state = prepare(
             joint,
             in_place=in_place,
             count_outputs=request.count_outputs,
             hooks=request.hooks,
             reread_inputs=request.reread_inputs,
+            policies=request.policies,
+            deciding=request.deciding(),
+            at_budget=at_budget and not request.budget.on_peak,
         )
         count_workspaces(state, request.cost)
         return cls(state, request, fingerprint=fingerprint, on_step=on_step)

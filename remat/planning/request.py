@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from remat.errors import ProblemError, RematError
 from remat.graph.costs import CostModel
 from remat.graph.costs.links import Link
 from remat.graph.joint import JointGraph
+from remat.graph.policies import Policies, Treatment, read_policies
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.knapsack import Knapsack
@@ -34,6 +35,7 @@ SolverOption = str | Solver | Unset[str]
 CostOption = str | CostModel | Unset[str]
 HooksOption = str | tuple[Pack, Unpack] | SavedTensorHooks | None
 OffloadOption = str | float | Link | None
+PoliciesOption = Mapping[str, Any] | str | Iterable[str] | Policies | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,8 @@ class PlanRequest:
         reread_inputs: whether backward may read again the step's outputs, and its inputs that are not
             parameters.
         offload: the link over which saved values may be offloaded; None: no offloading.
+        policies: policies by module.
+        has_matched: whether the patterns of the policies are known to match modules of the step.
     """
 
     budget: Budget
@@ -71,6 +75,8 @@ class PlanRequest:
     hooks: SavedTensorHooks | None = None
     reread_inputs: bool = True
     offload: Link | None = None
+    policies: Policies = Policies()
+    has_matched: bool = False
 
     @property
     def decides(self) -> bool:
@@ -92,6 +98,7 @@ class PlanRequest:
         reread_inputs: bool = True,
         isolation: str | None = None,
         offload: OffloadOption = None,
+        policies: PoliciesOption = None,
     ) -> PlanRequest:
         """Parse options as users give them; the arguments are those of `remat.plan`.
 
@@ -120,6 +127,8 @@ class PlanRequest:
                     f"reread_inputs is {reread_inputs!r}; expected True (backward may read the inputs "
                     "of the step again) or False (it may not, so that they can be overwritten before it)"
                 )
+        with _about("policies"):
+            read = read_policies(policies)
         with _about("plan"):
             saved = None if plan is None else read_plan(plan)
             plans = (saved,) if isinstance(saved, Plan) else saved or ()
@@ -137,6 +146,7 @@ class PlanRequest:
             hooks=pair,
             reread_inputs=reread_inputs,
             offload=link,
+            policies=read,
         )
         if pipeline is None:
             made._check_offload()
@@ -148,6 +158,7 @@ class PlanRequest:
             "time_limit": time_limit is not None,
             "isolation": isolation is not None,
             "plan": plan is not None,
+            "policies": bool(read),
         }
         with _about("pipeline"):
             made._refuse_beside_pipeline([name for name, is_given in given.items() if is_given])
@@ -195,6 +206,8 @@ class PlanRequest:
             options["reread_inputs"] = "False"
         if self.offload is not None:
             options["offload"] = str(self.offload)
+        if self.policies:
+            options["policies"] = str(self.policies)
         return options
 
     def refuse_offload(self, who: str) -> None:
@@ -215,6 +228,13 @@ class PlanRequest:
 
     def _check_offload(self) -> None:
         """Raise a ProblemError if offloading conflicts with another option."""
+        wanted = [p for p in self.policies.given if p.treatment is Treatment.OFFLOAD]
+        if wanted and self.offload is None:
+            with _about("policies"):
+                raise ProblemError(
+                    f"{wanted[0]} is given without a link; say over which one: offload='25GB/s', or 'pcie5', beside "
+                    "a budget on the peak, such as remat.Peak(0.5)"
+                )
         if self.offload is None:
             return
         with _about("offload"):

@@ -248,3 +248,23 @@ def test_a_condition_inside_is_refused_by_pytorch() -> None:
 
     with pytest.raises(Exception, match="no rule registered for HigherOrderOperator cond"):
         compiled(f, budget=0)(drawn(3))
+
+
+@pytest.mark.parametrize("budget", [0.3, "peak:0.3"])
+def test_a_step_whose_every_value_must_be_saved(budget: float | str) -> None:
+    """A linear layer of three dimensions ends with ``_unsafe_view``, whose schema names no alias."""
+
+    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = x + torch.nn.functional.linear(x, w).exp()
+        return x.sum()
+
+    torch._dynamo.reset()
+    joint = remat.capture(
+        step, (torch.randn(4, 8, 16), torch.randn(16, 16, requires_grad=True)), lower="eager"
+    )
+    for node in joint.graph.nodes:
+        if node.op == "call_function" and node.meta.get("partitioner_tag") == "is_forward":
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    assert any("_unsafe_view" in node.name for node in joint.graph.nodes)
+    assert remat.plan(joint, budget).recompute_cost == 0

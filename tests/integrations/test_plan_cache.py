@@ -116,6 +116,22 @@ def test_a_step_from_the_cache_has_its_plan(cache: Path, activation: type[nn.Mod
     assert anew.saved == plan.saved
 
 
+def test_a_step_from_the_cache_is_of_the_same_policies(cache: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh())
+    x = torch.randn(16, 32)
+    gradients, plan = step(model, x, budget=1, policies={"1": "recompute"})
+    again, same = step(model, x, budget=1, policies={"1": "recompute"})
+    assert hits() == 1
+    assert all(map(torch.equal, again, gradients))
+    assert same.policies == plan.policies == '{"1": "recompute"}'
+    assert shown(same) == [line.replace(plan.graph, same.graph) for line in shown(plan)]
+    for policies in ({"1": "save"}, None):
+        _, other = step(model, x, budget=1, policies=policies)
+        assert hits() == 0
+        assert other.policies != plan.policies
+
+
 def test_a_step_whose_share_of_the_peak_was_not_held_is_planned_again_by_all(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,10 +13,10 @@ from remat.graph import ops
 from remat.graph.index import inputs_of
 from remat.graph.joint import overwritten_after
 from remat.graph.liveness import saved_storages
-from remat.graph.lowering import must_save
+from remat.graph.lowering import must_save, tag_of
 from remat.graph.replays import Replays
 from remat.graph.rules.facts import Facts, Fault, called
-from remat.graph.storages import Memories, Sizes
+from remat.graph.storages import Memories, Sizes, storage_key
 from remat.graph.writes import aliased_argument, is_destination, root_of, written_by
 
 
@@ -36,14 +36,18 @@ def tags_hold(facts: Facts) -> Iterator[Fault]:
             and not _is_view(node)
             and isinstance(node.meta.get("val"), torch.Tensor)
         ):
-            yield Fault(f"'{node.name}' is tagged {tags[node.name].name} and recomputed", (node,))
+            yield Fault(
+                f"'{node.name}' is tagged {tag_of(facts.joint[node.name])} and recomputed", (node,)
+            )
     for node in facts.handed:
         if (
             tags.get(node.name) is CheckpointPolicy.MUST_RECOMPUTE
             and isinstance(node.meta.get("val"), torch.Tensor)
             and not replays.forbid(facts.joint[node.name])
         ):
-            yield Fault(f"'{node.name}' is tagged MUST_RECOMPUTE and saved", (node,))
+            yield Fault(
+                f"'{node.name}' is tagged {tag_of(facts.joint[node.name])} and saved", (node,)
+            )
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -51,7 +55,13 @@ def _is_view(node: fx.Node) -> bool:
 
     The storage behind the view is saved instead.
     """
-    return ops.default_taxonomy().is_view(node) or aliased_argument(node) is not None
+    if ops.default_taxonomy().is_view(node) or aliased_argument(node) is not None:
+        return True
+    # The schema of some operators, such as `_unsafe_view`, does not name the alias.
+    key = None if ops.is_mutating(node) else storage_key(node.meta.get("val"))
+    return key is not None and any(
+        storage_key(n.meta.get("val")) == key for n in node.all_input_nodes
+    )
 
 
 def values_are_known(facts: Facts) -> Iterator[Fault]:

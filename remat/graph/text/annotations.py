@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.joint import UNCHECKED
+from remat.graph.policies import REGION, is_region, region_of
 from remat.graph.source import source_line
 from remat.graph.text.literals import read_opaque, write_opaque
 from remat.graph.text.syntax import Source, arguments, call_name, quoted, written_call
@@ -108,13 +109,13 @@ def write_marks(node: fx.Node, regions: Mapping[int, int]) -> list[str]:
     """
     meta = node.meta
     marks: list[str] = []
-    policy = meta.get("recompute")
-    if policy is not None:
-        if not isinstance(policy, CheckpointPolicy):
+    tag = meta.get("recompute")
+    if tag is not None:
+        if not isinstance(tag, CheckpointPolicy):
             raise ProblemError(
-                f"'{node.name}' has the recompute tag {policy!r}; expected a CheckpointPolicy"
+                f"'{node.name}' has the recompute tag {tag!r}; expected a CheckpointPolicy"
             )
-        marks.append(policy.name.lower())
+        marks.append(tag.name.lower())
     region = meta.get("ac_graph_id")
     if type(region) is int:
         marks.append(f"region({regions[region]})")
@@ -123,6 +124,9 @@ def write_marks(node: fx.Node, regions: Mapping[int, int]) -> list[str]:
     budget = custom.get(MEMORY_BUDGET_ANNOTATION_KEY) if isinstance(custom, dict) else None
     if isinstance(budget, (int, float)) and budget >= 0:
         marks.append(f"memory_budget({budget!r})")
+    policy = region_of(node)
+    if policy is not None:
+        marks.append(f"policy({quoted(policy)})")
     return marks
 
 
@@ -142,9 +146,16 @@ def read_mark(source: Source, node: ast.expr, meta: dict[str, Any]) -> None:
         value = args[0].value if isinstance(args[0], ast.Constant) else None
         if type(value) not in (int, float):
             raise source.error(node, "memory_budget(0.5)")
-        meta["custom"] = {MEMORY_BUDGET_ANNOTATION_KEY: value}
+        meta.setdefault("custom", {})[MEMORY_BUDGET_ANNOTATION_KEY] = value
+    elif (args := arguments(node, "policy", 1, 1)) is not None:
+        mark = source.string(args[0])
+        if not is_region(mark):
+            raise source.error(
+                node, 'policy("save"), "recompute" or "offload", with or without a name'
+            )
+        meta.setdefault("custom", {})[REGION] = mark
     else:
-        known = ", ".join([*_POLICIES, *_FLAGS, "region(…)", "memory_budget(…)"])
+        known = ", ".join([*_POLICIES, *_FLAGS, "region(…)", "memory_budget(…)", "policy(…)"])
         raise source.error(node, f"one of {known}", "the mark {}")
 
 

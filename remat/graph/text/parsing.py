@@ -107,6 +107,7 @@ class _Parser:
         self._nodes: dict[str, fx.Node] = {}
         self._attributes: dict[str, Any] = {}
         self._part: str | None = None
+        self._path = ""
 
     def module(self, statements: Sequence[ast.stmt]) -> fx.GraphModule:
         """Build a graph from statements, the last of which must be a return."""
@@ -158,6 +159,10 @@ class _Parser:
         if self._part is not None:
             meta["partitioner_tag"] = self._part
         meta.update(read_comment(self._source.comment(statement)))
+        if self._path:
+            stack = [*meta.get("nn_module_stack", {"": ("", "")}).items()]
+            stack[-1] = (stack[-1][0], (self._path, stack[-1][1][1]))
+            meta["nn_module_stack"] = dict(stack)
         node.meta = meta
         self._nodes[node.name] = node
         if self._forward_outputs is not None and node.op == "placeholder":
@@ -168,12 +173,14 @@ class _Parser:
                 raise self._source.error(call, expected, f"'{node.name}' as {kind}(…)")
 
     def _declaration(self, call: ast.Call) -> None:
-        """Read ``part(…)``, ``constant(…)`` or ``attribute(…)``."""
+        """Read ``part(…)``, ``module(…)``, ``constant(…)`` or ``attribute(…)``."""
         if (args := arguments(call, "part", 1, 1)) is not None:
             part = args[0].value if isinstance(args[0], ast.Constant) else False
             if part is not None and part not in PARTS:
                 raise self._source.error(call, f"one of {', '.join(PARTS)}, None")
             self._part = part
+        elif (args := arguments(call, "module", 1, 1)) is not None:
+            self._path = self._source.string(args[0])
         elif (args := arguments(call, "constant", 2, 3)) is not None:
             name = _check_name(self._source, args[0], self._attributes)
             constant = read_constant(self._source, self._values, self._literals, args)

@@ -18,6 +18,7 @@ from remat.errors import ProblemError, RematError
 from remat.files import write_atomic, writing
 from remat.graph.joint import JointGraph, Role, output_node, role_of
 from remat.graph.ops import attribute_of
+from remat.graph.source import module_path
 from remat.graph.storages import SYMBOLIC, fake_mode_of, leaves_of
 from remat.graph.text.annotations import (
     PARTS,
@@ -53,7 +54,7 @@ ROLES = {role: role.name.lower() for role in Role}
 SUFFIX = ".joint"
 
 
-def print_joint(joint: JointGraph, *, sources: bool = True) -> str:
+def print_joint(joint: JointGraph, *, sources: bool = True, modules: bool = False) -> str:
     """Return a joint graph as text, which `parse_joint` reads.
 
     The text holds all data that planning uses. It leaves out the numbers of constants with more
@@ -63,6 +64,7 @@ def print_joint(joint: JointGraph, *, sources: bool = True) -> str:
     Args:
         joint: the joint graph.
         sources: whether to end each line with the user's line that produced the node.
+        modules: whether to name the module of each node, which policies by module need.
 
     Raises:
         ProblemError: something in the graph has no text form. The message names the node.
@@ -71,7 +73,7 @@ def print_joint(joint: JointGraph, *, sources: bool = True) -> str:
     # The header leaves out empty tuples.
     fields["runs"] = joint.runs if joint.runs > 1 else ()
     fields["turns"] = tuple(map(tuple, joint.turns))
-    return _print("joint", joint.name, joint.graph_module, fields, sources)
+    return _print("joint", joint.name, joint.graph_module, fields, sources, modules)
 
 
 def print_graph(module: fx.GraphModule, name: str = "graph", *, sources: bool = True) -> str:
@@ -97,14 +99,20 @@ def write_joint(path: str | os.PathLike[str], joint: JointGraph) -> None:
 
 
 def _print(
-    kind: str, name: str, module: fx.GraphModule, fields: dict[str, Any], sources: bool
+    kind: str,
+    name: str,
+    module: fx.GraphModule,
+    fields: dict[str, Any],
+    sources: bool,
+    modules: bool = False,
 ) -> str:
     """Return the text of a graph with its header."""
     values = [v for n in module.graph.nodes for v in leaves_of(n.meta.get("val"))]
     devices = Counter(str(v.device) for v in values if isinstance(v, torch.Tensor))
     device = devices.most_common(1)[0][0] if devices else "cpu"
     literals = ArgumentWriter()
-    printer = _Printer(module, literals, ValueWriter(literals, torch.device(device), kind), sources)
+    writer = ValueWriter(literals, torch.device(device), kind)
+    printer = _Printer(module, literals, writer, sources, modules)
     body = printer.lines(fields.get("num_fwd_outputs"))
     symbols = symbols_of(literals.symbols, _environment(values))
     head = _header(kind, name, device, fields, symbols)
@@ -123,12 +131,19 @@ class _Printer:
     """Writes one graph; each subgraph has a printer of its own."""
 
     def __init__(
-        self, module: fx.GraphModule, literals: ArgumentWriter, values: ValueWriter, sources: bool
+        self,
+        module: fx.GraphModule,
+        literals: ArgumentWriter,
+        values: ValueWriter,
+        sources: bool,
+        modules: bool = False,
     ) -> None:
         self._module = module
         self._literals = literals
         self._values = values
         self._sources = sources
+        self._modules = modules
+        self._path = ""
         self._regions = number_regions(module.graph.nodes)
         self._part: str | None = None
         self._fetched: set[str] = set()
@@ -143,6 +158,9 @@ class _Printer:
             part = node.meta.get("partitioner_tag")
             if part != self._part:
                 lines.append(self._new_part(node, part))
+            if self._modules and self._path != module_path(node):
+                self._path = module_path(node)
+                lines.append(f"module({quoted(self._path)})")
             try:
                 if node.op == "get_attr":
                     lines += self._attribute(str(node.target))

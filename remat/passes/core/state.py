@@ -159,6 +159,8 @@ class State:
             eager autograd permits.
         reread_inputs: whether backward may read the ``user_mutable`` inputs nevertheless.
         operators: digest of the operators of the graph as captured; empty if unknown.
+        policies: policies by module that set tags, as text; empty without.
+        without_policies: the same state without these tags; None if no policy set one.
     """
 
     joint: JointGraph
@@ -172,6 +174,8 @@ class State:
     user_mutable: frozenset[str] = frozenset()
     reread_inputs: bool = True
     operators: str = ""
+    policies: str = ""
+    without_policies: State | None = None
     _joint_cache: AnalysisCache = field(default=AnalysisCache(()), repr=False)
     _partitioned_cache: AnalysisCache = field(default=AnalysisCache(()), repr=False)
 

@@ -111,7 +111,7 @@ class Budgeted(Pass):
         )
         problem = problem.knowing(cuts)
         hull = None if by_items else Hull.of(problem)  # keeps the hull cached
-        found = [self._solved(problem)]
+        found = [self.solved(problem)]
         if not isinstance(solver, CutSolver):
             if hull is not None:
                 found += self._lower_rungs(problem, hull, found[0], limits)
@@ -127,8 +127,13 @@ class Budgeted(Pass):
             recompute_bound=min(best.cost, found[0].bound),
         )
 
-    def _solved(self, problem: GraphProblem) -> GraphSolution:
-        """Solve the problem with the pass's solver and time limit, and return the checked solution."""
+    def solved(self, problem: GraphProblem) -> GraphSolution:
+        """Solve the problem with the pass's solver and time limit, and return the checked solution.
+
+        Raises:
+            BudgetError: no solution is within the problem's capacity.
+            SolverError: as in `remat.solvers.run.run`.
+        """
         limit = self.time_limit or None
         return run(self.asked(), problem, time_limit=limit, knapsack=self.knapsack)
 
@@ -186,7 +191,7 @@ class Budgeted(Pass):
             if rung <= least or hull.edge(rung).bound(rung) >= best:
                 return
             if rung < capacity:
-                lower = self._solved(problem.within(rung))
+                lower = self.solved(problem.within(rung))
                 best = min(best, lower.cost)
                 yield lower
                 if lower.bound >= best:  # no smaller budget can be cheaper than this bound

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from remat.graph import ops, purity
-from remat.graph.lowering import Lowered, SavedKind, must_save
+from remat.graph.lowering import Lowered, SavedKind, must_save, tag_of
 from remat.graph.replays import maker_of
 from remat.passes.core.state import State
 from remat.units import some_of
@@ -96,9 +96,5 @@ def _tagged(state: State) -> dict[int, str]:
 
     A tagged view also marks the position of the value that owns the view's memory.
     """
-    marked = [
-        (i, node.meta["recompute"].name)
-        for i, node in enumerate(state.index.nodes)
-        if must_save(node)
-    ]
+    marked = [(i, tag_of(node)) for i, node in enumerate(state.index.nodes) if must_save(node)]
     return {at: tag for i, tag in marked for at in (i, state.storages.owner[i])}

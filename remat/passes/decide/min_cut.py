@@ -11,7 +11,7 @@ from remat.errors import PlanError
 from remat.graph import ops, purity
 from remat.graph.collection import paused_collection
 from remat.graph.joint import Role
-from remat.graph.lowering import Lowered, SavedKind
+from remat.graph.lowering import Lowered, SavedKind, tag_of
 from remat.graph.source import located
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.choice import BanRules, DecisionInfo
@@ -163,7 +163,9 @@ def explain_conflict(state: State, lowered: Lowered, error: InfeasibleCutError) 
     lines = [str(error)]
     for node in nodes:
         tag = node.meta.get("recompute")
-        lines.append(f"  {located(node)}" + (f" (tagged {tag.name})" if tag is not None else ""))
+        lines.append(
+            f"  {located(node)}" + (f" (tagged {tag_of(node)})" if tag is not None else "")
+        )
     if any(n.meta.get("recompute") is not None for n in nodes):
         lines.append("loosen a MUST_SAVE or MUST_RECOMPUTE tag on this path")
     else:

@@ -13,6 +13,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.graph.lowering import must_recompute
+from remat.graph.policies import TAGGED_BY
 from remat.passes.core.analyses import Distances
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import Classification, Costs, Memory, PassResult, Positions, State
@@ -42,6 +43,7 @@ class CleanupRecomputeTags(Pass):
         with state.edit(preserves=(Positions, Classification, Distances, Memory, Costs)) as edit:
             for node in found:
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+                node.meta.pop(TAGGED_BY, None)
             return edit.result(f"{len(found)} nodes retagged", retagged=len(found))
 
 

@@ -1,0 +1,119 @@
+"""The command ``remat policies``: the tree of modules, what a plan does in each, and the line to paste."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from remat.cli.commands import (
+    budget_option,
+    capture_model,
+    echo_json,
+    main,
+    model_options,
+    offload_option,
+    policy_option,
+    solver_option,
+    takes_request,
+    title_of,
+)
+from remat.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from remat.planning.request import PlanRequest
+    from remat.report.by_module import ModuleRow
+
+
+@main.command()
+@model_options
+@budget_option
+@solver_option
+@offload_option
+@policy_option
+@takes_request
+def policies(
+    model: str,
+    overrides: tuple[str, ...],
+    request: PlanRequest,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """List the modules of MODEL, what a plan saves and recomputes in each, and the policies to paste.
+
+    The column "forward" is the cost of one run of a module's forward: recomputing all of it adds that to the step.
+    The policies below the tree describe this plan. Change them to what you want.
+    """
+    from remat.planning.planner import plan_graph
+    from remat.report.by_module import module_rows, policies_of
+
+    with Progress() as progress:
+        example, joint, captured_s = capture_model(progress, model, overrides, **options)
+        progress.step("planning")
+        plan = plan_graph(joint, request, on_step=progress.detail)
+        rows = module_rows(plan.uses())
+    asked = {p.pattern: p.value for p in request.policies.given} or policies_of(rows)
+    if as_json:
+        echo_json(
+            {"modules": [_figures(row) for row in rows], "policies": asked, "unit": plan.unit}
+        )
+        return
+    click.echo(f"{title_of(example, joint, captured_s)}; budget {plan.asked.label}")
+    for line in _table(rows, plan.unit):
+        click.echo(line)
+    given = {"budget": str(request.budget), "policies": asked}
+    if request.offload is not None:
+        given["offload"] = str(request.offload)
+    click.echo(f'model = torch.compile(model, backend="remat", options={json.dumps(given)})')
+
+
+def _figures(row: ModuleRow) -> dict[str, Any]:
+    total = row.total
+    return {
+        "pattern": row.pattern,
+        "modules": len(row.modules),
+        "saved_bytes": total.saved_bytes,
+        "offloaded_bytes": total.offloaded_bytes,
+        "forward_cost": total.cost,
+        "recompute_cost": total.recompute_cost,
+        "treatment": row.treatment,
+    }
+
+
+def _table(rows: list[ModuleRow], unit: str) -> list[str]:
+    from remat.units import columns, format_bytes, format_cost
+
+    away = any(row.total.offloaded_bytes for row in rows)
+    heads = [
+        "module",
+        "",
+        "saved",
+        "offloaded" if away else "",
+        "forward",
+        "recomputed",
+        "the plan",
+    ]
+    table = [heads]
+    for row in rows:
+        total, shown = row.total, row.pattern
+        if row.depth:
+            shown = "  " * row.depth + _below(row.pattern, rows)
+        table.append(
+            [
+                shown,
+                f"× {len(row.modules)}" if len(row.modules) > 1 else "",
+                format_bytes(total.saved_bytes) if total.saved_bytes else "",
+                format_bytes(total.offloaded_bytes) if total.offloaded_bytes else "",
+                format_cost(total.cost, unit) if total.cost else "",
+                format_cost(total.recompute_cost, unit) if total.recompute_cost else "",
+                row.treatment or ("both" if total.saved_bytes or total.recompute_cost else ""),
+            ]
+        )
+    return columns(table, left=(0, 1, 6))
+
+
+def _below(pattern: str, rows: list[ModuleRow]) -> str:
+    """Return a row's name without the name of its parent row."""
+    names = {row.pattern for row in rows if pattern.startswith(f"{row.pattern}.")}
+    return pattern[len(max(names, key=len)) + 1 :] if names else pattern

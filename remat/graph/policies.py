@@ -1,0 +1,260 @@
+"""Policies by module: whether the values of a part of the model are saved, recomputed or offloaded.
+
+A pattern is a glob over the names of `torch.nn.Module.named_modules`, in which ``*`` matches dots
+too. The last pattern that matches a module decides. `region` marks code that has no module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import enum
+import functools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import fx
+from torch.fx import traceback
+
+from remat.errors import BudgetError, ProblemError
+from remat.graph.source import enclosing_modules, module_path
+from remat.units import Budget, some_of
+
+#: Key under which `region` annotates nodes.
+REGION = "_remat_region"
+#: Metadata key that names the policy that tagged a node.
+TAGGED_BY = "remat_policy"
+#: Values of policies other than budgets.
+_WORDS = ("save", "recompute", "offload")
+#: Number of modules that an error lists.
+_SHOWN = 6
+
+
+class Treatment(enum.Enum):
+    """What happens to the values of a part of the model."""
+
+    SAVE = "save"
+    RECOMPUTE = "recompute"
+    OFFLOAD = "offload"
+    BUDGET = "budget"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What happens to the values of the modules that a pattern matches.
+
+    Attributes:
+        pattern: a glob over names of modules; for a `region`, the region's name.
+        treatment: what happens to the values.
+        saved_bytes: the most bytes that each matched module may save, if the treatment is a budget.
+        in_code: whether the user's code sets the policy with `region`.
+    """
+
+    pattern: str
+    treatment: Treatment
+    saved_bytes: int = 0
+    in_code: bool = False
+
+    def __str__(self) -> str:
+        if self.in_code:
+            named = f", {self.pattern!r}" if self.pattern else ""
+            return f"remat.region('{self.treatment.value}'{named})"
+        return f"policy '{self.pattern}={self.value}'"
+
+    @property
+    def value(self) -> str:
+        """The treatment as text, as `read_policies` parses it."""
+        is_budget = self.treatment is Treatment.BUDGET
+        return f"saved:{self.saved_bytes}B" if is_budget else self.treatment.value
+
+    def matches(self, name: str) -> bool:
+        """Whether the pattern matches the name of a module."""
+        # In a block that is compiled by itself, names begin inside of the block: ``*.mlp`` is ``mlp`` there.
+        pattern = self.pattern
+        return fnmatchcase(name, pattern) or (
+            pattern.startswith("*.") and fnmatchcase(name, pattern[2:])
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A module with its submodules, or a region of code, that a policy applies to.
+
+    Attributes:
+        policy: what happens to its values.
+        name: the outermost module that the pattern matches, or the number of the region.
+    """
+
+    policy: Policy
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """Policies by module, in the user's order. A later policy overrides an earlier one."""
+
+    given: tuple[Policy, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.given)
+
+    def __str__(self) -> str:
+        """The policies as JSON, which `read_policies` parses; empty without policies."""
+        return json.dumps({p.pattern: p.value for p in self.given}) if self.given else ""
+
+    def parts(self, nodes: Sequence[fx.Node]) -> list[Part | None]:
+        """Return the part that each node belongs to; None for nodes of no part. Regions override patterns."""
+        of_path = functools.cache(self._part_of)
+        found: list[Part | None] = []
+        number, before = 0, None
+        for node in nodes:
+            mark = region_of(node)
+            if mark != before and node.op == "call_function":
+                # Each run of a region's lines is a region of its own. Adjacent runs cannot be told apart.
+                number, before = number + 1, mark
+            found.append(of_path(module_path(node)) if mark is None else _in_code(mark, number))
+        return found
+
+    def _part_of(self, path: str) -> Part | None:
+        names = enclosing_modules(path)
+        for policy in reversed(self.given):
+            for name in names:
+                if policy.matches(name):
+                    return Part(policy=policy, name=name)
+        return None
+
+    def unmatched(self, nodes: Iterable[fx.Node]) -> list[Policy]:
+        """Return the policies whose patterns match no module of a graph, overridden policies included."""
+        names = module_names(nodes)
+        return [p for p in self.given if not any(map(p.matches, names))]
+
+
+def module_names(nodes: Iterable[fx.Node]) -> list[str]:
+    """Return the names of the modules that nodes belong to, with enclosing modules, in graph order."""
+    paths = dict.fromkeys(map(module_path, nodes))
+    return list(dict.fromkeys(name for path in paths for name in enclosing_modules(path)))
+
+
+def read_policies(given: object) -> Policies:
+    """Parse policies by module.
+
+    Args:
+        given: a dict of values by pattern, its JSON text, or texts ``"PATTERN=VALUE"`` as on the
+            command line. A value is ``"save"``, ``"recompute"``, ``"offload"``, or a budget:
+            ``{"budget": remat.Saved("1GiB")}``, as text ``"saved:1GiB"``.
+
+    Raises:
+        ProblemError: ``given`` has another form.
+    """
+    if given is None or isinstance(given, Policies):
+        return given or Policies()
+    items: Any = given
+    if isinstance(given, str):
+        try:
+            items = json.loads(given) if given else {}
+        except ValueError:
+            items = [given]
+    if isinstance(items, Mapping):
+        items = list(items.items())
+    elif isinstance(items, Iterable):
+        items = [tuple(str(text).rpartition("=")[::2]) for text in items]
+    else:
+        raise ProblemError(f"policies is {given!r}; {_EXPECTED}")
+    read: dict[str, Policy] = {}
+    for pattern, value in items:
+        policy = _read(pattern, value)
+        read.pop(policy.pattern, None)  # a repeated pattern moves to its last place
+        read[policy.pattern] = policy
+    return Policies(tuple(read.values()))
+
+
+_EXPECTED = (
+    "expected a dict by patterns over names of modules: policies={'*.self_attn': 'save', '*.mlp': 'recompute', "
+    "'lm_head': {'budget': remat.Saved('1GiB')}}; on the command line --policy '*.mlp=recompute'"
+)
+
+
+def _read(pattern: object, value: object) -> Policy:
+    if not isinstance(pattern, str) or not pattern.strip():
+        raise ProblemError(
+            f"the pattern {pattern!r} of policies is no name of a module; {_EXPECTED}"
+        )
+    if isinstance(value, str) and value in _WORDS:
+        return Policy(pattern=pattern, treatment=Treatment(value))
+    asked = value["budget"] if isinstance(value, Mapping) and [*value] == ["budget"] else value
+    try:
+        budget = Budget.parse(asked)
+    except BudgetError:
+        budget = None
+    if budget is None or budget.nbytes is None:
+        raise ProblemError(
+            f"policy '{pattern}' is {value!r}; expected 'save', 'recompute', 'offload', or a budget of saved bytes: "
+            "{'budget': remat.Saved('1GiB')}, as text 'saved:1GiB'"
+        )
+    return Policy(pattern=pattern, treatment=Treatment.BUDGET, saved_bytes=budget.nbytes)
+
+
+def region(policy: str, name: str = "") -> contextlib.AbstractContextManager[None]:
+    """Set a policy for code that has no module of its own: ``with remat.region("save"): …``.
+
+    The policy applies under ``torch.compile(backend="remat")`` and in `remat.plan`, and overrides
+    the patterns of ``policies=``. Other backends and eager PyTorch ignore it.
+
+    Args:
+        policy: ``"save"``, ``"recompute"`` or ``"offload"``.
+        name: a name that separates this region from an adjacent one.
+
+    Raises:
+        ProblemError: ``policy`` is another text.
+    """
+    if policy not in _WORDS:
+        raise ProblemError(f"region is {policy!r}; expected one of {', '.join(map(repr, _WORDS))}")
+    return traceback.annotate({REGION: f"{policy} {name}".strip()})
+
+
+def is_region(mark: str) -> bool:
+    """Whether a text is an annotation of `region`."""
+    return mark.partition(" ")[0] in _WORDS
+
+
+def region_of(node: fx.Node) -> str | None:
+    """Return the annotation of `region` on a node; None without."""
+    custom = node.meta.get("custom")
+    return custom.get(REGION) if isinstance(custom, dict) else None
+
+
+def _in_code(mark: str, number: int) -> Part:
+    treatment, _, name = mark.partition(" ")
+    policy = Policy(pattern=name, treatment=Treatment(treatment), in_code=True)
+    return Part(policy=policy, name=f"region {number}")
+
+
+def no_match(policies: Sequence[Policy], names: Sequence[str], graph: str) -> str:
+    """Return the message for patterns that match no module, with the nearest names.
+
+    Args:
+        policies: the policies without a match.
+        names: the modules of the graph.
+        graph: the name of the graph.
+    """
+    shown = some_of([f"'{p.pattern}'" for p in policies], _SHOWN)
+    if not names:
+        return (
+            f"policies {shown} match nothing: PyTorch recorded no module for the nodes of '{graph}', whose code is a "
+            "function without modules, or the forward of a single one; mark its lines by remat.region"
+        )
+    last = {name: name.rpartition(".")[2] for name in names}
+    near = list[str]()
+    for policy in policies:
+        wanted = policy.pattern.rpartition(".")[2]
+        likely = difflib.get_close_matches(wanted, [*dict.fromkeys(last.values())], n=2, cutoff=0.5)
+        near += [name for name in names if last[name] in likely]
+        near += difflib.get_close_matches(policy.pattern, names, n=2)
+    near = list(dict.fromkeys(near)) or list(names)
+    return (
+        f"policies {shown} match no module of '{graph}'; the nearest are {some_of(near, _SHOWN)}. Names are those of "
+        "model.named_modules(), and * matches dots too; in a block that is compiled by itself they begin inside of it"
+    )

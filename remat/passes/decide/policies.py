@@ -1,0 +1,283 @@
+"""Policies by module, as the tags of selective checkpointing, which all later passes obey."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from remat.errors import BudgetError, PlanError
+from remat.graph.lowering import Lowered, SavedKind, must_offload, must_recompute, must_save
+from remat.graph.policies import (
+    TAGGED_BY,
+    Part,
+    Policies,
+    Treatment,
+    module_names,
+    no_match,
+    region_of,
+)
+from remat.graph.replays import maker_of
+from remat.graph.source import enclosing_modules, located, module_path
+from remat.passes.core.analyses import Distances
+from remat.passes.core.state import Classification, Costs, Memory, Positions, State
+from remat.passes.decide.budgeted import Budgeted
+from remat.passes.decide.min_cut import RuntimeOptimalCut
+from remat.solvers.graph_problem import GraphProblem, evaluate
+from remat.solvers.hull import Hull
+from remat.units import format_bytes
+
+_TAGS = {
+    Treatment.SAVE: CheckpointPolicy.MUST_SAVE,
+    Treatment.OFFLOAD: CheckpointPolicy.MUST_CPU_OFFLOAD,
+    Treatment.RECOMPUTE: CheckpointPolicy.MUST_RECOMPUTE,
+}
+
+
+def has_policies(state: State, policies: Policies) -> bool:
+    """Whether the options or the user's code set a policy for a graph."""
+    return bool(policies) or any(region_of(n) is not None for n in state.joint.graph.nodes)
+
+
+def check_matched(policies: Policies, graphs: Sequence[fx.Graph], name: str) -> None:
+    """Check that each pattern matches a module in some graph of a step.
+
+    Raises:
+        PlanError: a pattern matches none. The message names the nearest modules.
+    """
+    nodes = [node for graph in graphs for node in graph.nodes]
+    missing = policies.unmatched(nodes)
+    if missing:
+        error = PlanError(no_match(missing, module_names(nodes), name))
+        error.option = "policies"
+        raise error
+
+
+def tag_policies(state: State, policies: Policies) -> None:
+    """Tag the nodes of a graph in place, by the policies of its modules and regions.
+
+    - Save, offload: operators of the part do not run again. Exempt are the cheap operators that the
+      runtime-optimal cut recomputes too. So all other values that backward reads are saved, and no
+      value that backward does not read.
+    - Recompute: values that only the part itself reads in forward are not saved. The part's results
+      stay free. Exempt are operators that must run once: random operators without a replay,
+      collectives, effects, undeclared operators.
+
+    `tag_budgets` sets the tags of budgets. Nodes of no part, such as sums of gradients, get no tag.
+
+    Args:
+        state: a graph without dead code and common subexpressions.
+        policies: policies of the options. Regions are annotated in the graph.
+
+    Raises:
+        PlanError: a tag of the user's code contradicts a policy.
+    """
+    _set_tags(state, dict(_tags(state, policies.parts(state.index.nodes))))
+
+
+def _set_tags(state: State, tags: Mapping[int, Part]) -> None:
+    nodes = state.index.nodes
+    with state.edit(preserves=(Positions, Classification, Distances, Memory, Costs)) as edit:
+        for i, part in tags.items():
+            meta = nodes[i].meta
+            meta["recompute"] = _TAGS.get(part.policy.treatment, CheckpointPolicy.MUST_RECOMPUTE)
+            meta[TAGGED_BY] = str(part.policy)
+        edit.modified = bool(tags)
+
+
+def _tags(state: State, parts: Sequence[Part | None]) -> Iterator[tuple[int, Part]]:
+    """Yield the positions of the nodes that policies other than budgets tag."""
+    index, storages, roles = state.index, state.storages, state.roles
+    lowered = state.lowered()
+    problem = lowered.problem
+    used = {part.policy.treatment for part in parts if part is not None}
+    again: set[int] = set()
+    if used & {Treatment.SAVE, Treatment.OFFLOAD}:
+        again.update(evaluate(problem, state.get(RuntimeOptimalCut())).recomputed)
+    can_run = _can_run(problem)
+    results = _results(state, parts) if Treatment.RECOMPUTE in used else {}
+    for i, part in enumerate(parts):
+        if part is None or part.policy.treatment not in _TAGS or storages.owner[i] != i:
+            continue
+        treatment, node, at = part.policy.treatment, index.nodes[i], lowered.of_position[i]
+        if node.op != "call_function" or at < 0 or lowered.kind[at] is not SavedKind.VALUE:
+            continue
+        if treatment is Treatment.RECOMPUTE and (i in results or storages.alive[i]):
+            continue
+        # Backward alone may read some elements of a tuple that forward computes.
+        in_forward = roles.required_forward[index.position[maker_of(node)]]
+        if in_forward:
+            _refuse_contradiction(node, part)
+        if not can_run[at]:
+            continue
+        is_kept = in_forward and at not in again and problem.savable[at] and problem.size[at]
+        if is_kept or treatment is Treatment.RECOMPUTE:
+            yield i, part
+
+
+def _can_run(problem: GraphProblem) -> bytearray:
+    """Mark the nodes that can run again, from inputs that can be saved or run again themselves."""
+    found = bytearray(len(problem))
+    for k, reads in enumerate(problem.inputs):
+        found[k] = problem.recomputable[k] and all(problem.savable[j] or found[j] for j in reads)
+    return found
+
+
+def tag_budgets(
+    state: State, policies: Policies, deciding: Budgeted, *, at_budget: bool = False
+) -> None:
+    """Tag the values of modules that the budgets of the modules leave no room for, to be recomputed.
+
+    Args:
+        state: a prepared graph, with the tags of the other policies.
+        policies: policies of the options.
+        deciding: decides which values of a module are saved.
+        at_budget: whether only the decision at the budget of ``deciding`` has to keep to the budgets
+            of modules. Then modules that it does not bind get no tags. Else every decision has to.
+
+    Raises:
+        BudgetError: a module must save more bytes than its budget, or no decision is within the
+            budget of ``deciding``.
+    """
+    if all(p.treatment is not Treatment.BUDGET for p in policies.given):
+        return
+    parts = policies.parts(state.index.nodes)
+    budgets = _budgets(state, parts)
+    known: list[set[int]] = []
+    if not at_budget:
+        hull = Hull.of(state.lowered(deciding.cost).problem)
+        known += [set(hull.reduction.invert(hull.ends[1].saved)), {*state.get(RuntimeOptimalCut())}]
+    while budgets:
+        lowered = state.lowered(deciding.cost)
+        over = budgets
+        if at_budget:
+            # Less room in one module moves bytes to others, so look again after each round of tags.
+            found, _ = deciding.decide(state, deciding.limits(state))
+            over = {
+                part: inside
+                for part, inside in budgets.items()
+                if _bytes(lowered.problem, inside, found.saved) > part.policy.saved_bytes
+            }
+        tags: dict[int, Part] = {}
+        for part, inside in over.items():
+            for at in _left_out(lowered, part, inside, deciding, known):
+                tags[at] = part
+                # An element of a tuple is recomputed by the operator that returns the tuple.
+                tags[state.index.position[maker_of(state.index.nodes[at])]] = part
+        _set_tags(state, tags)
+        if not over:
+            return
+        budgets = {part: inside for part, inside in budgets.items() if part not in over}
+
+
+def _bytes(problem: GraphProblem, inside: Iterable[int], saved: Iterable[int]) -> int:
+    return sum(problem.size[k] for k in {*inside}.intersection(saved))
+
+
+def _left_out(
+    lowered: Lowered,
+    part: Part,
+    inside: Sequence[int],
+    deciding: Budgeted,
+    known: Iterable[set[int]],
+) -> list[int]:
+    """Return the positions of the values that are not saved within the budget of a module.
+
+    Room is first given to what known decisions save in the module, if all of it fits. For the rest a
+    solver decides, as if bytes outside of the module were free.
+    """
+    problem, room = lowered.problem, part.policy.saved_bytes
+    allowed: set[int] = set()
+    for saved in known:
+        more = allowed | saved.intersection(inside)
+        allowed = more if _bytes(problem, inside, more) <= room else allowed
+    counted = {*inside} - allowed
+    sizes = [size if k in counted else 0 for k, size in enumerate(problem.size)]
+    own, room = replace(problem, size=tuple(sizes)), room - _bytes(problem, inside, allowed)
+    least = Hull.of(own).least_bytes
+    if least > room:
+        raise BudgetError(
+            f"{part.policy} leaves '{part.name}' {format_bytes(part.policy.saved_bytes)}, but at least "
+            f"{format_bytes(least)} ({least} bytes) of its values must be saved: raise it to that, or loosen what "
+            "must be saved in it"
+        )
+    allowed |= set(deciding.solved(own.within(room)).saved)
+    can_run = _can_run(problem)
+    return [lowered.position[k] for k in inside if can_run[k] and k not in allowed]
+
+
+def _budgets(state: State, parts: Sequence[Part | None]) -> dict[Part, list[int]]:
+    """Return the nodes of the graph problem that count against each budget of a module."""
+    found: dict[Part, list[int]] = {
+        part: [] for part in parts if part is not None and part.policy.treatment is Treatment.BUDGET
+    }
+    if found:
+        lowered, of_module = state.lowered(), {part.name: part for part in found}
+        for k, (kind, at) in enumerate(zip(lowered.kind, lowered.position, strict=True)):
+            if kind is SavedKind.VALUE and lowered.problem.size[k]:
+                for name in enclosing_modules(module_path(state.index.nodes[at])):
+                    if name in of_module:
+                        found[of_module[name]].append(k)
+    return found
+
+
+def check_budgets(state: State, policies: Policies) -> None:
+    """Check that a decision keeps to the budgets of modules.
+
+    Raises:
+        BudgetError: a module saves more bytes than its budget.
+    """
+    if state.decision is None or all(p.treatment is not Treatment.BUDGET for p in policies.given):
+        return
+    problem, saved = state.lowered().problem, set(state.decision.saved)
+    away = {value.name for value in state.decision.offloads}
+    for part, inside in _budgets(state, policies.parts(state.index.nodes)).items():
+        kept = [k for k in inside if problem.names[k] in saved - away]
+        nbytes = sum(problem.size[k] for k in kept)
+        if nbytes > part.policy.saved_bytes:
+            raise BudgetError(
+                f"{part.policy} does not hold for '{part.name}': this plan saves {format_bytes(nbytes)} ({nbytes} "
+                "bytes) of its values, some of which must run once; raise it to that"
+            )
+
+
+def _results(state: State, parts: Sequence[Part | None]) -> Mapping[int, None]:
+    """Return the owners of the memory that forward reads outside of the part that computes it."""
+    index, owner = state.index, state.storages.owner
+    found: dict[int, None] = {}
+    for i, part in enumerate(parts):
+        if part is None:
+            continue
+        for u in index.users[i]:
+            if state.roles.required_forward[u] and not _is_inside(index.nodes[u], parts[u], part):
+                found[owner[i]] = None
+    return found
+
+
+def _is_inside(node: fx.Node, own: Part | None, part: Part) -> bool:
+    """Whether a node is in a part, or in a submodule of the part with a policy of its own."""
+    if own == part or part.policy.in_code:
+        return own == part
+    return part.name in enclosing_modules(module_path(node))
+
+
+def _refuse_contradiction(node: fx.Node, part: Part) -> None:
+    """Check that the user's own tag on a node agrees with a policy.
+
+    Raises:
+        PlanError: it does not.
+    """
+    tag = node.meta.get("recompute")
+    if tag is None:
+        return
+    wanted = part.policy.treatment
+    against = must_save(node) if wanted is Treatment.RECOMPUTE else must_recompute(node)
+    if wanted is Treatment.OFFLOAD:
+        against = against or (must_save(node) and not must_offload(node))
+    if against:
+        raise PlanError(
+            f"{part.policy} contradicts the tag {tag.name} that the model's own checkpointing sets on "
+            f"'{node.name}' in '{part.name}': leave one of them out\n  {located(node)}"
+        )

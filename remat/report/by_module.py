@@ -1,0 +1,198 @@
+"""Bytes that a plan saves, and costs that it recomputes, by module and by policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import fx
+
+from remat.graph.policies import Policies, Policy
+from remat.graph.source import enclosing_modules, module_path
+from remat.report.explanation import ShowCost, again, counted, kept
+from remat.solvers.graph_problem import GraphProblem
+from remat.units import columns, format_bytes
+
+
+class Use(NamedTuple):
+    """What a plan does with one node of forward.
+
+    Attributes:
+        node: the node.
+        saved_bytes: bytes that forward saves on the device.
+        offloaded_bytes: bytes that are offloaded.
+        recompute_cost: cost of further runs.
+        runs_again: whether the node runs again.
+        cost: cost of one run.
+    """
+
+    node: fx.Node
+    saved_bytes: int = 0
+    offloaded_bytes: int = 0
+    recompute_cost: int = 0
+    runs_again: bool = False
+    cost: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Totals:
+    """Sums over the nodes of modules.
+
+    Attributes:
+        parts: the modules.
+    """
+
+    parts: set[str] = field(default_factory=set)
+    nodes: int = 0
+    saved_bytes: int = 0
+    offloaded_bytes: int = 0
+    recompute_cost: int = 0
+    runs_again: int = 0
+    cost: int = 0
+
+    def add(self, use: Use) -> None:
+        self.cost += use.cost
+        self.nodes += 1
+        self.saved_bytes += use.saved_bytes
+        self.offloaded_bytes += use.offloaded_bytes
+        self.recompute_cost += use.recompute_cost
+        self.runs_again += use.runs_again
+
+
+def uses(
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    problem: GraphProblem,
+    recomputed: Sequence[str],
+    offloaded: Mapping[str, int],
+    costs: Mapping[str, int],
+) -> Iterator[Use]:
+    """Yield what a plan does with each node of its forward graph.
+
+    Args:
+        forward: the plan's forward module.
+        backward: the plan's backward module.
+        problem: the plan's graph problem.
+        recomputed: names of the nodes that run again, one for each further run.
+        offloaded: bytes of the offloaded values by name.
+        costs: cost of one run of each node by name.
+    """
+    saved = {k.name: k.nbytes for k in kept(forward, problem, recomputed)}
+    cost: dict[str, int] = {}
+    for run in again(forward, backward, problem, recomputed):
+        cost[run.name] = cost.get(run.name, 0) + run.cost
+    for node in forward.graph.nodes:
+        if node.op != "call_function":
+            continue
+        name = node.name
+        yield Use(
+            node=node,
+            saved_bytes=0 if name in offloaded else saved.get(name, 0),
+            offloaded_bytes=offloaded.get(name, 0),
+            recompute_cost=cost.get(name, 0),
+            runs_again=name in cost,
+            cost=costs.get(name, 0),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRow:
+    """Modules whose names differ in numbers only, such as one module of each layer.
+
+    Attributes:
+        pattern: their name, with ``*`` for each number.
+        depth: their depth in the tree.
+        modules: sums over each module, by name.
+        total: sums over all of them.
+    """
+
+    pattern: str
+    depth: int
+    modules: Mapping[str, Totals]
+    total: Totals
+
+    @property
+    def treatment(self) -> str:
+        """The policy that the plan follows in all the modules; empty without a common one."""
+        found = {treatment_of(totals) for totals in self.modules.values()}
+        return found.pop() if len(found) == 1 else ""
+
+
+def treatment_of(totals: Totals) -> str:
+    """Return the policy that a plan follows in a module: save, recompute, offload; empty for a mixture."""
+    if totals.recompute_cost:
+        return "" if totals.saved_bytes or totals.offloaded_bytes else "recompute"
+    if totals.saved_bytes:
+        return "" if totals.offloaded_bytes else "save"
+    return "offload" if totals.offloaded_bytes else ""
+
+
+def module_rows(used: Iterable[Use]) -> list[ModuleRow]:
+    """Return the tree of modules, parents first. Containers that only hold numbered modules have no row."""
+    modules: dict[str, dict[str, Totals]] = {}
+    totals: dict[str, Totals] = {}
+    for use in used:
+        for name in enclosing_modules(module_path(use.node)):
+            pattern = ".".join("*" if part.isdigit() else part for part in name.split("."))
+            modules.setdefault(pattern, {}).setdefault(name, Totals()).add(use)
+            totals.setdefault(pattern, Totals()).add(use)
+    place = {pattern: k for k, pattern in enumerate(modules)}
+    lists = {p for p in modules if totals.get(f"{p}.*", Totals()).nodes == totals[p].nodes}
+    return [
+        ModuleRow(
+            pattern=pattern,
+            depth=len([p for p in enclosing_modules(pattern) if p not in lists]) - 1,
+            modules=modules[pattern],
+            total=totals[pattern],
+        )
+        for pattern in sorted(modules, key=lambda p: [place[q] for q in enclosing_modules(p)])
+        if pattern not in lists
+    ]
+
+
+def policies_of(rows: Sequence[ModuleRow]) -> dict[str, str]:
+    """Return policies that describe a plan, for the outermost modules that each follow one policy."""
+    found: dict[str, str] = {}
+    for row in rows:
+        around = {p for name in row.modules for p in enclosing_modules(name)} | {
+            *enclosing_modules(row.pattern)
+        }
+        if around & found.keys():
+            continue
+        if row.treatment:
+            found[row.pattern] = row.treatment
+        elif len(row.modules) > 1:  # they differ: each by itself
+            each = {name: treatment_of(totals) for name, totals in row.modules.items()}
+            found |= each if all(each.values()) else {}
+    return found
+
+
+def policy_lines(policies: Policies, used: Iterable[Use], show_cost: ShowCost) -> list[str]:
+    """Return a table of the policies: matches, and what the plan saves and recomputes there.
+
+    Args:
+        policies: policies of the options. Regions are annotated on the nodes.
+        used: what the plan does with each node.
+        show_cost: formats a cost.
+    """
+    listed = list(used)
+    totals: dict[Policy, Totals] = {policy: Totals() for policy in policies.given}
+    parts = policies.parts([use.node for use in listed])
+    for use, part in zip(listed, parts, strict=True):
+        if part is not None:
+            of_policy = totals.setdefault(part.policy, Totals())
+            of_policy.parts.add(part.name)
+            of_policy.add(use)
+    if not totals:
+        return []
+    rows = [["policy", "matched", "saved", "offloaded", "recomputed"]]
+    for policy, total in totals.items():
+        matched = f"{counted(len(total.parts), 'module')}, {counted(total.nodes, 'node')}"
+        if not total.nodes:
+            matched = "nothing here that no later pattern matches"
+        away = format_bytes(total.offloaded_bytes) if total.offloaded_bytes else ""
+        again_text = f"{total.runs_again} nodes, {show_cost(total.recompute_cost)}"
+        saved = format_bytes(total.saved_bytes)
+        rows.append([str(policy).removeprefix("policy "), matched, saved, away, again_text])
+    return ["  policies by module:", *(f"    {line}" for line in columns(rows, left=(0, 1)))]

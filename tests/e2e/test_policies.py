@@ -1,0 +1,173 @@
+"""Policies by module in compiled steps, and on real architectures."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.errors import BudgetWarning, PlanError
+from tests.model_types import make
+from tests.models import Outcome, build
+from tests.planning.test_policies import Net, assert_holds, saved_inside
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:Dynamo detected a call to a .functools.lru_cache.:UserWarning"
+    ),
+    # Dynamo looks at the gradients of what a compiled block is given.
+    pytest.mark.filterwarnings(
+        "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+    ),
+]
+
+
+@functools.cache
+def eager(name: str) -> Outcome:
+    return build(name).train()
+
+
+@pytest.mark.parametrize(
+    ("name", "policies"),
+    [
+        ("gpt2", {"*.h.*": "recompute", "*.attn": "save"}),  # with dropout
+        ("vit", {"*.attention": "save", "*.mlp": "recompute"}),
+    ],
+)
+def test_gradients_are_those_of_eager_to_the_bit(name: str, policies: dict[str, str]) -> None:
+    step = build(name)
+    options = {"lower": "eager", "budget": 0.5, "policies": policies}
+    torch._dynamo.reset()
+    outcome = step.train(torch.compile(step.model, backend="remat", options=options))
+    assert outcome.differs_from(eager(name)) == []
+    plan = remat.plans()[-1]
+    assert plan.policies
+    for pattern, policy in policies.items():
+        if policy == "recompute" and pattern != "*.h.*":  # whose attention is saved
+            assert saved_inside(plan, pattern) == []
+
+
+@pytest.mark.slow
+def test_gradients_under_inductor() -> None:
+    step = build("llama")
+    torch._dynamo.reset()
+    plain = step.train(torch.compile(step.model, backend="remat"))
+    torch._dynamo.reset()
+    policies = {"*.self_attn": "save", "*.mlp": "recompute"}
+    kept = step.train(torch.compile(step.model, backend="remat", options={"policies": policies}))
+    assert remat.plans()[-1].recompute_cost > remat.plans()[-2].recompute_cost
+    assert kept.gradient_distance(plain) <= 1e-5
+
+
+#: Of each architecture, what is saved and what recomputed.
+PATTERNS: dict[str, dict[str, str]] = {
+    "llama": {"*.self_attn": "save", "*.mlp": "recompute"},
+    "gemma2": {"*.self_attn": "recompute", "*.mlp": "save"},
+    "gpt2": {"*.attn": "save", "*.mlp": "recompute"},
+    "bert": {"*.attention": "recompute", "*.intermediate": "save"},
+    "t5": {"encoder.block.*": "recompute", "decoder.*": "save"},
+    "bart": {"*.encoder.*": "save", "*.decoder.layers.*": "recompute"},
+    "whisper": {"*.self_attn": "recompute", "*.encoder_attn": "save"},
+    "vit": {"*.attention": "save", "*.mlp": "recompute"},
+    "dinov2": {"*.layer.0": "recompute", "*.layer.1": "save"},
+    "mixtral": {"*.self_attn": "recompute", "*.mlp": "save"},
+    "mamba": {"*.mixer": "recompute", "*.norm": "save"},
+    "convnext": {"*.stages.1": "recompute", "*.stages.0": "save"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_policies_hold_in_the_finished_graphs(name: str, lower: str) -> None:
+    torch._dynamo.reset()
+    built, policies = make(name), PATTERNS[name]
+    joint = remat.capture(built.model, (), built.same[0], lower=lower)
+    for budget in (1, 0.3, 0, "peak:0.5"):
+        plan = remat.plan(joint, budget, policies=policies)
+        assert_holds(joint, plan, policies)
+    (recomputed,) = (p for p, policy in policies.items() if policy == "recompute")
+    assert saved_inside(remat.plan(joint), recomputed), "the pattern changes something"
+
+
+# Which graphs a pattern is about ----------------------------------------------------------------------
+
+
+def test_a_pattern_without_a_module_ends_the_compilation() -> None:
+    torch._dynamo.reset()
+    model, options = Net(), {"lower": "eager", "policies": {"*.mpl": "save"}}
+    with pytest.raises(PlanError, match=r"nearest are layers\.0\.mlp"):
+        torch.compile(model, backend="remat", options=options)(torch.randn(4, 32))
+
+
+def test_blocks_that_are_compiled_one_by_one_have_names_of_their_own() -> None:
+    torch._dynamo.reset()
+    model, before = Net(), len(remat.plans())
+    backend = remat.backend(lower="eager", policies={"*.mlp": "recompute"})
+    for layer in model.layers:
+        layer.compile(backend=backend)
+    model(torch.randn(4, 32)).backward()
+    made = remat.plans()[before:]
+    assert made
+    assert all(saved_inside(plan, "mlp") == [] for plan in made)
+    assert all("mlp" in plan.explain() for plan in made)
+    torch._dynamo.reset()
+    refusing = remat.backend(lower="eager", policies={"layers.0": "recompute"})
+    model = Net()
+    model.layers[0].compile(backend=refusing)
+    with pytest.raises(
+        PlanError, match="in a block that is compiled by itself they begin inside of it"
+    ):
+        model(torch.randn(4, 32))
+
+
+class Broken(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layers[0](x)
+        torch._dynamo.graph_break()
+        return self.head(self.layers[1](x)).sum()
+
+
+def test_a_pattern_may_match_in_a_later_graph_of_a_step() -> None:
+    torch._dynamo.reset()
+    options = {"lower": "eager", "policies": {"layers.1.mlp": "recompute"}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BudgetWarning)
+        torch.compile(Broken(), backend="remat", options=options)(torch.randn(4, 32)).backward()
+    assert saved_inside(remat.plans()[-1], "layers.1.mlp") == []
+
+
+def test_a_pattern_that_matches_in_no_graph_of_a_step_is_warned_of() -> None:
+    torch._dynamo.reset()
+    options = {"lower": "eager", "policies": {"layers.1.mlp": "recompute", "*.mpl": "save"}}
+    with pytest.warns(BudgetWarning, match=r"'\*\.mpl' match no module .* has graph breaks"):
+        torch.compile(Broken(), backend="remat", options=options)(torch.randn(4, 32)).backward()
+
+
+def test_marked_code_under_torch_compile() -> None:
+    class Marked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = (x @ self.w).sin()
+            with remat.region("recompute"):
+                x = ((x @ self.w).cos() @ self.w).exp()
+            return (x.tanh() @ self.w).sum()
+
+    torch._dynamo.reset()
+    model, x = Marked(), torch.randn(4, 8)
+    model(x).backward()
+    assert model.w.grad is not None
+    expected = model.w.grad.clone()
+    model.w.grad = None
+    torch.compile(model, backend="remat", options={"lower": "eager"})(x).backward()
+    assert torch.equal(model.w.grad, expected)
+    assert "mm_1" in remat.plans()[-1].recomputed
+    assert "remat.region('recompute')" in remat.plans()[-1].explain()

@@ -32,7 +32,7 @@ def is_skipped(op: Any) -> bool:
 
     An ignored operator has no verdict, is not counted, and runs again with its region. Ignored are
     the operators about which PyTorch never asks a policy (``detach`` and queries of metadata),
-    constants, copies by ``clone``, and markers of the profiler.
+    ``lift_fresh`` (which makes constants), ``clone``, and markers of the profiler.
     """
     return op in SAC_IGNORED_OPS or op in _ALSO or getattr(op, "namespace", "") == "profiler"
 

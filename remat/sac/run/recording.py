@@ -205,7 +205,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
     def known(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
         """Return the numbers of the storages behind tensors, except storages without a number.
 
-        A storage has a number if it existed before the step or if a recorded operator has used it.
+        A storage has a number if a given tensor has it or a recorded operator has used it.
         """
         keys = (key for t in tensors for key, _ in storages(t))
         return frozenset(self._alive[key] for key in keys if key in self._alive)
@@ -215,8 +215,8 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
         Args:
             tensors: the tensors.
-            born: moment at which uncounted storages are allocated; `_UNCOUNTED` leaves storages
-                uncounted, so that they have no bytes.
+            born: moment of allocation to record for storages that are not counted yet.
+                `_UNCOUNTED`: these storages stay uncounted, with 0 bytes.
         """
         found: dict[int, None] = {}
         for key, part in (s for t in tensors for s in storages(t)):

@@ -448,7 +448,7 @@ def without_replays(calls: Sequence[Call], returned: Iterable[fx.Node]) -> list[
     must not be counted.
 
     A call is such a replay if it repeats an earlier view, the viewed memory was written to in
-    between, and no other operator uses the result, nor does a module return it.
+    between, and nothing uses the result. A result that a module returns counts as used.
 
     Args:
         calls: operators that ran, in order.

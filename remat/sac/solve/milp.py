@@ -34,10 +34,10 @@ def plan_modules(
     """Choose the modules to checkpoint, and the operators whose results each stores.
 
     Among the plans whose peak stays within the budget, the returned plan has the least recompute
-    time, up to ``gap``. It checkpoints no leaf, no module within a checkpointed module, and no module that
-    contains an FSDP unit. For each module, an integer program selects one of several Pareto-optimal
-    sets of operators to store, or none. The chosen plan is simulated moment by moment
-    (`remat.sac.solve.peaks`).
+    time, up to ``gap``. It checkpoints no leaf, no module within a checkpointed module, and no
+    module that contains an FSDP unit. For each module that may be checkpointed, an integer program
+    selects one of several Pareto-optimal sets of operators to store, or leaves the module as it is.
+    The chosen plan is simulated moment by moment (`remat.sac.solve.peaks`).
 
     Args:
         tree: the modules.

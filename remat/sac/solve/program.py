@@ -49,8 +49,8 @@ class Outcome:
     Attributes:
         decision: dict from the position of each checkpointed module to its choice.
         simulated: simulated memory of the step under the decision.
-        bound_ps: lower bound in picoseconds on the recompute time of any decision that fits, with
-            the same choices.
+        bound_ps: lower bound in picoseconds on the recompute time of any decision that fits and
+            takes its choices from the same options.
     """
 
     decision: Decision

@@ -30,9 +30,9 @@ _STATISTICS = {
 def is_skipped(op: Any) -> bool:
     """Return whether selective checkpointing ignores an operator.
 
-    An ignored operator has no verdict, is not counted, and runs again with its region. PyTorch never
-    asks a policy about some of these: ``detach`` and queries of metadata. The others are ``clone``,
-    ``lift_fresh`` (which makes constants), and markers of the profiler.
+    An ignored operator has no verdict, is not counted, and runs again with its region. Ignored are
+    ``detach`` and queries of metadata, about which PyTorch never asks a policy. Also ignored are
+    ``clone``, ``lift_fresh`` (which makes constants), and markers of the profiler.
     """
     return op in SAC_IGNORED_OPS or op in _ALSO or getattr(op, "namespace", "") == "profiler"
 

@@ -41,7 +41,8 @@ def apply(
         model: the model for which the plan was made, or a model with the same modules.
         plan: the modules to checkpoint, and the operators whose results each module stores.
         policies: further policies to compose with the plan's; see `remat.sac.policy`.
-        firm: whether the plan's verdicts are MUSTs; see `remat.sac.policy`.
+        firm: whether the plan's verdicts are MUST_SAVE and MUST_RECOMPUTE; see
+            `remat.sac.policy`.
         strict: whether operators that differ from the plan are an error; see `remat.sac.policy`.
         allow_cache_entry_mutation: see `remat.sac.context_fn`.
 
@@ -104,8 +105,8 @@ class Checkpointed:
     ``forward``.
 
     Attributes:
-        before: the ``forward`` that was set on the instance before; None if the module used the
-            method of its class.
+        before: the ``forward`` that was set on the instance before `apply`; None if the module used
+            the method of its class.
     """
 
     def __init__(
@@ -180,6 +181,10 @@ def _check(model: nn.Module, chosen: list[tuple[ModulePlan, nn.Module]]) -> None
 
     The error is raised if the model already follows a plan, or if two planned modules are nested or
     the same.
+
+    Args:
+        model: the model.
+        chosen: (plan, module) of each module to checkpoint.
     """
     names_forwards = ((n, own_forward(m)) for n, m in model.named_modules())
     applied = next((n for n, f in names_forwards if isinstance(f, Checkpointed)), None)

@@ -40,7 +40,7 @@ def estimate(
     cost: str | CostModel | None = None,
     fake: bool | None = None,
 ) -> ModuleTree:
-    """Estimate, for each module, the memory that checkpointing frees and the time it takes.
+    """Estimate, for each module, the memory that checkpointing frees and the time that it costs.
 
     Args:
         model: the model in train mode.
@@ -81,7 +81,7 @@ def plan(
 ) -> SACPlan:
     """Choose the modules to checkpoint, and the results each stores, so that a step fits into memory.
 
-    Among the choices that fit, the plan takes the least recompute time, up to ``gap``.
+    Among the choices that fit, the plan has the least recompute time, up to ``gap``.
 
     Args:
         model: the model in train mode. Or the result of `estimate`, to plan again for another
@@ -91,8 +91,8 @@ def plan(
         memory: budget for the step's peak, including parameters and gradients: ``"12GiB"``, an int
             of bytes, or a number from 0 to 1. Such a number is a ratio of the peak without
             checkpointing.
-        solver: knapsack solver, as a name or an instance, that decides within modules. None or
-            ``"auto"``: exact Pareto frontiers decide.
+        solver: knapsack solver, as a name or an instance, that finds the sets of results that a
+            module may store. None or ``"auto"``: they come from its exact Pareto frontier.
         mode: name of the mode in which runtimes are estimated.
         cost: cost model to use instead of the mode's own: a name such as ``"roofline:h100"`` or an
             instance.
@@ -181,7 +181,17 @@ def check(
     Peaks are measured by the allocator. The model, its gradients, and the states of random
     generators are the same afterwards as before.
 
+    Args:
+        model: the model, to which no plan has been applied.
+        plan: the plan to check.
+        args: positional arguments of a call.
+        kwargs: keyword arguments of a call.
+
+    Returns:
+        The measurements of the step without the plan and with it.
+
     Raises:
+        PlanError: the plan does not fit the model, as in `apply`.
         CaptureError: ``model`` is a class instead of an instance, or no output requires a gradient.
             Or a parameter, buffer or input is a meta or fake tensor, so no step can run.
     """
@@ -220,7 +230,7 @@ def check(
 
 
 def _check_real(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise a CaptureError if a parameter, buffer or input is a meta or fake tensor, without data."""
+    """Raise a CaptureError if a parameter, buffer or input is a meta or fake tensor and has no data."""
     named = [*model.named_parameters(), *model.named_buffers()]
     named += [("an input", t) for t in tensors_in((tuple(args), kwargs))]
     for name, tensor in named:
@@ -236,7 +246,7 @@ def _check_real(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 def _timed(
     step: Any, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
 ) -> float:
-    """Return the milliseconds that forward and backward of one step take."""
+    """Run forward and backward of one step, and return the milliseconds that they take."""
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.synchronize(device)

@@ -52,17 +52,18 @@ def policy(
     Args:
         plan: the plan of one module or of a model.
         others: further policies to compose with the plan's; see `remat.sac.compose`.
-        firm: whether the plan's verdicts are MUSTs. Otherwise they are PREFERs, which a MUST of
-            another policy or a compiler may override.
+        firm: whether the plan's verdicts are MUST_SAVE and MUST_RECOMPUTE. Otherwise they are
+            PREFER_SAVE and PREFER_RECOMPUTE. A compiler, or a MUST verdict of another policy, may
+            override a PREFER verdict.
         strict: whether a module whose operators differ from the plan is an error. If False,
             operators are matched by name: the n-th ``aten.mm.default`` of a run has the verdict of
-            the n-th one in the plan. Verdicts are then PREFERs, and operators that the plan lacks
-            are recomputed. Gradients stay correct, but memory may differ from the plan.
+            the n-th one in the plan. Verdicts are then PREFER verdicts, and operators that the plan
+            lacks are recomputed. Gradients stay correct, but memory may differ from the plan.
         allow_cache_entry_mutation: see `remat.sac.context_fn`.
 
     Returns:
-        For a `ModulePlan`, a ``context_fn``. For a `SACPlan`, a dict of module name to
-        ``context_fn``.
+        For a `ModulePlan`, a ``context_fn``. For a `SACPlan`, a dict from the name of each module
+        to its ``context_fn``.
 
     Raises:
         ProblemError: ``plan`` is not a plan, or one of ``others`` is not a policy.
@@ -113,7 +114,7 @@ class _Planned:
 
     If a compiler traces the module, its operators differ slightly: dropout, for example, is a
     single operator. The policy then looks up operators by name instead. It answers PREFER_RECOMPUTE
-    for operators that the plan lacks, which leaves them to the partitioner.
+    for operators that the plan lacks, so that the compiler's partitioner decides about them.
     """
 
     def __init__(self, plan: ModulePlan, *, firm: bool, strict: bool) -> None:
@@ -158,7 +159,11 @@ class _Planned:
             )
 
     def _next_index(self, name: str) -> int:
-        """Return the position of the next operator, and check that the plan has ``name`` there."""
+        """Return the plan's position of the next operator, which is called ``name``.
+
+        Raises:
+            PolicyError: the plan has another operator at this position, or none.
+        """
         index = self._met
         expected = self._plan.ops[index] if index < len(self._plan.ops) else "the end"
         if name != expected:
@@ -167,7 +172,7 @@ class _Planned:
         return index
 
     def _index_by_name(self, name: str) -> int | None:
-        """Return the plan's position for this occurrence of ``name``; None if the plan has fewer."""
+        """Return the plan's position of the next operator called ``name``; None if there is none."""
         place = (name, self._met_by_name[name])
         self._met_by_name[name] += 1
         return self._by_name.get(place)

@@ -1,4 +1,4 @@
-"""Memory that each module call of a step makes, and keeps for backward."""
+"""Memory that each module call of a step allocates, and keeps for backward."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class CallStats:
         back: moment at which backward first reads a tensor saved in the call. A checkpointed module
             would run again here.
         back_end: moment at which backward last reads a tensor saved in the call.
-        activation_bytes: bytes that the call allocates, does not return, and that are alive after
-            ``back``.
-        input_bytes: bytes of inputs that are freed by ``back`` unless the module is checkpointed.
+        activation_bytes: bytes of the storages that the call allocates and does not return, and
+            that are alive after ``back``.
+        input_bytes: bytes of the call's inputs that are freed before ``back``, unless the module is
+            checkpointed.
         gradient_bytes: largest increase of the step's alive bytes from ``back`` until ``back_end``.
         made: alive bytes of all storages allocated in the call, at each moment of its forward.
         freed_at: for each operator, the moment at which it ran and the moment at which its result
@@ -40,12 +41,17 @@ class CallStats:
 
     @property
     def freeable_bytes(self) -> int:
-        """Bytes that checkpointing frees until ``back`` if no results are stored."""
+        """Bytes that checkpointing frees from ``end`` until ``back`` if no results are stored."""
         return self.activation_bytes - self.input_bytes
 
 
 def call_stats(step: Lifetimes, span: ModuleSpan) -> CallStats:
-    """Return the memory of a module call in a step. The call must have a backward."""
+    """Return the memory of a module call in a step.
+
+    Args:
+        step: storages of the step.
+        span: the module call. Backward must read a tensor saved in it.
+    """
     made = step.made(span)
     # A returned storage stays alive in any case, so checkpointing does not free it.
     crosses = [k for k in made if k not in span.outputs and step.died[k] > span.back_begin]
@@ -74,12 +80,12 @@ def call_stats(step: Lifetimes, span: ModuleSpan) -> CallStats:
 def as_checkpointed(step: Lifetimes, span: ModuleSpan, stats: SACStats) -> SACStats:
     """Return the statistics that a module's operators have if the module is checkpointed.
 
-    There are two changes. First, a returned result counts its bytes if it would be freed before
-    backward. Second, operators after the last saved tensor take no time, because recomputation
-    stops there.
+    There are two changes. First, a returned result counts its bytes if it is freed before the
+    backward of the call. Second, operators after the call's last saved tensor take no time, because
+    recomputation stops there.
 
     Args:
-        step: the step.
+        step: storages of the step.
         span: the module call.
         stats: statistics of the call's operators without checkpointing.
     """

@@ -43,7 +43,7 @@ def model_of(mode: str, cost: CostModel | None = None) -> CostModel:
 
 
 def runtimes(calls: Iterable[Call], model: CostModel) -> dict[fx.Node, float]:
-    """Return the milliseconds of each node in `Call.parts`, without calls that are skipped.
+    """Return the milliseconds of each node in `Call.parts`; skipped calls are left out.
 
     `Profile` measures views as well, because each takes about a microsecond on a CPU. With any
     other cost model, views take no time, nor do operators that allocate memory without writing to
@@ -107,9 +107,9 @@ def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[in
     """Return the pairs of operators that share a decision, and the operators that must run again.
 
     Every operator that writes to a storage shares the decision of the first operator on the
-    storage. So does every operator that read the storage before. If the written value were stored,
-    a repeated read would find it instead of the earlier value. An operator that writes to a copy by
-    ``clone`` must run again, because each rerun makes a new copy.
+    storage. So does every operator that read the storage before the write. If the written value
+    were stored, a repeated read would find it instead of the earlier value. An operator that writes
+    to a copy by ``clone`` must run again, because each rerun makes a new copy.
 
     Args:
         calls: operators of a module call, including skipped ones.
@@ -157,7 +157,7 @@ def _repeated(
     so must all random operators. Groups are followed until no operator is added.
 
     Args:
-        copied: operators that write to copies by ``clone``.
+        copied: operators that write to copies by ``clone``, so that they must run again.
         together: pairs of operators that share a decision; see `_groups`.
         views: operators that return views.
         drawn: operators that may draw random numbers.

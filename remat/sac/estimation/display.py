@@ -38,7 +38,7 @@ Point = tuple[float, float]
 def show(table: Table, *, ruled: bool = False) -> None:
     """Print a table.
 
-    Without a terminal, the table has no rules and its lines are not wrapped.
+    If the output is no terminal, the table has no lines between cells and rows are not wrapped.
 
     Args:
         table: the table.
@@ -86,8 +86,8 @@ def operators(stats: SACStats) -> Table:
 def steps(order: SACGreedyOrderMeta, stats: SACStats) -> Table:
     """Return a table of a module's greedy order, with cumulated bytes and milliseconds in each row.
 
-    The rows are views, which are always recomputed, then candidates in greedy order, then items
-    that are always stored. All rows are cumulated, those of stored items included.
+    The first rows are operators that are always recomputed. Candidates in greedy order follow, then
+    items that are always stored. The figures of stored items are cumulated, too.
     """
     table = _table()
     table.add_column("Op Names", overflow="fold")
@@ -138,7 +138,7 @@ def order_data(order: SACGreedyOrderMeta) -> dict[str, Any]:
 
 
 def tradeoff_data(fitted: SACTradeOffStats | None) -> dict[str, Any] | None:
-    """Convert a trade-off to a dict for JSON, or None to None.
+    """Convert a trade-off to a dict for JSON; None stays None.
 
     The curve becomes a list of pairs, because keys in JSON are text.
     """

@@ -42,13 +42,15 @@ class Estimate:
     """Statistics of modules, with the orders, curves, tables and JSON derived from them.
 
     Attributes:
-        sac_mod_stats: module name to the statistics of the module's first call. The outermost
-            module is named by its class, every other module by its path: ``Model.layers.0``.
-        sac_mod_greedy_order_meta: module name to the greedy order.
-        sac_mod_tradeoff_stats: module name to the trade-off; filled by `pwlf_sac_tradeoff_curve`.
-        sac_mod_calls: module name to the number of its calls.
-        sac_mod_unsteady: module name to the reason why the module cannot have a plan: its calls run
-            different operators. Such modules have no statistics, order or trade-off.
+        sac_mod_stats: dict from module name to the statistics of the module's first call. The
+            outermost module is named by its class, every other module by its path:
+            ``Model.layers.0``.
+        sac_mod_greedy_order_meta: dict from module name to the module's greedy order.
+        sac_mod_tradeoff_stats: dict from module name to the module's trade-off; filled by
+            `pwlf_sac_tradeoff_curve`.
+        sac_mod_calls: dict from module name to the number of the module's calls.
+        sac_mod_unsteady: dict from the name of each module whose calls run different operators to a
+            text that says so. Such a module has no statistics, order or trade-off, and no plan.
         mode: name of the mode in which runtimes are estimated.
         cost: the cost model in use.
     """
@@ -180,8 +182,8 @@ class Estimate:
     def _take(self, name: str, stats: SACStats) -> None:
         """Add the statistics of one module call.
 
-        The first call of a run defines the module's statistics. If a later call runs different
-        operators, the module becomes unsteady.
+        The first call of the module in a run defines the module's statistics. If a later call of
+        the run has different operators, the module moves to `sac_mod_unsteady`.
 
         Raises:
             ProblemError: the module ran different operators in an earlier run of the estimator.
@@ -215,7 +217,7 @@ class Estimate:
 
 
 class SACEstimator(Estimate):
-    """Estimates, for each module, the memory that selective checkpointing frees and the time it takes.
+    """Estimates, for each module, the memory that checkpointing frees and the time that it costs.
 
     Use it under ``FakeTensorMode``. Then nothing is allocated, and operators run only if their
     runtimes are measured. Modules with children are recorded, each under its name::
@@ -267,9 +269,9 @@ class SACEstimator(Estimate):
                 on tensors made for it (see `remat.graph.costs.Profile`).
                 ``"operator-level-cost-model"`` is a roofline of `gpu_type` on any machine.
             cost: cost model to use instead of the mode's own, such as ``Roofline.parse("a100")``.
-            fake: False to record a run on real tensors. Some models run other operators on fake
-                tensors. ``transformers``, for example, can inspect the values of a mask only on
-                real tensors.
+            fake: False to record a run on real tensors. Some models run different operators on
+                real tensors than on fake ones. ``transformers``, for example, can inspect the
+                values of a mask only on real tensors.
 
         Returns:
             The estimator itself.
@@ -284,7 +286,7 @@ class SACEstimator(Estimate):
         return self
 
     def __enter__(self) -> Self:
-        """Start recording, and return the estimator; raises the errors of `record`."""
+        """Start recording, and return the estimator. The errors are those of `record`."""
         self._contexts.enter_context(self.record().forward())
         return self
 
@@ -292,7 +294,9 @@ class SACEstimator(Estimate):
         self._contexts.close()
 
     def record(self, given: Iterable[torch.Tensor] = ()) -> StepRecorder:
-        """Return a recorder for a run; each outermost module that ends adds to the statistics.
+        """Return a recorder for a run of modules, which adds to the statistics of the estimator.
+
+        The statistics are added when a call of an outermost module ends.
 
         Args:
             given: tensors that exist before the run.

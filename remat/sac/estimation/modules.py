@@ -39,12 +39,12 @@ class ModuleStats:
         parameter_bytes: bytes of the module's parameters; their gradients take as many.
         calls: memory of the module's calls that have a backward.
         stats: statistics of the module's operators; None for a leaf, or if calls run different
-            operators. Unlike in `SACEstimator`, a returned result counts its bytes if it would be
-            freed before backward. Operators after the last saved tensor take no time, because
-            recomputation stops there.
+            operators. Unlike in `SACEstimator`, a returned result counts its bytes if it is freed
+            before the module's backward. Operators after the module's last saved tensor take no
+            time, because recomputation stops there.
         why_not: reason why the module cannot be checkpointed; empty if there is none.
-        overhead_ms: milliseconds that recomputation takes beyond the operators, for policies and
-            PyTorch's bookkeeping; 0 if not measured.
+        overhead_ms: milliseconds that recomputation takes beyond the operators, because of Python
+            code and PyTorch's bookkeeping; 0 if not measured.
     """
 
     name: str
@@ -63,18 +63,18 @@ class ModuleStats:
 
     @property
     def operators(self) -> SACStats:
-        """Statistics of the module's operators, for a module that has some."""
+        """Statistics of the module's operators; a module without statistics fails an assertion."""
         assert self.stats is not None, f"'{self.name}' has no statistics"
         return self.stats
 
     @property
     def can_run_again(self) -> bool:
-        """Whether the module may be checkpointed: not the model, not a leaf, and without `why_not`."""
+        """Whether the module may be checkpointed: it is not the model, and `why_not` is empty."""
         return bool(self.fqn) and not self.why_not and self.stats is not None
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes that the module's calls allocate, do not return, and that backward needs."""
+        """Bytes of storages that the module's calls allocate, do not return, and keep for backward."""
         return sum(call.activation_bytes for call in self.calls)
 
 
@@ -164,9 +164,9 @@ def collect_modules(
             (`remat.sac.estimation.reruns`), unless ``cost`` is given.
         cost: cost model to use instead of the mode's own.
         fake: whether the step runs on fake tensors, which need neither memory nor a GPU. Some
-            models run other operators on fake tensors (see `SACEstimator`). A plan with other
-            operators is refused when the model runs. None: use real tensors only if all parameters,
-            buffers and inputs are on the CPU.
+            models run different operators on fake tensors (see `SACEstimator`). When such a model
+            runs under a plan, it may raise a PolicyError. None: use real tensors only if all
+            parameters, buffers and inputs are on the CPU.
 
     Raises:
         ProblemError: ``mode`` is unknown, ``model`` is not a module, or a module cannot be
@@ -232,12 +232,12 @@ def _on_the_cpu(tensors: Iterable[torch.Tensor]) -> bool:
 def build_tree(
     model: nn.Module, estimator: SACEstimator, lifetimes: Lifetimes, state_bytes: int
 ) -> ModuleTree:
-    """Combine an estimator's operators with the memory of the same step.
+    """Build the tree from the operators that an estimator received and the memory of the same step.
 
     Args:
         model: the model.
         estimator: estimator that received the operators of the step.
-        lifetimes: memory of the step.
+        lifetimes: storages of the step.
         state_bytes: see `ModuleTree`.
     """
     spans = lifetimes.spans
@@ -288,11 +288,17 @@ def build_tree(
 def with_reruns(
     tree: ModuleTree, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> ModuleTree:
-    """Return a tree whose runtimes are measured while modules run again on the CPU.
+    """Return a copy of a tree with runtimes that are measured while modules run again on the CPU.
 
     Nested modules are checkpointed in separate steps, one set of steps per nesting level. Modules
     with the same operators get the same times, namely their medians, so that they stay equal. If a
     module fails when it runs again, all modules of its level keep their estimated runtimes.
+
+    Args:
+        tree: the modules with estimated runtimes.
+        model: the model.
+        args: positional arguments of a call.
+        kwargs: keyword arguments of a call.
     """
     # Level 0 runs even without modules, because its steps also time forward.
     levels: dict[int, list[str]] = {0: []}
@@ -325,7 +331,13 @@ def _kind(stats: SACStats) -> tuple[Any, ...]:
 def _as_alike(
     module: ModuleStats, alike: Mapping[Any, Sequence[tuple[list[float], float]]]
 ) -> ModuleStats:
-    """Return a module with the median times of all modules of its kind; see `_kind`."""
+    """Return a copy of a module with the median times of all modules of its kind.
+
+    Args:
+        module: the module.
+        alike: dict from a kind (see `_kind`) to the times of each module of this kind: its
+            operators' milliseconds and its overhead.
+    """
     times, overheads = zip(*alike[_kind(module.operators)], strict=True)
     typical = [statistics.median(each) for each in zip(*times, strict=True)]
     return replace(

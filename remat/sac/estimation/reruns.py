@@ -43,8 +43,8 @@ class Rerun:
 
     Attributes:
         ops: (name, milliseconds) of each operator in order, without skipped operators. The
-            milliseconds are the time saved if the operator's result is stored. They include freeing
-            memory before the operator.
+            milliseconds are the time saved if the operator's result is stored. They include the
+            time in which memory is freed before the operator.
         overhead_ms: milliseconds that the rerun takes if the results of all operators are stored.
     """
 
@@ -52,11 +52,11 @@ class Rerun:
     overhead_ms: float
 
     def runtimes(self, names: Sequence[str], otherwise: Sequence[float]) -> list[float]:
-        """Return the milliseconds of operators, matched by name and order.
+        """Return the milliseconds of given operators, matched to `ops` by name and order.
 
         Args:
             names: names of a module's operators, in order.
-            otherwise: milliseconds of the same operators, for those that did not run again.
+            otherwise: milliseconds of the same operators; they hold for operators that `ops` lacks.
         """
         found = list(otherwise)
         ran = [name for name, _ in self.ops]
@@ -72,8 +72,8 @@ class Reruns:
 
     Attributes:
         forward_ms: milliseconds of forward's operators.
-        modules: module name to the module's times. Modules whose operators differ between steps are
-            left out.
+        modules: dict from module name to the module's times. Modules whose operators differ between
+            steps are left out.
     """
 
     forward_ms: float
@@ -118,7 +118,14 @@ def time_reruns(
 def _checkpointed(
     model: nn.Module, names: Sequence[str], watch: _Watch, policy: PolicyLike
 ) -> Iterator[None]:
-    """Checkpoint modules within the ``with`` block, with their reruns reported to ``watch``."""
+    """Checkpoint modules within the ``with`` block, and pass their calls to ``watch.call``.
+
+    Args:
+        model: the model.
+        names: names of the modules, as in ``model.named_modules()``.
+        watch: object that times the modules when they run again.
+        policy: checkpointing policy of each module.
+    """
     with contextlib.ExitStack() as undo:
         for name in names:
             module = model.get_submodule(name)
@@ -130,7 +137,7 @@ def _checkpointed(
 
 
 def _everything(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Policy that saves the result of every operator."""
+    """Return PREFER_SAVE for every operator; the function is a policy."""
     return CheckpointPolicy.PREFER_SAVE
 
 
@@ -162,7 +169,7 @@ class _Watch:
             self._forward.append(self._timer.forward_ms)
 
     def call(self, name: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a module's forward; if backward is running, also time it."""
+        """Run a module's forward, and return its result; if backward is running, also time it."""
         if not in_backward():
             return forward(*args, **kwargs)
         self._timer.again = []
@@ -218,7 +225,8 @@ class _Timer(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         forward_ms: milliseconds of all operators of forward.
-        again: (name, begin, end) of each operator of the module that runs again, in seconds.
+        again: (name, begin, end) of each operator of the module that currently runs again; begin
+            and end are in seconds.
     """
 
     def __init__(self) -> None:
@@ -251,7 +259,7 @@ def policy_ms() -> float:
 
 
 def _slower_ms(make: Callable[[], contextlib.AbstractContextManager[Any]]) -> float:
-    """Return the milliseconds that running in a context adds to a short operator.
+    """Return the milliseconds that a context manager adds to a short operator in its block.
 
     Args:
         make: function that returns a new context manager.

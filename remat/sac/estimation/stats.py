@@ -29,7 +29,8 @@ class SACStats:
         runtimes: milliseconds of each operator.
         memory: bytes of the storages that each operator allocates. Views have 0, and so have
             storages that the module returns, because these stay alive in any case.
-        view_like_ops: operators that return views.
+        view_like_ops: operators that are always recomputed: those that return views, those that
+            write to a copy by ``clone``, and those that share a decision with the latter.
         rand_ops: operators that draw random numbers, and operators that may draw some because they
             are not declared pure (`remat.declare_pure`).
         saved_autograd_ops: operators whose results autograd saves for backward.
@@ -61,7 +62,7 @@ class MSPS(NamedTuple):
         op_idx: position of the operator, or of the group's first operator.
         memory: bytes that recomputing the candidate frees.
         runtime: milliseconds that recomputing the candidate takes.
-        msps: bytes per millisecond; infinite if recomputing takes no time.
+        msps: ``memory`` per ``runtime``, in bytes per millisecond; infinite if ``runtime`` is 0.
     """
 
     func_names: set[str]
@@ -81,7 +82,8 @@ class SACTradeOffStats:
         intercepts: intercept of each segment.
         fit_breaks: fractions of memory discarded at which segments begin, then the end of the last
             one.
-        tradeoff_curve: fraction of memory discarded to fraction of runtime recomputed.
+        tradeoff_curve: points of the greedy curve, as a dict from the fraction of memory discarded
+            to the fraction of runtime recomputed.
         sac_memory: bytes of all operators.
         sac_runtime: milliseconds of all operators.
     """
@@ -102,9 +104,11 @@ class SACGreedyOrderMeta:
     Attributes:
         recomputed_ops: operators that are always recomputed.
         stored_ops: first operators of the items that are always stored.
-        inplace_op_groups: first operator of each item with in-place writes to the item's operators.
-        random_ops_group: first operator of each item with random operators to the item's operators.
-        msps_meta: candidates, most bytes per time first.
+        inplace_op_groups: operators of each item with in-place writes, by the item's first
+            operator.
+        random_ops_group: operators of each item with random operators, by the item's first
+            operator.
+        msps_meta: candidates for recomputation, most freed bytes per millisecond first.
     """
 
     recomputed_ops: set[int]
@@ -131,12 +135,12 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
-    """Operators of a module, separated into those that a solver decides and those with a fixed decision.
+    """Operators of a module, split into those that a solver decides and those with a fixed decision.
 
     Attributes:
-        free: items that a solver decides, by the position of their first operator.
+        free: items that a solver decides, in the order of their first operators.
         stored: items that are always stored.
-        recomputed: views, which are always recomputed.
+        recomputed: operators that are always recomputed; see `SACStats.view_like_ops`.
     """
 
     free: tuple[Item, ...]
@@ -149,8 +153,8 @@ def group(stats: SACStats) -> Grouping:
 
     An in-place group holds all operators that write to one storage, and the operator that allocated
     it. The group is always stored if the module did not allocate the storage. That is the case if
-    the first operator on the storage is itself in place or is a view. Recomputing would write to
-    the caller's memory twice.
+    the first operator on the storage writes in place or returns a view. If the group were
+    recomputed, it would write to the caller's memory twice.
 
     Random operators are always stored if `SACStats.force_store_random` is set, together with their
     groups. Groups with a common operator are merged.
@@ -216,8 +220,8 @@ def check(stats: SACStats) -> None:
 def difference(before: SACStats, after: SACStats) -> str | None:
     """Return the first difference between the operators of two module calls; None if there is none.
 
-    The text is the start of a clause: "runs aten.mm.default as operator 3 instead of
-    aten.add.Tensor, which".
+    The returned text is the start of a clause, which the caller completes: "runs aten.mm.default as
+    operator 3 instead of aten.add.Tensor, which".
     """
     for i, (a, b) in enumerate(zip(before.func_names, after.func_names, strict=False)):
         if a != b:

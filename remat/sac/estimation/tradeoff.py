@@ -41,7 +41,7 @@ def as_knapsack(grouping: Grouping, capacity: int) -> KnapsackProblem:
 
 
 def exact_frontier(stats: SACStats) -> KnapsackFrontier:
-    """Return all Pareto-optimal choices of a module's free items to store.
+    """Return all Pareto-optimal sets of a module's free items (see `Grouping`) to store.
 
     Weights are the bytes stored, values the picoseconds of recomputation avoided.
     """
@@ -52,9 +52,9 @@ def exact_frontier(stats: SACStats) -> KnapsackFrontier:
 def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
     """Order the candidates of a module by freed bytes per recompute time, largest first.
 
-    Views are always recomputed and are not candidates. Operators that share a decision are one
-    candidate. Candidates without recompute time come first. Ties are in the order in which the
-    operators ran.
+    Operators that are always recomputed, such as views, are no candidates. Operators that share a
+    decision are one candidate. Candidates without recompute time come first. Candidates with equal
+    ratios keep the order in which their operators ran.
     """
     grouping = group(stats)
     written = {i for pair in stats.inplace_ops for i in pair}
@@ -84,10 +84,13 @@ def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
 
 
 def greedy_curve(stats: SACStats, order: SACGreedyOrderMeta) -> OrderedDict[float, float]:
-    """Return the curve of a greedy order: fraction of memory discarded to fraction recomputed.
+    """Return the memory discarded and the runtime recomputed along a greedy order, as a curve.
 
-    The first point is that of the views, which are always recomputed. Each candidate adds one
+    The first point holds for the operators that are always recomputed. Each candidate adds one
     point. Candidates that free no bytes are left out, because recomputing them has no benefit.
+
+    Returns:
+        Dict from the fraction of memory discarded to the fraction of runtime recomputed.
     """
     memory, runtime = sum(stats.memory), sum(stats.runtimes)
     spent = sum(stats.runtimes[i] for i in order.recomputed_ops)
@@ -108,8 +111,8 @@ def upper_envelope(
 
     The curve is a staircase: between two of its points, all candidates up to the later point must
     be recomputed. Each line lies above all stairs in its range. Among all such fits, the result has
-    the least total area below the lines. It is found by dynamic programming over the beginnings of
-    segments. Consecutive lines need not meet. (PyTorch's estimator computes a least-squares fit,
+    the least total area below the lines. Dynamic programming over the beginnings of segments finds
+    it. Consecutive lines need not meet. (PyTorch's estimator computes a least-squares fit,
     which cuts through the stairs.)
 
     Args:
@@ -188,13 +191,20 @@ def fit(corners: Sequence[Point], end: float, segments: int) -> list[tuple[float
 def _best_lines(
     corners: Sequence[Point], starts: Sequence[float], first: int
 ) -> list[tuple[float, float, float]]:
-    """Return the lines of least area above the corners from ``first`` on, one per last corner.
+    """Return the best line above corners ``first`` to ``last``, for each ``last`` from ``first`` on.
+
+    The best line has the least area below it.
 
     The area below a line is its width times its height at the middle of its range. So the best line
     runs along the edge of the corners' upper hull above the middle.
 
+    Args:
+        corners: corners (x, y) of a rising staircase, from left to right.
+        starts: x of each corner, then the x at which the staircase ends.
+        first: position of the first corner below the line.
+
     Returns:
-        (area, slope, intercept) for each last corner.
+        (area, slope, intercept) of the best line for each ``last``.
     """
     hull: list[Point] = []
     found: list[tuple[float, float, float]] = []

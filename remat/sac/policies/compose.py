@@ -31,8 +31,8 @@ def compose(*policies: PolicyLike) -> Policy:
     order. It calls all of them even if an early answer already decides, because a policy may count
     operators.
 
-    A MUST answer beats every PREFER answer. Without a MUST, the first answer other than
-    PREFER_RECOMPUTE holds. So a policy that has no preference for an operator answers
+    A MUST answer beats every PREFER answer. Without a MUST answer, the first answer other than
+    PREFER_RECOMPUTE holds. So a policy without a preference for an operator should answer
     PREFER_RECOMPUTE.
 
     A policy may have a method ``fresh()``. Each run of a region then uses the policy that

@@ -94,7 +94,7 @@ class RandomOps:
 
 
 def _has_generator(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Return whether an argument is a `torch.Generator`, whose state checkpointing does not restore."""
+    """Return whether an argument is a `torch.Generator`; checkpointing does not restore its state."""
     return any(isinstance(x, torch.Generator) for x in (*args, *kwargs.values()))
 
 
@@ -153,9 +153,9 @@ class Writes:
             out: the operator's result.
 
         Raises:
-            PolicyError: the operator writes in place, and its verdict is the opposite of the
-                verdict for the tensor's maker. Or the operator is saved and writes to a tensor that
-                a recomputed operator has read.
+            PolicyError: the operator writes in place to a tensor made in the region, and either the
+                operator or the tensor's maker is saved, but not both. Or the operator is saved, and
+                a recomputed operator has read the tensor.
         """
         given = _storages([*args, *kwargs.values()])
         saved = verdict in SAVE
@@ -181,7 +181,16 @@ class Writes:
                     self._versions.setdefault(key, (op, torch_compat.version(outside)))
 
     def _write(self, op: Any, key: int, verdict: CheckpointPolicy) -> None:
-        """Check one in-place write to the storage ``key``, and remember the write if it is saved."""
+        """Check one in-place write, and remember the storage if the write is saved.
+
+        Args:
+            op: the operator that writes.
+            key: id of the storage that is written to.
+            verdict: final verdict for the operator.
+
+        Raises:
+            PolicyError: the verdict is inconsistent; see `record`.
+        """
         maker, kept = self._made.get(key, (None, False))
         if verdict not in SAVE:
             if kept:
@@ -226,11 +235,12 @@ class Writes:
         In backward, PyTorch compares each saved tensor's version with the version in its cache
         entry. After this call, only later writes to a saved tensor raise an error. Results of
         in-place operators are exempt, because PyTorch returns the operator's argument and ignores
-        the cached result. So a step counter of the caller may keep counting.
+        the cached result. So a step counter that the region increments may change again before
+        backward.
 
         Args:
-            cache: operator to its cache entries by call number, as PyTorch's forward context stores
-                them.
+            cache: dict from each operator to its cache entries by call number, as PyTorch's forward
+                context stores them.
         """
         if not self._written:
             return
@@ -245,7 +255,7 @@ class Writes:
 
 
 def _keys_written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
-    """Return the storages that an in-place operator writes to; an empty list for other operators."""
+    """Return the ids of the storages that an operator writes to; empty if it is not in place."""
     return _keys(declared_writes(op, args, kwargs)) if _is_in_place(op) else []
 
 
@@ -259,7 +269,7 @@ def _keys(values: Iterable[Any]) -> list[int]:
 
 
 def _storages(values: Iterable[Any]) -> dict[int, torch.Tensor]:
-    """Return the storages of all tensors in ``values``: storage id to the first tensor on the storage.
+    """Return a dict from the id of each storage in ``values`` to the first tensor on the storage.
 
     This function runs for every operator, so plain tensors take a fast path.
     """

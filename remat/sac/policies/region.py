@@ -70,7 +70,7 @@ def context_fn(
 
 
 def _contexts(run: _Run, allow_cache_entry_mutation: bool) -> tuple[Any, Any]:
-    """Return PyTorch's forward and recompute contexts for a policy."""
+    """Return PyTorch's two context managers for a run of a region: for forward and recomputation."""
     make: Any = create_selective_checkpoint_contexts
     forward, recompute = make(run, allow_cache_entry_mutation=allow_cache_entry_mutation)
     return forward, recompute
@@ -116,7 +116,7 @@ class _Run:
         """Finish the region's forward.
 
         Args:
-            cache: the results that PyTorch has saved in the region.
+            cache: the results that PyTorch has saved in the region; see `Writes.accept`.
 
         Raises:
             PolicyError: raised by the region's policy, for example if operators of a plan are
@@ -149,7 +149,7 @@ class _Run:
 
 
 class _Forward:
-    """PyTorch's forward context, which also finishes the run when forward ends without an exception."""
+    """PyTorch's context for forward, which also calls `_Run.end` unless forward raised an exception."""
 
     def __init__(self, mode: Any, run: _Run) -> None:
         self._mode = mode
@@ -171,7 +171,7 @@ class _Forward:
 
 
 class _Recompute:
-    """PyTorch's recompute context, which first checks that tensors from outside are unchanged."""
+    """PyTorch's context for recomputation, which first calls `_Run.check`."""
 
     def __init__(self, mode: Any, run: _Run) -> None:
         self._mode = mode

@@ -16,7 +16,7 @@ from remat.running.measure import as_before
 
 @contextlib.contextmanager
 def left_as_found(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Restore the state that a training step changes, after the ``with`` block.
+    """After the ``with`` block, restore the state that a training step changes.
 
     The state consists of buffers, inputs, gradients, and random generators. Under a fake mode only
     gradients are restored, because fake tensors have no values and draw no random numbers.
@@ -43,8 +43,8 @@ def left_as_found(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 def fake_of(tensor: torch.Tensor, faker: torch_compat.FakeTensorMode) -> torch.Tensor:
     """Return a fake copy of a tensor. A strided meta tensor becomes a fake tensor on the CPU.
 
-    PyTorch chooses operators by device. On the meta device it would choose, for example, another
-    attention operator than in a real step.
+    PyTorch chooses operators by device. On the meta device it would choose, for example, a
+    different attention operator than in a real step.
     """
     if not tensor.is_meta or tensor.layout is not torch.strided:
         made: torch.Tensor = faker.from_tensor(tensor)
@@ -88,7 +88,7 @@ def fake_parameters(model: nn.Module, faker: torch_compat.FakeTensorMode) -> Ite
 
 
 def check_fake(name: str, module: nn.Module) -> None:
-    """Raise a ProblemError if a module has real tensors under a fake mode that refuses real ones.
+    """Raise a ProblemError if a module has real tensors and the active fake mode refuses these.
 
     Args:
         name: name of the module for the message.

@@ -36,7 +36,7 @@ class Lifetimes:
         calls: operators of forward, in order.
         spans: module calls, in the order in which they begin.
         forward_end: first moment of backward.
-        written: storage to the last moment at which an operator of forward wrote to it.
+        written: dict from a storage to the last moment at which an operator of forward wrote to it.
     """
 
     moments: int
@@ -90,7 +90,7 @@ class Lifetimes:
         return self.alive(range(len(self.born)))
 
     def made(self, span: ModuleSpan) -> Ints:
-        """Return the storages that were allocated during a module call."""
+        """Return the storages that were allocated during the forward of a module call."""
         return np.flatnonzero((self.born >= span.begin) & (self.born < span.end))
 
     def operators(self, span: ModuleSpan) -> list[Call]:
@@ -106,10 +106,11 @@ def given_tensors(
 
 
 def loss_only(model: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a model so that backward starts from its ``loss`` only.
+    """Return a function that calls a model, so that backward starts from its ``loss`` only.
 
-    If the output has a ``loss`` that requires a gradient, the wrapped model returns the loss and
-    all tensors of the output, detached. Otherwise it returns the output unchanged.
+    If the output has a ``loss`` that requires a gradient, the function returns a pair: the loss,
+    and a list of all tensors of the output, which are detached. Otherwise it returns the output
+    unchanged.
     """
 
     def step(*args: Any, **kwargs: Any) -> Any:

@@ -62,8 +62,8 @@ class ModuleCall:
         name: name of the module, as described at `watching`.
         module: the module.
         args: positional arguments.
-        kwargs: keyword arguments. In the first call of a module that was not passed to `watching`,
-            they are empty until the call ends.
+        kwargs: keyword arguments. In the first call of a module that belongs to no model passed to
+            `watching`, they are empty until the call ends.
         failed: whether the call raised an exception; final once the call has ended.
     """
 
@@ -161,7 +161,14 @@ class _Watch:
             undo()
 
     def met(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Handle PyTorch's global pre-hook: adopt a module that is unknown at its first call."""
+        """Adopt a module at its first call, if it is not known yet.
+
+        PyTorch calls this method as a global forward pre-hook, before each call of any module.
+
+        Args:
+            module: the module that is called.
+            args: positional arguments of the call.
+        """
         if not self._sees():
             return
         key = id(module)
@@ -173,10 +180,10 @@ class _Watch:
                 self._first_call(ModuleCall(name=name, module=module, args=args))
 
     def _first_call(self, call: ModuleCall) -> None:
-        """Report a call that a replaced ``forward`` would miss, by a hook on the module.
+        """Report the first call of a module that was adopted in a pre-hook of this call.
 
-        PyTorch looks up ``forward`` before it runs pre-hooks, so the current call still runs the
-        original.
+        PyTorch looks up ``forward`` before it runs pre-hooks, so this call still runs the original
+        ``forward``, which reports nothing. The end of the call is reported by a hook on the module.
         """
         module, handled = call.module, sys.exception()
 
@@ -198,13 +205,13 @@ class _Watch:
         )
 
     def _sees(self) -> bool:
-        """Return whether a call happens in the watched thread and not in backward."""
+        """Return whether calls are reported now: in the watched thread, and not in backward."""
         return threading.get_ident() == self._thread and not in_backward()
 
     def _place(self, module: nn.Module) -> str | None:
         """Return the name of a module inside a known outermost module; None if it is in none.
 
-        A module is found here if it was added after the outermost module's first call.
+        This finds modules that were added to an outermost module after it was adopted.
         """
         for name, root in self._roots.items():
             for path, part in root.named_modules(prefix=name):

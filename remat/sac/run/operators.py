@@ -30,9 +30,9 @@ _STATISTICS = {
 def is_skipped(op: Any) -> bool:
     """Return whether selective checkpointing ignores an operator.
 
-    An ignored operator has no verdict, is not counted, and runs again with its region. These are
-    the operators about which PyTorch never asks a policy (``detach`` and queries of metadata),
-    constants, copies by ``clone``, and markers of the profiler.
+    An ignored operator has no verdict, is not counted, and runs again with its region. Ignored are
+    ``detach`` and queries of metadata, about which PyTorch never asks a policy. Also ignored are
+    ``clone``, ``lift_fresh`` (which makes constants), and markers of the profiler.
     """
     return op in SAC_IGNORED_OPS or op in _ALSO or getattr(op, "namespace", "") == "profiler"
 
@@ -72,14 +72,19 @@ def plain_parts(x: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def allocated_bytes(nbytes: int, device: torch.device) -> int:
-    """Return the bytes that a storage of ``nbytes`` occupies; CUDA's allocator rounds up to blocks."""
+    """Return the bytes that a device allocates for a storage; CUDA's allocator rounds up to blocks.
+
+    Args:
+        nbytes: bytes of the storage.
+        device: device of the storage.
+    """
     if device.type != "cuda" or os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") != "0":
         return nbytes
     return math.ceil(nbytes / CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES
 
 
 def written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the tensor arguments that an operator modifies, undeclared writes included."""
+    """Return the tensor arguments whose values an operator modifies, even if its schema omits this."""
     if op in _STATISTICS:
         places, switch = _STATISTICS[op]
         return tensors_in([args[k] for k in places]) if args[switch] else []

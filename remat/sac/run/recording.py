@@ -37,8 +37,8 @@ class Call:
         node: the call as an FX node, for cost models.
         parts: nodes of the operators that really run: ``node`` alone, or the operators that a
             tensor subclass runs in its place.
-        results: placeholder nodes that stand for the result's tensors in the arguments of later
-            nodes.
+        results: placeholder nodes of the tensors in the result. Later nodes that take one of these
+            tensors have its placeholder as argument.
         moment: moment at which the operator returned.
         reads: storages of the arguments.
         writes: storages that the operator writes to.
@@ -49,8 +49,8 @@ class Call:
         view: a key of operator, storages, sizes, strides and offsets if all results are views of
             arguments; otherwise None.
         is_random: whether the operator draws random numbers.
-        is_opaque: whether the operator is not known to depend on its inputs only, so it may draw
-            random numbers.
+        is_opaque: whether it is unknown if the operator depends on its inputs only. It may then
+            draw random numbers.
     """
 
     op: Any
@@ -93,7 +93,7 @@ class ModuleSpan:
             there.
         inputs: storages of the call's arguments.
         outputs: storages of the call's result.
-        returned: placeholder nodes that stand for the result's tensors in the arguments of nodes.
+        returned: placeholder nodes of the tensors in the call's result; see `Call.results`.
         no_tensor: whether the call's arguments contain no tensor.
         failed: whether the call raised an exception.
     """
@@ -118,10 +118,10 @@ class ModuleSpan:
 class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that records the operators, storages and module calls of one step.
 
-    Nodes hold fake tensors, so the recorder extends no tensor's lifetime.
+    The FX nodes of operators hold fake tensors, so the recorder extends no tensor's lifetime.
 
-    Time is counted in moments. Each return of an operator is one moment. So is the first time that
-    backward reads a tensor saved in a module call. A storage is alive at moment ``t`` if
+    Time is counted in moments. Each return of an operator is one moment. So is each first time at
+    which backward reads a tensor saved in a module call. A storage is alive at moment ``t`` if
     ``born <= t < died``.
 
     Args:
@@ -137,7 +137,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         died: moment at which each storage is freed; -1 while it is alive.
         nbytes: bytes of each storage.
         saved: storages of the tensors that autograd saved for backward.
-        written: storage to the last moment at which an operator of forward wrote to it.
+        written: dict from a storage to the last moment at which an operator of forward wrote to it.
     """
 
     def __init__(
@@ -169,8 +169,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         """Record the operators and module calls in the ``with`` block as forward.
 
         Args:
-            models: models whose modules get their names from them; see `watching` for other
-                modules.
+            models: models that run in the block; see `watching`.
         """
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         with watching(self, *models), hooks, self:
@@ -206,7 +205,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
     def known(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
         """Return the numbers of the storages behind tensors, except storages without a number.
 
-        Storages have a number if they were given or if a recorded operator has used them.
+        A storage has a number if a given tensor has it or a recorded operator has used it.
         """
         keys = (key for t in tensors for key, _ in storages(t))
         return frozenset(self._alive[key] for key in keys if key in self._alive)
@@ -216,8 +215,8 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
         Args:
             tensors: the tensors.
-            born: moment of allocation for storages that are new or not counted so far; `_UNCOUNTED`
-                if they exist already and are not to be counted.
+            born: moment of allocation to record for storages that are not counted yet.
+                `_UNCOUNTED`: these storages stay uncounted, with 0 bytes.
         """
         found: dict[int, None] = {}
         for key, part in (s for t in tensors for s in storages(t)):
@@ -235,18 +234,28 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         return tuple(found)
 
     def _freed(self, key: int) -> None:
-        """Record that a storage, given by its identity, has been freed."""
+        """Record that the storage with identity ``key`` has been freed; see `storages`."""
         self.died[self._alive.pop(key)] = self.now
 
     def _pack(self, x: torch.Tensor) -> tuple[int, torch.Tensor]:
-        """Record a tensor that autograd saves, and attach the position of the current module call."""
+        """Record a tensor that autograd saves.
+
+        Returns:
+            A pair: position of the innermost module call that runs, or -1, and the tensor itself.
+        """
         self.saved |= self.known([self._fake(x)])
         for position in self._inside:
             self.spans[position].last_saved = self.now
         return (self._inside[-1] if self._inside else -1), x
 
     def _unpack(self, packed: tuple[int, torch.Tensor]) -> torch.Tensor:
-        """Record that backward reads a saved tensor, for all module calls around the saving operator."""
+        """Record that backward reads a saved tensor, and return the tensor.
+
+        The read counts for the module call that saved the tensor and for all calls around it.
+
+        Args:
+            packed: what `_pack` returned for the tensor.
+        """
         position, x = packed
         first = False
         while position >= 0:
@@ -260,7 +269,11 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         return x
 
     def _fake(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the fake copy of a real tensor if the fake mode converts real ones; always the same."""
+        """Return the fake copy of a real tensor if the active fake mode converts real tensors.
+
+        Each call for a tensor returns the same copy. Without such a mode, or for a fake tensor, the
+        tensor itself is returned.
+        """
         if self._converts is None or torch_compat.is_fake(x):
             return x
         fake = self._converts.from_tensor(x)
@@ -325,7 +338,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         )
 
     def _check_device(self, op: Any, results: Sequence[torch.Tensor]) -> None:
-        """Raise a ProblemError if results of the step are on several devices."""
+        """Raise a ProblemError if an operator's results are on another device than earlier results."""
         for result in results:
             if result.dim() == 0 and result.device.type == "cpu":
                 continue  # scalars on the CPU accompany every device
@@ -342,7 +355,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
 
 class _Parts(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that collects the operators that tensor subclasses run on their inner tensors."""
+    """Dispatch mode that collects nodes of the operators that tensor subclasses run on inner tensors."""
 
     def __init__(self, nodes: _Nodes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -365,8 +378,8 @@ class _Parts(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _Nodes:
     """Converts calls of operators to FX nodes.
 
-    The nodes are not connected. In their arguments, placeholders with fake values stand for
-    tensors.
+    The nodes of operators do not refer to each other. In their arguments, placeholder nodes with
+    fake values stand for tensors.
     """
 
     def __init__(self, mode: torch_compat.FakeTensorMode) -> None:
@@ -376,7 +389,7 @@ class _Nodes:
         self._values: dict[Hashable, torch.Tensor] = {}
 
     def call(self, op: Any, args: Any, kwargs: Any, out: Any) -> fx.Node:
-        """Return a node for a call of an operator, with fake values of its result in the metadata."""
+        """Return a node for a call of an operator; its metadata holds a fake value of the result."""
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.of, (tuple(args), kwargs))
         node = self._graph.call_function(op, args, kwargs)
         if isinstance(out, torch.Tensor):  # the usual case, faster than a tree
@@ -386,7 +399,7 @@ class _Nodes:
         return node
 
     def of(self, x: torch.Tensor) -> fx.Node:
-        """Return the placeholder that stands for a tensor."""
+        """Return the placeholder node that stands for a tensor; each tensor has one."""
         known: fx.Node | None = self._of.get(x)  # type: ignore[no-untyped-call]
         if known is None:
             known = self._of[x] = self._graph.placeholder("x")
@@ -398,9 +411,10 @@ class _Nodes:
         return value
 
     def _made(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a fake tensor of the same size, strides, dtype and device, shared by equal tensors.
+        """Return a fake tensor of the same size, strides, dtype and device as a tensor.
 
-        A tensor that is not strided or is quantized is returned unchanged.
+        Tensors that agree in these share one fake tensor. A tensor that is not strided or is
+        quantized is returned unchanged.
         """
         if x.layout is not torch.strided or x.is_quantized:
             return x
@@ -425,7 +439,7 @@ def _shown(x: torch.Tensor) -> Hashable:
 
 
 def without_replays(calls: Sequence[Call], returned: Iterable[fx.Node]) -> list[Call]:
-    """Return the calls, with views that only fake tensors replay marked as skipped.
+    """Return a copy of a list of calls in which views that only fake tensors replay are skipped.
 
     After an in-place write, autograd gives each view of the written tensor a new place in the
     backward graph. For plain tensors it does this without running an operator. For tensor
@@ -434,11 +448,11 @@ def without_replays(calls: Sequence[Call], returned: Iterable[fx.Node]) -> list[
     must not be counted.
 
     A call is such a replay if it repeats an earlier view, the viewed memory was written to in
-    between, and nothing uses the result.
+    between, and nothing uses the result. A result that a module returns counts as used.
 
     Args:
         calls: operators that ran, in order.
-        returned: placeholder nodes that stand for the tensors returned by modules.
+        returned: placeholder nodes of the tensors that modules return.
     """
     suspects = _made_again(calls)
     used = set(returned)

@@ -25,7 +25,7 @@ ASKED = 24
 def optimal_checkpointing_policy(
     sac_stats: SACStats, memory_budget: float, solver: Solver | None = None
 ) -> list[int]:
-    """Choose the operators of a module to store, so that recomputing the others takes the least time.
+    """Choose the operators whose results a module stores, so that recomputing the others is fastest.
 
     Args:
         sac_stats: statistics of the module's operators.
@@ -74,12 +74,12 @@ get_optimal_checkpointing_policy_per_module = optimal_checkpointing_policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleChoice:
-    """One set of operators whose results a checkpointed module may store.
+    """Set of operators whose results a checkpointed module may store, with its bytes and time.
 
     Attributes:
         stored: operators whose results are stored.
         kept_bytes: bytes of the stored results.
-        recompute_ps: picoseconds of recomputation in each call of the module.
+        recompute_ps: picoseconds that recomputation takes for each call of the module.
     """
 
     stored: tuple[int, ...]
@@ -90,12 +90,14 @@ class ModuleChoice:
 def choices(
     stats: SACStats, most_kept: int, solver: Solver | None = None, overhead_ps: int = 0
 ) -> tuple[ModuleChoice, ...]:
-    """Return the choices of a module that store fewer than ``most_kept`` bytes, most bytes first.
+    """Return sets of operators that a module may store, those with most bytes first.
 
     Args:
         stats: statistics of the module's operators.
-        most_kept: bytes that checkpointing frees at most. Storing as many or more has no benefit.
-        solver: knapsack solver that finds the choices; None: points of the exact Pareto frontier.
+        most_kept: bytes that checkpointing frees if no results are stored. Each choice stores fewer
+            bytes, because it would otherwise free no memory.
+        solver: knapsack solver that finds the choices. None: the choices are points of the exact
+            Pareto frontier.
         overhead_ps: picoseconds that recomputation takes beyond the operators, the same for each
             choice.
     """
@@ -143,8 +145,8 @@ def plain_choice(stats: SACStats, overhead_ps: int = 0) -> ModuleChoice | None:
 def _points(frontier: KnapsackFrontier, most: int) -> list[int]:
     """Select at most ``most`` points of a frontier, and return their sorted positions.
 
-    Points on the convex hull come first, because the linear relaxation uses them. Further points,
-    evenly spaced by rank, use the rest of a budget better.
+    Points on the convex hull come first, because the integer program's linear relaxation uses them.
+    Further points are evenly spaced by position. They let a plan use more of the budget.
     """
     count = len(frontier)
     if count <= most:
@@ -159,7 +161,7 @@ def _points(frontier: KnapsackFrontier, most: int) -> list[int]:
 
 
 def _evenly(count: int, most: int) -> set[int]:
-    """Select at most ``most`` numbers of ``range(count)``, evenly spaced from first to last."""
+    """Return at most ``most`` numbers of ``range(count)``, evenly spaced from first to last."""
     if most < 2 or count <= most:
         return set(range(min(count, most)))
     return {round(i * (count - 1) / (most - 1)) for i in range(most)}
@@ -178,8 +180,8 @@ def candidates(
 ) -> tuple[int, ...]:
     """Return the positions of the modules that may be checkpointed.
 
-    Leaves are excluded. So is the model itself: if all of it ran again at the start of backward,
-    the peak would be the same.
+    Leaves are excluded. The model itself is excluded, too: if all of it ran again at the start of
+    backward, the peak would be the same as without checkpointing.
 
     Args:
         tree: the modules.

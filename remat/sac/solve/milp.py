@@ -33,11 +33,11 @@ def plan_modules(
 ) -> SACPlan:
     """Choose the modules to checkpoint, and the operators whose results each stores.
 
-    The plan has the least recompute time for which the step's peak stays within the budget, up to
-    ``gap``. It checkpoints no leaf, no module within a checkpointed module, and no module that
-    contains an FSDP unit. Each module offers Pareto-optimal sets of operators to store. The program
-    selects one whole set, not a fraction of memory. The chosen plan is simulated moment by moment
-    (`remat.sac.solve.peaks`).
+    Among the plans whose peak stays within the budget, the returned plan has the least recompute
+    time, up to ``gap``. It checkpoints no leaf, no module within a checkpointed module, and no
+    module that contains an FSDP unit. For each module that may be checkpointed, an integer program
+    selects one of several Pareto-optimal sets of operators to store, or leaves the module as it is.
+    The chosen plan is simulated moment by moment (`remat.sac.solve.peaks`).
 
     Args:
         tree: the modules.
@@ -46,13 +46,13 @@ def plan_modules(
             FSDP gathers temporarily are not counted.
         units: names or patterns of the modules that may be checkpointed; None: all modules.
         fsdp_units: names or patterns of the modules that FSDP gathers as one unit.
-        solver: knapsack solver that decides within modules, for several budgets; None: exact
-            frontiers.
-        time_limit: seconds; None: branch-and-bound nodes are limited instead.
-        gap: relative gap at which the program may stop; 0: stop only at a proven optimum.
+        solver: knapsack solver that finds the sets of operators that each module may store. None:
+            they come from exact Pareto frontiers.
+        time_limit: time limit in seconds; None: branch-and-bound nodes are limited instead.
+        gap: relative gap at which the integer program may stop; 0: stop only at a proven optimum.
 
     Raises:
-        ProblemError: an argument is invalid, or names no module.
+        ProblemError: an argument is invalid, or a name or pattern matches no module.
         BudgetError: no plan fits; the message states the least peak and the missing bytes.
     """
     _check(memory_bytes, world_size, time_limit, gap)
@@ -86,8 +86,8 @@ def _without_policy(tree: ModuleTree, k: int, choice: ModuleChoice, gap: float) 
     """Return plain checkpointing if the stored results are not worth a policy; else ``choice``.
 
     A policy runs Python code for every operator. So the choice must save more time than its policy
-    takes, if that was measured. It must also save more than ``gap`` of its recompute time. Plain
-    checkpointing stores nothing, so memory does not increase.
+    takes, if the policy's time was measured. It must also save more time than ``gap`` times its own
+    recompute time. Plain checkpointing stores nothing, so memory does not increase.
 
     Args:
         tree: the modules.
@@ -107,7 +107,15 @@ def _without_policy(tree: ModuleTree, k: int, choice: ModuleChoice, gap: float) 
 def _options(
     tree: ModuleTree, chosen: Sequence[int], solver: Solver | None
 ) -> dict[int, tuple[ModuleChoice, ...]]:
-    """Return the choices of each candidate module that frees memory. Equal modules share them."""
+    """Return a dict from each module that can free memory to the module's choices.
+
+    Modules are positions in the tree. Modules with equal statistics share one tuple of choices.
+
+    Args:
+        tree: the modules.
+        chosen: modules that may be checkpointed.
+        solver: see `plan_modules`.
+    """
     known: dict[tuple[int, float, str], tuple[ModuleChoice, ...]] = {}
     found: dict[int, tuple[ModuleChoice, ...]] = {}
     for k in chosen:

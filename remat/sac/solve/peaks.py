@@ -1,4 +1,4 @@
-"""Simulated memory of a step under a decision, at each moment (program point) of the step."""
+"""Simulated memory of a step under a decision, at each moment of the step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remat.sac.estimation.stats import SACStats
 from remat.sac.run.lifetimes import Ints
 from remat.sac.solve.choices import ModuleChoice
 
-#: A decision: position of each checkpointed module to its choice.
+#: A decision: dict from the position of each checkpointed module to its choice.
 Decision = Mapping[int, ModuleChoice]
 #: 0/1 matrix of stored operators, from `stored_sets`.
 Stored = Ints
@@ -24,9 +24,9 @@ class Simulated:
     """Simulated memory of a step in which modules are checkpointed.
 
     Attributes:
-        memory: bytes alive at each moment, without recomputation's own memory.
-        reruns: (module, call) to the peak bytes of the step while the module runs again for this
-            call.
+        memory: bytes alive at each moment, without those that recomputation allocates.
+        reruns: dict from (position of a module, position of its call) to the peak bytes of the step
+            while the module runs again for this call.
         peak_bytes: peak of the step, the maximum of ``memory`` and ``reruns``.
     """
 
@@ -39,12 +39,12 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
     """Simulate the memory of a step in which some modules are checkpointed.
 
     From the end of its forward to the start of its backward, a checkpointed module keeps its stored
-    results and its inputs. Then it runs again, and has all tensors that backward reads. The random
-    generator's state is kept from the start of forward to the end of backward.
+    results and its inputs. Then it runs again, which makes all tensors that backward reads. The
+    random generator's state is kept from the start of its forward to the end of its backward.
 
     Args:
         tree: the modules.
-        decision: position of each checkpointed module to its choice.
+        decision: dict from the position of each checkpointed module to its choice.
         plain: bytes alive at each moment without checkpointing.
     """
     memory = plain.copy()
@@ -69,15 +69,15 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
 
 
 def rerun_peaks(call: CallStats, stats: SACStats, stored: Stored) -> Ints:
-    """Return the peak of a module's own bytes while it runs again, for each set of stored operators.
+    """Return the peak of the bytes that a module holds while it runs again, for each stored set.
 
-    A stored result is alive from the start of recomputation on. Other results have their lifetimes
-    of forward.
+    A stored result is alive from the start of recomputation on. Other results are allocated and
+    freed as in forward.
 
     Args:
         call: the module call that runs again.
         stats: statistics of the module's operators.
-        stored: the sets, as from `stored_sets`.
+        stored: sets of operators whose results are stored, as from `stored_sets`.
     """
     nbytes = stored * np.array(stats.memory, dtype=np.int64)
     ran = np.zeros((len(stored), call.end - call.begin), dtype=np.int64)
@@ -88,16 +88,16 @@ def rerun_peaks(call: CallStats, stats: SACStats, stored: Stored) -> Ints:
 
 
 def held_longer(call: CallStats, stats: SACStats, stored: Stored, moments: Ints) -> Ints:
-    """Return the bytes in a call's forward that are alive only because they are stored.
+    """Return the bytes of results that are alive in a call's forward only because they are stored.
 
     Args:
         call: the module call.
         stats: statistics of the module's operators.
-        stored: sets of stored operators, as from `stored_sets`.
+        stored: sets of operators whose results are stored, as from `stored_sets`.
         moments: moments of the call's forward.
 
     Returns:
-        Bytes, with a row for each set and a column for each moment.
+        Matrix of bytes, with a row for each set and a column for each moment.
     """
     freed = np.array([died for _, died in call.freed_at], dtype=np.int64)
     order = np.argsort(freed, kind="stable")
@@ -108,7 +108,7 @@ def held_longer(call: CallStats, stats: SACStats, stored: Stored, moments: Ints)
 
 
 def stored_sets(stats: SACStats, choices: Sequence[ModuleChoice]) -> Stored:
-    """Return a 0/1 matrix of stored operators, with a row per choice and a column per operator."""
+    """Return a matrix with a row per choice and a column per operator: 1 if its result is stored."""
     found = np.zeros((len(choices), len(stats)), dtype=np.int64)
     for row, choice in zip(found, choices, strict=True):
         row[list(choice.stored)] = 1

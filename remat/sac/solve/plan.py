@@ -37,7 +37,7 @@ class ModulePlan:
         stored: positions of the operators whose results are stored. All others are recomputed.
         stored_bytes: bytes of the stored results.
         discarded_bytes: bytes of the other results.
-        recompute_ms: milliseconds of recomputation in each call.
+        recompute_ms: milliseconds that recomputation takes for each call of the module.
     """
 
     name: str
@@ -69,8 +69,8 @@ class SACPlan(Record):
         plain_peak_bytes: estimated peak without checkpointing.
         recompute_ms: estimated milliseconds of recomputation in the step.
         step_ms: estimated milliseconds of the step without recomputation.
-        bound_ms: lower bound on the recompute time of any plan that fits, with the choices that the
-            modules offer.
+        bound_ms: lower bound on ``recompute_ms`` of any plan that fits and selects among the same
+            sets of results for each module.
         world_size: number of ranks over which parameters and gradients are sharded.
         solver: name of the solver; empty for a plan made by hand.
         mode: name of the mode in which runtimes were estimated.
@@ -125,7 +125,7 @@ def _check_figures(plan: ModulePlan | SACPlan, names: Iterable[str], where: str 
     Args:
         plan: the plan.
         names: names of the attributes to check.
-        where: start of the message.
+        where: start of the error message.
     """
     for name in names:
         value = getattr(plan, name)
@@ -136,7 +136,7 @@ def _check_figures(plan: ModulePlan | SACPlan, names: Iterable[str], where: str 
 
 
 def _alike(plan: SACPlan) -> dict[ModulePlan, list[str]]:
-    """Group modules with equal plans: the plan without a name to the names of its modules."""
+    """Return a dict from each distinct plan, with an empty name, to the names of its modules."""
     found: dict[ModulePlan, list[str]] = {}
     for m in plan.modules:
         found.setdefault(replace(m, name=""), []).append(m.name)
@@ -181,7 +181,7 @@ def _explain(plan: SACPlan) -> str:
 
 
 def _step(plan: SACPlan) -> list[str]:
-    """Return the line on the estimated time of a step; no line if the time is unknown."""
+    """Return a list of one line on the estimated time of a step; empty if the time is unknown."""
     if not plan.step_ms:
         return []
     more = plan.recompute_ms / plan.step_ms
@@ -204,7 +204,12 @@ def _undeclared(modules: Iterable[ModulePlan]) -> Iterator[str]:
 
 
 def _row(m: ModulePlan, names: list[str]) -> tuple[str, str, str, str, str]:
-    """Return the row of modules with equal plans, one cell for each column of `_explain`."""
+    """Return the cells of the row for modules with equal plans, one per column of `_explain`.
+
+    Args:
+        m: the plan that the modules share.
+        names: names of the modules.
+    """
     shown = repr(names[0]) if len(names) == 1 else f"'{names[0]}' … '{names[-1]}' ({len(names)})"
     count = Counter(m.ops[i] for i in m.stored).most_common()
     listed = [f"{n} {op}" if n > 1 else op for op, n in count[:_NAMED]]

@@ -1,8 +1,9 @@
 """Integer program over a whole step: which modules to checkpoint, and which results each stores.
 
-Each choice of each module is a 0/1 variable. Memory at each program point is linear in these
-variables. Most memory limits never bind, so the program gets a row only for a program point at
-which some solution exceeded the limit.
+Each choice of each module is a 0/1 variable. A program point is a moment of the step, or the rerun
+of one module call. Memory at each program point is linear in the variables. Most solutions exceed
+the budget at few program points. So the program limits memory only at those where an earlier
+solution exceeded the budget. Each such limit is a row of the program.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ class Outcome:
     """Decision that fits into the budget, with a lower bound on recompute time.
 
     Attributes:
-        decision: position of each checkpointed module to its choice.
+        decision: dict from the position of each checkpointed module to its choice.
         simulated: simulated memory of the step under the decision.
-        bound_ps: lower bound in picoseconds on the recompute time of any decision that fits, with
-            the same choices.
+        bound_ps: lower bound in picoseconds on the recompute time of any decision that fits and
+            takes its choices from the same options.
     """
 
     decision: Decision
@@ -70,11 +71,11 @@ def least_time(
 
     Args:
         tree: the modules.
-        options: position of each module that may be checkpointed to the module's choices.
+        options: dict from the position of each module that may be checkpointed to its choices.
         plain: bytes alive at each moment without checkpointing.
         budget: budget for the step's peak in bytes.
-        gap: relative gap at which HiGHS may stop.
-        time_limit: seconds; None: branch-and-bound nodes are limited instead.
+        gap: relative gap at which the solver HiGHS may stop.
+        time_limit: time limit in seconds; None: branch-and-bound nodes are limited instead.
 
     Raises:
         BudgetError: no decision fits; the message states the least peak.
@@ -120,7 +121,16 @@ def _least_peak(
     plain: Ints,
     deadline: float | None,
 ) -> Outcome:
-    """Return the decision of lowest peak, among those with the fewest stored bytes per module."""
+    """Return the decision of lowest peak that at most `ROUNDS` programs find.
+
+    Each checkpointed module has its choice with the fewest stored bytes.
+
+    Args:
+        tree: the modules.
+        options: see `least_time`.
+        plain: see `least_time`.
+        deadline: time of `time.monotonic` at which to stop; None: no deadline.
+    """
     # The last choice of a module stores the fewest bytes; see `choices`.
     program = _Program(tree, {k: c[-1:] for k, c in options.items()}, plain)
     best = Outcome(decision={}, simulated=simulate(tree, {}, plain), bound_ps=0.0)
@@ -142,9 +152,10 @@ class _Answer:
     """Result of one run of HiGHS.
 
     Attributes:
-        decision: position of each checkpointed module to its choice; None if HiGHS reached its
-            limit without a solution.
-        bound: lower bound on the objective: picoseconds of recomputation, or bytes of the peak.
+        decision: dict from the position of each checkpointed module to its choice; None if HiGHS
+            reached its limit of time or nodes without a solution.
+        bound: lower bound on the minimised quantity: picoseconds of recomputation, or bytes of the
+            peak; see `_Program.solve`.
     """
 
     decision: Decision | None
@@ -152,7 +163,7 @@ class _Answer:
 
 
 class _Program:
-    """Integer program of one step, with rows that are added between its solutions.
+    """Integer program of one step, which gets more rows between its solutions.
 
     The columns are the choices of all modules, one module after another, and then the peak.
     """
@@ -168,14 +179,19 @@ class _Program:
         }
         self._stored = {k: stored_sets(tree.modules[k].operators, c) for k, c in options.items()}
         self._kept = {k: np.array([o.kept_bytes for o in c]) for k, c in options.items()}
-        #: Program points with a row, a moment or (module, call) of a rerun: bytes that each choice adds.
+        #: Dict from each program point with a row to the bytes that each choice adds at the point.
+        #: A point is a moment, or (module, call) of a rerun.
         self._rows: dict[int | tuple[int, int], Ints] = {}
 
     def add_rows(self, simulated: Simulated, budget: int) -> bool:
-        """Add a row for each program point that exceeds a budget and has no row yet.
+        """Add a row for each program point whose memory exceeds a budget and that has no row yet.
 
-        Of consecutive moments above the budget, only the highest gets a row. The others usually
-        follow from it; otherwise a later call adds them.
+        Of consecutive moments above the budget, only the one with the most memory gets a row. Its
+        row usually limits the others as well; otherwise a later call adds their rows.
+
+        Args:
+            simulated: simulated memory of a step under the latest solution.
+            budget: budget in bytes.
 
         Returns:
             Whether a row was added.
@@ -193,7 +209,7 @@ class _Program:
         return bool(rows)
 
     def _at(self, moment: int) -> Ints:
-        """Return the bytes that each choice adds at a moment, one number per choice."""
+        """Return the bytes that each choice of each module adds at a moment; negative if it frees."""
         row = np.zeros(self._count, dtype=np.int64)
         for k, columns in self._columns.items():
             module = self._tree.modules[k]
@@ -208,7 +224,12 @@ class _Program:
         return row
 
     def _rerun(self, k: int, i: int) -> Ints:
-        """Return the bytes that each choice adds while module ``k`` runs again for its call ``i``."""
+        """Return the bytes that each choice of each module adds at a rerun.
+
+        Args:
+            k: position of the module that runs again.
+            i: position of the module's call for which it runs again.
+        """
         module = self._tree.modules[k]
         call = module.calls[i]
         row = self._at(call.back)
@@ -220,9 +241,9 @@ class _Program:
         """Solve the program for the least recompute time within a budget, or for the least peak.
 
         Args:
-            budget: bytes; None: minimise the peak.
+            budget: budget in bytes; None: minimise the peak instead of the time.
             gap: relative gap at which HiGHS may stop.
-            time_limit: seconds; None: branch-and-bound nodes are limited instead.
+            time_limit: time limit in seconds; None: branch-and-bound nodes are limited instead.
 
         Returns:
             The answer; None if the program is infeasible.
@@ -265,7 +286,7 @@ class _Program:
     def _memory(self, unit_bytes: float) -> Any:
         """Return the constraints that memory is at most the program's peak variable.
 
-        `add_rows` chose the program points that have a constraint.
+        There is one for each row that `add_rows` has added.
 
         Args:
             unit_bytes: bytes in one unit of the program's memory.
@@ -281,9 +302,10 @@ class _Program:
         return LinearConstraint(csr_array(np.stack(rows)), ub=-self._plain[moments] / unit_bytes)
 
     def _nesting(self) -> Any:
-        """Return the constraints that a module has at most one choice and no nested module has another.
+        """Return the constraints that no module is checkpointed twice or within another one.
 
-        For each module, they limit the choices of the module and its ancestors to one in total.
+        For each module, one constraint limits the choices that are taken for the module and its
+        ancestors to one in total.
         """
         from scipy.optimize import LinearConstraint
         from scipy.sparse import lil_array

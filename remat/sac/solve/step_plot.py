@@ -35,12 +35,12 @@ def simulate_plan(tree: ModuleTree, plan: SACPlan) -> Simulated:
 
 
 def draw_plan(tree: ModuleTree, plan: SACPlan, path: str | Path, *, title: str) -> None:
-    """Write a plot of a step's memory, without and with a plan, to a file, atomically.
+    """Write a plot of a step's memory, without checkpointing and under a plan, to a file, atomically.
 
     Args:
         tree: the modules of the step.
         plan: the plan.
-        path: ends with ``.svg`` or ``.png``.
+        path: path of the file; ends with ``.svg`` or ``.png``.
         title: title of the plot.
 
     Raises:

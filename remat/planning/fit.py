@@ -288,7 +288,7 @@ def rows_of(batches: Sequence[int], ask: Ask) -> dict[int, FitRow]:
 
     Args:
         batches: the batch sizes.
-        ask: plans batches.
+        ask: function that plans batches, see `Ask`.
     """
     answers = dict(ask(batches, ()))
     largest = max((b for b in batches if answers[b][0].fits), default=0)
@@ -305,7 +305,7 @@ def rows_up_to_most(ask: Ask, width: int) -> dict[int, FitRow]:
     for earlier batches are candidates.
 
     Args:
-        ask: plans batches.
+        ask: function that plans batches, see `Ask`.
         width: number of doubled batches to plan at the same time.
 
     Returns:
@@ -338,7 +338,16 @@ def rows_up_to_most(ask: Ask, width: int) -> dict[int, FitRow]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """One batch for a worker to plan."""
+    """One batch for a worker to plan.
+
+    Attributes:
+        rank: the rank, with the bytes on it that depend on neither batch nor plan.
+        options: the options of planning, from `PlanRequest.to_text`.
+        batch: the batch size.
+        joint: the captured step as text.
+        other_bytes: bytes of the step's inputs and buffers.
+        others: decisions of other batches, as candidates.
+    """
 
     rank: Rank
     options: Mapping[str, str]
@@ -377,7 +386,16 @@ def _answer(
     others: Sequence[Decision],
     on_step: Callable[[str], None],
 ) -> Answer:
-    """Plan one batch; return its row, and the decisions that were tried."""
+    """Plan one batch; return its row, and the decisions that were tried.
+
+    Args:
+        rank: the rank, with the bytes on it that depend on neither batch nor plan.
+        request: the options of planning.
+        batch: the batch size.
+        step: the captured step, and the bytes of its inputs and buffers.
+        others: decisions of other batches, as candidates.
+        on_step: called with a line of text before each stage.
+    """
     joint, nbytes = step
     with suppress_warnings():  # these plans are only tried, so their warnings concern no user
         planner = Planner.of(

@@ -92,11 +92,12 @@ class FusedSearch:
            and under a peak in bytes, only estimates within the budget count here.
         3. The decision with the least peak, compiled if known and else estimated.
 
-        The last decision is chosen more carefully. Under a peak in bytes, it is the decision with the least
-        estimated peak that was not compiled, at any cost. Under a ratio, budget 1's decision comes first, if its
+        With ``last``, other rules come first. Under a peak in bytes, the result is the decision with the least
+        estimated peak that was not compiled, at any cost. Under a ratio, it is budget 1's decision, if its
         estimated peak is below every compiled peak. If all compiled peaks are far above the budget, estimates say
-        little about the step. Then the result saves the least of all decisions that were not compiled and may
-        have a lower peak; under a ratio, only if no decision fits.
+        little about the step. Then the result is the decision that saves the fewest bytes, among those that were
+        not compiled and have a low estimated peak. Low means within the peak in bytes or, under a ratio, within
+        the lowest compiled peak. Under a ratio, this rule applies only if no decision fits.
 
         Args:
             budget: a budget on the peak, in bytes or as a ratio.
@@ -136,11 +137,11 @@ class FusedSearch:
         return replace(best, choice=replace(best.choice, peak_limit=0 if in_bytes else limit))
 
     def _explore(self) -> tuple[Candidate, int, tuple[int, int]]:
-        """Search the range of peaks.
+        """Add candidates over the whole range of peaks, and return the ends of the range.
 
         Returns:
-            The candidate of the least simulated peak; the bytes by which this peak is above the estimated
-            one; the least estimated peak, and the estimated peak of budget 1's plan.
+            The candidate with the least simulated peak; its simulated minus its estimated peak, in bytes;
+            and a pair of the least estimated peak and the estimated peak of budget 1's plan.
         """
         planner = self.planner
         at = self.try_saved(without_gaps(planner.allowed_vertices(VERTICES)))
@@ -231,7 +232,7 @@ class FusedSearch:
             return None
 
     def aim_above(self, lowest: Candidate, off: int, wanted: int) -> None:
-        """Search near an estimated peak, by targets from about the least simulated peak upwards.
+        """Search near an estimated peak, within simulated peaks from about the least one upwards.
 
         Args:
             lowest: the candidate of the least simulated peak, without offloads.
@@ -268,7 +269,11 @@ def _unproven(decided: Candidate) -> Candidate:
 
 
 def without_gaps(vertices: Sequence[int]) -> list[int]:
-    """Return limits on saved bytes to try: the vertices, and evenly spaced limits in large intervals between them."""
+    """Return limits on saved bytes to try: given ones, and evenly spaced ones in large intervals between them.
+
+    Args:
+        vertices: saved bytes of vertices of the hull.
+    """
     found, most = set(vertices), max(1, max(vertices) // _GAP)
     for a, b in pairwise(sorted(vertices)):
         parts = -(-(b - a) // most)
@@ -312,10 +317,10 @@ def _best(
     excess: int,
     last: bool,
 ) -> Candidate:
-    """Choose one of the candidates found, by the rules of `within_fused_peak`.
+    """Choose one of the candidates found, by the rules of `FusedSearch.within`.
 
     Args:
-        search: has the candidates.
+        search: the search, which holds the candidates.
         known: the compiled peak in bytes of each compiled decision.
         budget: the requested budget.
         limit: the budget in bytes.

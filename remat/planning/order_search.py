@@ -81,9 +81,9 @@ class OrderSearch:
 
     @cached_property
     def _free(self) -> ScheduleProblem:
-        """The step problem without further runs of values that live to its end.
+        """The step problem in which values that live to the end of the step are computed only once.
 
-        A later run would replace the first one as the value that stays.
+        The value of a later run would replace the value that stays.
         """
         problem = self.step.problem
         stay = {problem.maker(i) for i in problem.to_end}.intersection(problem.runnable)
@@ -91,15 +91,15 @@ class OrderSearch:
 
     @cached_property
     def is_possible(self) -> bool:
-        """Whether the native kernel is available and its schedules can be executed."""
+        """Whether node orders can be searched: the native kernel is available, and its schedules can be executed."""
         return kernel() is not None and self.can_be_ordered
 
     @cached_property
     def can_be_ordered(self) -> bool:
         """Whether every order of a schedule can be executed.
 
-        False if the graph writes to memory, unless forward writes to an input that nobody reads afterwards.
-        False, too, if a value that is computed may not be saved.
+        False if the graph writes to memory, except for writes of forward to inputs that nobody reads afterwards.
+        False, too, if a computed value must not be saved.
         """
         state, problem, index = self._state, self._problem, self._state.index
         if state.storages.rewritten:
@@ -130,7 +130,7 @@ class OrderSearch:
             sequence: the schedule to start from, as runs of nodes of the step problem; its peak may be higher.
             boundary: position in ``sequence`` where backward begins.
             peak_bytes: the peak.
-            share: ratio of the usual number of edits.
+            share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
             The cheapest schedule found within the peak; if there is none, the schedule with the lowest peak. None
@@ -146,7 +146,7 @@ class OrderSearch:
         peak_bytes: int,
         time_limit: float | None = None,
     ) -> Candidate | None:
-        """Return a solver's own schedule within a peak.
+        """Ask a solver for a schedule within a peak.
 
         Args:
             solver: a solver that implements `solve_schedule`.
@@ -211,7 +211,7 @@ class OrderSearch:
             boundary: position in ``sequence`` where backward begins.
             peak_bytes: the peak.
             copies: offloaded values, and the positions in ``sequence`` between which each is off the device.
-            share: ratio of the usual number of edits.
+            share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
             The schedule, and the position where backward begins; None if no schedule of the graph can be executed.

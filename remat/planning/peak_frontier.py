@@ -108,7 +108,10 @@ class PeakFrontier(PeakSearch):
                 prices = moved
 
     def _mix(self) -> None:
-        """Evaluate mixtures of two neighbouring corners: one's choices up to a node, the other's after it."""
+        """Evaluate mixtures of neighbouring candidates on the lower hull.
+
+        A mixture takes one candidate's choices up to a node, and the other candidate's choices after it.
+        """
         best, size = _corners(self._best), self.problem.size
         part = max(1, (best[-1].peak_bytes - best[0].peak_bytes) // _PARTS)
         for low, high in pairwise(best):
@@ -124,7 +127,10 @@ class PeakFrontier(PeakSearch):
                         self.tried(mixed)
 
     def _add(self) -> None:
-        """Evaluate decisions that save more values, up to the best candidates' peaks and evenly spaced peaks."""
+        """Evaluate decisions that save more values within target peaks.
+
+        The targets are the peaks of the best candidates, and evenly spaced peaks.
+        """
         left = len(self._seen) + max(_LEAST, _WORK // max(1, len(self._state.index)))
         targets = {*self._peaks(_PARTS), *(t.peak_bytes for t in self._best[:-1])}
         # Spread, so that the targets reached before the evaluations run out cover the whole range.

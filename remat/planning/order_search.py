@@ -91,7 +91,7 @@ class OrderSearch:
 
     @cached_property
     def is_possible(self) -> bool:
-        """Whether node orders can be searched: the native kernel is available, and its schedules can be executed."""
+        """Whether node orders can be searched: the native kernel is available, and `can_be_ordered` holds."""
         return kernel() is not None and self.can_be_ordered
 
     @cached_property

@@ -247,7 +247,7 @@ class PeakOfGraphs:
         return None
 
     def _searched(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
-        """Search for a cheaper decision for each of the most expensive graphs, within the bytes that other graphs leave.
+        """Search for a cheaper decision for each of the most expensive graphs, within the bytes left by other graphs.
 
         Args:
             chosen: one candidate for each graph.

@@ -96,7 +96,7 @@ class Plan(Record):
             ``NAME_again``. Views are not listed: they are computed where they are read.
         backward_order: nodes that backward runs, with the meaning of ``forward_order``.
         region_budget: the ratio that the code set by ``region_activation_memory_budget``; empty if it set none.
-            A requested ratio is replaced by this ratio, and requested bytes hold besides.
+            This ratio replaces a requested ratio. Requested bytes hold as well.
         least_because: why no plan saves less than ``least_bytes``, if a lower ratio was raised to these bytes;
             else empty.
         step_cost: cost of running every operator of the step once, forward and backward, in ``unit``. The step

@@ -58,7 +58,10 @@ class PlanSet(Record, Sequence[Plan]):
             self._check_budget(Budget.parse(self.budget))
 
     def _check_budget(self, asked: Budget) -> None:
-        """Raise a ProblemError if a sum exceeds the budget; each plan's own figures are checked on its graph."""
+        """Raise a ProblemError if the peak or the saved bytes of all plans together exceed the budget.
+
+        The figures of each single plan are checked when the plan is applied to its graph.
+        """
         bounds = (("peak_bytes", asked.peak_bytes), ("saved_bytes", asked.nbytes))
         for name, limit in bounds:
             if limit is not None and getattr(self, name) > limit:

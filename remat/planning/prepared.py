@@ -228,7 +228,7 @@ class Prepared:
         """Take over decisions, peaks and the step without remat from another planner of an equal graph.
 
         Returns:
-            Whether the graphs and the options but for the budget are equal; if not, nothing is taken.
+            Whether the graphs are equal, and all options except the budget; if not, nothing is taken over.
         """
         request = replace(other.request, budget=self.request.budget)
         if other.fingerprint != self.fingerprint or request != self.request:
@@ -247,12 +247,12 @@ class Prepared:
         self._peaks[decision] = peak_bytes
 
     def answer(self, decided: Candidate) -> Answer:
-        """Return a decision in a form that another process can send and `learn` reads."""
+        """Return a decision as plain data, which can be sent to another process; `learn` reads the data there."""
         peak_bytes = self.peak(decided)
         return decided.decision, decided.saved_bytes, decided.cost, decided.choice, peak_bytes
 
     def choice(self, capacity: int) -> DecisionInfo:
-        """Return the limits of a decision within ``capacity`` saved bytes, before the decision is made."""
+        """Return the record of a decision to be made within ``capacity`` saved bytes: its limits, without a solver."""
         return DecisionInfo(
             capacity=capacity, full_bytes=self.full_bytes, least_bytes=self.least_bytes
         )

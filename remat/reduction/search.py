@@ -57,7 +57,7 @@ def reduce(
     Args:
         joint: the graph; it is not changed.
         test: returns True if a graph still fails. Exceptions of the test are not caught. A test that looks for
-            an exception must catch it, and tell whether it is the right one.
+            an exception must catch it, and return whether it is the exception that is looked for.
         progress: called with a line of text before each candidate.
 
     Returns:
@@ -161,7 +161,10 @@ class _Search:
         return True
 
     def _fails(self, joint: JointGraph, text: str) -> bool:
-        """Return whether a graph still fails; test it only if its text is new."""
+        """Return whether a graph still fails; the result for an equal text is cached.
+
+        A graph that cannot be split counts as not failing, unless the graph at the start could not be split.
+        """
         key = hashlib.sha256(text.encode()).digest()
         if key in self._seen:
             self._known += 1

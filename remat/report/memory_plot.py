@@ -373,7 +373,10 @@ def _list(axes: Axes, step: Timeline) -> None:
 
 
 def _origin(filling: Filling) -> str:
-    """Return the module and source line of a filling as text; without its kind, which is above."""
+    """Return the module and source line of a filling as text.
+
+    A source that only repeats the kind is left out, because `_heading` shows the kind.
+    """
     return " · ".join(x for x in (filling.module, filling.source) if x and x != filling.kind)
 
 

@@ -93,7 +93,7 @@ def fit(
         optimizer: name of a class of `torch.optim` in any case, with arguments behind a colon
             (``"sgd:momentum=0.9"``); or a callable that makes an optimizer from a list of parameters.
         batches: batch sizes of one rank to try. ``"max"``: powers of two until one does not fit, then
-            bisection between the last two, exact below 100 and to within 2 % above.
+            bisection between the last two powers. The largest batch is exact below 100, and within 2 % above.
         ranks: number of ranks that train together, by DDP.
         fsdp: whether the ranks shard parameters, gradients and optimizer state, by FSDP2.
         link_gbps: GB/s that a rank sends. Sending overlaps with computing, so only the longer time counts.

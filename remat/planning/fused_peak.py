@@ -178,9 +178,10 @@ class FusedSearch:
             low, high = (middle + 1, high) if peak <= wanted else (low, middle - 1)
 
     def aim(self, wanted: int, known: Mapping[Decision, int]) -> bool:
-        """Search near an estimated peak, with the target shifted by the offset of the nearest candidate.
+        """Search for decisions near an estimated peak, by searches within simulated peaks.
 
-        The offset is the simulated minus the estimated peak.
+        The first search is within ``wanted`` plus the offset of the nearest candidate. The offset of a candidate
+        is its simulated minus its estimated peak.
 
         Args:
             wanted: the estimated peak to stay within, in bytes.

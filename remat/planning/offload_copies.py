@@ -66,7 +66,7 @@ class Copies:
         ]
 
     def placed(self, peak_bytes: int) -> tuple[tuple[Offload, ...], int, int]:
-        """Place the copies within a peak, so that runs wait for the link as little as possible.
+        """Place the copies within a peak, so that operators wait for the link as little as possible.
 
         Args:
             peak_bytes: the peak of the device's memory.

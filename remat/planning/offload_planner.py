@@ -209,7 +209,7 @@ class OffloadPlanner:
         """Yield schedules with the offloads of ``start``, found by searches over node orders.
 
         The first search assumes that copies take no time, and the second keeps the copies where ``start`` has
-        them. If runs wait for copies in both results, up to two searches follow within a lower peak, which
+        them. If operators wait for copies in both results, up to two searches follow within a lower peak, which
         leaves room for values that are being copied.
 
         Args:

@@ -1,4 +1,4 @@
-"""Search node orders and further runs of nodes for a cheaper schedule within a peak, or a lower one."""
+"""Search node orders and further runs of nodes for a cheaper schedule within a peak, or for a lower peak."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 Minimum cuts propose decisions: at one price for every byte (the vertices of the hull), and at prices per
 program point that follow a falling peak. Between two neighbouring decisions lie mixtures, which take the
-choices of one decision up to a node and those of the other after it. In a model of equal layers, this
-changes one layer after another. Then decisions save more values, many at a time, where a peak leaves
-room. For small steps, node orders are searched, too.
+choices of one decision up to a node and those of the other after it. In a model of equal layers,
+successive mixtures differ in a few layers. Then further values are saved, many at a time, in decisions
+whose peaks leave room. For small steps, node orders are searched, too.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PeakFrontier(PeakSearch):
 
     @property
     def _best(self) -> list[Candidate]:
-        """The Pareto-optimal candidates of all evaluated ones, lowest peak first."""
+        """The Pareto-optimal ones of all evaluated candidates, lowest peak first."""
         return pareto(self._seen.values(), _figures)
 
     def _peaks(self, count: int) -> list[int]:
@@ -213,5 +213,5 @@ def _corners(best: list[Candidate]) -> list[Candidate]:
 
 
 def _spread(items: list[int]) -> list[int]:
-    """Return the items in another order: every eighth item, then the items after those, and so on."""
+    """Return the items in another order: items 0, 8, 16, …, then items 1, 9, 17, …, and so on."""
     return [item for k in range(8) for item in items[k::8]]

@@ -154,7 +154,7 @@ class PeakOfGraphs:
 
     @cached_property
     def _least(self) -> Choice:
-        """The choice with the least estimated peak, and of equal ones the fewest saved bytes."""
+        """The choice with the least estimated peak and, among equal peaks, the fewest saved bytes."""
         found = self._choices(lambda so_far, peak, _: max(so_far, peak))
         return min(found, key=lambda choice: (choice[1], choice[0]))
 

@@ -115,7 +115,7 @@ class PeakPlanner(Prepared):
     def _with_offloads(
         self, offloading: OffloadPlanner, found: Sequence[Candidate], least_possible: int
     ) -> list[Candidate]:
-        """Return candidates with offloads: cheaper ones at some peaks of a frontier, and ones of lower peaks.
+        """Return candidates with offloads: at some peaks of a frontier, if cheaper, and below its lowest peak.
 
         Args:
             offloading: decides which values are offloaded.

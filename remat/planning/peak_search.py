@@ -2,7 +2,8 @@
 
 With a price on every byte at every program point, instead of a limit, the best decision is a minimum cut.
 A subgradient search with Polyak's step size raises the prices at the points where the step exceeds the
-peak. Then the best decision that fits saves further values, one at a time, if that is cheaper and fits.
+peak. Then further values are saved, one at a time, in the best decision that fits. Each value must make the
+decision cheaper, and the decision must still fit.
 """
 
 from __future__ import annotations

@@ -109,8 +109,8 @@ class Plan(Record):
         without_expected_bytes: estimated peak of the step without remat once Inductor has compiled it; to be
             compared with the peak of a compiled step. 0 if unknown.
         offloads: the saved values that are offloaded, with the places of their copies.
-        exposed_time: exposed transfer time, in ``unit``: the time that runs wait for copies to and from the
-            host.
+        exposed_time: exposed transfer time, in ``unit``: the time for which operators wait for copies to and
+            from the host.
         link: the link to the host, if values may be offloaded; else empty.
         peak_limit: the peak in bytes that a ratio of the peak, such as ``remat.Peak(0.5)``, stands for. 0 under
             any other budget, and in files from before this field existed.
@@ -391,8 +391,9 @@ class Plan(Record):
         """Draw memory over the step, beside the step without remat, and the values that fill the peak.
 
         The picture is an ``.svg`` or ``.png``. A budget on the peak is drawn as a line. A budget on saved bytes is
-        not drawn, because it bounds only a part of the memory shown. The step without remat is grey. It is a curve
-        for a plan that was just made, and a line at its peak for any other plan, such as that of a compiled step.
+        not drawn, because it bounds only a part of the memory shown. The step without remat is grey. For a
+        plan that was just made, it is a curve. For any other plan, such as that of a compiled step, it is a line
+        at its peak.
 
         Args:
             path: the file; its suffix selects the format.

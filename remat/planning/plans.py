@@ -23,8 +23,8 @@ class PlanSet(Record, Sequence[Plan]):
 
     Attributes:
         plans: one for each graph, in the order in which the graphs run.
-        passed_bytes: bytes of the activations that one graph hands to a later graph and that at least one of
-            both saves for backward; each activation counts once.
+        passed_bytes: bytes of the activations that one graph hands to a later graph and that at least one
+            of the two saves for backward; each activation counts once.
         capacity: the bytes that may be saved. Under a budget on the peak, a number of bytes that is no
             restriction.
         peak_bytes: most bytes alive at once while the forwards of all graphs run, first to last, and then

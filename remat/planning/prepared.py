@@ -173,7 +173,7 @@ class Prepared:
         return Hull.of(self.lowered.problem)
 
     def cuts(self, most: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Return vertices of the hull, about ``most`` of them, among them both ends.
+        """Return about ``most`` vertices of the hull, its two ends included.
 
         Returns:
             For each vertex: its saved bytes, and the nodes of the graph problem that it saves.

@@ -51,8 +51,8 @@ def reduce(
 
     Edits drop gradients and outputs, turn results into inputs, leave out calls and merge inputs. The search
     ends when no single edit makes the graph smaller. Every graph that the test gets is a valid joint graph,
-    was written as text and read back, and can be split. The order of candidates is the same in every run, and
-    no graph is tested twice.
+    and was written as text and read back. It can be split, unless the graph at the start cannot. The order of
+    candidates is the same in every run, and no graph is tested twice.
 
     Args:
         joint: the graph; it is not changed.

@@ -50,7 +50,7 @@ _PANELS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """Storages alive at the peak that one source line made.
+    """The storages that one source line made and that are alive at the peak.
 
     Attributes:
         source: the source line. For parameters and inputs, and if the line is unknown, the kind of

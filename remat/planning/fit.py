@@ -43,7 +43,7 @@ LINK_GBPS = 450.0
 _LEAST_MEMORY = 1 << 16
 #: The largest batch that ``"max"`` tries.
 _MOST = 1 << 20
-#: ``"max"`` stops when the largest batch that fits is known to one part in this many.
+#: ``"max"`` stops when the uncertainty of the largest batch is at most that batch divided by this number.
 _PART = 50
 #: Doubled batches that an executor plans at the same time, unless the executor is a number of processes.
 _WIDTH = 4

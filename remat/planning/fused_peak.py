@@ -25,22 +25,22 @@ from remat.units import Budget, bytes_of_share, format_bytes
 
 #: Most searches of `aim_above` without offloads.
 _SEARCHES = 4
-#: Two byte limits next to each other are at most this part of the largest apart, as one over it.
+#: Neighbouring limits on saved bytes differ by at most the largest limit divided by this number.
 _GAP = 16
 #: How often the intervals beside the best byte limit are halved.
 _HALVINGS = 2
-#: A target that is too low is raised by this part of the least simulated peak, as one over it.
+#: A target that is too low is raised by the least simulated peak divided by this number.
 _STEP = 100
-#: Most searches of `aim_above` with offloads, and the part of the least simulated peak, as one over it, by which a
-#: target is lowered.
+#: With offloads: most searches of `aim_above`, and a divisor. A target is lowered by the least simulated peak divided
+#: by it.
 _OFFLOADED = 5, 150
-#: Compiled peaks are far above a limit if they exceed it by this part of the limit, as one over it.
+#: Compiled peaks are far above a limit if they exceed it by more than the limit divided by this number.
 _FAR = 10
-#: Unused part of the wanted peak that is not worth another search.
+#: A plan is near enough if the unused fraction of the wanted peak is at most this.
 _NEAR = 0.005
-#: Most searches of `aim`, and the ratio of the usual edits in those that start from the last schedule.
+#: Most searches of `aim`; and, for searches from the last schedule, edits as a ratio of the usual number.
 _REFINED, _REFINED_SHARE = 6, 0.5
-#: A target that was missed is lowered by at least this part of the wanted peak, as one over it.
+#: A target that was missed is lowered by at least the wanted peak divided by this number.
 _LOWERED = 1000
 
 

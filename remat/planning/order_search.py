@@ -23,12 +23,12 @@ from remat.solvers.kernel import kernel
 from remat.solvers.run import run
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
 
-#: Edits of a schedule that a search tries in one turn: for each run, and at most.
+#: Edits of a schedule that a search tries in one turn: number for each run, and greatest number in all.
 MOVES_PER_RUN, MOST_MOVES = 6_000, 2_000_000
 #: Schedules with more runs get fewer edits, because each edit takes longer.
 _MANY_RUNS = 25_000
-#: Searches for a lower peak, and the ratio of the usual edits in each. With all edits, peaks were within 0.5 % of
-#: these (once 4 % lower), in four times the time.
+#: Searches for a lower peak, and edits in each as a ratio of the usual number. With all edits, peaks were
+#: within 0.5 % of these (once 4 % lower), in four times the time.
 _LOWER, _LOWER_SHARE = 3, 0.25
 
 

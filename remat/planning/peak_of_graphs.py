@@ -13,7 +13,7 @@ from remat.planning.candidates import Candidate, Choice, combine
 from remat.planning.planner import Planner
 from remat.units import Budget, bytes_of_share, format_bytes
 
-#: Most rounds of a loop that lowers the peak. The peak of a choice is estimated first, so one round may not do.
+#: Most rounds of a loop that lowers the peak. Peaks of choices are only estimates, so one round may not suffice.
 _ROUNDS = 8
 #: Decisions to try for the graph in which the step peaks: those with the lowest peaks of the graph alone.
 _LOW = 6

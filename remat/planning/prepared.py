@@ -28,7 +28,7 @@ from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
 from remat.units import format_bytes
 
-#: Even steps between the limits on saved bytes of a frontier, which include vertices of the hull besides.
+#: Number of even steps between the limits on saved bytes of a frontier. Vertices of the hull are further limits.
 STEPS = 24
 #: Most vertices of the hull among the limits on saved bytes of a frontier.
 VERTICES = 16

@@ -52,7 +52,7 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
         request: the options under which the plan is applied, with the plan's cost model.
 
     Returns:
-        The time that runs wait for copies, in ps; 0 if the plan offloads nothing.
+        The time in ps for which operators wait for copies; 0 if the plan offloads nothing.
 
     Raises:
         PlanError: the graph cannot offload a value as the plan says, the plan's cost model or link
@@ -177,7 +177,7 @@ def _recorded_figures(
     Args:
         plan: the saved plan.
         with_bytes: whether to yield the saved bytes.
-        with_peak: whether to yield the peak besides; only beside ``with_bytes``.
+        with_peak: whether to yield the peak, too; ignored unless ``with_bytes`` is set.
         with_costs: whether to yield the recompute cost and the cost of the step.
 
     Yields:
@@ -227,7 +227,7 @@ def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
 
 
 def _is_comparable(plan: Plan, prepared: State) -> bool:
-    """Return whether exposed times of a plan and of this process can be compared."""
+    """Return whether a plan's exposed time can be compared with the one that this process computes."""
     return _is_alike(plan, prepared.joint.lower) and not has_symbols(prepared.index.values)
 
 

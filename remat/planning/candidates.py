@@ -32,8 +32,8 @@ class Candidate:
             ``saved`` describes it in full.
         schedule: the schedule that the node orders were read from: runs of nodes of the step problem,
             and the position where backward begins. None if no search over schedules found it.
-        alive: most bytes alive at each program point of the schedule, by position in the joint graph;
-            key -1 holds the saved bytes. Empty if no search by peak evaluated the schedule.
+        alive: most bytes alive at each program point of the schedule. Keys are positions in the joint
+            graph; key -1 holds the saved bytes. Empty if no search by peak evaluated the schedule.
         peak_bytes: peak in bytes: of the simulated step if it was simulated, else of the schedule.
             0 if unknown.
     """
@@ -52,7 +52,7 @@ class Candidate:
     def of(
         cls, lowered: Lowered, decision: Decision, cost: int, choice: DecisionInfo = _UNKNOWN
     ) -> Self:
-        """Build a candidate from a decision that has node orders or offloads, or that another planner made.
+        """Build a candidate from a `Decision`, which may have node orders or offloads.
 
         Args:
             lowered: the graph problem.
@@ -102,9 +102,10 @@ def combine(
 
     Args:
         options: for each graph, its decisions.
-        extend: adds a decision to a partial choice. It is called with the position of the graph, the
-            saved bytes and the score of the partial choice, and the decision. It returns the saved bytes
-            and the score with the decision, or None if the decision cannot be added.
+        extend: adds a decision to a partial choice. Its arguments are the position of the graph, the saved
+            bytes and the score of the partial choice, and the decision. It returns the saved bytes and the
+            score with the decision, or None if the decision cannot be added. A score is a number to
+            minimise, such as a cost.
 
     Returns:
         Choices by (saved bytes, score), fewest bytes first; a long list is thinned to some thousands.

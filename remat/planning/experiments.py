@@ -367,7 +367,7 @@ class _Newest(threading.local):
     Attributes:
         of: token of the call and name of the model that the step belongs to; None if the cache is empty.
         joint: the captured step.
-        prepared: the prepared step under each cost model, by the model's name.
+        prepared: the prepared step under each cost model, by the requested name of the cost model.
     """
 
     of: tuple[str, str] | None = None

@@ -49,7 +49,7 @@ LINK_GBPS = 450.0
 _LEAST_MEMORY = 1 << 16
 #: The largest batch that ``"max"`` tries.
 _MOST = 1 << 20
-#: ``"max"`` stops when the largest batch that fits is known to one part in this many.
+#: ``"max"`` stops when the uncertainty of the largest batch is at most that batch divided by this number.
 _PART = 50
 #: Doubled batches that an executor plans at the same time, unless the executor is a number of processes.
 _WIDTH = 4
@@ -100,7 +100,7 @@ def fit(
         optimizer: name of a class of `torch.optim` in any case, with arguments behind a colon
             (``"sgd:momentum=0.9"``); or a callable that makes an optimizer from a list of parameters.
         batches: batch sizes of one rank to try. ``"max"``: powers of two until one does not fit, then
-            bisection between the last two, exact below 100 and to within 2 % above.
+            bisection between the last two powers. The largest batch is exact below 100, and within 2 % above.
         ranks: number of ranks that train together, by DDP.
         fsdp: whether the ranks shard parameters, gradients and optimizer state, by FSDP2.
         link_gbps: GB/s that a rank sends. Sending overlaps with computing, so only the longer time counts.
@@ -297,7 +297,7 @@ def rows_of(batches: Sequence[int], ask: Ask) -> dict[int, FitRow]:
 
     Args:
         batches: the batch sizes.
-        ask: plans batches.
+        ask: function that plans batches, see `Ask`.
     """
     answers = dict(ask(batches, ()))
     largest = max((b for b in batches if answers[b][0].fits), default=0)
@@ -314,7 +314,7 @@ def rows_up_to_most(ask: Ask, width: int) -> dict[int, FitRow]:
     for earlier batches are candidates.
 
     Args:
-        ask: plans batches.
+        ask: function that plans batches, see `Ask`.
         width: number of doubled batches to plan at the same time.
 
     Returns:
@@ -347,7 +347,16 @@ def rows_up_to_most(ask: Ask, width: int) -> dict[int, FitRow]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """One batch for a worker to plan."""
+    """One batch for a worker to plan.
+
+    Attributes:
+        rank: the rank, with the bytes on it that depend on neither batch nor plan.
+        options: the options of planning, from `PlanRequest.to_text`.
+        batch: the batch size.
+        joint: the captured step as text.
+        other_bytes: bytes of the step's inputs and buffers.
+        others: decisions of other batches, as candidates.
+    """
 
     rank: Rank
     options: Mapping[str, str]
@@ -386,7 +395,16 @@ def _answer(
     others: Sequence[Decision],
     on_step: Callable[[str], None],
 ) -> Answer:
-    """Plan one batch; return its row, and the decisions that were tried."""
+    """Plan one batch; return its row, and the decisions that were tried.
+
+    Args:
+        rank: the rank, with the bytes on it that depend on neither batch nor plan.
+        request: the options of planning.
+        batch: the batch size.
+        step: the captured step, and the bytes of its inputs and buffers.
+        others: decisions of other batches, as candidates.
+        on_step: called with a line of text before each stage.
+    """
     joint, nbytes = step
     with suppress_warnings():  # these plans are only tried, so their warnings concern no user
         planner = Planner.of(

@@ -89,7 +89,7 @@ class Fit:
 
     @property
     def best(self) -> FitRow | None:
-        """The row with the most samples per second, of equal ones the smaller batch; None if no batch fits."""
+        """The row with the most samples per second, among equal rows the smallest batch; None if no batch fits."""
         fits = (r for r in self.rows if r.fits)
         return max(fits, key=lambda r: (r.samples_per_s or 0.0, -r.batch), default=None)
 

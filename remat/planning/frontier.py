@@ -314,7 +314,13 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
-    """Budgets of one graph for a worker to decide."""
+    """Budgets of one graph for a worker to decide.
+
+    Attributes:
+        joint: the joint graph as text.
+        options: the options of planning, from `PlanRequest.to_text`.
+        capacities: the budgets, as limits on saved bytes.
+    """
 
     joint: str
     options: Mapping[str, str]

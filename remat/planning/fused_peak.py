@@ -25,22 +25,22 @@ from remat.units import Budget, bytes_of_share, format_bytes
 
 #: Most searches of `aim_above` without offloads.
 _SEARCHES = 4
-#: Two byte limits next to each other are at most this part of the largest apart, as one over it.
+#: Neighbouring limits on saved bytes differ by at most the largest limit divided by this number.
 _GAP = 16
 #: How often the intervals beside the best byte limit are halved.
 _HALVINGS = 2
-#: A target that is too low is raised by this part of the least simulated peak, as one over it.
+#: A target that is too low is raised by the least simulated peak divided by this number.
 _STEP = 100
-#: Most searches of `aim_above` with offloads, and the part of the least simulated peak, as one over it, by which a
-#: target is lowered.
+#: With offloads: most searches of `aim_above`, and a divisor. A target is lowered by the least simulated peak divided
+#: by it.
 _OFFLOADED = 5, 150
-#: Compiled peaks are far above a limit if they exceed it by this part of the limit, as one over it.
+#: Compiled peaks are far above a limit if they exceed it by more than the limit divided by this number.
 _FAR = 10
-#: Unused part of the wanted peak that is not worth another search.
+#: A plan is near enough if the unused fraction of the wanted peak is at most this.
 _NEAR = 0.005
-#: Most searches of `aim`, and the ratio of the usual edits in those that start from the last schedule.
+#: Most searches of `aim`; and, for searches from the last schedule, edits as a ratio of the usual number.
 _REFINED, _REFINED_SHARE = 6, 0.5
-#: A target that was missed is lowered by at least this part of the wanted peak, as one over it.
+#: A target that was missed is lowered by at least the wanted peak divided by this number.
 _LOWERED = 1000
 
 
@@ -92,11 +92,12 @@ class FusedSearch:
            and under a peak in bytes, only estimates within the budget count here.
         3. The decision with the least peak, compiled if known and else estimated.
 
-        The last decision is chosen more carefully. Under a peak in bytes, it is the decision with the least
-        estimated peak that was not compiled, at any cost. Under a ratio, budget 1's decision comes first, if its
+        With ``last``, other rules come first. Under a peak in bytes, the result is the decision with the least
+        estimated peak that was not compiled, at any cost. Under a ratio, it is budget 1's decision, if its
         estimated peak is below every compiled peak. If all compiled peaks are far above the budget, estimates say
-        little about the step. Then the result saves the least of all decisions that were not compiled and may
-        have a lower peak; under a ratio, only if no decision fits.
+        little about the step. Then the result is the decision that saves the fewest bytes, among those that were
+        not compiled and have a low estimated peak. Low means within the peak in bytes or, under a ratio, within
+        the lowest compiled peak. Under a ratio, this rule applies only if no decision fits.
 
         Args:
             budget: a budget on the peak, in bytes or as a ratio.
@@ -136,11 +137,11 @@ class FusedSearch:
         return replace(best, choice=replace(best.choice, peak_limit=0 if in_bytes else limit))
 
     def _explore(self) -> tuple[Candidate, int, tuple[int, int]]:
-        """Search the range of peaks.
+        """Add candidates over the whole range of peaks, and return the ends of the range.
 
         Returns:
-            The candidate of the least simulated peak; the bytes by which this peak is above the estimated
-            one; the least estimated peak, and the estimated peak of budget 1's plan.
+            The candidate with the least simulated peak; its simulated minus its estimated peak, in bytes;
+            and a pair of the least estimated peak and the estimated peak of budget 1's plan.
         """
         planner = self.planner
         at = self.try_saved(without_gaps(planner.allowed_vertices(VERTICES)))
@@ -177,9 +178,10 @@ class FusedSearch:
             low, high = (middle + 1, high) if peak <= wanted else (low, middle - 1)
 
     def aim(self, wanted: int, known: Mapping[Decision, int]) -> bool:
-        """Search near an estimated peak, with the target shifted by the offset of the nearest candidate.
+        """Search for decisions near an estimated peak, by searches within simulated peaks.
 
-        The offset is the simulated minus the estimated peak.
+        The first search is within ``wanted`` plus the offset of the nearest candidate. The offset of a candidate
+        is its simulated minus its estimated peak.
 
         Args:
             wanted: the estimated peak to stay within, in bytes.
@@ -231,7 +233,7 @@ class FusedSearch:
             return None
 
     def aim_above(self, lowest: Candidate, off: int, wanted: int) -> None:
-        """Search near an estimated peak, by targets from about the least simulated peak upwards.
+        """Search near an estimated peak, within simulated peaks from about the least one upwards.
 
         Args:
             lowest: the candidate of the least simulated peak, without offloads.
@@ -268,7 +270,11 @@ def _unproven(decided: Candidate) -> Candidate:
 
 
 def without_gaps(vertices: Sequence[int]) -> list[int]:
-    """Return limits on saved bytes to try: the vertices, and evenly spaced limits in large intervals between them."""
+    """Return limits on saved bytes to try: given ones, and evenly spaced ones in large intervals between them.
+
+    Args:
+        vertices: saved bytes of vertices of the hull.
+    """
     found, most = set(vertices), max(1, max(vertices) // _GAP)
     for a, b in pairwise(sorted(vertices)):
         parts = -(-(b - a) // most)
@@ -312,10 +318,10 @@ def _best(
     excess: int,
     last: bool,
 ) -> Candidate:
-    """Choose one of the candidates found, by the rules of `within_fused_peak`.
+    """Choose one of the candidates found, by the rules of `FusedSearch.within`.
 
     Args:
-        search: has the candidates.
+        search: the search, which holds the candidates.
         known: the compiled peak in bytes of each compiled decision.
         budget: the requested budget.
         limit: the budget in bytes.

@@ -45,7 +45,11 @@ class Copies:
         self._transfers = self._needed(link) if self._has_room else []
 
     def _needed(self, link: Link) -> list[Transfer]:
-        """Return the transfer of each offloaded value: its bytes, its times, and the runs that limit it."""
+        """Return the transfer of each offloaded value.
+
+        A transfer has the value's bytes and copy times, and the positions of two runs. The value can be sent
+        after the first run, and must be back before the second.
+        """
         nodes, at = self._nodes, {node: k for k, node in enumerate(self._nodes)}
         first, second = nodes[: self._boundary], nodes[self._boundary :]
         sent = {str(n.meta.get("packed_from")): n for n in first if n.target is WAIT_COPIED}
@@ -62,7 +66,7 @@ class Copies:
         ]
 
     def placed(self, peak_bytes: int) -> tuple[tuple[Offload, ...], int, int]:
-        """Place the copies within a peak, so that runs wait for the link as little as possible.
+        """Place the copies within a peak, so that operators wait for the link as little as possible.
 
         Args:
             peak_bytes: the peak of the device's memory.

@@ -20,7 +20,7 @@ from remat.passes.core.state import State
 from remat.planning.prepared import step_costs_of
 from remat.solvers.offload_problem import OffloadProblem
 
-#: Smaller values are not offloaded: those below this part, as one over it, of the bytes of all values.
+#: A value is not offloaded if it has fewer bytes than all values together, divided by this number.
 _SMALL = 5_000
 
 

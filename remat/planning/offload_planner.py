@@ -73,7 +73,7 @@ class OffloadPlanner:
             without: the best decision without offloads; None if no such decision is within the peak.
 
         Returns:
-            A decision with offloads, or ``without`` if no offload makes it cheaper.
+            A decision with offloads; ``without``, which may be None, if no cheaper one was found.
         """
         if without is not None and not without.cost:
             return without
@@ -164,7 +164,7 @@ class OffloadPlanner:
 
     @cached_property
     def _forward_time(self) -> int:
-        """Time of one run of each operator that depends on no tangent."""
+        """Summed time of all operators that depend on no tangent, each run once."""
         late = self._of.state.roles.tangent_closure
         nodes = zip(self._of.state.index.nodes, late, strict=True)
         return sum(self._times.of_name[node.name] for node, is_late in nodes if not is_late)
@@ -209,14 +209,14 @@ class OffloadPlanner:
         """Yield schedules with the offloads of ``start``, found by searches over node orders.
 
         The first search assumes that copies take no time, and the second keeps the copies where ``start`` has
-        them. If runs wait for copies in both results, up to two searches follow within a lower peak. The
-        difference leaves room for values that are being copied.
+        them. If operators wait for copies in both results, up to two searches follow within a lower peak, which
+        leaves room for values that are being copied.
 
         Args:
             search: evaluates choices.
             start: the choice to start from.
             peak_bytes: the peak.
-            share: ratio of the usual number of edits.
+            share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Yields:
             A choice, and the `Decision` with its node orders.

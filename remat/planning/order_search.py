@@ -1,4 +1,4 @@
-"""Search node orders and further runs of nodes for a cheaper schedule within a peak, or a lower one."""
+"""Search node orders and further runs of nodes for a cheaper schedule within a peak, or for a lower peak."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from remat.solvers.kernel import kernel
 from remat.solvers.run import run
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
 
-#: Edits of a schedule that a search tries in one turn: for each run, and at most.
+#: Edits of a schedule that a search tries in one turn: number for each run, and greatest number in all.
 MOVES_PER_RUN, MOST_MOVES = 6_000, 2_000_000
 #: Schedules with more runs get fewer edits, because each edit takes longer.
 _MANY_RUNS = 25_000
-#: Searches for a lower peak, and the ratio of the usual edits in each. With all edits, peaks were within 0.5 % of
-#: these (once 4 % lower), in four times the time.
+#: Searches for a lower peak, and edits in each as a ratio of the usual number. With all edits, peaks were
+#: within 0.5 % of these (once 4 % lower), in four times the time.
 _LOWER, _LOWER_SHARE = 3, 0.25
 
 
@@ -83,9 +83,9 @@ class OrderSearch:
 
     @cached_property
     def _free(self) -> ScheduleProblem:
-        """The step problem without further runs of values that live to its end.
+        """The step problem in which values that live to the end of the step are computed only once.
 
-        A later run would replace the first one as the value that stays.
+        The value of a later run would replace the value that stays.
         """
         problem = self.step.problem
         stay = {problem.maker(i) for i in problem.to_end}.intersection(problem.runnable)
@@ -93,15 +93,15 @@ class OrderSearch:
 
     @cached_property
     def is_possible(self) -> bool:
-        """Whether the native kernel is available and its schedules can be executed."""
+        """Whether node orders can be searched: the native kernel is available, and `can_be_ordered` holds."""
         return kernel() is not None and self.can_be_ordered
 
     @cached_property
     def can_be_ordered(self) -> bool:
         """Whether every order of a schedule can be executed.
 
-        False if the graph writes to memory, unless forward writes to an input that nobody reads afterwards.
-        False, too, if a value that is computed may not be saved.
+        False if the graph writes to memory, except for writes of forward to inputs that nobody reads afterwards.
+        False, too, if a computed value must not be saved.
         """
         state, problem, index = self._state, self._problem, self._state.index
         if state.storages.rewritten:
@@ -132,7 +132,7 @@ class OrderSearch:
             sequence: the schedule to start from, as runs of nodes of the step problem; its peak may be higher.
             boundary: position in ``sequence`` where backward begins.
             peak_bytes: the peak.
-            share: ratio of the usual number of edits.
+            share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
             The cheapest schedule found within the peak; if there is none, the schedule with the lowest peak. None
@@ -148,7 +148,7 @@ class OrderSearch:
         peak_bytes: int,
         time_limit: float | None = None,
     ) -> Candidate | None:
-        """Return a solver's own schedule within a peak.
+        """Ask a solver for a schedule within a peak.
 
         Args:
             solver: a solver that implements `solve_schedule`.
@@ -213,7 +213,7 @@ class OrderSearch:
             boundary: position in ``sequence`` where backward begins.
             peak_bytes: the peak.
             copies: offloaded values, and the positions in ``sequence`` between which each is off the device.
-            share: ratio of the usual number of edits.
+            share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
             The schedule, and the position where backward begins; None if no schedule of the graph can be executed.

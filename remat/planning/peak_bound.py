@@ -1,10 +1,10 @@
 """Proven lower bounds on the cost of every schedule of a step within a peak.
 
 While backward runs an operator, each value that a later run reads is alive or is recomputed afterwards.
-The other bytes that are alive are known: weights, outputs, tangents, and the gradients so far. So the
-cost is at least the optimum of a graph problem in which only the later runs read values, within the
-bytes that remain of the peak. The bound holds for every node order and for any number of runs of
-forward's operators. It assumes that backward's own operators run once.
+The other bytes that are alive are known: weights, outputs, tangents, and the gradients so far. So consider
+a graph problem in which only the later runs read values, within the bytes that remain of the peak. The
+cost of a schedule is at least the optimum of this problem. The bound holds for every node order and for
+any number of runs of forward's operators. It assumes that backward's own operators run once.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Minimum cuts propose decisions: at one price for every byte (the vertices of the hull), and at prices per
 program point that follow a falling peak. Between two neighbouring decisions lie mixtures, which take the
-choices of one decision up to a node and those of the other after it. In a model of equal layers, this
-changes one layer after another. Then decisions save more values, many at a time, where a peak leaves
-room. For small steps, node orders are searched, too.
+choices of one decision up to a node and those of the other after it. In a model of equal layers,
+successive mixtures differ in a few layers. Then further values are saved, many at a time, in decisions
+whose peaks leave room. For small steps, node orders are searched, too.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PeakFrontier(PeakSearch):
 
     @property
     def _best(self) -> list[Candidate]:
-        """The Pareto-optimal candidates of all evaluated ones, lowest peak first."""
+        """The Pareto-optimal ones of all evaluated candidates, lowest peak first."""
         return pareto(self._seen.values(), _figures)
 
     def _peaks(self, count: int) -> list[int]:
@@ -108,7 +108,10 @@ class PeakFrontier(PeakSearch):
                 prices = moved
 
     def _mix(self) -> None:
-        """Evaluate mixtures of two neighbouring corners: one's choices up to a node, the other's after it."""
+        """Evaluate mixtures of neighbouring candidates on the lower hull.
+
+        A mixture takes one candidate's choices up to a node, and the other candidate's choices after it.
+        """
         best, size = _corners(self._best), self.problem.size
         part = max(1, (best[-1].peak_bytes - best[0].peak_bytes) // _PARTS)
         for low, high in pairwise(best):
@@ -124,7 +127,10 @@ class PeakFrontier(PeakSearch):
                         self.tried(mixed)
 
     def _add(self) -> None:
-        """Evaluate decisions that save more values, up to the best candidates' peaks and evenly spaced peaks."""
+        """Evaluate decisions that save more values within target peaks.
+
+        The targets are the peaks of the best candidates, and evenly spaced peaks.
+        """
         left = len(self._seen) + max(_LEAST, _WORK // max(1, len(self._state.index)))
         targets = {*self._peaks(_PARTS), *(t.peak_bytes for t in self._best[:-1])}
         # Spread, so that the targets reached before the evaluations run out cover the whole range.
@@ -207,5 +213,5 @@ def _corners(best: list[Candidate]) -> list[Candidate]:
 
 
 def _spread(items: list[int]) -> list[int]:
-    """Return the items in another order: every eighth item, then the items after those, and so on."""
+    """Return the items in another order: items 0, 8, 16, …, then items 1, 9, 17, …, and so on."""
     return [item for k in range(8) for item in items[k::8]]

@@ -13,7 +13,7 @@ from remat.planning.candidates import Candidate, Choice, combine
 from remat.planning.planner import Planner
 from remat.units import Budget, bytes_of_share, format_bytes
 
-#: Most rounds of a loop that lowers the peak. The peak of a choice is estimated first, so one round may not do.
+#: Most rounds of a loop that lowers the peak. Peaks of choices are only estimates, so one round may not suffice.
 _ROUNDS = 8
 #: Decisions to try for the graph in which the step peaks: those with the lowest peaks of the graph alone.
 _LOW = 6
@@ -35,7 +35,7 @@ class PeakOfGraphs:
         self._partitioned: dict[tuple[int, Decision], PartitionedGraph] = {}
 
     def highest(self, decided: Sequence[Candidate]) -> tuple[int, ...]:
-        """Return the most bytes alive in the step while each graph runs, in forward or in backward.
+        """Return for each graph the most bytes alive in the step while the graph runs, in forward or backward.
 
         Args:
             decided: one candidate for each graph.
@@ -89,7 +89,7 @@ class PeakOfGraphs:
 
     @cached_property
     def _options(self) -> list[list[Candidate]]:
-        """The candidates of each graph among which a choice selects.
+        """For each graph, the candidates from which `_choices` selects one.
 
         Graphs that are equal, such as equal layers, are decided once and share their candidates.
         """
@@ -105,7 +105,10 @@ class PeakOfGraphs:
 
     @staticmethod
     def _options_of(planner: Planner) -> Iterator[Candidate]:
-        """Yield the candidates of one graph: its frontiers by peak and by saved bytes, and two extreme decisions."""
+        """Yield the candidates of one graph within its region budget.
+
+        They are the frontiers by peak and by saved bytes, the decision at budget 1, and the cheapest decision.
+        """
         most_saved = planner.most_saved
         for decided in planner.frontier_by_peak()[0]:
             if most_saved is None or decided.saved_bytes <= most_saved:
@@ -118,9 +121,10 @@ class PeakOfGraphs:
 
     @cached_property
     def _others(self) -> list[int]:
-        """For each graph, the bytes alive at its peak besides its own peak and the saved values of earlier runs.
+        """For each graph, the bytes that other graphs and inputs add to the step's peak while the graph runs.
 
-        The bytes are computed for the decisions at budget 1, because they hardly depend on the decisions.
+        The graph's own peak and the values saved by earlier runs do not count. Decisions hardly change these
+        bytes, so they are computed for the decisions at budget 1.
         """
         full = [p.allowed_full for p in self._planners]
         saved, others = 0, []
@@ -150,7 +154,7 @@ class PeakOfGraphs:
 
     @cached_property
     def _least(self) -> Choice:
-        """The choice with the least estimated peak, and of equal ones the fewest saved bytes."""
+        """The choice with the least estimated peak and, among equal peaks, the fewest saved bytes."""
         found = self._choices(lambda so_far, peak, _: max(so_far, peak))
         return min(found, key=lambda choice: (choice[1], choice[0]))
 
@@ -171,7 +175,7 @@ class PeakOfGraphs:
         return chosen
 
     def _chosen(self, peak_bytes: int) -> list[Candidate] | None:
-        """Return the cheapest choice found within a peak; None if no choice is."""
+        """Return the cheapest choice found within a peak; None if none was found."""
         aim = peak_bytes
         for _ in range(_ROUNDS):
             found = self._choices(
@@ -243,7 +247,7 @@ class PeakOfGraphs:
         return None
 
     def _searched(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
-        """Search for a cheaper decision for each of the most expensive graphs, within the bytes that others leave.
+        """Search for a cheaper decision for each of the most expensive graphs, within the bytes left by other graphs.
 
         Args:
             chosen: one candidate for each graph.

@@ -117,7 +117,7 @@ class PeakPlanner(Prepared):
     def _with_offloads(
         self, offloading: OffloadPlanner, found: Sequence[Candidate], least_possible: int
     ) -> list[Candidate]:
-        """Return candidates with offloads: cheaper ones at some peaks of a frontier, and ones of lower peaks.
+        """Return candidates with offloads: at some peaks of a frontier, if cheaper, and below its lowest peak.
 
         Args:
             offloading: decides which values are offloaded.
@@ -249,7 +249,7 @@ class PeakPlanner(Prepared):
         """Return the cheapest decision found within a peak, without offloads.
 
         Args:
-            budget: the requested budget, which selects the searches.
+            budget: the requested budget; a ratio needs further searches than bytes do.
             peak_bytes: the budget in bytes.
 
         Raises:
@@ -270,7 +270,7 @@ class PeakPlanner(Prepared):
         return self._bounded(best, peak_bytes)
 
     def _proposed(self, budget: Budget, peak_bytes: int) -> list[Candidate]:
-        """Return candidates within a peak, the cheapest of which is to be taken; arguments as in `_within`."""
+        """Return candidates within a peak, for the caller to take the cheapest; arguments as in `_within`."""
 
         def fits(*found: Candidate | None) -> list[Candidate]:
             return [d for d in found if d is not None and self.peak(d) <= peak_bytes]
@@ -419,7 +419,7 @@ class PeakPlanner(Prepared):
         Args:
             decided: the candidate; its peak may be higher.
             peak_bytes: the peak.
-            share: ratio of the usual number of edits.
+            share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
             The cheapest schedule found within the peak or, if there is none, one with a lower peak. None if the
@@ -437,6 +437,8 @@ class PeakPlanner(Prepared):
         self, decided: Candidate, peak_bytes: int, tried: Candidate | None = None
     ) -> Candidate:
         """Return a candidate with the lower bound on the cost of all decisions within a peak.
+
+        The bound is 0 with hooks on saved tensors.
 
         Args:
             decided: the candidate.
@@ -466,7 +468,7 @@ class PeakPlanner(Prepared):
     def _closing_in(self, peak_bytes: int) -> Iterator[tuple[int, ...]]:
         """Yield decisions at limits on saved bytes that approach the largest limit whose decision is within a peak.
 
-        The search is between two vertices of the hull, by false position, and every other time by bisection.
+        The limits lie between two vertices of the hull. False position and bisection propose them in turn.
 
         Args:
             peak_bytes: the peak.

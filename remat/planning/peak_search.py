@@ -2,7 +2,8 @@
 
 With a price on every byte at every program point, instead of a limit, the best decision is a minimum cut.
 A subgradient search with Polyak's step size raises the prices at the points where the step exceeds the
-peak. Then the best decision that fits saves further values, one at a time, if that is cheaper and fits.
+peak. Then further values are saved, one at a time, in the best decision that fits. Each value must make the
+decision cheaper, and the decision must still fit.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class PeakSearch:
     # ---- from a decision to its schedule ------------------------------------------------------------
     @cached_property
     def _runs_of(self) -> list[tuple[int, ...]]:
-        """Nodes of the step problem that the first run of a joint-graph node consists of, by position of the node."""
+        """For each node of the joint graph, by position, the nodes of the step problem that make up its first run."""
         return [self.step.runs_of(node.name) for node in self._state.index.nodes]
 
     @cached_property
@@ -137,7 +138,7 @@ class PeakSearch:
 
     @cached_property
     def _first_late(self) -> int:
-        """The first position that reads a tangent or another input of backward."""
+        """Position of the first node that reads a tangent or another input of backward."""
         index, roles = self._state.index, self._state.roles
         tangents = (i for i, role in roles.placeholders.items() if role.in_backward)
         return min((u for i in tangents for u in index.users[i]), default=len(index))
@@ -216,7 +217,7 @@ class PeakSearch:
     def _always(self) -> tuple[int, ...]:
         """Nodes to save under every decision: they cannot be recomputed, or saving them takes no bytes.
 
-        Saved nodes that nobody reads are not counted.
+        Some of them may be read by nobody; `evaluate` leaves these out.
         """
         p = self.problem
         return tuple(
@@ -252,13 +253,13 @@ class PeakSearch:
         return found
 
     def highest(self, tried: Candidate) -> tuple[int, ...]:
-        """Return the runs of backward with the most bytes alive, one from each of `_STRETCHES` parts of backward.
+        """Divide backward into at most `_STRETCHES` parts; return the run of each part with the most bytes alive.
 
         Args:
             tried: an evaluated candidate.
 
         Returns:
-            Positions in the joint graph.
+            Positions of the runs in the joint graph.
         """
         late = self._state.roles.tangent_closure
         runs = [m for m in tried.alive if m < len(late) and late[m]]
@@ -355,7 +356,8 @@ class PeakSearch:
     def _repaired(self, best: Candidate, allowed: Limits) -> Candidate:
         """Save or drop one or two random values at a time until a candidate is within the limits.
 
-        A change that increases the excess is undone. The random numbers have a fixed seed.
+        A change that increases the excess is undone. The search also ends after `_DRAWS` changes for each value, or
+        when the evaluations are used up. The random numbers have a fixed seed.
         """
         problem, draw = self.problem, random.Random(0)
         free = [i for i in range(len(problem)) if problem.savable[i] and problem.recomputable[i]]
@@ -408,7 +410,11 @@ class PeakSearch:
         )
 
     def _cut(self, prices: dict[int, float]) -> tuple[int, ...]:
-        """Return the saved nodes of the best decision at prices per byte, by program point."""
+        """Return the saved nodes of the best decision if each byte alive at a program point has a price.
+
+        Args:
+            prices: price of one byte at each program point; at `_SAVED`, of one saved byte.
+        """
         problem = self.problem
         saving = prices.get(_SAVED, 0.0)
         moments = sorted(prices.keys() - {_SAVED})

@@ -193,7 +193,7 @@ def count_workspaces(state: State, cost: CostModel) -> None:
 
 
 def with_agreement(pipeline: Pipeline, agree: Pass) -> Pipeline:
-    """Return a pipeline with the pass ``agree`` before its partition; unchanged if it has such a pass."""
+    """Return a pipeline with the pass ``agree`` before its partition pass; unchanged if it has such a pass."""
 
     def inserted(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
         found: list[Pass] = []

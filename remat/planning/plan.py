@@ -98,7 +98,7 @@ class Plan(Record):
             ``NAME_again``. Views are not listed: they are computed where they are read.
         backward_order: nodes that backward runs, with the meaning of ``forward_order``.
         region_budget: the ratio that the code set by ``region_activation_memory_budget``; empty if it set none.
-            A requested ratio is replaced by this ratio, and requested bytes hold besides.
+            This ratio replaces a requested ratio. Requested bytes hold as well.
         least_because: why no plan saves less than ``least_bytes``, if a lower ratio was raised to these bytes;
             else empty.
         step_cost: cost of running every operator of the step once, forward and backward, in ``unit``. The step
@@ -111,8 +111,8 @@ class Plan(Record):
         without_expected_bytes: estimated peak of the step without remat once Inductor has compiled it; to be
             compared with the peak of a compiled step. 0 if unknown.
         offloads: the saved values that are offloaded, with the places of their copies.
-        exposed_time: exposed transfer time, in ``unit``: the time that runs wait for copies to and from the
-            host.
+        exposed_time: exposed transfer time, in ``unit``: the time for which operators wait for copies to and
+            from the host.
         link: the link to the host, if values may be offloaded; else empty.
         peak_limit: the peak in bytes that a ratio of the peak, such as ``remat.Peak(0.5)``, stands for. 0 under
             any other budget, and in files from before this field existed.
@@ -408,8 +408,9 @@ class Plan(Record):
         """Draw memory over the step, beside the step without remat, and the values that fill the peak.
 
         The picture is an ``.svg`` or ``.png``. A budget on the peak is drawn as a line. A budget on saved bytes is
-        not drawn, because it bounds only a part of the memory shown. The step without remat is grey. It is a curve
-        for a plan that was just made, and a line at its peak for any other plan, such as that of a compiled step.
+        not drawn, because it bounds only a part of the memory shown. The step without remat is grey. For a
+        plan that was just made, it is a curve. For any other plan, such as that of a compiled step, it is a line
+        at its peak.
 
         Args:
             path: the file; its suffix selects the format.

@@ -75,7 +75,10 @@ def _recomputed(plan: Plan) -> str:
 
 
 def _peak(plan: Plan) -> str:
-    """Format the peak: compiled beside the estimate without remat, or else both as simulated."""
+    """Format the peak and the peak without remat.
+
+    A compiled step shows its compiled peak and an estimate without remat; any other step, simulated peaks.
+    """
     limit = (
         f"; a share of {plan.asked.peak_share} comes to {format_bytes(plan.peak_limit)}"
         if plan.peak_limit
@@ -97,7 +100,7 @@ def _simulated(plan: Plan) -> str:
 
 
 def _instead_of(nbytes: int, about: str = "") -> str:
-    """Format the peak without remat; empty if it is unknown."""
+    """Format the peak without remat, ``nbytes``, with a text before it; empty if it is 0, which means unknown."""
     return f" instead of {about}{format_bytes(nbytes)} without remat" if nbytes else ""
 
 

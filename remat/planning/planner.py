@@ -197,7 +197,9 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
 
 
 def warn_of_peak(plan: Plan, *, stacklevel: int) -> None:
-    """Warn if a plan within saved bytes peaks above budget 1's plan, or recomputes for almost no lower peak.
+    """Warn if a plan under a budget on saved bytes does not lower the peak enough.
+
+    `remat.report.before_after.BeforeAfter.warn_if_not_lower` says what is enough.
 
     Args:
         plan: a finished plan with the figures of the step without remat.

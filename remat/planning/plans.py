@@ -23,8 +23,8 @@ class PlanSet(Record, Sequence[Plan]):
 
     Attributes:
         plans: one for each graph, in the order in which the graphs run.
-        passed_bytes: bytes of the activations that one graph hands to a later graph and that at least one of
-            both saves for backward; each activation counts once.
+        passed_bytes: bytes of the activations that one graph hands to a later graph and that at least one
+            of the two saves for backward; each activation counts once.
         capacity: the bytes that may be saved. Under a budget on the peak, a number of bytes that is no
             restriction.
         peak_bytes: most bytes alive at once while the forwards of all graphs run, first to last, and then
@@ -58,7 +58,10 @@ class PlanSet(Record, Sequence[Plan]):
             self._check_budget(Budget.parse(self.budget))
 
     def _check_budget(self, asked: Budget) -> None:
-        """Raise a ProblemError if a sum exceeds the budget; each plan's own figures are checked on its graph."""
+        """Raise a ProblemError if the peak or the saved bytes of all plans together exceed the budget.
+
+        The figures of each single plan are checked when the plan is applied to its graph.
+        """
         bounds = (("peak_bytes", asked.peak_bytes), ("saved_bytes", asked.nbytes))
         for name, limit in bounds:
             if limit is not None and getattr(self, name) > limit:

@@ -29,7 +29,7 @@ from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
 from remat.units import format_bytes
 
-#: Even steps between the limits on saved bytes of a frontier, which include vertices of the hull besides.
+#: Number of even steps between the limits on saved bytes of a frontier. Vertices of the hull are further limits.
 STEPS = 24
 #: Most vertices of the hull among the limits on saved bytes of a frontier.
 VERTICES = 16
@@ -180,7 +180,7 @@ class Prepared:
         return Hull.of(self.lowered.problem)
 
     def cuts(self, most: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Return vertices of the hull, about ``most`` of them, among them both ends.
+        """Return about ``most`` vertices of the hull, its two ends included.
 
         Returns:
             For each vertex: its saved bytes, and the nodes of the graph problem that it saves.
@@ -235,7 +235,7 @@ class Prepared:
         """Take over decisions, peaks and the step without remat from another planner of an equal graph.
 
         Returns:
-            Whether the graphs and the options but for the budget are equal; if not, nothing is taken.
+            Whether the graphs are equal, and all options except the budget; if not, nothing is taken over.
         """
         request = replace(other.request, budget=self.request.budget)
         if other.fingerprint != self.fingerprint or request != self.request:
@@ -254,12 +254,12 @@ class Prepared:
         self._peaks[decision] = peak_bytes
 
     def answer(self, decided: Candidate) -> Answer:
-        """Return a decision in a form that another process can send and `learn` reads."""
+        """Return a decision as plain data, which can be sent to another process; `learn` reads the data there."""
         peak_bytes = self.peak(decided)
         return decided.decision, decided.saved_bytes, decided.cost, decided.choice, peak_bytes
 
     def choice(self, capacity: int) -> DecisionInfo:
-        """Return the limits of a decision within ``capacity`` saved bytes, before the decision is made."""
+        """Return the record of a decision to be made within ``capacity`` saved bytes: its limits, without a solver."""
         return DecisionInfo(
             capacity=capacity, full_bytes=self.full_bytes, least_bytes=self.least_bytes
         )

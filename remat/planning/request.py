@@ -295,7 +295,9 @@ class PlanRequest:
         return replace(self, plan=plan, of_several=several)
 
     def how_to_run(self, peak_bytes: int, what: str = "that plan") -> str:
-        """Return advice on the budget under which a plan with this peak runs.
+        """Return advice on how to run a plan with this peak.
+
+        For a single graph, the advice is a budget. For one of several graphs, it names other remedies.
 
         Args:
             peak_bytes: the peak of the graph's plan.
@@ -310,7 +312,7 @@ class PlanRequest:
         )
 
     def deciding(self) -> Budgeted:
-        """Build the pass that decides: on the whole graph if the solver supports graphs, else by a knapsack."""
+        """Build the pass that decides: `SolveGraph` if the solver supports graphs, else `Knapsack`."""
         kind = SolveGraph if "graph" in self.solver.solves else Knapsack
         return kind(
             solver=self.solver,

@@ -70,7 +70,7 @@ class Rank:
         fsdp: bool,
         cost: CostModel,
     ) -> Self:
-        """Trace the optimizer on the parameters that the first rank has.
+        """Build the first rank: compute its sharding, and trace the optimizer on its parameters.
 
         Args:
             model: a module or a function.
@@ -196,9 +196,9 @@ class StepMemory:
         return max(self.total)
 
     def sharded_peak(self, shards: int, *, forward_bytes: int, backward_bytes: int) -> int:
-        """Return the most bytes alive at once if other bytes replace the inputs and blocks' gradients are sharded.
+        """Return the most bytes alive at once if blocks' gradients are sharded, and other bytes replace the inputs.
 
-        A block's gradient counts with the rank's shard, and a gradient of the root counts whole.
+        Only the rank's shard of a block's gradient counts. A gradient of the root counts whole.
 
         Args:
             shards: number of parts of each gradient.
@@ -230,7 +230,7 @@ class Fitting:
 
     @property
     def tried(self) -> tuple[Decision, ...]:
-        """The decisions that were tried, as candidates at other batch sizes."""
+        """The decisions that were tried; at other batch sizes, they can serve as candidates."""
         return tuple(self._memories)
 
     def row(self, batch: int, others: Sequence[Decision] = ()) -> FitRow:
@@ -238,8 +238,8 @@ class Fitting:
 
         Args:
             batch: batch size of the step.
-            others: decisions of other batch sizes. If one of them is valid at this batch size, they replace the
-                searches that do not depend on the memory limit.
+            others: decisions of other batch sizes. If one is valid at this batch size, the searches that do not
+                depend on the memory limit are left out.
         """
         full, sharding = self.planner.full, self.rank.sharding
         memory_bytes = self.rank.memory_bytes
@@ -345,9 +345,9 @@ class Fitting:
     def _within_peak(self, others: Sequence[Decision]) -> tuple[Candidate, Budget] | None:
         """Return the cheapest decision found whose peak fits, with the budget to set for it; None if none fits.
 
-        Candidates are the decisions at a few ratios, and that of a search aimed at the memory. If this search
-        finds none, the candidates do not depend on the memory: decisions of other batches if one is valid here,
-        else those of this step's own searches.
+        Candidates are the decisions at a few ratios, and the result of `_aimed`. If `_aimed` finds none, further
+        candidates are the decisions of other batches that are valid here. If none is valid, they come from
+        `_searched`.
 
         Args:
             others: decisions of other batch sizes.
@@ -504,7 +504,7 @@ def _without_gradient(
 ) -> frozenset[int]:
     """Return positions of parameters that get no gradient: frozen ones, and those that the step does not use.
 
-    A captured graph does not name the parameters of its inputs, so they are matched by shape and type.
+    A captured graph does not tell which parameter an input is, so both are matched by shape and type.
 
     Args:
         model: a module or a function.

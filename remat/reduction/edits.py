@@ -35,7 +35,7 @@ class GraphEdit:
 
     Attributes:
         name: description of the edit.
-        items: returns the items of a graph that the edit can change, those most likely to go first.
+        items: returns the items of a graph that the edit can change.
         apply: changes the given items, and returns the edited graph. Items that no longer exist are skipped.
     """
 
@@ -218,10 +218,11 @@ def _make_inputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 
 
 def _cut_out(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    """Replace results of calls by new inputs, and return the arguments of these calls, which stay in the graph.
+    """Replace results of calls by new inputs, and make the calls' arguments outputs, which keeps them in the graph.
 
-    An argument of a call of forward becomes an output of forward. An argument of a call becomes a gradient if
-    backward runs the call or reads its result, because backward must then compute the argument.
+    If forward runs the call, an argument becomes an output of forward. If backward runs the call or reads its
+    result, or the result is a gradient, an argument becomes a gradient, because backward must compute it.
+    An argument can become both.
     """
     late, cut = _behind_tangents(joint), _nodes(joint, items)
     apart = set(cut)

@@ -51,13 +51,13 @@ def reduce(
 
     Edits drop gradients and outputs, turn results into inputs, leave out calls and merge inputs. The search
     ends when no single edit makes the graph smaller. Every graph that the test gets is a valid joint graph,
-    was written as text and read back, and can be split. The order of candidates is the same in every run, and
-    no graph is tested twice.
+    and was written as text and read back. It can be split, unless the graph at the start cannot. The order of
+    candidates is the same in every run, and no graph is tested twice.
 
     Args:
         joint: the graph; it is not changed.
         test: returns True if a graph still fails. Exceptions of the test are not caught. A test that looks for
-            an exception must catch it, and tell whether it is the right one.
+            an exception must catch it, and return whether it is the exception that is looked for.
         progress: called with a line of text before each candidate.
 
     Returns:
@@ -161,7 +161,10 @@ class _Search:
         return True
 
     def _fails(self, joint: JointGraph, text: str) -> bool:
-        """Return whether a graph still fails; test it only if its text is new."""
+        """Return whether a graph still fails; the result for an equal text is cached.
+
+        A graph that cannot be split counts as not failing, unless the graph at the start could not be split.
+        """
         key = hashlib.sha256(text.encode()).digest()
         if key in self._seen:
             self._known += 1

@@ -354,13 +354,13 @@ def _grouped(
 
 
 def _names(names: Iterable[str]) -> str:
-    """Return distinct names as text, most frequent first, each with its number of occurrences."""
+    """Return distinct names as text, most frequent first, such as ``"mul × 3, add"``."""
     counts = Counter(names).most_common()
     return ", ".join(f"{name} × {n}" if n > 1 else name for name, n in counts)
 
 
 def _times(group: Sequence[object]) -> str:
-    """Return the size of a group as text, such as ``"in 5"``; empty for a single item."""
+    """Return how many items share a row, as text such as ``"in 5"``; empty for a single item."""
     return f"in {len(group)}" if len(group) > 1 else ""
 
 

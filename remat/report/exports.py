@@ -32,8 +32,8 @@ def memory_viewer(view: StepView) -> bytes:
 
     The format is that of ``torch.cuda.memory._snapshot()``. Every storage has an address of its
     own, because no allocator is modelled. The viewer's "active memory timeline" shows the timeline
-    of the step. Its segments are the storages alive at the end of the step. The time of an event is
-    its moment, as microseconds.
+    of the step. The snapshot's segments are the storages alive at the end of the step. The time of
+    an event, in microseconds, is the number of its moment.
     """
     events: list[dict[str, Any]] = []
     ends = len(view.timeline.moments) - 1

@@ -50,7 +50,7 @@ class Curve:
         bound: vertices of a line below which no plan lies.
         knee: point beyond which more memory reduces the cost only a little.
         unit: unit of the costs.
-        full_bytes: bytes of budget 1, for a second axis of budget ratios; 0: no such axis.
+        full_bytes: bytes that may be saved at budget 1, for a second axis of ratios; 0: no such axis.
     """
 
     label: str

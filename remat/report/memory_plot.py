@@ -50,7 +50,7 @@ _PANELS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """Storages alive at the peak that one source line made.
+    """The storages that one source line made and that are alive at the peak.
 
     Attributes:
         source: the source line. For parameters and inputs, and if the line is unknown, the kind of
@@ -373,7 +373,10 @@ def _list(axes: Axes, step: Timeline) -> None:
 
 
 def _origin(filling: Filling) -> str:
-    """Return the module and source line of a filling as text; without its kind, which is above."""
+    """Return the module and source line of a filling as text.
+
+    A source that only repeats the kind is left out, because `_heading` shows the kind.
+    """
     return " · ".join(x for x in (filling.module, filling.source) if x and x != filling.kind)
 
 

@@ -214,7 +214,7 @@ def _hover(made: Any, renderer: Any, what: str) -> None:
 
 
 def _timeline(page: Page) -> Any:
-    """Return the plot of memory over the step for Bokeh, without data. The page's script adds them."""
+    """Return the plot of memory over the step for Bokeh, without data. The page's script adds the data."""
     from bokeh.embed import json_item
     from bokeh.models import ColumnDataSource, FixedTicker, Label, Range1d, Span, TapTool
 

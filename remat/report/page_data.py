@@ -264,7 +264,7 @@ def _named(view: StepView, kept: Sequence[Value]) -> list[Value]:
 
 
 def _cards(stop: Stop) -> list[tuple[str, str, str]]:
-    """Return the main figures of a plan, as (name, value, the same without remat)."""
+    """Return the main figures of a plan, as (name, value, text to compare the value with)."""
     figures, both = stop.figures, stop.before_after
     compiled, others = "", format_bytes(both.without_peak_bytes) if both.without_peak_bytes else ""
     if figures["planned_peak_bytes"]:
@@ -299,7 +299,7 @@ def _cards(stop: Stop) -> list[tuple[str, str, str]]:
 
 
 def _beside(without: str) -> str:
-    """Return the text of a figure without remat."""
+    """Return the formatted figure ``without`` with a label; an empty one is labelled as not known."""
     return f"{without} without remat" if without else "without remat: not known"
 
 
@@ -332,9 +332,10 @@ def _kept_text(kept: Sequence[Value]) -> str:
 
 
 def _again(view: StepView, texts: Texts) -> dict[str, Any]:
-    """Return the table of recomputed operators by operator and source line, and its sentence.
+    """Return the columns of the table of recomputed operators, and the sentence above the table.
 
-    Runs that cost nothing, such as views, are only counted.
+    A row stands for one operator and source line. Runs that cost nothing, such as views, have no row and
+    are only counted.
     """
     groups: dict[tuple[str, str], list[int]] = {}
     free = 0

@@ -67,7 +67,7 @@ _TICKS = 6
 def byte_ticks(most: float) -> list[float]:
     """Return tick positions for an axis of bytes: round numbers from 0 up to ``most``.
 
-    Both are in the axis's binary unit. For 170, the ticks are 0, 50, 100 and 150.
+    ``most`` and the ticks are in the axis's binary unit. For 170, the ticks are 0, 50, 100 and 150.
     """
     step = next((s for s in _STEPS if most / s <= _TICKS), _STEPS[-1])
     return [k * step for k in range(int(most / step) + 1)]

@@ -35,8 +35,8 @@ class Value:
     """One storage over the step.
 
     Attributes:
-        name: value on the storage that forward returns for backward; if there is none, the node
-            that made the storage.
+        name: the value in the storage that forward returns for backward; if there is none, the
+            node that made the storage.
         op: operator that made the storage; ``"input"`` for inputs of the step, empty if unknown.
         nbytes: bytes of the storage.
         kind: kind of the storage.
@@ -93,7 +93,7 @@ class Clock:
     Attributes:
         starts: start of each moment of the step, then the end of the step.
         without: the same for the step without remat; empty if unknown.
-        unit: unit of both.
+        unit: unit of all these times.
     """
 
     starts: Sequence[int]

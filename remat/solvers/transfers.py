@@ -157,8 +157,8 @@ def _exposed_time(times: Sequence[int], queue: Sequence[tuple[int, int, int]]) -
 
     Args:
         times: time of each run.
-        queue: for each copy, the position of the run after which it enters the queue, its time, and
-            the position of the run after which it must have ended.
+        queue: three numbers for each copy: the position of the run after which it enters the queue,
+            its time, and the position of the run by whose end it must be done.
     """
     now = idle_from = exposed_time = entered = 0
     due: dict[int, int] = {}  # by run: the time at which the copies that leave after it have ended
@@ -185,8 +185,8 @@ def _through(
     Args:
         times: time of each run.
         alive: bytes alive at each run; the bytes of copies in the queue are added in place.
-        queue: for each copy, the position of the run after which it enters the queue, its bytes, its
-            time, and its index.
+        queue: four numbers for each copy: the position of the run after which it enters the queue,
+            its bytes, its time, and its index.
         capacity: bytes that may be alive; None: no limit.
 
     Returns:

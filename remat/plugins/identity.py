@@ -90,8 +90,8 @@ def surroundings() -> dict[str, Any]:
     ``declared()``, which is called here.
 
     Returns:
-        JSON-compatible descriptions: of code, library versions, plugins, operators and declarations,
-        each under its name.
+        JSON-compatible descriptions: of code, library versions, plugins, operators and
+        declarations, each under its name.
     """
     from remat.graph.ops import default_taxonomy
     from remat.plugins.registry import registry

@@ -288,7 +288,7 @@ class Registry:
         self._warn()
 
     def _kind(self, hook: str) -> Mapping[str, Any]:
-        """Return the usable classes that plugins return from a hook, by name; collected on first use.
+        """Return the usable classes that plugins offer by a hook, by name; collected at first use.
 
         If two classes have the same name, the first one is kept and the second one is refused.
         """

@@ -12,6 +12,7 @@ def solve(
     work: int,
     states: int,
 ) -> tuple[list[int], int, int, bool, bool]: ...
+
 # Returns (order, bound, saved, value), as in `remat.solvers.bounds.Relaxation`.
 def relax(
     weights: Sequence[int], values: Sequence[int], capacity: int

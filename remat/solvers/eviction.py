@@ -94,7 +94,7 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
     def drop(values: list[int], position: int, pinned: set[int]) -> None:
         """Free those of the given values that nothing needs any more.
 
-        A value is needed if it is pinned, stays to the end, or is read at a later position of
+        A value is needed if it is pinned, is in ``to_end``, or is read at a later position of
         ``order``.
         """
         nonlocal now

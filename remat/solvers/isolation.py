@@ -168,8 +168,8 @@ class Isolated(Solver):
     def _choose(self, problem: Problem[Any], time_limit: float | None) -> Answer:
         """Run the solver on a problem in the process, and return its unverified answer.
 
-        The solver's process parses the answer with `remat.solvers.verify.read`. The caller's process
-        verifies it later.
+        The solver's process parses the answer with `remat.solvers.verify.read`. The caller's
+        process verifies it later.
         """
         within_s, when = self._hang_s, ""
         if time_limit is not None:

@@ -1,10 +1,10 @@
 """Lagrange multipliers for offloading, and the decision that is cheapest under them.
 
-A *moment* is a position in the joint graph. The moment of a forward run is the position of its node.
-The moment of a backward run is the position of the next node that backward runs in every decision.
-A *window* is a range of moments in which runs wait for the host link, in one direction of the link.
-Each moment has a multiplier, the price of a byte. Each window has another one, the price of a unit
-of copy time.
+A *moment* is a position in the joint graph. The moment of a forward run is the position of its
+node. The moment of a backward run is the position of the next node that backward runs in every
+decision. A *window* is a range of moments in which runs wait for the host link, in one direction of
+the link. Each moment has a multiplier, the price of a byte. Each window has another one, the price
+of a unit of copy time.
 """
 
 from __future__ import annotations

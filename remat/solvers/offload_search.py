@@ -1,11 +1,11 @@
 """Choose the values to save and to offload within a peak.
 
-The search uses Lagrange multipliers first, then local moves. The multipliers are prices of a byte at
-each moment, and of copy time (see `remat.solvers.offload_prices`). Under these prices each saved
-value stays on the device or is offloaded, whichever is cheaper. A minimum cut decides which values to
-save. The multipliers rise where a schedule exceeds the peak and where it waits for the link. Local
-moves then change one value of the best decisions at a time, as long as this improves them. Problems
-with few decisions are enumerated completely.
+The search uses Lagrange multipliers first, then local moves. The multipliers are prices of a byte
+at each moment, and of copy time (see `remat.solvers.offload_prices`). Under these prices each saved
+value stays on the device or is offloaded, whichever is cheaper. A minimum cut decides which values
+to save. The multipliers rise where a schedule exceeds the peak and where it waits for the link.
+Local moves then change one value of the best decisions at a time, as long as this improves them.
+Problems with few decisions are enumerated completely.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class OffloadSearch:
         """Offload values of a schedule until it fits the peak, and return the decision.
 
         Values whose last use in forward is earliest come first. At first, only offloads that add no
-        exposed transfer time are taken. If the schedule still exceeds the peak, others follow. Last,
-        each offload is dropped if the decision is better without it.
+        exposed transfer time are taken. If the schedule still exceeds the peak, others follow.
+        Last, each offload is dropped if the decision is better without it.
 
         Args:
             saved: positions of the saved nodes in the graph problem.
@@ -261,9 +261,9 @@ class OffloadSearch:
     def greedy(self, start: OffloadChoice) -> OffloadChoice:
         """Offload values of a decision until it fits, and return the resulting decision.
 
-        Values with the most bytes per unit of copy time come first. Among values with similar rates,
-        those with the earliest last use in forward come first. A binary search finds how many values
-        from the start of this order must be offloaded.
+        Values with the most bytes per unit of copy time come first. Among values with similar
+        rates, those with the earliest last use in forward come first. A binary search finds how
+        many values from the start of this order must be offloaded.
         """
         problem, rates = self._problem, []
         for v, (ready, _) in start.schedule.idle.items():

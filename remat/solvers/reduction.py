@@ -142,7 +142,7 @@ class CoreSolver(Solver):
         return reduction.invert_answer(self.solve_core(reduction.core, time_limit=time_limit))
 
     def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Search the items that `fix_variables` leaves, and return that or a better greedy answer."""
+        """Search the items that `fix_variables` leaves; return that or a better greedy answer."""
         relaxed = relax(core)
         if relaxed.value == relaxed.bound:
             return Answer(relaxed.saved, relaxed.value)

@@ -37,8 +37,9 @@ class Transfer:
 class Wait:
     """A time for which the schedule stops until the link has ended a copy.
 
-    In forward, the schedule waits before the run ``at``. The link has then been busy without a pause
-    since the run ``begin`` ended. Backward is the mirror image in time: the schedule waits after the
+    In forward, the schedule waits before the run ``at``. The link has then been busy without a
+    pause since the run ``begin`` ended. At the end of forward, the schedule waits after its last
+    run, and ``at`` is that run. Backward is the mirror image in time: the schedule waits after the
     run ``at``, and the link stays busy until the run ``begin`` starts.
 
     Attributes:
@@ -87,8 +88,8 @@ def place(
     """Place copies in a schedule so that the exposed transfer time within a capacity is least.
 
     Memory of a sent value is free once the runs beside its copy have taken as long as the copy. If
-    memory is needed sooner, the schedule waits. Fetches are placed like sends with time reversed. All sends end before forward
-    ends, and no fetch begins before backward.
+    memory is needed sooner, the schedule waits. Fetches are placed like sends with time reversed.
+    All sends end before forward ends, and no fetch begins before backward.
 
     No placement of these queues waits less. If a run needs freed memory, the head of the queue
     finishes first, and starting its copy earlier delays no other copy.

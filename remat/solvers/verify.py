@@ -176,8 +176,8 @@ def _proven_value(problem: KnapsackProblem, reached: int) -> int:
 def _proven_cost(problem: GraphProblem, reached: int) -> int:
     """Return a lower bound on the cost of any decision, proven by a short search.
 
-    The bound is at most ``reached``, the cost of the solver's decision. It is 0 if `Lagrangian` cannot
-    run here.
+    The bound is at most ``reached``, the cost of the solver's decision. It is 0 if `Lagrangian`
+    cannot run here.
     """
     if unavailable(Lagrangian) is not None:
         return 0

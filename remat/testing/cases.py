@@ -215,7 +215,7 @@ def _like_models() -> list[Case]:
 
 
 def _twenty_thousand() -> list[Case]:
-    """Build cases with twenty thousand items, of which the most efficient fill the capacity exactly.
+    """Build cases with 20,000 items, of which the most efficient ones fill the capacity exactly.
 
     The total value of these items equals the bound of the linear relaxation, so they are optimal.
     """

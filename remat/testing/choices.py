@@ -41,8 +41,8 @@ class Candidate:
     def takes(self, parameter: object) -> bool:
         """Return whether the solver runs tests that have a given parameter.
 
-        A parameter with an attribute ``kind``, such as a `Case`, is only for solvers that solve this
-        kind of problem. Any other parameter is for all solvers.
+        A parameter with an attribute ``kind``, such as a `Case`, is only for solvers that solve
+        this kind of problem. Any other parameter is for all solvers.
         """
         kind = getattr(parameter, "kind", None)
         return kind not in [known.kind for known in KINDS] or self.solves(kind)

@@ -130,8 +130,8 @@ def family(name: str, *, items: int, span: int, share: int, seed: int) -> Knapsa
     Args:
         name: a key of `FAMILIES`.
         items: number of items.
-        span: weights are drawn from 1 to this number. For ``inverse-strongly-correlated``, values are
-            drawn from this range, and weights follow from them. ``similar-weights`` ignores it.
+        span: weights are drawn from 1 to this number. For ``inverse-strongly-correlated``, values
+            are drawn from this range, and weights follow from them. ``similar-weights`` ignores it.
         share: the capacity is this number times the total weight, divided by 101.
         seed: seed of the random source.
     """

@@ -142,9 +142,9 @@ class Network:
         )
 
     def cut(self, weight: Any, penalty: Any = None) -> MinimumCut:
-        """Return the decision with the smallest Σ weight saved + Σ penalty recomputed.
+        """Return the decision whose saved and recomputed nodes have the smallest total price.
 
-        If several decisions have that sum, the one that recomputes least is returned: the cut
+        If several decisions have that price, the one that recomputes least is returned: the cut
         nearest to backward.
 
         Args:
@@ -169,8 +169,8 @@ class Network:
     def losses(self, weight: Any, penalty: Any) -> Losses:
         """Return the loss of every choice relative to the minimum cut, from the maximum flow.
 
-        For any decision, Σ weight saved + Σ penalty recomputed equals the value of the cut plus the
-        losses of the decision's choices. Every loss is at least 0.
+        The total price of any decision equals the value of the cut plus the losses of the
+        decision's choices. Every loss is at least 0.
 
         Args:
             weight: price of saving each node of the problem, as non-negative ints.

@@ -37,7 +37,7 @@ class Vertex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """Two neighbouring vertices of the hull, and the price at which both are best.
+    """Two neighbouring vertices of the hull, and the price at which no decision is better.
 
     Attributes:
         fits: the vertex with fewer bytes.

@@ -49,7 +49,7 @@ def isolated(
     """Wrap a solver so that it runs in its own process.
 
     Args:
-        solver: the solver to run there; its class must be importable by name.
+        solver: the solver to run in the process; its class must be importable by name.
         memory_bytes: bytes that the process may allocate after its imports; None: no limit. Not
             enforced on macOS.
         grace_s: seconds beyond a time limit after which the process is killed.

@@ -152,8 +152,8 @@ class Search:
     def tightened(self, best: Incumbent, *, work: int, tolerance: float = TOLERANCE) -> Incumbent:
         """Return ``best``, with a higher bound if no decision can use up the remaining budget.
 
-        Bytes are counted modulo a *step*: a difference in bytes between the two decisions that are
-        best at the hull's price. In a model of equal layers, this step is the difference in one
+        Bytes are counted modulo a *step*: a difference in bytes between the two vertices of the
+        hull's edge at this capacity. In a model of equal layers, this step is the difference in one
         layer. Prefixes that differ only in how many layers save these bytes then become equal. So
         far fewer prefixes remain, and the bound is nearly always the same.
 
@@ -184,7 +184,7 @@ class Search:
     def _steps(self) -> list[int]:
         """Return up to three step sizes in bytes for `tightened`, the most likely one first.
 
-        Each is a difference in bytes between the two decisions that are best at the hull's price.
+        Each is a difference in bytes between the two vertices of the hull's edge at this capacity.
         """
         size = self.core.size
         fits, over = set(self.edge.fits.saved), set(self.edge.over.saved)

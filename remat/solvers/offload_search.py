@@ -119,7 +119,7 @@ class OffloadSearch:
         boundary: int,
         offloaded: Iterable[int],
     ) -> OffloadChoice:
-        """Evaluate a decision on another schedule, and return both as an `OffloadChoice`.
+        """Evaluate a decision on another schedule, and return it as an `OffloadChoice`.
 
         Args:
             saved: positions of the saved nodes in the graph problem.
@@ -156,7 +156,7 @@ class OffloadSearch:
     def evaluated(
         self, saved: tuple[int, ...], schedule: CarriedSchedule, offloaded: Iterable[int]
     ) -> OffloadChoice:
-        """Evaluate a decision with its schedule and offloads, and return it as `OffloadChoice`."""
+        """Evaluate a decision with its schedule and offloads; return an `OffloadChoice`."""
         evaluation = evaluate_offloads(self._problem, schedule, offloaded, self._capacity)
         self._walked += len(schedule.sequence)
         self._evaluations += 1

@@ -163,7 +163,7 @@ class KnapsackProblem(Problem[Solution]):
     An item is a tensor of the joint graph that is expensive to recompute. Its weight is the bytes
     that saving it takes. Its value is the recompute cost that saving it avoids. Arguments may be
     any ordered iterables of integers, also of NumPy types; they are stored as tuples of ``int``.
-    Every number and both sums lie between 0 and 2**63 - 1.
+    Every number, the sum of weights and the sum of values lie between 0 and 2**63 - 1.
 
     Args:
         weights: bytes that each item takes if saved.

@@ -32,7 +32,7 @@ class ScheduleProblem(Problem[Schedule]):
     fields after ``capacity`` have defaults that suit a plain graph. Sequences of integers may be
     any ordered iterables and are stored as tuples of ``int``. Sums may not exceed 2**63 - 1.
 
-    During a run, memory holds the values that this or a later run reads, the run's results, its
+    During a run, memory holds the values that this run or later runs read, the run's results, its
     ``extra`` bytes, and the ``resident`` bytes. A run reads the value of the latest earlier run of
     each input. A value stays in memory from its run to the last run that reads it.
 

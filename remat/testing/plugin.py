@@ -90,7 +90,7 @@ def _known_failures(config: pytest.Config) -> Mapping[str, str]:
 
 @pytest.hookimpl(trylast=True)  # after the tests' own parametrization, which `_is_ours` checks
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run every solver test once per chosen solver."""
+    """Make pytest run every solver test once per chosen solver."""
     if FIXTURE not in metafunc.fixturenames or not _is_ours(metafunc):
         return
     stash = metafunc.config.stash

@@ -125,7 +125,7 @@ CHECKS: Mapping[str, Callable[[object], str | None]] = {
 
 
 def _check_capabilities(solver: type[Solver]) -> str | None:
-    """Return which class attribute of a solver has a wrong type or value; None if none has."""
+    """Describe the first class attribute of a solver with a wrong type or value; None if none."""
     where = solver.__qualname__
     for flag in ("exact", "deterministic", "time_limit"):
         given: Any = getattr(solver, flag)
@@ -144,7 +144,7 @@ def _check_capabilities(solver: type[Solver]) -> str | None:
 
 
 def _check_methods(solver: type[Solver]) -> str | None:
-    """Return which method of a solver cannot be called as needed; None if all can."""
+    """Describe the first method of a solver that remat could not call; None if there is none."""
     where = solver.__qualname__
     if not solver.solves:
         return f"{where} solves nothing: implement solve(self, problem, *, time_limit=None)"

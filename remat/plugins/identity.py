@@ -38,7 +38,7 @@ def identity(thing: object) -> str:
 def described(value: Any) -> Any:
     """Return a JSON-compatible description of a value; equal descriptions mean equal values.
 
-    The state of functions, and of instances of classes outside remat, cannot be read. Their
+    The state of a function, or of an instance of another library's class, cannot be read. Its
     description is valid in this process only; see `is_known_elsewhere`.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -71,7 +71,7 @@ def is_known_elsewhere(description: Any) -> bool:
 
 
 def _state(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of each attribute of an instance, including slots."""
+    """Yield the name and value of each attribute of an instance, including slots."""
     if is_dataclass(value):
         yield from ((f.name, getattr(value, f.name)) for f in fields(value))
         return
@@ -84,13 +84,14 @@ def _state(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def surroundings() -> dict[str, Any]:
-    """Return the inputs of a plan besides graph and options: code, library versions and declarations.
+    """Describe what a plan depends on besides its graph and options, such as code and versions.
 
     Every module of remat that stores users' declarations about operators has a function
     ``declared()``, which is called here.
 
     Returns:
-        Descriptions for JSON, by kind of input.
+        JSON-compatible descriptions: of code, library versions, plugins, operators and
+        declarations, each under its name.
     """
     from remat.graph.ops import default_taxonomy
     from remat.plugins.registry import registry
@@ -134,10 +135,10 @@ def _origin(module: str) -> str:
 
 @functools.cache
 def _origin_of(package: str) -> str:
-    """Return a digest of the code and table files of a package.
+    """Return a digest of the code files and TOML files of a package.
 
-    A version number would not change with an edit of the files. Without files, as for code typed
-    into an interpreter, the result is valid in this process only.
+    Unlike a version number, the digest changes with every edit of a file. If the package has no
+    files, such as code typed into an interpreter, the result is valid in this process only.
     """
     loaded = sys.modules.get(package)
     file = getattr(loaded, "__file__", None)

@@ -76,7 +76,7 @@ class Registry:
     def learn_operators(self) -> None:
         """Add the operators of all plugins to the taxonomy that planning uses.
 
-        Only the first call has an effect. Unregistering a plugin removes its operators.
+        Further calls have no effect. Unregistering a plugin removes its operators.
         """
         if _OPERATORS in self._found:
             return
@@ -100,7 +100,7 @@ class Registry:
     def problems(self) -> tuple[PluginError, ...]:
         """Reasons why plugins were refused.
 
-        Faults in kinds of plugins that were not requested yet are missing.
+        The faults of one kind, such as passes, are missing until that kind is first requested.
         """
         offered = (problem for found in self._offer_problems.values() for problem in found)
         return (*self._load_problems, *offered)
@@ -288,7 +288,7 @@ class Registry:
         self._warn()
 
     def _kind(self, hook: str) -> Mapping[str, Any]:
-        """Return the usable classes that all plugins offer by a hook, by name; collected on first use.
+        """Return the usable classes that plugins offer by a hook, by name; collected at first use.
 
         If two classes have the same name, the first one is kept and the second one is refused.
         """
@@ -394,7 +394,8 @@ def _extend_taxonomy(offer: OpTaxonomy) -> Callable[[], None]:
     """Add a plugin's operators to the planner's taxonomy.
 
     Returns:
-        A function that removes the operators which were not in the taxonomy before.
+        A function without arguments that removes the added operators from the taxonomy. Operators
+        that the taxonomy had before stay.
     """
     from remat.graph.ops import default_taxonomy
 
@@ -435,5 +436,5 @@ def _load(path: str) -> type[Solver]:
 
 
 def _raise(name: str, fault: str, cause: Exception | None = None) -> NoReturn:
-    """Raise the `PluginError` that refuses a plugin, caused by ``cause``."""
+    """Raise the `PluginError` that refuses the plugin ``name`` because of ``fault``."""
     raise PluginError(f"plugin '{name}' is refused: it {fault}") from cause

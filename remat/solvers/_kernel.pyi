@@ -3,6 +3,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+# Returns (saved, value, bound, optimal, by_clock). `seconds` 0: no clock.
 def solve(
     weights: Sequence[int],
     values: Sequence[int],
@@ -11,10 +12,13 @@ def solve(
     work: int,
     states: int,
 ) -> tuple[list[int], int, int, bool, bool]: ...
+
+# Returns (order, bound, saved, value), as in `remat.solvers.bounds.Relaxation`.
 def relax(
     weights: Sequence[int], values: Sequence[int], capacity: int
 ) -> tuple[list[int], int, list[int], int]: ...
 
+# A graph problem with the loss of each choice; see `remat.solvers.hull`.
 class GraphCore:
     def __init__(
         self,
@@ -27,13 +31,18 @@ class GraphCore:
         flows: Sequence[int],
         price: int,
     ) -> None: ...
+    # Returns (found, complete, bytes, loss, saved, work, by_clock) for the cheapest decision within the
+    # capacity whose loss is at most `limit`. `most` is the number of prefixes kept.
     def run(
         self, capacity: int, limit: int, work: int, most: int, seconds: float
     ) -> tuple[bool, bool, int, int, list[int], int, bool]: ...
+    # Returns (complete, loss, by_clock). If complete, every decision within the capacity has at least this
+    # loss, which includes the price of unused bytes. Bytes are counted modulo `modulus`.
     def bound(
         self, capacity: int, limit: int, modulus: int, work: int, seconds: float
     ) -> tuple[bool, int, bool]: ...
 
+# The columns of a `remat.solvers.step_core.StepCore`.
 class StepGraph:
     def __init__(
         self,
@@ -45,6 +54,8 @@ class StepGraph:
         maker: Sequence[int],
         size: Sequence[int],
     ) -> None: ...
+    # Each turn is (seed, moves, hot, cold, wide, narrow, price). Returns (feasible, by_clock, cost, peak,
+    # sequence) for each turn.
     def anneal(
         self,
         start: Sequence[int],
@@ -53,11 +64,14 @@ class StepGraph:
         seconds: float,
     ) -> list[tuple[bool, bool, float, float, list[int]]]: ...
 
+# The Pareto-optimal choices of a knapsack; see `remat.solvers.frontier`.
 class Frontier:
     def __init__(
         self, weights: Sequence[int], values: Sequence[int], capacity: int, most: int
     ) -> None: ...
+    # Returns the items of the choice at point `i`.
     def items(self, i: int) -> list[int]: ...
+    # Returns the weights and the values of all points.
     def points(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
     @property
     def tolerance(self) -> float: ...

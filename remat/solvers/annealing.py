@@ -42,15 +42,16 @@ def anneal(
 ) -> ScheduleAnswer:
     """Return the cheapest schedule within the capacity that simulated annealing finds.
 
-    The first turns start from the best schedule known: every node once, an eviction schedule, or
-    one of ``problem.known``. The last turns start from the best schedule found so far. A turn may
-    exceed the capacity at a price. The answer's bound is the cost of running each node once.
+    A *turn* is one annealing search of the kernel. The first turns start from the best schedule
+    known: every node once, an eviction schedule, or one of ``problem.known``. The last turns start
+    from the best schedule found so far. During a turn, a schedule may exceed the capacity, but each
+    excess byte has a price. The answer's bound is the cost of running each node once.
 
     Args:
         compiled: the kernel module.
         problem: the step problem to solve.
         time_limit: seconds; None: no clock, and the number of edits alone ends the search.
-        effort: factor on the usual number of edits.
+        effort: factor on the usual number of edits of the schedule.
 
     Returns:
         The schedule, its bound, and whether the clock ended the search.
@@ -96,18 +97,18 @@ def improve(
     *,
     moves: int,
 ) -> tuple[tuple[int, ...], int]:
-    """Lower a schedule's cost if it fits the capacity, otherwise lower its peak.
+    """Lower the cost of a schedule that fits the capacity, or the peak of one that does not.
 
     Args:
         compiled: the kernel module.
         problem: the step problem, with a capacity.
         sequence: the nodes in the order in which they run.
         boundary: position in ``sequence`` at which backward begins.
-        moves: edits to try in each turn.
+        moves: number of edits that each annealing search tries.
 
     Returns:
-        The best schedule found, and the position at which its backward begins. That position is the
-        earliest one that stays within the capacity.
+        The best schedule found, and the position at which its backward begins. The position is the
+        earliest legal one if the schedule then fits the capacity.
     """
     core = step_core(problem)
     best = (tuple(sequence), boundary)
@@ -128,9 +129,14 @@ def _rank(
 ) -> tuple[bool, int, int]:
     """Return the sort key of a schedule; the smallest key is best.
 
+    Args:
+        problem: the step problem.
+        runs: the nodes in the order in which they run.
+        boundary: position in ``runs`` at which backward begins; None: as late as possible.
+
     Returns:
-        Whether the peak is above the capacity; the peak if so, otherwise the cost; the peak in
-        bytes.
+        Three entries. The first says whether the peak exceeds the capacity. The second is the peak
+        if it does, otherwise the cost. The third is the peak in bytes.
     """
     done = evaluate_schedule(problem, runs, boundary)
     over = problem.capacity is not None and done.peak_bytes > problem.capacity

@@ -84,8 +84,8 @@ class Auto(Solver):
 
         The kernel is fast if few values are alive at a time. HiGHS is fast if the graph is wide. On
         the wrong kind of graph each can take a hundred times as long, so no member gets much work
-        before every member had a little. HiGHS cannot be interrupted at its root node, so it waits
-        for a turn whose work covers the root.
+        before every member had a little. HiGHS cannot be interrupted at the root of its search
+        tree. So HiGHS is left out of a turn whose work does not cover the root.
         """
         search = Search(problem, time_limit=time_limit)
         # All members work on the same `Search`, so the hull is computed once.
@@ -132,11 +132,12 @@ def _kernel_answer(problem: KnapsackProblem, limit: float | None) -> Answer | No
 def _best(
     core: KnapsackProblem, members: Iterable[tuple[Solver, float]], deadline: float | None
 ) -> Answer:
-    """Run members until one proves the optimum or the time is up.
+    """Run members until one proves the optimum or the time is up, and return the best choice.
 
     Args:
         core: the reduced knapsack.
-        members: solvers in order, each with the fraction of the remaining time that it may take.
+        members: the solvers to run in order, each with the fraction of the remaining time that it
+            may take.
         deadline: time of the monotonic clock at which to stop; None: no limit.
 
     Returns:
@@ -166,8 +167,8 @@ def _members(core: KnapsackProblem, *, again: bool) -> Iterator[tuple[Solver, fl
 
     Args:
         core: the reduced knapsack.
-        again: whether to run the kernel first, which refused the whole problem but may accept the
-            core.
+        again: whether to yield the kernel first. It gave no answer to the whole problem, but may
+            answer the core.
     """
     if again:
         yield Native(), 0.6

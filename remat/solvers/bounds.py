@@ -22,6 +22,9 @@ if TYPE_CHECKING:  # `problem` imports this module for its limits
 class Relaxation:
     """Result of the linear relaxation of a knapsack, with the better of two greedy choices.
 
+    One greedy choice takes the items by value per weight. The other one takes the most valuable
+    item first, then the rest by value per weight.
+
     Attributes:
         order: the items that fit on their own, sorted by value per weight, best first; ties by
             index.
@@ -78,7 +81,7 @@ def repair(problem: KnapsackProblem, picked: Iterable[int]) -> tuple[int, ...]:
 
 
 def relax(problem: KnapsackProblem) -> Relaxation:
-    """Solve the linear relaxation exactly, and round it to a choice that fits."""
+    """Compute the bound of the linear relaxation exactly, and a greedy choice that fits."""
     compiled = kernel()
     if compiled is None:
         return relax_in_python(problem)

@@ -28,10 +28,10 @@ def by_knapsack(
 ) -> GraphSolution:
     """Decide a graph problem with a knapsack solver, and return the cheapest decision found.
 
-    The first set of items has every node of the reduced problem that costs something to recompute.
-    If ``problem.known`` has decisions, a second set leaves out the nodes that one of the known
-    decisions recomputes. A compiler's rules call the remaining nodes expensive, and these nodes are
-    often the better items.
+    The solver gets knapsacks of one or two sets of items. The first set has every node of the
+    reduced problem that costs something to recompute. If ``problem.known`` has decisions, the
+    second set leaves out the nodes that one known decision recomputes. The known decisions come
+    from a compiler's rules, which save expensive nodes. Such nodes are often the better items.
 
     Args:
         solver: the knapsack solver; the decisions are verified as its answers.
@@ -96,8 +96,8 @@ def _rounds(
         offered: capacity of the first knapsack, in bytes.
 
     Yields:
-        The knapsack solution, and the saved nodes of the completed decision. These are None if they
-        take more bytes than the capacity.
+        In each round, the knapsack solution and the saved nodes of the completed decision. If the
+        saved nodes take more bytes than the capacity, None stands in their place.
     """
     for _ in range(ROUNDS):
         knapsack = KnapsackProblem(

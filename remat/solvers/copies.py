@@ -1,9 +1,10 @@
 """Offload copies as nodes of the step problem, so that schedule searches see their memory.
 
 An offloaded value keeps its memory until its copy to the host has ended. It takes memory again when
-its fetch begins. Two extra nodes model this. A *send* node in forward ends the memory after the run
-during which the copy ended. A *fetch* node in backward takes the memory again before the run during
-which the copy back began.
+its fetch begins. Three extra nodes for each value model this. An *away* node is a second result of
+the value's maker and holds the offloaded bytes in forward. A *send* node reads the away node last,
+after the run during which the copy to the host ended. A *fetch* node in backward takes the memory
+again, before the run during which the copy back began.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Copy:
 class WithCopies:
     """A step problem extended by nodes for copies, with a schedule of it.
 
-    The fetch nodes come before the nodes of the original problem. All other nodes for copies come
-    after them.
+    The fetch nodes come first, then the nodes of the original problem, then the away nodes and the
+    send nodes.
 
     Attributes:
         problem: the extended problem.
@@ -72,9 +73,9 @@ def with_copies(
 ) -> WithCopies:
     """Add copies to a step problem, and add the runs of these copies to a schedule.
 
-    Only the problem's backward nodes read a fetched value. If a forward node runs again in
-    backward, the offloaded values that it reads are not counted, because ``inputs`` does not tell
-    its runs apart.
+    In the extended problem, only backward nodes read a fetched value. If a forward node runs again
+    in backward, the bytes of the fetched values that it reads are not counted. The reason is that
+    ``inputs`` has one entry for all runs of a node.
 
     Args:
         problem: the step problem.

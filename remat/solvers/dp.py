@@ -74,8 +74,8 @@ def _fill_table(
         deadline: time of the monotonic clock at which to stop; None: no limit.
 
     Returns:
-        The best choice among the items entered, the lightest one in a tie. Whether all items were
-        entered.
+        Two results: the best choice among the items that entered the table, the lightest one in a
+        tie, and whether all items entered it.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Run nodes in a given order; evict values if memory runs out, and recompute them later."""
+"""Schedule nodes in a given order; evict values if memory runs out, and recompute them later."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from remat.solvers.schedule_problem import MOST_RUNS_PER_NODE, ScheduleProblem
 def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | None:
     """Build a schedule that runs nodes in a given order and evicts values if memory runs out.
 
-    Among the values that the current run does not need, those that are large, cheap to recompute
-    and not read for long are evicted first. The score is that of "Dynamic tensor rematerialization"
+    Among the values that the current run does not need, the first to be evicted are large, cheap to
+    recompute, and next read by a late run. The score is that of "Dynamic tensor rematerialization"
     (Kirisame et al., ICLR 2021), except that future reads are known here.
 
     Args:
         problem: the step problem, with its capacity.
-        order: all nodes that run, each once, in an order in which they can run.
+        order: all nodes with runs of their own, each once, in an order in which they can run.
 
     Returns:
         The schedule, with a further run of a node wherever an evicted value is read. None if no
@@ -60,15 +60,16 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
         return False
 
     def run(v: int, position: int, pinned: set[int]) -> bool:
-        """Run a node, and recompute its evicted inputs first.
+        """Append the runs that recompute a node's evicted inputs, then a run of the node.
 
         Args:
             v: the node.
             position: position in ``order`` of the run that needs the node.
-            pinned: values that must not be evicted meanwhile.
+            pinned: values that these runs must not evict.
 
         Returns:
-            False if an input cannot be recomputed, or if the run does not fit the capacity.
+            False if an input cannot be recomputed, or if a run does not fit the capacity; True
+            otherwise.
         """
         nonlocal now
         mine = pinned | set(problem.inputs[v])
@@ -91,7 +92,11 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
         return True
 
     def drop(values: list[int], position: int, pinned: set[int]) -> None:
-        """Free those of the given values that no later position of ``order`` reads."""
+        """Free those of the given values that nothing needs any more.
+
+        A value is needed if it is pinned, is in ``to_end``, or is read at a later position of
+        ``order``.
+        """
         nonlocal now
         for i in values:
             if i in alive and i not in stays and i not in pinned and not uses[i]:

@@ -43,8 +43,8 @@ class Losses:
         value: capacity of the cut.
         save: loss of saving each node.
         recompute: loss of recomputing each node.
-        edges: for each edge (input, reader), the loss if backward has the input and does not
-            recompute the reader. Missing edges have loss 0.
+        edges: for each edge (input, reader), the loss if the input is available in backward but the
+            reader is not recomputed. Edges that are not in the dict have loss 0.
     """
 
     value: int
@@ -71,12 +71,14 @@ class InfeasibleCutError(ProblemError):
 
 
 class Network:
-    """Vertices and arcs of one graph problem; each call of `cut` or `losses` gives its own prices.
+    """Vertices and arcs of one graph problem, without prices.
+
+    Each call of `cut` or `losses` passes the prices of saving and recomputing.
 
     Args:
         problem: the nodes and edges, with the nodes that may be saved or recomputed.
-        fixed: for each node, whether to forbid its recomputation in addition to the problem's
-            rules. None: no further nodes.
+        fixed: for each node, True forbids its recomputation even if the problem allows it. None:
+            only the problem decides.
 
     Raises:
         InfeasibleCutError: backward reads a node that can be neither saved nor recomputed.
@@ -140,9 +142,9 @@ class Network:
         )
 
     def cut(self, weight: Any, penalty: Any = None) -> MinimumCut:
-        """Return the decision with the smallest Σ weight saved + Σ penalty recomputed.
+        """Return the decision whose saved and recomputed nodes have the smallest total price.
 
-        If several decisions have that sum, the one that recomputes least is returned: the cut
+        If several decisions have that price, the one that recomputes least is returned: the cut
         nearest to backward.
 
         Args:
@@ -167,8 +169,8 @@ class Network:
     def losses(self, weight: Any, penalty: Any) -> Losses:
         """Return the loss of every choice relative to the minimum cut, from the maximum flow.
 
-        For any decision, Σ weight saved + Σ penalty recomputed equals the value of the cut plus the
-        losses of the decision's choices. Every loss is at least 0.
+        The total price of any decision equals the value of the cut plus the losses of the
+        decision's choices. Every loss is at least 0.
 
         Args:
             weight: price of saving each node of the problem, as non-negative ints.
@@ -195,11 +197,11 @@ class Network:
         return Losses(value=value, save=save.tolist(), recompute=again.tolist(), edges=edges)
 
     def _flow(self, weight: Any, penalty: Any) -> tuple[Any, Any, Any] | None:
-        """Solve the maximum flow.
+        """Solve the maximum flow; the arguments are those of `losses`.
 
         Returns:
-            The solved flow, the capacities of its arcs, and a mask of the recomputable nodes that
-            have a penalty above 0. None if no node takes part.
+            The solved flow, the capacities of its arcs, and a mask over the nodes that backward may
+            recompute: whether each has a penalty above 0. None if backward reads no node.
         """
         import numpy as np
         from ortools.graph.python import max_flow

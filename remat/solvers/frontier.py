@@ -1,9 +1,9 @@
 """Compute all Pareto-optimal (weight, value) pairs of a knapsack in one run.
 
 One run replaces a sweep over capacities, because the best choice for any capacity is the last point
-that fits. The compiled kernel computes the frontier if it was built, otherwise NumPy does. Both use
-the algorithm of Nemhauser and Ullmann (1969): item by item, with identical items grouped in the
-kernel.
+that fits. The compiled kernel computes the frontier if it was built, otherwise NumPy does. Kernel
+and NumPy use the algorithm of Nemhauser and Ullmann (1969): item by item, with identical items
+grouped in the kernel.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 For each node, a binary variable says whether the node is saved, and a second variable whether it is
 recomputed. The recompute variables may be continuous, because their values follow from the save
-variables. The Lagrangian hull makes the program smaller. Choices that lose more than the gap at the
-hull's price are fixed, and the cost may not exceed that of the best known decision.
+variables. The Lagrangian hull makes the program smaller. At the hull's price, saving or recomputing
+a node has a loss. If the loss exceeds the gap between the best known decision and the hull's bound,
+the variable is fixed to 0. The cost may not exceed that of the best known decision.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class GraphMilp(Solver):
         return search.answer(self.improve(search, search.repair(search.start())))
 
     def improve(self, search: Search, best: Incumbent) -> Incumbent:
-        """Run HiGHS, and return a decision that costs at most as much, with its improved bound.
+        """Run HiGHS, and return the better of its decision and ``best``, with the better bound.
 
         Args:
             search: the problem, with its capacity, hull and deadline.

@@ -117,8 +117,8 @@ class Evaluation:
         saved: the saved nodes that backward really reads, in node order.
         recomputed: the nodes that run again in backward, in node order.
         saved_bytes: total bytes of ``saved``.
-        recompute_cost: total cost of the second runs, in the problem's unit. A recomputed node that
-            does not run in forward adds nothing.
+        recompute_cost: total cost of the second runs of nodes, in the problem's unit. A recomputed
+            node that did not run in forward adds nothing.
     """
 
     saved: tuple[int, ...]
@@ -189,8 +189,8 @@ def conflict(problem: GraphProblem, fixed: Sequence[bool] | None = None) -> tupl
 
     Args:
         problem: the graph problem.
-        fixed: for each node, whether to forbid its recomputation in addition to the problem's
-            rules. None: no further nodes.
+        fixed: for each node, True forbids its recomputation even if the problem allows it. None:
+            only the problem decides.
     """
     n = len(problem)
     parent = [-2] * n

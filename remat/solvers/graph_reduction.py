@@ -18,8 +18,10 @@ def reduce_graph(problem: GraphProblem) -> Reduction[GraphProblem]:
     the core also holds for the whole problem. A decision may run such a node in forward and in
     backward; only `evaluate` on the whole problem counts that cost.
 
+    These rules are applied, the first one once and the others until nothing changes:
+
     - A savable value of 0 bytes is always saved. A node computed only from such values at no cost
-      is free too.
+      is free too. Free nodes are left out of the core.
     - A node that cannot be saved and costs nothing is replaced by its inputs.
     - A node whose only reader takes no more bytes is not worth saving, because saving the reader
       avoids more cost. A node that cannot be saved is merged into its only reader.
@@ -61,7 +63,7 @@ class _Work:
         self.alive: list[int] = []
 
     def drop_free(self) -> None:
-        """Keep only the nodes that backward may read and that are not free."""
+        """Apply the first rule of `reduce_graph`, and drop the nodes that backward never reads."""
         p = self.problem
         free = [s and b == 0 for s, b in zip(p.savable, p.size, strict=True)]
         for i, reads in enumerate(p.inputs):
@@ -75,7 +77,7 @@ class _Work:
         self._drop_unread()
 
     def simplify(self) -> bool:
-        """Apply each of the other rules once, and return whether the graph changed."""
+        """Apply the rules after the first one once, and return whether the graph changed."""
         changed = self._merge_into_readers()
         changed |= self._skip_worthless()
         changed |= self._inline()

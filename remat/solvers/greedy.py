@@ -22,14 +22,17 @@ class Greedy(CoreSolver):
     name = "greedy"
 
     def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Return the better of the two greedy choices. One sort suffices, so no limit applies."""
+        """Return the better of two greedy choices, see `Relaxation`; the time limit is ignored."""
         relaxed = relax(core)
         return Answer(relaxed.saved, relaxed.bound)
 
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> list[int]:
-        """Run the nodes in the given order, and evict values if memory runs out; no limit applies."""
+        """Schedule the nodes in the problem's order, and evict values if memory runs out.
+
+        The time limit is ignored.
+        """
         found = evicting(problem, problem.order)
         if found is None:
             raise not_found(problem, evaluate_schedule(problem, problem.order).peak_bytes)

@@ -37,7 +37,7 @@ class Vertex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """Two neighbouring vertices of the hull, and the price at which both are best.
+    """Two neighbouring vertices of the hull, and the price at which no decision is better.
 
     Attributes:
         fits: the vertex with fewer bytes.
@@ -101,7 +101,7 @@ class Hull:
 
     @classmethod
     def of(cls, problem: GraphProblem) -> Hull:
-        """Return the hull of a problem, shared by problems that differ only in their capacity.
+        """Return the hull of a problem; problems that differ only in their capacity share one hull.
 
         A hull is shared as long as any caller holds a reference to it.
         """
@@ -209,7 +209,7 @@ class Hull:
         return Vertex(saved_bytes=saved_bytes, cost=cost, saved=cut.saved), cut.value
 
     def _insert(self, vertex: Vertex) -> bool:
-        """Add a vertex to the hull, and return whether it is on the hull."""
+        """Add a vertex to the hull if it lies below the hull, and return whether it was added."""
         before = self._vertices
         by_bytes = sorted((*before, vertex), key=lambda v: (v.saved_bytes, v.cost))
         hull: list[Vertex] = []

@@ -24,8 +24,8 @@ class Instance:
         problem: the problem. For a graph problem, ``capacity`` may be None, and ``unit`` equals
             `unit`.
         full_bytes: bytes that the runtime-optimal partition saves; a budget ratio refers to these
-            bytes. None for a knapsack and a step problem. There a ratio refers to the weight of all
-            items, or to the peak of the given order.
+            bytes. None for a knapsack, where a ratio refers to the weight of all items. None for a
+            step problem, where a ratio refers to the peak of the given order.
         least_bytes: the fewest bytes that any plan saves. None for a knapsack and a step problem.
         cost: the cost model behind the costs or values, such as ``"roofline:h100"``.
         unit: unit of the costs or values.

@@ -49,7 +49,7 @@ def isolated(
     """Wrap a solver so that it runs in its own process.
 
     Args:
-        solver: the solver to run there; its class must be importable by name.
+        solver: the solver to run in the process; its class must be importable by name.
         memory_bytes: bytes that the process may allocate after its imports; None: no limit. Not
             enforced on macOS.
         grace_s: seconds beyond a time limit after which the process is killed.
@@ -168,8 +168,8 @@ class Isolated(Solver):
     def _choose(self, problem: Problem[Any], time_limit: float | None) -> Answer:
         """Run the solver on a problem in the process, and return its unverified answer.
 
-        The process parses the answer with `remat.solvers.verify.read`. Only this process judges the
-        answer.
+        The solver's process parses the answer with `remat.solvers.verify.read`. The caller's
+        process verifies it later.
         """
         within_s, when = self._hang_s, ""
         if time_limit is not None:
@@ -286,14 +286,14 @@ class _Process:
         self._finalizer = weakref.finalize(self, _end, self._child, self._owner, self._connection)
 
     def alive(self) -> bool:
-        """Return whether the process runs and was started by this process.
+        """Return whether the solver's process runs and the calling process started it.
 
-        After a fork, the child must not use its parent's process.
+        After a fork, the child must not use the solver process of its parent.
         """
         return self._owner == os.getpid() and self._child.poll() is None
 
     def exchange(self, message: bytes, within_s: float | None) -> bytes:
-        """Send a message, and wait for the reply.
+        """Send a message, wait for the reply, and return the reply's bytes.
 
         Args:
             message: the pickled question.
@@ -366,6 +366,6 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
 
 
 def _main_file() -> str | None:
-    """Return the path of the script that this process runs; None if it does not run a file."""
+    """Return the path of the script that the calling process runs; None if it runs no file."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     return os.path.abspath(path) if isinstance(path, str) and os.path.isfile(path) else None

@@ -50,9 +50,10 @@ def main(fd: int) -> None:
 
 
 def _receive(connection: Connection[Any, Any]) -> bytes:
-    """Return the next message, and set an alarm that ends this process after its time limit.
+    """Return the next message, and set an alarm that ends this process if the reply is late.
 
-    The parent kills a late process sooner. The alarm works even if the parent is gone.
+    The message comes with a limit in seconds; None sets no alarm. The parent kills a late process
+    before the alarm does. The alarm works even if the parent is gone.
     """
     within_s, message = connection.recv()
     if within_s is not None:  # the operating system's alarm also ends C code that hangs
@@ -63,7 +64,7 @@ def _receive(connection: Connection[Any, Any]) -> bytes:
 
 
 def _set_up(message: bytes) -> tuple[Solver | None, bytes]:
-    """Load the solver and limit the memory.
+    """Load the solver, and limit the memory of this process.
 
     Args:
         message: the pickled name, main file, memory limit in bytes, and pickled solver.
@@ -90,7 +91,7 @@ def _set_up(message: bytes) -> tuple[Solver | None, bytes]:
 
 
 def _limit_memory(more: int) -> None:
-    """Limit the address space to the mapped size plus ``more`` bytes."""
+    """Limit the address space of this process to its present size plus ``more`` bytes."""
     import resource
 
     try:

@@ -101,14 +101,16 @@ class Search:
         self.deadline = None if time_limit is None else time.monotonic() + time_limit
 
     def start(self) -> Incumbent:
-        """Return the vertex of the hull that fits the capacity, without a search."""
+        """Return the cheapest vertex of the hull that fits the capacity, without a search."""
         fits = self.edge.fits
         return Incumbent(
             saved=fits.saved, cost=fits.cost, bound=min(fits.cost, self.edge.bound(self.capacity))
         )
 
     def repair(self, best: Incumbent, *, most: int = BEAM) -> Incumbent:
-        """Run a beam search near the hull; without the kernel, return ``best`` unchanged.
+        """Run a beam search near the hull, and return the best decision known afterwards.
+
+        Without the kernel, ``best`` is returned unchanged.
 
         Args:
             best: the best decision known so far.
@@ -122,7 +124,10 @@ class Search:
         return best
 
     def exact(self, best: Incumbent, *, work: int, tolerance: float = TOLERANCE) -> Incumbent:
-        """Enumerate all decisions that could be better, until the work is spent.
+        """Enumerate all decisions that could be better, and return the best decision known.
+
+        The enumeration ends early if the work is spent. Without the kernel, ``best`` is returned
+        unchanged.
 
         Args:
             best: the best decision known so far.
@@ -145,12 +150,12 @@ class Search:
         return best
 
     def tightened(self, best: Incumbent, *, work: int, tolerance: float = TOLERANCE) -> Incumbent:
-        """Raise the bound if no decision can use up the remaining budget.
+        """Return ``best``, with a higher bound if no decision can use up the remaining budget.
 
-        Bytes are counted modulo a *step*: a difference in bytes between the two decisions that are
-        best at the hull's price. In a model of equal layers, this step is the difference in one
-        layer. Prefixes that differ only in the number of layers that took the step then become
-        equal. So far fewer prefixes remain, and the bound is nearly always the same.
+        Bytes are counted modulo a *step*: a difference in bytes between the two vertices of the
+        hull's edge at this capacity. In a model of equal layers, this step is the difference in one
+        layer. Prefixes that differ only in how many layers save these bytes then become equal. So
+        far fewer prefixes remain, and the bound is nearly always the same.
 
         Args:
             best: the best decision known so far.
@@ -179,7 +184,7 @@ class Search:
     def _steps(self) -> list[int]:
         """Return up to three step sizes in bytes for `tightened`, the most likely one first.
 
-        Each is a difference in bytes between the two decisions that are best at the hull's price.
+        Each is a difference in bytes between the two vertices of the hull's edge at this capacity.
         """
         size = self.core.size
         fits, over = set(self.edge.fits.saved), set(self.edge.over.saved)
@@ -192,7 +197,10 @@ class Search:
         return [s for s in dict.fromkeys(steps) if s > 0][:3]
 
     def _costs_more_than(self, loss: int) -> int:
-        """Return the least cost of a decision within the capacity whose loss exceeds ``loss``."""
+        """Return a lower bound on the cost of decisions whose loss exceeds ``loss``.
+
+        The bound holds for decisions within the capacity.
+        """
         edge = self.edge
         return -((edge.price * self.capacity - edge.value - loss) // edge.scale)
 
@@ -200,7 +208,7 @@ class Search:
         return 0.0 if self.deadline is None else max(1e-3, self.deadline - time.monotonic())
 
     def answer(self, found: Incumbent) -> Answer:
-        """Extend the incumbent to an answer for the whole problem.
+        """Extend a decision on the core to an answer for the whole problem.
 
         A small core is first searched to a gap of zero, so that a larger budget never costs more.
         """

@@ -22,12 +22,13 @@ LARGEST_SUM = 2**60
 class Native(Solver):
     """MINKNAP's expanding core, joined lists, and branches on the number of items, in C++.
 
-    Identical items are grouped, and the greatest common divisor is divided out. Undominated states
-    grow around the break item and are pruned by upper bounds (Pisinger 1997). Larger problems are
-    bounded by capacity and cardinality together (after Martello, Pisinger, Toth 1999). They are
-    also bounded by the cost of capacity that no set of items can fill (a group relaxation, after
-    Gomory 1969). The remaining choices are enumerated from both ends of the core. Limits count
-    work, so the answer repeats unless a time limit is set.
+    Identical items are grouped, and the greatest common divisor is divided out. The *break item* is
+    the first one in order of value per weight that no longer fits. The *core*, the items searched
+    so far, grows around it, and upper bounds prune the choices (Pisinger 1997). For larger
+    problems, a bound takes capacity and number of items together (after Martello, Pisinger, Toth
+    1999). Another bound is the cost of capacity that no set of items can fill (a group relaxation,
+    after Gomory 1969). The remaining choices are enumerated from both ends of the core. Limits
+    count work, so the answer repeats unless a time limit is set.
     """
 
     __slots__ = ()

@@ -1,8 +1,10 @@
 """Lagrange multipliers for offloading, and the decision that is cheapest under them.
 
-One multiplier prices a byte at a *moment*, another one the time of the host link. A moment is a
-position of the joint graph. In forward it is the position of the run itself, in backward the
-position of the next node that backward always runs.
+A *moment* is a position in the joint graph. The moment of a forward run is the position of its
+node. The moment of a backward run is the position of the next node that backward runs in every
+decision. A *window* is a range of moments in which runs wait for the host link, in one direction of
+the link. Each moment has a multiplier, the price of a byte. Each window has another one, the price
+of a unit of copy time.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class OffloadChoice:
     Attributes:
         saved: positions of the saved nodes in the graph problem.
         over: bytes above the capacity, summed over all positions of the schedule.
-        schedule: the runs of the decision, without copies.
+        schedule: the schedule of the decision, without copies.
         evaluation: memory and cost of the schedule with its offloads.
     """
 
@@ -62,12 +64,12 @@ class OffloadChoice:
 
     @property
     def cost(self) -> int:
-        """Recompute cost plus exposed transfer time."""
+        """Recompute cost plus the time for which the schedule waits for the host link."""
         return self.evaluation.cost
 
     @property
     def exposed(self) -> int:
-        """Exposed transfer time."""
+        """Exposed transfer time: the time for which the schedule waits for the host link."""
         return self.evaluation.placement.exposed_time
 
     @property
@@ -82,7 +84,9 @@ class OffloadChoice:
 
 
 class Prices:
-    """Lagrange multipliers on bytes and on link time, raised where decisions exceed a limit.
+    """Lagrange multipliers on bytes and on copy time.
+
+    They start at 0, and rise where a decision exceeds the capacity or waits for the host link.
 
     Args:
         problem: the step problem with its copy times.
@@ -90,7 +94,7 @@ class Prices:
         node_of: for each node of the graph problem, the node of the step problem; -1 for none.
         lives: lifetimes of the values of the graph problem.
         capacity: peak memory of the device, in bytes.
-        whole: the schedule of a decision that saves every savable value.
+        whole: the schedule of the decision that saves every savable value.
         moments: the moment of each run of ``whole``.
     """
 
@@ -138,7 +142,7 @@ class Prices:
 
         Returns:
             Positions of the nodes to save in the graph problem, and the nodes of the step problem
-            to offload. The offloaded values are the saved ones that are cheaper offloaded.
+            to offload. A saved value is offloaded if that costs less than keeping it on the device.
         """
         graph, problem, lives = self._graph, self._problem, self._lives
         at = sorted(self._moment)
@@ -185,8 +189,8 @@ class Prices:
         Args:
             choice: the decision that is cheapest under the current multipliers.
             moments: the moment of each run of the decision's schedule.
-            most: cost of the best decision known, or an estimate; it sets the step size.
-            step: factor on the step size.
+            most: cost of the best decision known, or an estimate; the step size grows with it.
+            step: number by which the step size is multiplied.
 
         Returns:
             False if the subgradient is zero, so that the multipliers stay; True otherwise.
@@ -221,7 +225,8 @@ class Prices:
     def _open_windows(self, choice: OffloadChoice, moments: Sequence[int]) -> None:
         """Add a multiplier of 0 for each window in which runs waited for the link.
 
-        Windows with the longest waits come first; each direction has at most `_WINDOWS`.
+        Windows with the longest waits come first. Each direction of the link has at most `_WINDOWS`
+        windows.
         """
         placed, last = choice.evaluation.placement, len(moments) - 1
         for back, waits in ((False, placed.sending), (True, placed.fetching)):
@@ -233,7 +238,9 @@ class Prices:
     def _behind(
         self, window: tuple[bool, int, int], choice: OffloadChoice, moments: Sequence[int]
     ) -> float:
-        """Return the time by which a window's copies take longer than the runs beside them.
+        """Return the time of the copies in a window, less the time of the runs in the window.
+
+        The result is negative if the runs take longer.
 
         Args:
             window: whether the window is for fetches, its first moment and its last moment.

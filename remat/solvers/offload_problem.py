@@ -25,7 +25,7 @@ class OffloadProblem:
 
     Attributes:
         step: the step problem; its costs are times, and its capacity limits the device's memory.
-        times: time of one run of each node, including the nodes that belong to backward.
+        times: time of one run of each node, also of the nodes that belong to backward.
         send: for each node, the time to copy its value to the host; -1 if the value must not be
             offloaded.
         fetch: for each node, the time to copy its value back; -1 if the value must not be
@@ -42,7 +42,7 @@ class OffloadProblem:
 class CarriedSchedule:
     """A schedule with the values that it carries from forward to backward.
 
-    Many sets of offloads can be evaluated on one such schedule.
+    `evaluate_offloads` takes one such schedule with any set of offloaded values.
 
     Attributes:
         sequence: the nodes in the order in which they run.
@@ -66,10 +66,10 @@ class OffloadEvaluation:
     """Memory and cost of a schedule with offloads.
 
     Attributes:
-        cost: recompute cost plus exposed transfer time.
+        cost: recompute cost plus exposed transfer time (see `remat.solvers.transfers`).
         peak_bytes: most bytes alive on the device at one time.
         offloaded: the offloaded values, in the order of ``placement``.
-        placement: positions in the schedule at which copies take place.
+        placement: the copies' positions in the schedule, with the memory and the waits.
     """
 
     cost: int
@@ -81,7 +81,7 @@ class OffloadEvaluation:
 def carried(
     problem: OffloadProblem, sequence: Sequence[int], boundary: int | None = None
 ) -> CarriedSchedule:
-    """Find the values that a schedule carries from forward to backward.
+    """Return a schedule together with the values that it carries from forward to backward.
 
     Args:
         problem: the step problem with its copy times.
@@ -128,7 +128,8 @@ def evaluate_offloads(
         schedule: the schedule, with the values that it carries into backward.
         offloaded: nodes whose values are offloaded. Values that are not carried into backward stay
             on the device.
-        capacity: bytes that may be alive while copies are placed; None: no limit.
+        capacity: bytes that may be alive. Runs wait for copies to keep within it, and the peak
+            exceeds it only if waiting does not suffice. None: no limit.
 
     Raises:
         ProblemError: a value in ``offloaded`` must not be offloaded.

@@ -1,11 +1,11 @@
 """Choose the values to save and to offload within a peak.
 
-The search uses Lagrange multipliers first, then local moves. Every byte at every moment and the
-time of every copy has a multiplier. Under these prices each saved value stays or is offloaded,
-whichever is cheaper, and a minimum cut decides which values to save. The multipliers rise where a
-schedule exceeds the peak and where the link is late. Local moves then change single choices of the
-best decisions, as long as the evaluated cost falls. Problems with few decisions are enumerated
-completely.
+The search uses Lagrange multipliers first, then local moves. The multipliers are prices of a byte
+at each moment, and of copy time (see `remat.solvers.offload_prices`). Under these prices each saved
+value stays on the device or is offloaded, whichever is cheaper. A minimum cut decides which values
+to save. The multipliers rise where a schedule exceeds the peak and where it waits for the link.
+Local moves then change one value of the best decisions at a time, as long as this improves them.
+Problems with few decisions are enumerated completely.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ class OffloadSearch:
         graph: the graph problem: which values may be saved and which recomputed. Its costs are
             those of the step problem.
         node_of: for each node of the graph problem, the node of the step problem; -1 for none.
-        schedule: a function from saved nodes to a schedule: its runs, the moment of each run (see
-            `remat.solvers.offload_prices`), and the position at which backward begins.
+        schedule: a function that takes the saved nodes and returns a schedule: its runs, the moment
+            of each run (see `remat.solvers.offload_prices`), and the position at which backward
+            begins.
         lives: lifetimes of the values of the graph problem.
         capacity: peak memory of the device, in bytes.
     """
@@ -103,10 +104,10 @@ class OffloadSearch:
         return self.evaluated(kept, known[0], offloaded)
 
     def settled(self, choice: OffloadChoice) -> OffloadChoice:
-        """Improve the offloads of a schedule, and return the improved choice.
+        """Improve the offloads of a decision on its schedule, and return the improved decision.
 
         Values are offloaded until the schedule fits the peak. Then each offload is dropped if the
-        choice is better without it.
+        decision is better without it.
         """
         self._grant(_AROUND)
         return self._dropped(self._mended(choice, again=False))
@@ -118,7 +119,7 @@ class OffloadSearch:
         boundary: int,
         offloaded: Iterable[int],
     ) -> OffloadChoice:
-        """Evaluate a decision on another schedule.
+        """Evaluate a decision on another schedule, and return it as an `OffloadChoice`.
 
         Args:
             saved: positions of the saved nodes in the graph problem.
@@ -129,10 +130,11 @@ class OffloadSearch:
         return self.evaluated(saved, carried(self._problem, sequence, boundary), offloaded)
 
     def sent(self, saved: tuple[int, ...], sequence: Sequence[int], boundary: int) -> OffloadChoice:
-        """Offload values of a schedule until it fits the peak.
+        """Offload values of a schedule until it fits the peak, and return the decision.
 
         Values whose last use in forward is earliest come first. At first, only offloads that add no
         exposed transfer time are taken. If the schedule still exceeds the peak, others follow.
+        Last, each offload is dropped if the decision is better without it.
 
         Args:
             saved: positions of the saved nodes in the graph problem.
@@ -154,7 +156,7 @@ class OffloadSearch:
     def evaluated(
         self, saved: tuple[int, ...], schedule: CarriedSchedule, offloaded: Iterable[int]
     ) -> OffloadChoice:
-        """Evaluate offloads on a schedule, and return them as a choice."""
+        """Evaluate a decision with its schedule and offloads; return an `OffloadChoice`."""
         evaluation = evaluate_offloads(self._problem, schedule, offloaded, self._capacity)
         self._walked += len(schedule.sequence)
         self._evaluations += 1
@@ -167,11 +169,12 @@ class OffloadSearch:
         )
 
     def copies(self, choice: OffloadChoice, *, at_once: bool) -> list[Copy]:
-        """Return the offloaded values of a choice with the positions between which each is away.
+        """Return, for each offloaded value of a decision, the positions between which it is away.
 
         Args:
             choice: the decision.
-            at_once: whether copies count as instantaneous; if False, they take their time.
+            at_once: True: copies take no time, so a value is away from its last use in forward to
+                its first use in backward. False: copies take the time that the link needs.
         """
         offloaded, placement = choice.offloaded, choice.evaluation.placement
         places = [*zip(placement.freed, placement.fetched, strict=True)]
@@ -187,7 +190,7 @@ class OffloadSearch:
         return self._problem.send[v] >= 0
 
     def _grant(self, share: float) -> None:
-        """Set the limits of the next search to a fraction of the usual work."""
+        """Set the limits of the next search to a fraction ``share`` of the usual work."""
         self._work = self._walked + int(share * _WORK)
         self._least = self._evaluations + int(share * _LEAST)
 
@@ -196,9 +199,9 @@ class OffloadSearch:
 
     # ---- the search -----------------------------------------------------------------------------------
     def best(self, starts: Iterable[Iterable[int]]) -> OffloadChoice:
-        """Return the cheapest decision found within the peak.
+        """Search, and return the cheapest decision found within the peak.
 
-        If no decision fits, the one with the fewest bytes above the peak is returned.
+        If no decision is found to fit, the one with the smallest `OffloadChoice.over` is returned.
 
         Args:
             starts: sets of nodes to save from which the search starts; at least one.
@@ -226,7 +229,7 @@ class OffloadSearch:
         return count
 
     def whole(self) -> OffloadChoice:
-        """Enumerate all decisions, and return the best.
+        """Enumerate all decisions, and return the best one by `OffloadChoice.rank`.
 
         Raises:
             ProblemError: in every decision, backward reads a value that is neither saved nor
@@ -256,10 +259,11 @@ class OffloadSearch:
         return best
 
     def greedy(self, start: OffloadChoice) -> OffloadChoice:
-        """Offload values of a decision until it fits: the most bytes per unit of copy time first.
+        """Offload values of a decision until it fits, and return the resulting decision.
 
-        Among values with similar rates, those with the earliest last use in forward come first. A
-        binary search finds the shortest part of the list that fits.
+        Values with the most bytes per unit of copy time come first. Among values with similar
+        rates, those with the earliest last use in forward come first. A binary search finds how
+        many values from the start of this order must be offloaded.
         """
         problem, rates = self._problem, []
         for v, (ready, _) in start.schedule.idle.items():
@@ -284,7 +288,7 @@ class OffloadSearch:
 
     # ---- prices ---------------------------------------------------------------------------------------
     def _by_prices(self, start: OffloadChoice) -> OffloadChoice:
-        """Return the best decision found by moving the Lagrange multipliers up to `_CUTS` times."""
+        """Move the Lagrange multipliers up to `_CUTS` times, and return the best decision found."""
         p = self._graph
         whole = self.choice([i for i in range(len(p)) if p.savable[i]], ())
         prices, best = (
@@ -314,7 +318,7 @@ class OffloadSearch:
 
     # ---- local moves ----------------------------------------------------------------------------------
     def improved(self, best: OffloadChoice) -> OffloadChoice:
-        """Change one value at a time until no change improves the decision."""
+        """Change one value at a time until no change improves the decision or the work is spent."""
         while not self._spent():
             before = best
             for change in (self._mended, self._dropped, self._saved_more):
@@ -324,10 +328,10 @@ class OffloadSearch:
         return best
 
     def _mended(self, best: OffloadChoice, *, again: bool = True) -> OffloadChoice:
-        """Lower the bytes at the peak of the schedule while the schedule exceeds the capacity.
+        """Improve a decision while its schedule exceeds the capacity, and return it.
 
-        Each step offloads a value that is carried over the position of the peak. If no offload
-        helps, a saved value is recomputed instead, provided that ``again`` is set.
+        Each step offloads a value that is in memory at the peak but not used there. If no offload
+        improves the decision and ``again`` is True, a saved value is recomputed instead.
         """
         sizes, send, fetch = self._problem.step.size, self._problem.send, self._problem.fetch
         while best.over and not self._spent():
@@ -353,9 +357,10 @@ class OffloadSearch:
         return best
 
     def _of_nodes(self, nodes: Iterable[int]) -> list[int]:
-        """Return the recomputable values of some step nodes, as nodes of the graph problem.
+        """Convert nodes of the step problem to nodes of the graph problem.
 
-        The values that are cheapest to recompute per byte come first.
+        Only recomputable nodes are returned. Those that are cheapest to recompute per byte come
+        first.
         """
         p, wanted = self._graph, set(nodes)
         found = [
@@ -366,7 +371,7 @@ class OffloadSearch:
         return sorted(found, key=lambda i: (p.cost[i] / p.size[i], i))
 
     def _given_up(self, best: OffloadChoice, nodes: Sequence[int]) -> OffloadChoice:
-        """Stop saving one of the given nodes, and return the first decision that is better.
+        """Try to save one of the given nodes less, and return the first decision that is better.
 
         Args:
             best: the decision to improve; returned if no change improves it.
@@ -384,7 +389,7 @@ class OffloadSearch:
         return best
 
     def _dropped(self, best: OffloadChoice) -> OffloadChoice:
-        """Keep offloaded values on the device if that is better; try the longest copies first."""
+        """Keep an offloaded value on the device if that is better; try the longest copies first."""
         send, fetch = self._problem.send, self._problem.fetch
         for v in sorted(best.offloaded, key=lambda v: (-(send[v] + fetch[v]), v)):
             if self._spent():
@@ -396,7 +401,7 @@ class OffloadSearch:
         return best
 
     def _saved_more(self, best: OffloadChoice) -> OffloadChoice:
-        """Save or offload values that are recomputed, then recompute values that are offloaded.
+        """Try to save or offload recomputed values, then try to recompute offloaded values.
 
         A change is kept only if it improves the decision.
         """

@@ -23,10 +23,10 @@ P = TypeVar("P", bound="Problem[Any]")
 
 
 class Limits(NamedTuple):
-    """Bounds on every answer to a problem, known without a search.
+    """Limits of the objective of a problem's answers, known without a search.
 
     Attributes:
-        bound: no answer has a better objective.
+        bound: no answer has a better objective than this number.
         reachable: an objective that some answer is known to reach; None if none is known.
     """
 
@@ -80,16 +80,16 @@ class Problem(Generic[S]):
 
         Raises:
             ProblemError: an entry is invalid; the message continues a sentence that starts with the
-                solver.
+                solver's name.
         """
         raise NotImplementedError
 
     def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
-        """Evaluate a choice, and return the figures for the attributes of ``solution``.
+        """Evaluate a choice, and return values for attributes of ``solution``, by name.
 
         Raises:
             ProblemError: the choice is not possible; the message continues a sentence that starts
-                with the solver.
+                with the solver's name.
         """
         raise NotImplementedError
 
@@ -98,7 +98,7 @@ class Problem(Generic[S]):
         raise NotImplementedError
 
     def limits(self) -> Limits:
-        """Return bounds that hold for every answer."""
+        """Return the bound of every answer, and an objective that is known to be reachable."""
         raise NotImplementedError
 
     def refuse_infeasible(self) -> None:
@@ -117,7 +117,7 @@ class Problem(Generic[S]):
         return same
 
     def _put(self, **checked: Any) -> None:
-        """Set checked columns on the frozen instance."""
+        """Set attributes of this frozen instance to values that have been checked."""
         for label, value in checked.items():
             object.__setattr__(self, label, value)
 
@@ -163,7 +163,7 @@ class KnapsackProblem(Problem[Solution]):
     An item is a tensor of the joint graph that is expensive to recompute. Its weight is the bytes
     that saving it takes. Its value is the recompute cost that saving it avoids. Arguments may be
     any ordered iterables of integers, also of NumPy types; they are stored as tuples of ``int``.
-    Every number and both sums lie between 0 and 2**63 - 1.
+    Every number, the sum of weights and the sum of values lie between 0 and 2**63 - 1.
 
     Args:
         weights: bytes that each item takes if saved.

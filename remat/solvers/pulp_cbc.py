@@ -1,7 +1,8 @@
 """Knapsacks on PuLP's solvers; by default on CBC, whose binary comes with PuLP.
 
 These solvers compute in floating point, as HiGHS does. PuLP writes numbers with thirteen digits, so
-the sums stay below that. PuLP does not return a bound, only whether the answer is optimal.
+the sums are kept below that length. PuLP does not return a bound, only whether the answer is
+optimal.
 
 PuLP imports ``highspy`` if it is installed. The ``libhighs`` libraries of ``highspy`` and OR-Tools
 have the same name, and the one loaded second fails. remat needs OR-Tools, so `load_pulp` keeps PuLP

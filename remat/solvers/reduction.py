@@ -50,7 +50,7 @@ def reduce(problem: KnapsackProblem) -> Reduction[KnapsackProblem]:
 
     Items of weight 0 are saved. Items that do not fit on their own or have value 0 are not saved.
     If all remaining items fit together, they are saved. Common divisors of the weights and of the
-    values are divided out. An optimum of the core inverts to an optimum of the problem.
+    values are divided out. An optimum of the core extends to an optimum of the problem.
     """
     weights, values, capacity = problem.weights, problem.values, problem.capacity
     always = [i for i, w in enumerate(weights) if w == 0]
@@ -79,11 +79,12 @@ def reduce(problem: KnapsackProblem) -> Reduction[KnapsackProblem]:
 def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[KnapsackProblem]:
     """Decide every item whose opposite decision cannot lead to a better answer than ``relaxed``.
 
-    The break item is the first item in order of efficiency that no longer fits. Its value per
-    weight is the price of capacity. The loss of an item is the least amount that the relaxation
-    loses if the item is decided against this price. An item is decided if its loss leaves no better
-    answer than the known one. On problems of ten thousand items, a few dozen items remain. An
-    optimum of the remaining items inverts to an optimum, unless ``relaxed.saved`` is already
+    The *break item* is the first item in order of efficiency that no longer fits. Its value per
+    weight is the price of capacity. At this price, the relaxation saves the items that are worth
+    more than their weight costs. The *loss* of an item is what the opposite decision costs the
+    relaxation. If the relaxation less the loss is no better than ``relaxed.value``, the item is
+    decided as in the relaxation. On problems of ten thousand items, a few dozen items remain. An
+    optimum of the remaining items extends to an optimum, unless ``relaxed.saved`` is already
     optimal.
 
     Source: R. S. Dembo, P. L. Hammer, "A reduction algorithm for knapsack problems", Methods of
@@ -141,7 +142,7 @@ class CoreSolver(Solver):
         return reduction.invert_answer(self.solve_core(reduction.core, time_limit=time_limit))
 
     def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Fix variables, search the rest, and return the result or the greedy answer if better."""
+        """Search the items that `fix_variables` leaves; return that or a better greedy answer."""
         relaxed = relax(core)
         if relaxed.value == relaxed.bound:
             return Answer(relaxed.saved, relaxed.value)
@@ -161,7 +162,7 @@ class CoreSolver(Solver):
         return replace(answer, bound=bound)
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Solve a core whose variables have been fixed as far as possible; defined by subclasses.
+        """Solve a core that `fix_variables` has reduced further; defined by subclasses.
 
         Args:
             core: the knapsack of the undecided items.

@@ -117,10 +117,10 @@ def check_time_limit(time_limit: object) -> None:
 
 @contextlib.contextmanager
 def solver_errors(solver: Solver) -> Iterator[Callable[[], float]]:
-    """Convert exceptions of a solver to a `SolverError` that names the solver.
+    """Convert exceptions in a ``with`` block to a `SolverError` that names the solver.
 
     Yields:
-        A function that returns the seconds since the block began.
+        A function that returns the seconds since the ``with`` block began.
     """
     started = time.perf_counter()
     try:
@@ -137,7 +137,7 @@ def solver_errors(solver: Solver) -> Iterator[Callable[[], float]]:
 
 @contextlib.contextmanager
 def _with_problem(problem: Problem[Any]) -> Iterator[None]:
-    """Attach the problem to solver errors, for crash reports."""
+    """Attach the problem to a `SolverError` of the ``with`` block, for crash reports."""
     try:
         yield
     except SolverError as error:

@@ -4,8 +4,8 @@ Each possible run has a position in the schedule, and each value an interval of 
 which it is in memory.
 
 Source: M. Bartan, H. Li, H. Teague, C. Lott, B. Dilkina, "Moccasin: Efficient tensor
-rematerialization for neural networks", ICML 2023. Unlike there, the order of the nodes is free as
-far as the problem allows.
+rematerialization for neural networks", ICML 2023. Unlike in that paper, the order of the nodes is
+free as far as the problem allows.
 """
 
 from __future__ import annotations

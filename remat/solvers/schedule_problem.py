@@ -32,9 +32,9 @@ class ScheduleProblem(Problem[Schedule]):
     fields after ``capacity`` have defaults that suit a plain graph. Sequences of integers may be
     any ordered iterables and are stored as tuples of ``int``. Sums may not exceed 2**63 - 1.
 
-    During a run, memory holds the values that later runs read, the run's results, its ``extra``
-    bytes, and the ``resident`` bytes. A run reads the value of the latest earlier run of each
-    input. A value stays in memory from its run to the last run that reads it.
+    During a run, memory holds the values that this run or later runs read, the run's results, its
+    ``extra`` bytes, and the ``resident`` bytes. A run reads the value of the latest earlier run of
+    each input. A value stays in memory from its run to the last run that reads it.
 
     The *boundary* is the position in a schedule at which backward begins.
 
@@ -126,10 +126,10 @@ class ScheduleProblem(Problem[Schedule]):
         self._check_roles()
 
     def _check_roles(self) -> None:
-        """Check that the roles of each node are consistent, and complete ``backward``.
+        """Check that the fields that name nodes, such as ``once``, agree; complete ``backward``.
 
         Raises:
-            ProblemError: two roles of a node contradict each other.
+            ProblemError: two fields that name the same node contradict each other.
         """
         for label in _SETS:
             if len(set(getattr(self, label))) != len(getattr(self, label)):
@@ -459,11 +459,12 @@ class ScheduleEvaluator:
 def least_peak(problem: ScheduleProblem) -> tuple[int, int]:
     """Return a lower bound on the peak of every schedule, and the node whose run needs it.
 
-    During a run, its inputs, its results and all resident bytes are in memory. At the end, all
-    values that stay are in memory.
+    During a run, its inputs, results, extra bytes and the resident bytes are in memory. At the end
+    of the schedule, all values in ``to_end`` are in memory.
 
     Returns:
-        The bytes, and the node; -1 if the end needs that many bytes.
+        The bytes, and the node. If the end of the schedule needs that many bytes, -1 stands in the
+        node's place.
     """
     # A value that stays but is made by a run may not exist yet during other runs.
     stays = set(problem.to_end)

@@ -74,8 +74,8 @@ class Checked:
     """Figures of a verified answer to any kind of problem, computed by remat, not the solver.
 
     Attributes:
-        bound: a proven bound: the value of every choice is at most, or the cost of every decision
-            or schedule at least, this number.
+        bound: a proven bound. For a knapsack, no choice has a greater value. For the other kinds of
+            problems, no answer has a lower cost.
         status: ``OPTIMAL`` if it is proven that no better answer exists.
         solver: name of the solver.
         elapsed_s: seconds that the solver took.
@@ -95,7 +95,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedAnswer(Checked):
-    """A verified answer that names what is saved; see `Checked` for the other attributes.
+    """A verified answer that names what to save; see `Checked` for the other attributes.
 
     Attributes:
         saved: sorted indices: of the saved items, or of the saved nodes that backward reads.

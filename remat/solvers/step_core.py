@@ -49,8 +49,8 @@ class StepCore:
     def columns(self) -> tuple[Sequence[int], ...]:
         """Return the arguments of the kernel's `StepGraph`.
 
-        Bytes are rounded up if they are scaled, so a schedule that fits in the kernel also fits the
-        problem.
+        Large costs and bytes are scaled down. Bytes are rounded up, so a schedule that fits in the
+        kernel also fits the problem.
         """
         starts = (0, *accumulate(map(len, self.reads)))
         return (

@@ -64,7 +64,7 @@ class ToleranceSolver(CoreSolver):
         return Answer(saved, max(bound, value), by_clock=bound > value and time_limit is not None)
 
     def attempt(self, problem: KnapsackProblem, time_limit: float | None) -> Attempt:
-        """Solve a problem to proven optimality, or until a limit on time or nodes.
+        """Solve a problem to proven optimality, or until a limit on time or search nodes.
 
         The picked items may exceed the capacity slightly.
         """
@@ -77,8 +77,8 @@ def scale_down(
     """Divide weights and values until their sums stay within the limits.
 
     Returns:
-        The same items in coarser units, and the number of original units of value in one coarse
-        unit.
+        The same items in coarser units, and the number of original units of value that make one
+        coarse unit.
     """
     weight_unit = -(-max(problem.total_weight, 1) // weight_limit)
     value_unit = -(-max(problem.total_value, 1) // max(1, value_limit - len(problem)))

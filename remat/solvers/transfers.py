@@ -37,13 +37,15 @@ class Transfer:
 class Wait:
     """A time for which the schedule stops until the link has ended a copy.
 
-    Before it, the link was busy without a pause. Fetches mirror sends in time.
+    In forward, the schedule waits before the run ``at``. The link has then been busy without a
+    pause since the run ``begin`` ended. At the end of forward, the schedule waits after its last
+    run, and ``at`` is that run. Backward is the mirror image in time: the schedule waits after the
+    run ``at``, and the link stays busy until the run ``begin`` starts.
 
     Attributes:
-        begin: in forward, position of the run after which this busy period of the link began. In
-            backward, position of the run before which the period ended.
-        at: in forward, position of the run before which the schedule waits. In backward, position
-            of the run after which it waits.
+        begin: position of a run: where the busy period of the link begins in forward, or ends in
+            backward.
+        at: position of the run next to the wait.
         time: length of the wait.
     """
 
@@ -86,8 +88,8 @@ def place(
     """Place copies in a schedule so that the exposed transfer time within a capacity is least.
 
     Memory of a sent value is free once the runs beside its copy have taken as long as the copy. If
-    memory is needed sooner, the schedule waits. Fetches mirror sends. All sends end before forward
-    ends, and no fetch begins before backward.
+    memory is needed sooner, the schedule waits. Fetches are placed like sends with time reversed.
+    All sends end before forward ends, and no fetch begins before backward.
 
     No placement of these queues waits less. If a run needs freed memory, the head of the queue
     finishes first, and starting its copy earlier delays no other copy.
@@ -152,12 +154,12 @@ def exposed_time_at(
 
 
 def _exposed_time(times: Sequence[int], queue: Sequence[tuple[int, int, int]]) -> int:
-    """Compute the exposed time of one queue.
+    """Compute the time for which runs wait for one queue of copies.
 
     Args:
         times: time of each run.
-        queue: for each copy, the run after which it enters the queue, its time, and the run after
-            which it must have left.
+        queue: three numbers for each copy: the position of the run after which it enters the queue,
+            its time, and the position of the run by whose end it must be done.
     """
     now = idle_from = exposed_time = entered = 0
     due: dict[int, int] = {}  # by run: the time at which the copies that leave after it have ended
@@ -179,16 +181,18 @@ def _through(
     queue: Sequence[tuple[int, int, int, int]],
     capacity: int | None,
 ) -> tuple[dict[int, int], list[Wait]]:
-    """Send a queue of copies through one direction of the link.
+    """Place a queue of copies for one direction of the link.
 
     Args:
         times: time of each run.
         alive: bytes alive at each run; the bytes of copies in the queue are added in place.
-        queue: for each copy, the run after which it enters, its bytes, its time, and its index.
+        queue: four numbers for each copy: the position of the run after which it enters the queue,
+            its bytes, its time, and its index.
         capacity: bytes that may be alive; None: no limit.
 
     Returns:
-        By index, the run after which each copy has left the queue, and the waits.
+        A dict from a copy's index to the position of the run after which the copy has left the
+        queue, and the list of waits.
     """
     now = idle_from = held = entered = begin = 0
     inside: deque[tuple[int, int, int, int]] = deque()

@@ -42,9 +42,10 @@ def verify(problem: Problem[S], solver: Solver, answer: object, *, elapsed_s: fl
         elapsed_s: seconds that the solver took.
 
     Returns:
-        The solution. Its bound holds without a search, or is a tighter one that a built-in solver
-        claims. For knapsacks and graph problems, a short search checks a tighter bound of any other
-        solver. An unproven bound becomes the solution's ``claimed_bound``.
+        The solution. Its bound is one that is known without a search, or a tighter one that a
+        built-in solver claims. If any other solver claims a tighter bound for a knapsack or a graph
+        problem, a short search tries to prove it. A claimed bound that remains unproven becomes the
+        solution's ``claimed_bound``.
 
     Raises:
         SolverError: the answer is malformed, cannot be carried out, exceeds the capacity, or makes
@@ -161,7 +162,10 @@ def _claimed_bound(problem: Problem[Any], solver: Solver, claim: Claim, reached:
 
 
 def _proven_value(problem: KnapsackProblem, reached: int) -> int:
-    """Return an upper bound on the value of any choice, proven by a short search of the kernel."""
+    """Return an upper bound on the value of any choice, proven by a short search of the kernel.
+
+    Without the kernel, the bound is the value of all items.
+    """
     native = Native()
     if native.cannot_run() is not None or native.refuses(problem) is not None:
         return problem.total_value
@@ -172,7 +176,8 @@ def _proven_value(problem: KnapsackProblem, reached: int) -> int:
 def _proven_cost(problem: GraphProblem, reached: int) -> int:
     """Return a lower bound on the cost of any decision, proven by a short search.
 
-    The bound is at most ``reached``, the cost of the solver's decision.
+    The bound is at most ``reached``, the cost of the solver's decision. It is 0 if `Lagrangian`
+    cannot run here.
     """
     if unavailable(Lagrangian) is not None:
         return 0

@@ -27,7 +27,7 @@ class Case:
         name: name in kebab-case, shown in test ids and tables.
         since: version of the suite that added the case.
         problem: the problem to solve.
-        certificate: the optimum, for a problem that is too large to enumerate; otherwise None.
+        certificate: the known optimum of a problem that is too large to enumerate; otherwise None.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Case:
 
     @property
     def kind(self) -> str:
-        """Kind of the problem; only solvers of this kind run the case."""
+        """Kind of the problem; only solvers that solve this kind run the case."""
         return self.problem.kind
 
     @property
@@ -147,7 +147,7 @@ def _small() -> list[Case]:
 
 
 def _drawn_small() -> list[Case]:
-    """Build cases with twelve items of every family, each at three capacities."""
+    """Build cases with twelve items: one for each family and each of three capacities."""
     return [
         Case(
             name=f"{name}-12-at-{share}",
@@ -215,9 +215,9 @@ def _like_models() -> list[Case]:
 
 
 def _twenty_thousand() -> list[Case]:
-    """Build cases in which the items of best value per weight fill the capacity exactly.
+    """Build cases with 20,000 items, of which the most efficient ones fill the capacity exactly.
 
-    These items have the value of the linear relaxation, so they are optimal.
+    The total value of these items equals the bound of the linear relaxation, so they are optimal.
     """
     drawn = family("uncorrelated", items=20_000, span=10**7, share=101, seed=21)
     best = efficiency_order(drawn)[:8_000]

@@ -39,16 +39,16 @@ class Candidate:
         return self.kind is None or what in self.kind.solves
 
     def takes(self, parameter: object) -> bool:
-        """Return whether the solver runs tests with this parameter.
+        """Return whether the solver runs tests that have a given parameter.
 
-        A parameter with a problem kind, such as a `Case`, is only for solvers of that kind. Any
-        other parameter is for all solvers.
+        A parameter with an attribute ``kind``, such as a `Case`, is only for solvers that solve
+        this kind of problem. Any other parameter is for all solvers.
         """
         kind = getattr(parameter, "kind", None)
         return kind not in [known.kind for known in KINDS] or self.solves(kind)
 
     def solver(self) -> Solver:
-        """Return an instance of the solver, or skip the test with the reason."""
+        """Return an instance of the solver, or skip the current test with ``reason``."""
         if self.reason is not None or self.kind is None:
             pytest.skip(f"solver '{self.name}' is not available: {self.reason}")
         return self.kind()

@@ -130,8 +130,8 @@ def family(name: str, *, items: int, span: int, share: int, seed: int) -> Knapsa
     Args:
         name: a key of `FAMILIES`.
         items: number of items.
-        span: weights are drawn from 1 to this number. In ``inverse-strongly-correlated`` the values
-            are, because weights follow from values there. ``similar-weights`` ignores it.
+        span: weights are drawn from 1 to this number. For ``inverse-strongly-correlated``, values
+            are drawn from this range, and weights follow from them. ``similar-weights`` ignores it.
         share: the capacity is this number times the total weight, divided by 101.
         seed: seed of the random source.
     """
@@ -142,7 +142,7 @@ def family(name: str, *, items: int, span: int, share: int, seed: int) -> Knapsa
 def layers(
     *, blocks: int, sizes: tuple[int, ...], costs: tuple[int, ...], share: int
 ) -> KnapsackProblem:
-    """Build the knapsack of a model with identical blocks, which repeats the same few items.
+    """Build the knapsack of a model with identical blocks; each block has the same items.
 
     Args:
         blocks: number of blocks.

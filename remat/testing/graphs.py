@@ -13,7 +13,7 @@ def random_graph(seed: int, *, nodes: int = 10, outside: bool = True) -> GraphPr
     Args:
         seed: seed of the random source.
         nodes: number of nodes.
-        outside: whether some nodes may be outside forward.
+        outside: whether some nodes may lie outside forward (``in_forward`` is False).
     """
     draw = random.Random(seed)
     inputs: list[tuple[int, ...]] = []
@@ -45,7 +45,7 @@ def random_graph(seed: int, *, nodes: int = 10, outside: bool = True) -> GraphPr
 
 
 def layers(count: int, *, seed: int = 0) -> GraphProblem:
-    """Build a chain of identical layers, whose values differ in cost and size.
+    """Build a chain of identical layers; the values within a layer differ in cost and size.
 
     Args:
         count: number of layers.
@@ -76,7 +76,7 @@ def layers(count: int, *, seed: int = 0) -> GraphProblem:
 
 
 def wide(n: int) -> GraphProblem:
-    """Build a graph in which many values wait long for their reader, as in the skips of a U-Net.
+    """Build a graph in which many values wait long for their reader, as in a U-Net.
 
     Args:
         n: number of nodes in the first half; the graph has twice as many.

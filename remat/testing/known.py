@@ -50,7 +50,12 @@ def read(path: Path) -> Mapping[str, str]:
 
 
 def mark(items: Iterable[pytest.Item], known: Mapping[str, str]) -> set[str]:
-    """Mark the listed tests as expected to fail, and return the listed names without a test."""
+    """Mark the listed tests as expected to fail, and return the names that match no test.
+
+    Args:
+        items: the collected tests.
+        known: the reason of each failure, by test name.
+    """
     left = set(known)
     for item in items:
         if item.name in known:

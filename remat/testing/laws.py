@@ -19,7 +19,8 @@ def holds(law: Callable[[Draw], None], *, draws: int) -> None:
     Hypothesis, if it is installed, tries corner cases and reduces a failure to a small example.
 
     Args:
-        law: a function that draws its problem from the given source and asserts the law.
+        law: a function that takes a source of random integers, draws a problem from it, and asserts
+            the law.
         draws: number of problems.
     """
     try:

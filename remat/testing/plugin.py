@@ -30,7 +30,7 @@ _SOLVED = pytest.StashKey["_SolvedCases"]()
 
 
 def for_solvers_of(kind: str) -> Callable[[Test], Test]:
-    """Return a decorator for a test that runs only on solvers of one kind of problem.
+    """Return a decorator by which a test runs only on solvers that solve one kind of problem.
 
     Args:
         kind: ``"knapsack"``, ``"graph"`` or ``"schedule"``.
@@ -90,7 +90,7 @@ def _known_failures(config: pytest.Config) -> Mapping[str, str]:
 
 @pytest.hookimpl(trylast=True)  # after the tests' own parametrization, which `_is_ours` checks
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run every solver test once per chosen solver."""
+    """Make pytest run every solver test once per chosen solver."""
     if FIXTURE not in metafunc.fixturenames or not _is_ours(metafunc):
         return
     stash = metafunc.config.stash
@@ -149,8 +149,8 @@ def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[
     """Mark tests that are known to fail.
 
     Raises:
-        pytest.UsageError: a name in the list of a chosen solver is not a test. Not raised if the
-            command line selects single tests.
+        pytest.UsageError: ``known`` names a test of a chosen solver that does not exist. Not raised
+            if the command line selects single tests.
     """
     from remat.testing.known import mark
 

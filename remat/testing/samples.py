@@ -26,7 +26,9 @@ def refusal(solver: Solver, problem: Problem[Any]) -> str | None:
 
 
 def solved(solver: Solver, problem: Problem[Any], *, time_limit: float | None = None) -> Any:
-    """Return the verified solution; None if no schedule within the capacity was found.
+    """Solve a problem, and return the verified solution.
+
+    The result is None if the solver found no schedule within the capacity of a step problem.
 
     The test is skipped if the solver refuses the problem.
     """
@@ -43,7 +45,7 @@ def solved(solver: Solver, problem: Problem[Any], *, time_limit: float | None = 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Problems of one kind that one test tries together.
+    """Problems of one kind that a single test solves one after another.
 
     Attributes:
         name: name shown in test ids.
@@ -66,7 +68,7 @@ def _small_graphs(block: int) -> Iterator[Problem[Any]]:
     """Yield small graph problems, each with a capacity that some decision fits.
 
     Args:
-        block: selects the 30 seeds from ``30 * block`` on.
+        block: number of a block of 30 seeds: those from ``30 * block`` on.
     """
     draw = random.Random(block)
     for seed in range(30 * block, 30 * block + 30):
@@ -80,7 +82,7 @@ def _small_steps(block: int) -> Iterator[Problem[Any]]:
     """Yield small step problems, each with a capacity that may be too small.
 
     Args:
-        block: selects the 25 seeds from ``25 * block`` on.
+        block: number of a block of 25 seeds: those from ``25 * block`` on.
     """
     draw = random.Random(block)
     for seed in range(25 * block, 25 * block + 25):

@@ -86,8 +86,8 @@ def random_step(seed: int, *, nodes: int = 6, plain: bool = False) -> SchedulePr
 
     Args:
         seed: seed of the random source.
-        nodes: number of nodes with runs of their own.
-        plain: whether the problem has only inputs, costs and sizes.
+        nodes: number of nodes with runs of their own; other nodes may be added.
+        plain: whether the problem has only names, inputs, costs and sizes, and no other fields.
     """
     draw = random.Random(seed)
     rich = not plain

@@ -41,13 +41,13 @@ def each(samples: Sequence[Sample]) -> pytest.MarkDecorator:
 
 
 def reached(problem: Problem[Any], solution: AnySolution) -> int:
-    """Return the objective of an answer, with costs negated, so that more is better."""
+    """Return the value of an answer, or its negated cost, so that more is better."""
     figure: int = getattr(solution, problem.objective)
     return figure if problem.maximises else -figure
 
 
 def claimed(problem: Problem[Any], solution: AnySolution) -> int:
-    """Return the bound that the solver claims, proven or not, with cost bounds negated."""
+    """Return the bound that the solver claims, proven or not; a bound on costs is negated."""
     bound = solution.bound if solution.claimed_bound is None else solution.claimed_bound
     return bound if problem.maximises else -bound
 
@@ -83,13 +83,15 @@ def assert_honest(
 
 
 def assert_agree(solver: Solver, one: Solution, other: Solution, factor: int, label: str) -> None:
-    """Assert that two answers are consistent, if the optimum of ``other``'s problem is no smaller.
+    """Assert that the answers to two related problems do not contradict each other.
+
+    The caller knows that the second problem's optimum is at least the first one's.
 
     Args:
         solver: the solver that gave both answers.
-        one: the answer to the problem with the smaller optimum.
-        other: the answer to the problem with the larger optimum.
-        factor: units of value of ``other`` in one unit of ``one``.
+        one: the answer to the first problem.
+        other: the answer to the second problem.
+        factor: one unit of value in the first problem is this many units in the second.
         label: name of the two problems in messages.
     """
     bound = other.bound if other.claimed_bound is None else other.claimed_bound
@@ -110,7 +112,7 @@ def taken(solver: Solver, sample: Sample) -> list[Problem[Any]]:
 
 
 def assert_alike(one: AnySolution | None, other: AnySolution | None) -> None:
-    """Assert that two answers to one problem are the same, unless a clock ended a search."""
+    """Assert that two answers to one problem are the same, unless one is not deterministic."""
     if one is None or other is None:  # no schedule was found
         assert one is other
     elif one.deterministic and other.deterministic:
@@ -242,7 +244,7 @@ def test_order_of_items_does_not_matter(solver: Solver) -> None:
 @for_solvers_of("knapsack")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_units_do_not_matter(solver: Solver, name: str) -> None:
-    """The optimum stays the same if bytes or costs are counted in another unit."""
+    """The solver's answers agree if bytes and costs are counted in other units."""
     # `factor - 1` further bytes of capacity are less than one coarse unit, so they allow nothing new.
     problem = family(name, items=30, span=200, share=40, seed=3)
     coarse = solved(solver, problem)
@@ -259,7 +261,7 @@ def test_units_do_not_matter(solver: Solver, name: str) -> None:
 
 @for_solvers_of("knapsack")
 def test_more_room_is_never_worse(solver: Solver) -> None:
-    """The optimum does not fall if the capacity grows."""
+    """The solver's answers at a smaller and a larger capacity do not contradict each other."""
 
     def law(draw: Draw) -> None:
         tight = any_problem(draw)

@@ -11,6 +11,7 @@ Isolation protects against accidents, not against attacks: the process has the u
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pickle
@@ -163,7 +164,13 @@ class Isolated(Solver):
             self._end()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return isolated, (self.inner,)
+        limits = {
+            "memory_bytes": self._memory_bytes,
+            "grace_s": self._grace_s,
+            "hang_s": self._hang_s,
+            "environment": self._environment,
+        }
+        return functools.partial(isolated, **limits), (self.inner,)
 
     def _choose(self, problem: Problem[Any], time_limit: float | None) -> Answer:
         """Run the solver on a problem in the process, and return its unverified answer.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -271,3 +272,10 @@ def test_a_script_may_isolate_its_own_solver(tmp_path) -> None:
 def test_exact_solvers_stay_exact() -> None:
     wrapped = registry().solver("cpsat", isolation="process")
     assert run(wrapped, PROBLEM).status is Status.OPTIMAL
+
+
+def test_a_copy_keeps_the_limits() -> None:
+    limits = {"memory_bytes": 2**31, "grace_s": 1.0, "hang_s": None, "environment": {"A": "b"}}
+    made = isolated(registry().solver("greedy"), **limits)  # type: ignore[arg-type]
+    other = pickle.loads(pickle.dumps(made))
+    assert {k: getattr(other, f"_{k}") for k in limits} == limits

@@ -164,7 +164,7 @@ class Isolated(Solver):
             self._end()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        limits = {
+        limits: dict[str, Any] = {
             "memory_bytes": self._memory_bytes,
             "grace_s": self._grace_s,
             "hang_s": self._hang_s,

@@ -114,6 +114,6 @@ def _table(rows: list[ModuleRow], unit: str) -> list[str]:
 
 
 def _below(pattern: str, rows: list[ModuleRow]) -> str:
-    """Return a row's name without the name of its parent row."""
+    """Return ``pattern`` without the pattern of the nearest row that encloses it; unchanged without such a row."""
     names = {row.pattern for row in rows if pattern.startswith(f"{row.pattern}.")}
     return pattern[len(max(names, key=len)) + 1 :] if names else pattern

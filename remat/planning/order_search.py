@@ -34,7 +34,9 @@ _LOWER, _LOWER_SHARE = 3, 0.25
 
 
 class OrderSearch:
-    """Search over the schedules of one prepared graph, from a given schedule.
+    """Search the schedules of one prepared graph: for a cheaper one within a peak, or for a lower peak.
+
+    Each search begins with a schedule that the caller gives.
 
     Args:
         state: the prepared graph.

@@ -114,7 +114,10 @@ class ModuleRow:
 
     @property
     def treatment(self) -> str:
-        """The policy that the plan follows in all the modules; empty without a common one."""
+        """What the plan does with each module of this row: ``save``, ``recompute`` or ``offload``.
+
+        Empty if the modules differ, or if the plan mixes these policies within a module.
+        """
         found = {treatment_of(totals) for totals in self.modules.values()}
         return found.pop() if len(found) == 1 else ""
 

@@ -54,7 +54,11 @@ class Auto(CostModel):
         return kind(DEVICES[preset_of(device_type_of(joint))])
 
     def cost(self, node: fx.Node) -> int:
-        """Return the cost of a node under `Roofline`, because its graph's lowering is unknown."""
+        """Return the cost of a node under `Roofline`.
+
+        A node alone does not tell whether Inductor compiles its graph. `on` chooses the model of a
+        known graph.
+        """
         return Roofline().cost(node)
 
     def __str__(self) -> str:

@@ -127,11 +127,11 @@ _KNOWN: weakref.WeakKeyDictionary[fx.Graph, tuple[int, Kernels | None]] = (
 
 
 def kernels_of(graph: fx.Graph) -> Kernels | None:
-    """Return the numbers of the kernels that compute each node of a graph, by node name.
+    """Return the kernels that compute each node: a set of kernel ids by node name.
 
     None if Inductor cannot lower the graph.
 
-    Operators that Inductor calls, such as products and convolutions, are kernels of their own. A
+    Operators that Inductor calls from a library, such as products, are kernels of their own. A
     node whose result is not written belongs to each kernel that reads it.
     """
     # A graph's text has no shapes, but they decide how Inductor fuses.

@@ -131,7 +131,10 @@ class ValueWriter:
         return self._write(node.meta["val"], node.name, base_of(node))
 
     def constant(self, tensor: torch.Tensor) -> str:
-        """Return the type of a tensor on a storage of its own, even if other tensors share it."""
+        """Return the text of a constant tensor's type.
+
+        The text never says that the tensor shares its storage with other tensors.
+        """
         return self._tensor(tensor, owns=True)
 
     def _write(self, value: Any, place: str, base: Any) -> str:

@@ -144,7 +144,10 @@ class _GraphBuilder:
         self.snapshots: set[int] = set()
 
     def run(self, order: Iterable[int]) -> None:
-        """Append nodes in the given order, each after the views that the node reads."""
+        """Append nodes to ``made`` in the given order.
+
+        Before each node, append the views that the node reads and that the graph does not have yet.
+        """
         inputs = self._index.inputs
         for i in order:
             self.need(inputs[i], reader=i)

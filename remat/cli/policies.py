@@ -1,4 +1,4 @@
-"""The command ``remat policies``: the tree of modules, what a plan does in each, and the line to paste."""
+"""The command ``remat policies``: the modules, what a plan does in each, and policies to paste."""
 
 from __future__ import annotations
 
@@ -114,6 +114,9 @@ def _table(rows: list[ModuleRow], unit: str) -> list[str]:
 
 
 def _below(pattern: str, rows: list[ModuleRow]) -> str:
-    """Return ``pattern`` without the pattern of the nearest row that encloses it; unchanged without such a row."""
+    """Return a pattern without the pattern of the nearest row that encloses it.
+
+    The pattern is unchanged if no row encloses it.
+    """
     names = {row.pattern for row in rows if pattern.startswith(f"{row.pattern}.")}
     return pattern[len(max(names, key=len)) + 1 :] if names else pattern

@@ -108,7 +108,7 @@ _WIDE = 90
 
 
 def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> Table:
-    """Return a table of solvers under each budget; the best are bold and starred (see `LEGEND`).
+    """Return a table of solvers under each budget; the best plans carry a star (see `LEGEND`).
 
     Args:
         comparison: the plans of all solvers.

@@ -28,7 +28,8 @@ Copies = dict[fx.Node, fx.Node]
 def run_of(node: fx.Node) -> str:
     """Return the joint-graph name of a node of forward or backward.
 
-    A further run in the same graph has another name, so its joint-graph name is in its metadata.
+    If forward or backward runs a joint-graph node again, the node of the further run has another
+    name. Its metadata then holds the joint-graph name.
     """
     return str(node.meta.get(RUN_OF, node.name))
 

@@ -242,7 +242,7 @@ class _Kernels:
         return now
 
     def _joined(self, node: fx.Node, at: int) -> int:
-        """Add a node and the inputs it needs to the kernel of segment ``at``, and return ``at``."""
+        """Add a node, with its inputs that run later, to segment ``at``'s kernel; return ``at``."""
         self._pull(inputs_of(node), at)
         self._ready[node] = at, True
         self._note_reads(node, at)
@@ -274,7 +274,7 @@ class _Kernels:
             self._read_at[self._producer(read), self._numel(node)].append(at)
 
     def _pull(self, read: Iterable[fx.Node], to: int) -> None:
-        """Move nodes, and the inputs they need, to segment ``to`` if they run in a later segment.
+        """Move the nodes that run after segment ``to`` into it, together with their inputs.
 
         Args:
             read: nodes that the kernel of segment ``to`` reads.
@@ -293,7 +293,9 @@ class _Kernels:
     def only_writer(
         self, readers: Iterable[fx.Node], moment: int, writing: Container[fx.Node]
     ) -> fx.Node | None:
-        """Return the node that writes the results computed from a storage, if only one node does.
+        """Return the node that writes what the last readers of a storage compute, if only one does.
+
+        If a reader's result stays in registers, the nodes that read this result are searched.
 
         Args:
             readers: nodes that read the storage.
@@ -301,7 +303,7 @@ class _Kernels:
             writing: nodes whose results are written to memory.
 
         Returns:
-            None if several nodes write such results.
+            None if no node or several nodes write such results.
         """
         found: set[fx.Node] = set()
         waiting = [n for n in readers if self.last(n) == moment]
@@ -343,7 +345,7 @@ class _Kernels:
         return largest <= self._numel(node) and not ops.draws_in_order(node)
 
     def _is_summed_at_once(self, node: fx.Node, at: frozenset[int]) -> bool:
-        """Return whether a sum of backward runs in a kernel of its own, before its readers.
+        """Return whether a sum in backward runs in a kernel of its own, before its readers.
 
         remat forbids Inductor to fuse a sum with its readers if the first reader is more than
         `NEAR_SUMS` segments later.

@@ -39,7 +39,7 @@ UNCHECKED = "saved_tensor_with_no_vc_check"
 
 
 class HandedKind(enum.IntEnum):
-    """Kind of a value that forward saves for backward; forward returns the kinds in this order."""
+    """Kind of a value that forward saves for backward; forward returns the values sorted by kind."""
 
     TENSOR = 0
     UNCHECKED = 1
@@ -59,11 +59,11 @@ class Turn(NamedTuple):
     """One run of a graph among all runs of the step.
 
     Attributes:
-        at: rank of this run among all graph runs of the step.
-        received: as `JointGraph.received`, but with the rank of the earlier run in place of a graph
-            index.
-        shared: as `JointGraph.shared`, but with the rank of the earlier run in place of a graph
-            index.
+        at: index of this run among all graph runs of the step, in their order.
+        received: as `JointGraph.received`, but with the run index of the earlier run in place of a
+            graph index.
+        shared: as `JointGraph.shared`, but with the run index of the earlier run in place of a
+            graph index.
         returned: as `JointGraph.returned`, for this run alone.
     """
 
@@ -259,9 +259,9 @@ def outputs_of(graph: fx.Graph) -> list[Any]:
 def fingerprint(joint: JointGraph) -> str:
     """Return the digest of `JointGraph.fingerprint`.
 
-    The digested text has one line per node, followed by the table of words that the lines refer to
-    by number. For the result of a call, only shape and dtype are written. Strides and device follow
-    from the operator and its arguments.
+    The digested text has one line per node. A line refers by number to texts of operators and
+    results, which a table after the lines holds. For the result of a call, only shape and dtype are
+    written. Strides and device follow from the operator and its arguments.
     """
     # Nodes are written as positions, as `bytes`: no argument of a node has this type, so the text of a
     # position cannot be mistaken for a constant.

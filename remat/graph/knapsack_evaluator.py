@@ -172,8 +172,9 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
                 during backward.
 
         Returns:
-            Peak memory and recomputation runtime, their values if all candidates are saved or all
-            are recomputed, and the two ratios, in the keys that PyTorch uses.
+            Six numbers by the names that PyTorch uses. They are the peak memory, the recomputation
+            runtime, the memory if all candidates are saved, and the runtime if all are recomputed.
+            The others are the ratio of the memories and the ratio of the runtimes.
 
         Raises:
             ProblemError: a candidate is in both lists or in neither list, or an index does not

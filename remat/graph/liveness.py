@@ -294,9 +294,9 @@ def peak_of(sums: tuple[int, ...], moments: tuple[str, ...], boundary: int) -> P
 class StepWalk:
     """Simulation of memory over forward and backward.
 
-    The key of a storage is the key of the fake value's storage. A recomputed node has the fake
-    value of its forward run. Therefore one key may stand for two storages: forward's and the
-    recomputed one. A key names the same storage in forward and in
+    A storage is identified by a key: the `storage_key` of the node's fake value. A recomputed node
+    has the fake value of its forward run. Therefore one key may stand for two storages: that of the
+    forward run and that of the recomputation. A key names the same storage in forward and in
     backward only if forward saves the storage. If the forward storage is alive in backward, the
     recomputed storage gets a key of its own. This happens if one result of an operator is saved and
     another is recomputed, because the second run computes both results. Repeated runs within
@@ -477,10 +477,11 @@ class StepWalk:
         return made, last
 
     def _own(self, node: fx.Node, key: int, *, apart: bool) -> int:
-        """Return the storage key of a node's value if the key ``key`` also names another storage.
+        """Return the storage key for a node's value whose fake value has the key ``key``.
 
-        If the node is a view of a value that it reads, the result is the key of that value.
-        Otherwise the result is a new key if ``apart`` is True, and ``key`` if not.
+        The key may also name the storage of an earlier run of the same joint-graph node. If the
+        node is a view of a value that it reads, the result is the key of that value. Otherwise the
+        result is a new key if ``apart`` is True, and ``key`` if not.
         """
         sizes = self.sizes
         # A view belongs to the run that it reads, which need not be the latest run of its base.

@@ -48,7 +48,7 @@ def highest_of_graphs(graphs: Sequence[PartitionedGraph]) -> tuple[tuple[int, in
     model's Python frames hold it. If a graph saves the value, it lives until both graphs have read
     it for the last time. Parameters, inputs, gradients of parameters, outputs that no later graph
     receives, and the step's outputs live to the end of the step. Gradients of the step's outputs
-    exist from the start of backward. Operators that run between the graphs are unknown here.
+    exist from the start of backward. Memory of operators that run between the graphs is not counted.
 
     Args:
         graphs: the graphs in the order of their forwards. A graph that runs several times counts

@@ -175,7 +175,10 @@ def must_recompute(node: fx.Node) -> bool:
 
 
 def tag_of(node: fx.Node) -> str:
-    """Return the name of a node's tag for messages: the policy by module that set it, if any."""
+    """Return the name of a node's checkpoint tag for messages.
+
+    If a policy by module (`remat.graph.policies`) set the tag, the name is the text of this policy.
+    """
     tag = node.meta["recompute"]
     return str(node.meta.get(TAGGED_BY) or getattr(tag, "name", tag))
 

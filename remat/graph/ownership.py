@@ -29,10 +29,10 @@ class Storages:
         alive: at owners' positions, whether the storage outlives forward in every plan.
         mutated: owners of the storages that forward writes to. Backward cannot read the value from
             before the write.
-        rewritten: the storages in ``mutated`` that backward may receive with the value from after
-            the last write. They are read after this write, or forward allocated them. Maps the
-            owner's position to the position of the last write. (AOTAutograd writes only to primals,
-            after everything else has run, unless functionalization is off.)
+        rewritten: by owner's position, the position of the last write to the storage. Holds the
+            storages in ``mutated`` that are read after this write or that forward allocated.
+            Backward may receive their values from after this write. (AOTAutograd writes only to
+            primals, after everything else has run, unless functionalization is off.)
         user_mutated: positions of the primals that the user may write to before backward. Backward
             cannot read these primals again.
     """

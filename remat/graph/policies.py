@@ -221,7 +221,7 @@ def is_region(mark: str) -> bool:
 
 
 def region_of(node: fx.Node) -> str | None:
-    """Return the annotation of `region` on a node; None without."""
+    """Return the annotation of `region` on a node; None if the node has none."""
     custom = node.meta.get("custom")
     return custom.get(REGION) if isinstance(custom, dict) else None
 

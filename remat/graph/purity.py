@@ -133,7 +133,7 @@ def declared() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def also_declared(names: Iterable[str]) -> Iterator[None]:
-    """Apply another process's declarations inside of a ``with`` block, for a job of that process.
+    """Apply another process's declarations in a ``with`` block that does a job for that process.
 
     Args:
         names: names from `declared` in the other process. An operator need not be registered here
@@ -245,7 +245,7 @@ def _found(op: object) -> list[Any]:
 
 
 def overload_named(name: str) -> OpOverload:
-    """Return the overload with a display name of `name_of`.
+    """Return the overload whose `name_of` is ``name``.
 
     Raises:
         ProblemError: no overload is registered under the name.
@@ -284,7 +284,7 @@ def _named(name: str) -> list[Any]:
 
 
 def _contradiction(op: Any) -> str | None:
-    """Return the known effect of an operator that contradicts a declaration; None without one."""
+    """Return why an operator is known not to be pure; None if nothing contradicts a declaration."""
     if torch_compat.get_effect(op) is not None:
         return "an effect is registered for it"
     if isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags:

@@ -45,7 +45,10 @@ class Outline:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 digest, equal for two graphs whose decisions are interchangeable by position."""
+        """SHA-256 digest of ``calls`` and ``inputs``.
+
+        If two graphs have equal digests, a decision for one applies to the other by node position.
+        """
         text = json.dumps([self.calls, self.inputs])
         return hashlib.sha256(text.encode()).hexdigest()
 

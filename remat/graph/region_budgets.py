@@ -1,9 +1,9 @@
 """Budgets that the user's code sets with ``torch.autograd.graph.region_activation_memory_budget``.
 
 As in PyTorch, whose messages the errors begin with, the context applies to a whole graph. It must
-cover the graph's forward and set one ratio. Graph breaks separate regions with different ratios.
-AOTAutograd and Inductor add operators that no user can cover: writes to mutated inputs, and seeds
-of random numbers. PyTorch 2.13 refuses a batch norm for this reason; here such operators are
+cover the graph's forward and set one ratio. Regions with different ratios must be in different
+graphs. AOTAutograd and Inductor add operators that no user can cover: writes to mutated inputs, and
+seeds of random numbers. PyTorch 2.13 refuses a batch norm for this reason; here such operators are
 ignored.
 """
 

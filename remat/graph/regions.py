@@ -180,7 +180,7 @@ def _taken_outside(element: fx.Node, inner: Any, outside: dict[Any, Any]) -> fx.
 
 
 def _element(call: fx.Node, k: int) -> fx.Node:
-    """Append a node that takes result ``k`` of a call."""
+    """Insert a node that takes result ``k`` of a call right after the call, and return it."""
     with call.graph.inserting_after(call):
         element = call.graph.call_function(operator.getitem, (call, k))
     element.meta = {**call.meta, "val": call.meta["val"][k]}
@@ -190,8 +190,8 @@ def _element(call: fx.Node, k: int) -> fx.Node:
 def _own_values(call: fx.Node, given: dict[fx.Node, Any], returned: Any) -> tuple[Any, ...]:
     """Return new fake values for the results of a region call.
 
-    Results that share memory with an input of the region get the storage of that operand. All other
-    results get new storages.
+    A result that shares memory with an input of the region gets the storage of the operand that the
+    call passes for this input. All other results get new storages.
 
     Args:
         call: the call.
@@ -228,7 +228,10 @@ def _own_values(call: fx.Node, given: dict[fx.Node, Any], returned: Any) -> tupl
 
 
 def _viewer(base: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that maps a fake tensor to a view of ``base`` with its layout and dtype."""
+    """Return a function that maps a fake tensor to a view of ``base``.
+
+    The view has the sizes, strides, offset and dtype of the fake tensor.
+    """
 
     def view(like: torch.Tensor) -> torch.Tensor:
         same = base if base.dtype == like.dtype else base.view(like.dtype)

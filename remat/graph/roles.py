@@ -24,7 +24,7 @@ class Roles:
             a random draw of forward depends on it.
         tangent_closure: whether the node depends on a tangent, or may run in backward only.
         required_backward: whether the node is in the tangent closure or is a backward output.
-        forward_order: rank of the node among the required forward nodes; -1 for all other nodes.
+        forward_order: index of the node among the required forward nodes; -1 for all other nodes.
     """
 
     placeholders: dict[int, Role]

@@ -219,7 +219,7 @@ def _hidden_base(node: fx.Node, sizes: Sizes) -> fx.Node | None:
 
 
 def _looked_through(node: fx.Node, base: fx.Node, sizes: Sizes) -> Iterator[fx.Node]:
-    """Yield a node that is a view of ``base``, and the views between both nodes.
+    """Yield a node that is a view of ``base``, and the views between it and ``base``.
 
     Each node is a view of the next one; ``base`` itself is left out.
     """

@@ -80,7 +80,7 @@ def by_target(nodes: Iterable[fx.Node], ask: Callable[[fx.Node], T]) -> list[T]:
 
 @functools.cache
 def aliased_places(target: Any) -> tuple[Place, ...]:
-    """Return the arguments that an operator's result may be a view of.
+    """Return position and name of each argument that an operator's result may be a view of.
 
     Empty for operators with several results.
     """
@@ -97,7 +97,7 @@ def aliased_places(target: Any) -> tuple[Place, ...]:
 
 @functools.cache
 def written_places(target: Any) -> tuple[Place, ...]:
-    """Return the arguments that an operator writes to."""
+    """Return position and name of each argument that an operator writes to."""
     if not (isinstance(target, torch_compat.OpOverload) and torch_compat.schema(target).is_mutable):
         return ()
     return tuple(
@@ -108,7 +108,7 @@ def written_places(target: Any) -> tuple[Place, ...]:
 
 
 def _given(node: fx.Node, place: Place) -> list[fx.Node]:
-    """Return the nodes that a call receives for an argument."""
+    """Return the nodes that a call receives for the argument with a position and name."""
     k, name = place
     value: Any = node.args[k] if k < len(node.args) else node.kwargs.get(name)
     values = value if isinstance(value, (tuple, list)) else (value,)
@@ -116,7 +116,7 @@ def _given(node: fx.Node, place: Place) -> list[fx.Node]:
 
 
 def _may_alias(node: fx.Node) -> tuple[Place, ...] | None:
-    """Return the arguments that a call's result may be a view of.
+    """Return position and name of each argument that a call's result may be a view of.
 
     None for ``getitem``, whose answer depends on the node that computes the tuple.
     """

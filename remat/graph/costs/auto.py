@@ -24,7 +24,7 @@ _PRESETS = {"cpu": "epyc"}
 class Auto(CostModel):
     """``roofline-fused`` if Inductor compiles the step, ``roofline`` if its graphs run eagerly.
 
-    Both use the preset for the device type of the step's tensors.
+    Both models use the preset for the device type of the step's tensors.
     """
 
     name: ClassVar[str] = "auto"

@@ -32,8 +32,8 @@ _RUNS_S = 0.04
 def calibrate(device: str | torch.device = "here") -> Device:
     """Measure the rates of a device of this machine, in about 1 s.
 
-    Times matrix products in two precisions, a copy, random numbers, tanh and max pooling. The best
-    run of each counts. Products of float32 use the precision set with
+    Times matrix products in two precisions, a copy, random numbers, tanh and max pooling. For
+    each of them, the fastest run counts. Products of float32 use the precision set with
     `torch.set_float32_matmul_precision`.
 
     Args:

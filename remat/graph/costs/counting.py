@@ -131,8 +131,9 @@ def _grouped_product(x: torch.Tensor, y: torch.Tensor, *_: Any, **__: Any) -> in
     """Return the operations of ``_grouped_mm``, which splits a ragged dimension into groups.
 
     If one operand is a stack of matrices, the groups split the rows of ``x`` or the columns of
-    ``y``. If both operands are matrices, the groups split the summed dimension. In all cases each
-    row meets a single matrix.
+    ``y``. If both operands are matrices, the groups split the summed dimension. In these cases all
+    groups together take as many operations as one product without groups. Two stacks of matrices
+    take the operations of a batched product.
     """
     a, b = x.shape, y.shape
     rows = a[-2] if len(a) < len(b) or len(b) == 2 else a[0] * a[-2]

@@ -64,7 +64,7 @@ class Inductor(Roofline):
     def parse(cls, argument: str | None) -> Self:
         """Build the model from a device, as `Roofline` does.
 
-        None takes the device of the graph's tensors.
+        If ``argument`` is None, the rates come from the preset for the graph's device.
         """
         return cls(by_tensors=True) if argument is None else super(Inductor, cls).parse(argument)
 

@@ -50,7 +50,7 @@ class Link:
         """Convert a value to a link.
 
         Args:
-            value: a `Link`, a name from `LINKS`, the text of a link, or bytes per second such as
+            value: a `Link`, a name from `LINKS`, ``str(link)``, or bytes per second such as
                 ``"25GB/s"`` or ``25e9``.
 
         Raises:

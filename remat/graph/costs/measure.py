@@ -64,13 +64,14 @@ def durations_ps(
     """Return the picoseconds of several runs of a function, after a warm-up run.
 
     A run that takes more than twice as long as the fastest was disturbed by other work on the
-    machine. It is left out and repeated while time remains.
+    machine. Its time is left out of the result.
 
     Args:
         run: function to time; its result is dropped after the clock has stopped.
         device: device that runs it; CUDA devices are timed by events.
         seconds: time after which no further run starts. At least three runs are made (one, if a
-            run is slow). If most runs are disturbed, the limit is five times as long.
+            run is slow). On a CPU, the limit is five times as long until that many runs are
+            undisturbed.
         most: the largest number of runs.
     """
     warm_s = _once_s(run, device)

@@ -191,7 +191,8 @@ def _reordered(
 ) -> Iterator[Fault]:
     """Yield a fault for each read that moved past a write to the same memory.
 
-    In the joint graph, such a read is before the write and here after it, or the reverse.
+    Such a read is before the write in the joint graph and after the write in ``nodes``, or the
+    reverse.
 
     Args:
         facts: the partitioned graph.

@@ -141,7 +141,10 @@ def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
 
 
 def backward_takes_tangents_behind(facts: Facts) -> Iterator[Fault]:
-    """Yield faults in backward's inputs after the saved values: tangents, seeds, hook state."""
+    """Yield a fault for each input of backward after the saved values that is not the expected one.
+
+    Expected are the tangents, then the seeds of backward, then AOTAutograd's backward state.
+    """
     mine = facts.placeholders[2][len(facts.handed) :]
     yield from _compared("input behind what was saved", mine, _behind(facts), "backward")
 

@@ -260,7 +260,7 @@ def _factors(node: ast.expr) -> tuple[list[ast.expr], list[ast.expr]]:
     """Return all factors and all divisors of a product.
 
     The caller multiplies all of them in one call, because SymPy would distribute numbers over sums
-    in a product of two.
+    in a product of two factors.
     """
     match node:
         case ast.UnaryOp(op=ast.USub(), operand=operand):

@@ -40,8 +40,9 @@ _SYMBOLIC = tuple(kind.__name__ for kind in SYMBOLIC)
 def base_of(node: fx.Node) -> Any:
     """Return the value whose storage a node's value uses by default.
 
-    For an element of a tuple, this is the element's value. For an operator whose schema lets its
-    only result alias arguments, this is the first such argument. None for other nodes.
+    For a node that takes an element of a tuple, this is the element in the value of the tuple's
+    node. For an operator whose schema lets its only result alias arguments, this is the value of
+    the first such argument. None for other nodes.
     """
     if node.op != "call_function":
         return None

@@ -178,7 +178,8 @@ class _Step:
     def _from_outside(self, k: int) -> set[str]:
         """Return the names of the tangents that the step itself receives.
 
-        These are the tangents of the outputs of graph run ``k`` that no later graph receives.
+        These are the tangents of those outputs of graph run ``k`` that no later graph receives, or
+        that the step's caller receives too.
         """
         received = {o for g in self._graphs for _, j, o in g.joint.received if j == k}
         joint = self._graphs[k].joint

@@ -39,8 +39,9 @@ class LoweredStep:
 
     Attributes:
         problem: the problem, without a capacity.
-        of_name: for each joint-graph node, or node that a pass puts in its place, the problem node
-            that runs there. Nodes that are only views are left out.
+        of_name: problem node by joint-graph name. ``NAME_drawn`` stands for the generator state
+            that the random operator NAME saves, and ``NAME_snapshot`` for the copy of the input
+            NAME. Nodes that are only views are left out.
         of_value: for each joint-graph node with a single storage, the problem node that holds this
             storage.
     """
@@ -50,10 +51,10 @@ class LoweredStep:
     of_value: dict[str, int]
 
     def runs_of(self, name: str) -> tuple[int, ...]:
-        """Return the problem nodes that run where forward runs a joint-graph node.
+        """Return the problem nodes for one run of a joint-graph node in forward, in their order.
 
-        A saved generator state runs before the random operator. Empty for nodes that the problem
-        does not have.
+        For a random operator whose generator state is saved, the state comes first. Empty for
+        nodes that the problem does not have.
         """
         at, state = self.of_name.get(name), self.of_name.get(name + _DRAWN)
         return () if at is None else (at,) if state is None else (state, at)

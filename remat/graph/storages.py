@@ -114,8 +114,8 @@ def extent_of(tensor: torch.Tensor) -> int:
 def hint(size: Any) -> int:
     """Return a size as a nonnegative int.
 
-    A symbolic size is evaluated with the numbers of `sizes_at`, if these numbers cover its symbols,
-    and otherwise with its hint. A negative result counts as 0. For example, ``3 - u0`` is negative
+    A symbolic size is evaluated with the numbers of `sizes_at`. Symbols without such a number are
+    replaced by their hints. A negative result counts as 0. For example, ``3 - u0`` is negative
     if the number substituted for ``u0`` exceeds 3.
     """
     if type(size) is int:

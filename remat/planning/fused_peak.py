@@ -233,7 +233,10 @@ class FusedSearch:
             return None
 
     def aim_above(self, lowest: Candidate, off: int, wanted: int) -> None:
-        """Search near an estimated peak, within simulated peaks from about the least one upwards.
+        """Search for decisions near an estimated peak, even if no schedule keeps the corresponding simulated peak.
+
+        The first target is the simulated peak ``wanted + off``. Targets below the least simulated peak are replaced
+        by slightly higher ones. If values may be offloaded, slightly lower ones are tried first.
 
         Args:
             lowest: the candidate of the least simulated peak, without offloads.
@@ -273,7 +276,7 @@ def without_gaps(vertices: Sequence[int]) -> list[int]:
     """Return limits on saved bytes to try: given ones, and evenly spaced ones in large intervals between them.
 
     Args:
-        vertices: saved bytes of vertices of the hull.
+        vertices: the given limits: saved bytes of vertices of the hull of `Prepared.hull`.
     """
     found, most = set(vertices), max(1, max(vertices) // _GAP)
     for a, b in pairwise(sorted(vertices)):
@@ -283,7 +286,9 @@ def without_gaps(vertices: Sequence[int]) -> list[int]:
 
 
 def beside_least(at: Mapping[int, int]) -> list[int]:
-    """Return midpoints between the byte limit of the least estimated peak and its neighbours.
+    """Return new limits on saved bytes to try: midpoints between the best limit and its neighbours.
+
+    The best limit is the one whose decision has the least estimated peak.
 
     Args:
         at: estimated peak in bytes by limit on saved bytes.

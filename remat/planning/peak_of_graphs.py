@@ -191,7 +191,7 @@ class PeakOfGraphs:
         return None
 
     def _with_offloads(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
-        """Offload values in each graph, most expensive graph first, if that lowers its cost within the peak.
+        """Offload values in each graph, most expensive graph first, if that lowers the graph's cost within the peak.
 
         Args:
             chosen: one candidate for each graph.

@@ -367,7 +367,8 @@ class Fitting:
         """Return a decision whose peak fits, by searches for a simulated peak; None if none was found.
 
         The peak in the graph's lowering differs from the simulated peak by a similar offset for similar plans.
-        So each search is aimed lower by the excess of the last one.
+        So each further search has a lower target: lower at least by the bytes by which the last result exceeds
+        the memory.
         """
         planner = self.planner
         off = self._peak(planner.full) - self._beside - planner.peak(planner.full)

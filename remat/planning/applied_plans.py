@@ -197,8 +197,8 @@ def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
 
     Which peak is compared with a budget on the peak depends on the plan:
 
-    - A plan with a compiled peak: the lower one of the recomputed peak and the recorded compiled peak, because a
-      new compiled peak is known only after compilation. Under a ratio, nothing is checked.
+    - A plan with a compiled peak: the lower one of the recomputed peak and the recorded compiled peak. A new
+      compiled peak is known only after compilation. Under a ratio, nothing is checked.
     - Any other plan for Inductor: the lower one of the recomputed peak and the estimated peak of fused code.
     - A plan for eager execution: the recomputed peak.
 

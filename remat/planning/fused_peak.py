@@ -92,19 +92,19 @@ class FusedSearch:
            and under a peak in bytes, only estimates within the budget count here.
         3. The decision with the least peak, compiled if known and else estimated.
 
-        With ``last``, other rules come first. They also ask whether all compiled peaks are far above the budget,
-        because estimates then say little about the step. Under a peak in bytes:
+        With ``last``, the following rules come first, for decisions that were not compiled. If all compiled peaks
+        are far above the budget, estimates say little about the step, so saved bytes count instead. Under a peak
+        in bytes:
 
-        1. If all compiled peaks are far above the budget: of the decisions that were not compiled and have an
-           estimated peak within the budget, the one that saves the fewest bytes.
-        2. Of the decisions that were not compiled, the one with the least estimated peak, at any cost.
+        1. If all compiled peaks are far above the budget, the decision that saves the fewest bytes. Its estimated
+           peak must be within the budget.
+        2. The decision with the least estimated peak, at any cost.
 
         Under a ratio:
 
         1. Budget 1's decision, if its estimated peak is below every compiled peak.
-        2. If no decision fits and all compiled peaks are far above the budget: of the decisions that were not
-           compiled and have an estimated peak within the lowest compiled peak, the one that saves the fewest
-           bytes.
+        2. If no decision fits and all compiled peaks are far above the budget, the decision that saves the fewest
+           bytes. Its estimated peak must be within the lowest compiled peak.
 
         Args:
             budget: a budget on the peak, in bytes or as a ratio.

@@ -195,9 +195,14 @@ def _recorded_figures(
 def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
     """Describe how the step of a saved plan exceeds the plan's budget; empty if the budget is kept.
 
-    A compiled step keeps a peak in bytes if its planned or its compiled peak does, because the new
-    compiled peak is known only after compilation. If several graphs share one peak, only saved bytes are
-    checked here, because no single graph shows the peak of the step.
+    Which peak is compared with a budget on the peak depends on the plan:
+
+    - A plan with a compiled peak: the lower one of the recomputed peak and the recorded compiled peak. A new
+      compiled peak is known only after compilation. Under a ratio, nothing is checked.
+    - Any other plan for Inductor: the lower one of the recomputed peak and the estimated peak of fused code.
+    - A plan for eager execution: the recomputed peak.
+
+    A peak that several graphs share is not checked, because no single graph shows the peak of the step.
 
     Args:
         plan: the saved plan.

@@ -30,8 +30,9 @@ class Candidate:
         choice: the limits under which the decision was made, and the solver that made it.
         ordered: the decision, if it has node orders or offloads or was made by another planner. None if
             ``saved`` describes it in full.
-        schedule: the schedule that the node orders were read from: runs of nodes of the step problem,
-            and the position where backward begins. None if no search over schedules found it.
+        schedule: the schedule that the node orders were read from, as a pair. First, for each run in order,
+            the node of the step problem that runs. Second, the position of the first run of backward. None
+            if no search over schedules found the decision.
         alive: most bytes alive at each program point of the schedule. Keys are positions in the joint
             graph; key -1 holds the saved bytes. Empty if no search by peak evaluated the schedule.
         peak_bytes: peak in bytes: of the simulated step if it was simulated, else of the schedule.
@@ -108,8 +109,8 @@ def combine(
             minimise, such as a cost.
 
     Returns:
-        Choices by (saved bytes, score), fewest bytes first; a long list is thinned to some thousands.
-        Empty if no choice is possible.
+        Choices, fewest bytes first. A choice is a tuple of saved bytes, score, and one decision for each
+        graph. A long list is thinned to some thousands. Empty if no choice is possible.
     """
     best: list[Choice] = [(0, 0, ())]
     for k, candidates in enumerate(options):

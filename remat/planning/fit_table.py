@@ -55,7 +55,7 @@ class Fit:
         cost: the cost model.
         lower: the lowering that steps were traced for.
         ranks: number of ranks that train.
-        sharding: how the ranks share the work, as text; empty for one rank.
+        sharding: how the ranks train together, as text, such as ``"8 ranks by DDP"``; empty for one rank.
         parameter_bytes: bytes of parameters on one rank between steps.
         gradient_bytes: bytes of gradients on one rank after backward.
         state_bytes: bytes of the optimizer's state on one rank.

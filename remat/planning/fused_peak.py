@@ -92,12 +92,19 @@ class FusedSearch:
            and under a peak in bytes, only estimates within the budget count here.
         3. The decision with the least peak, compiled if known and else estimated.
 
-        With ``last``, other rules come first. Under a peak in bytes, the result is the decision with the least
-        estimated peak that was not compiled, at any cost. Under a ratio, it is budget 1's decision, if its
-        estimated peak is below every compiled peak. If all compiled peaks are far above the budget, estimates say
-        little about the step. Then the result is the decision that saves the fewest bytes, among those that were
-        not compiled and have a low estimated peak. Low means within the peak in bytes or, under a ratio, within
-        the lowest compiled peak. Under a ratio, this rule applies only if no decision fits.
+        With ``last``, the following rules come first, for decisions that were not compiled. If all compiled peaks
+        are far above the budget, estimates say little about the step, so saved bytes count instead. Under a peak
+        in bytes:
+
+        1. If all compiled peaks are far above the budget, the decision that saves the fewest bytes. Its estimated
+           peak must be within the budget.
+        2. The decision with the least estimated peak, at any cost.
+
+        Under a ratio:
+
+        1. Budget 1's decision, if its estimated peak is below every compiled peak.
+        2. If no decision fits and all compiled peaks are far above the budget, the decision that saves the fewest
+           bytes. Its estimated peak must be within the lowest compiled peak.
 
         Args:
             budget: a budget on the peak, in bytes or as a ratio.
@@ -137,7 +144,7 @@ class FusedSearch:
         return replace(best, choice=replace(best.choice, peak_limit=0 if in_bytes else limit))
 
     def _explore(self) -> tuple[Candidate, int, tuple[int, int]]:
-        """Add candidates over the whole range of peaks, and return the ends of the range.
+        """Add candidates over the whole range of peaks to `found`, and return the ends of the range.
 
         Returns:
             The candidate with the least simulated peak; its simulated minus its estimated peak, in bytes;
@@ -155,16 +162,16 @@ class FusedSearch:
         return lowest, off, (min(map(planner.expected, self.found)), most)
 
     def expect(self, decided: Candidate) -> int:
-        """Add a candidate; return its estimated peak in bytes."""
+        """Add a candidate to `found`; return its estimated peak in bytes."""
         self.found.append(decided)
         return self.planner.expected(decided)
 
     def try_saved(self, capacities: Iterable[int]) -> dict[int, int]:
-        """Add the decision within each limit on saved bytes; return its estimated peak in bytes by limit."""
+        """Add the decision at each limit on saved bytes to `found`; return estimated peaks in bytes by limit."""
         return {nbytes: self.expect(self.planner.at(nbytes)) for nbytes in capacities}
 
     def try_around(self, capacities: Sequence[int], wanted: int) -> None:
-        """Add decisions by bisection of the limits on saved bytes, towards the wanted estimated peak.
+        """Add decisions to `found` by bisection of the limits on saved bytes, towards an estimated peak.
 
         Args:
             capacities: the limits on saved bytes.
@@ -233,7 +240,10 @@ class FusedSearch:
             return None
 
     def aim_above(self, lowest: Candidate, off: int, wanted: int) -> None:
-        """Search near an estimated peak, within simulated peaks from about the least one upwards.
+        """Search for decisions near an estimated peak, even if no schedule keeps the corresponding simulated peak.
+
+        The first target is the simulated peak ``wanted + off``. Targets below the least simulated peak are replaced
+        by slightly higher ones. If values may be offloaded, slightly lower ones are tried first.
 
         Args:
             lowest: the candidate of the least simulated peak, without offloads.
@@ -273,7 +283,7 @@ def without_gaps(vertices: Sequence[int]) -> list[int]:
     """Return limits on saved bytes to try: given ones, and evenly spaced ones in large intervals between them.
 
     Args:
-        vertices: saved bytes of vertices of the hull.
+        vertices: the given limits: saved bytes of vertices of the hull of `Prepared.hull`.
     """
     found, most = set(vertices), max(1, max(vertices) // _GAP)
     for a, b in pairwise(sorted(vertices)):
@@ -283,7 +293,9 @@ def without_gaps(vertices: Sequence[int]) -> list[int]:
 
 
 def beside_least(at: Mapping[int, int]) -> list[int]:
-    """Return midpoints between the byte limit of the least estimated peak and its neighbours.
+    """Return new limits on saved bytes to try: midpoints between the best limit and its neighbours.
+
+    The best limit is the one whose decision has the least estimated peak.
 
     Args:
         at: estimated peak in bytes by limit on saved bytes.

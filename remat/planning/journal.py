@@ -51,9 +51,9 @@ class Journal:
 def opened(table: Path | None) -> Iterator[Journal]:
     """Open the journal of a table, ``TABLE.partial``, for one sweep at a time.
 
-    The first line of the journal names the versions, and each further line is a row in JSON. Reading stops
-    at the first damaged line. The journal is deleted when the block ends without an error. Without a table,
-    rows are not written to disk.
+    The first line of the journal names the versions of the format, of remat and of PyTorch. Each further line
+    is a row in JSON. Reading stops at the first damaged line. The journal is deleted when the block ends without
+    an error. Without a table, rows are not written to disk.
 
     Args:
         table: path of the sweep's table; None: no file.

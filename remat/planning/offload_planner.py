@@ -127,7 +127,8 @@ class OffloadPlanner:
             without: the best decision without offloads; None if there is none.
 
         Returns:
-            Pairs of a choice, and the `Decision` with its node orders; None if the passes order the nodes.
+            Pairs of a choice of saved and offloaded values, and the `Decision` with its node orders. The
+            second item is None if the passes order the nodes.
         """
         search = self.search_within(peak_bytes)
         begun = [self._best(search, without), *self._from_above(search, peak_bytes)]
@@ -147,7 +148,14 @@ class OffloadPlanner:
         return search.best(saved)
 
     def _from_above(self, search: OffloadSearch, peak_bytes: int) -> Iterator[OffloadChoice]:
-        """Yield decisions that exceed ``peak_bytes`` without offloads, with values offloaded until they fit."""
+        """Yield choices that offload values of decisions that exceed the peak without offloads.
+
+        Values are offloaded until the decision is within the peak, as far as possible.
+
+        Args:
+            search: chooses the values to offload.
+            peak_bytes: the peak.
+        """
         of, seen = self._of, set[tuple[int, ...]]()
         room = self._link.bytes_in(self._forward_time)
         for share in _ABOVE:

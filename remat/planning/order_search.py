@@ -85,9 +85,9 @@ class OrderSearch:
 
     @cached_property
     def _free(self) -> ScheduleProblem:
-        """The step problem in which values that live to the end of the step are computed only once.
+        """The step problem, with a further rule: a value that lives to the end of the step is computed only once.
 
-        The value of a later run would replace the value that stays.
+        Without this rule, the value of a later run would replace the value that has to stay alive.
         """
         problem = self.step.problem
         stay = {problem.maker(i) for i in problem.to_end}.intersection(problem.runnable)

@@ -66,13 +66,13 @@ class PeakBounds:
         return max(found)
 
     def _hull(self, moment: int) -> tuple[Hull, int]:
-        """Build the problem of the values that runs after ``moment`` read.
+        """Build the graph problem in which only runs after ``moment`` read values; return its hull.
 
         Args:
             moment: position in the joint graph of a run of backward.
 
         Returns:
-            The hull of the problem, and the bytes that are alive at the run in any case.
+            The lower convex hull of the problem's frontier, and the bytes that are alive at the run in any case.
         """
         state, problem, sizes = self._state, self._problem, self._sizes
         index, late, lowered = state.index, state.roles.tangent_closure, state.lowered()

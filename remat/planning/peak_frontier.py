@@ -1,8 +1,9 @@
 """Frontier by peak: Pareto-optimal decisions by (peak, cost), without a search for each peak.
 
-Minimum cuts propose decisions: at one price for every byte (the vertices of the hull), and at prices per
-program point that follow a falling peak. Between two neighbouring decisions lie mixtures, which take the
-choices of one decision up to a node and those of the other after it. In a model of equal layers,
+Minimum cuts propose the first decisions. Some cuts have one price for every saved byte; they are the
+vertices of the hull. Other cuts have a price per program point, and these prices are raised while the
+wanted peak falls. Then mixtures of two neighbouring decisions are evaluated. A mixture takes the choices
+of one decision up to a node, and those of the other decision after the node. In a model of equal layers,
 successive mixtures differ in a few layers. Then further values are saved, many at a time, in decisions
 whose peaks leave room. For small steps, node orders are searched, too.
 """
@@ -90,9 +91,9 @@ class PeakFrontier(PeakSearch):
         )
 
     def _follow(self, peaks: list[int]) -> None:
-        """Evaluate cuts at prices per program point, for falling peaks.
+        """Evaluate minimum cuts at prices per program point, for each peak from the highest to the lowest.
 
-        The prices of one peak are the start for the next lower peak.
+        The search for a peak starts with the last prices of the next higher peak.
 
         Args:
             peaks: the peaks in bytes, lowest first.

@@ -140,7 +140,7 @@ class PeakOfGraphs:
         Args:
             score: computes the score of a choice that is extended by the decision of one more graph. Its
                 arguments are the score so far, the estimated peak of the step while the graph runs, and the
-                cost of all runs of the graph. None if the decision cannot be added.
+                cost of all runs of the graph. It returns None if the decision cannot be added.
         """
 
         def extend(k: int, saved: int, so_far: int, decided: Candidate) -> tuple[int, int] | None:
@@ -191,7 +191,7 @@ class PeakOfGraphs:
         return None
 
     def _with_offloads(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
-        """Offload values in each graph, most expensive graph first, if that lowers its cost within the peak.
+        """Offload values in each graph, most expensive graph first, if that lowers the graph's cost within the peak.
 
         Args:
             chosen: one candidate for each graph.

@@ -298,7 +298,10 @@ class PeakPlanner(Prepared):
         return known
 
     def _solved_near(self, peak_bytes: int) -> Iterator[Candidate]:
-        """Yield the solvers' decisions at limits on saved bytes, bisected to the largest one within a peak."""
+        """Yield the solver's decisions at several limits on saved bytes, which approach a peak by bisection.
+
+        A decision within the peak raises the next limit, and any other decision lowers it.
+        """
         ends = [
             (nbytes, self.search.tried(saved).peak_bytes) for nbytes, saved in self.cuts(VERTICES)
         ]
@@ -369,8 +372,8 @@ class PeakPlanner(Prepared):
     def least_peak(self) -> Candidate:
         """The decision with the least peak that was found.
 
-        The searches are given a peak of 0 bytes, which no schedule can keep. A named solver's own decisions at
-        several limits on saved bytes compete instead.
+        For the solver ``auto``, searches are given a peak of 0 bytes, which no schedule can keep, and return the
+        lowest peak they reach. A named solver decides alone: its decisions at several limits on saved bytes compete.
         """
         if self.is_alone:
             own = [self.allowed_full, *map(self.at, self._capacities())]
@@ -494,7 +497,7 @@ class PeakPlanner(Prepared):
             low, high = ((capacity, peak), high) if peak <= peak_bytes else (low, (capacity, peak))
 
     def informed(self, found: Candidate) -> Candidate:
-        """Return a candidate of a search by peak, with its limits and its solver filled in."""
+        """Return a candidate of a search by peak, with the record ``choice`` of its limits, solver and time."""
         # The search started from these decisions, so it shares their time, and is deterministic only if they are.
         asked = [d.choice for d in self.decisions.values()]
         choice = replace(

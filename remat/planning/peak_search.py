@@ -54,7 +54,10 @@ class Limits:
     capacity: int | None
 
     def at(self, moment: int) -> float:
-        """Return the bytes allowed at a program point; at `_SAVED`, the bytes that may be saved."""
+        """Return the bytes that may be alive at a program point.
+
+        For the key `_SAVED`, which stands for no program point, return the bytes that may be saved.
+        """
         if moment != _SAVED:
             return self.peak_bytes
         return math.inf if self.capacity is None else self.capacity
@@ -333,8 +336,8 @@ class PeakSearch:
             prices: prices by program point.
             found: the best decision at these prices.
             allowed: the limits.
-            most: cost of the best decision known.
-            step: factor of the step length.
+            most: estimate of the optimal cost: the cost of the best known decision, or more if none fits.
+            step: factor by which the step length is multiplied.
 
         Returns:
             The new prices; None if there is no direction to move, such as when the decision exceeds no limit and
@@ -378,12 +381,12 @@ class PeakSearch:
 
     @cached_property
     def uses(self) -> tuple[list[int], list[int], list[int]]:
-        """For each node of the graph problem, where its value begins, and its first and last use in backward.
+        """Where the value of each node of the graph problem begins, and where backward first and last uses it.
 
-        A value that backward itself does not read is used where the values computed from it are first used.
+        Recomputation counts as a use: a value is also used where backward first uses a value computed from it.
 
         Returns:
-            Three lists of positions in the joint graph.
+            Three lists of positions in the joint graph: beginnings, first uses and last uses.
         """
         lowered, index, roles = self._lowered, self._state.index, self._state.roles
         owner = self._state.storages.owner
@@ -439,7 +442,11 @@ class PeakSearch:
         ).saved
 
     def _filled(self, best: Candidate, allowed: Limits) -> Candidate:
-        """Save further values within the limits, highest cost per byte first; then exchange saved values."""
+        """Lower the cost of a candidate within the limits; return the result.
+
+        First, further values are saved, highest cost per byte first. Then saved values are exchanged for values
+        that cost more to recompute.
+        """
         problem = self.problem
         rate = [problem.cost[i] / (1 + problem.size[i]) for i in range(len(problem))]
 

@@ -108,10 +108,11 @@ def prepare(
         joint: the captured step.
         in_place: whether to change this graph instead of a copy.
         count_outputs: as in `remat.plan`.
-        hooks: pack and unpack functions for saved tensors, in every plan that the state is split for.
+        hooks: functions that pack and unpack saved tensors; every plan of the state uses them.
         reread_inputs: as in `remat.plan`.
-        policies: as in `remat.plan`. None: ignore the regions of the user's code too.
-        deciding: decides within the budgets of modules; None for a saved plan.
+        policies: as in `remat.plan`. None: ignore policies, and the regions that the user's code marks.
+        deciding: the pass that decides within budgets of single modules. None: ignore such budgets, as for a
+            saved plan.
         at_budget: as in `tag_budgets`.
     """
     state = replace(

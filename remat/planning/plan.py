@@ -389,7 +389,7 @@ class Plan(Record):
 
     @property
     def before_after(self) -> BeforeAfter:
-        """The step without remat beside the step under this plan, both as planned."""
+        """The step without remat beside the step under this plan, with planned instead of compiled peaks."""
         return BeforeAfter(
             peak_bytes=self.planned_peak_bytes or self.peak_bytes,
             without_peak_bytes=self.without_peak_bytes,

@@ -100,7 +100,12 @@ def _simulated(plan: Plan) -> str:
 
 
 def _instead_of(nbytes: int, about: str = "") -> str:
-    """Format the peak without remat, ``nbytes``, with a text before it; empty if it is 0, which means unknown."""
+    """Format the peak without remat, to follow the peak of the plan.
+
+    Args:
+        nbytes: the peak without remat; 0 if unknown, and the result is then empty.
+        about: text before the bytes, such as ``"about "``.
+    """
     return f" instead of {about}{format_bytes(nbytes)} without remat" if nbytes else ""
 
 

@@ -103,7 +103,7 @@ def step_costs_of(state: State, cost: CostModel, *, required: bool = False) -> S
 
 
 class Prepared:
-    """One prepared graph, which is decided within any number of saved bytes.
+    """Planner that decides one prepared graph within any limit on saved bytes, and caches the decisions.
 
     Args:
         state: a state from `remat.planning.pipelines.prepare`; it is not changed.

@@ -80,7 +80,7 @@ class PlanRequest:
 
     @property
     def decides(self) -> bool:
-        """Whether the budget decides, instead of a saved plan or the user's own pipeline."""
+        """Whether a decision is made under the budget; False with a saved plan or the user's own pipeline."""
         return self.plan is None and self.pipeline is None
 
     @classmethod

@@ -33,7 +33,7 @@ class Sharding:
 
     Attributes:
         ranks: number of ranks.
-        label: how the ranks share the work, as text for tables.
+        label: how the ranks train together, as text, such as ``"8 ranks by DDP"``; empty for one rank.
         shards: number of parts of each parameter and of its optimizer state.
         parameter_bytes: bytes of the parameters that are on the rank all the time.
         gradient_bytes: bytes of the gradients that are on the rank after backward.

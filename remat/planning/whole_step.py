@@ -142,7 +142,8 @@ class StepMemory:
     Attributes:
         total: bytes alive, parameters and inputs included.
         gradients: bytes of gradients among ``total``.
-        root_gradients: bytes of gradients whose size no parameter of a block has.
+        root_gradients: bytes of gradients of the root, as FSDP2 divides a model into blocks and a root. A
+            gradient belongs to the root if no parameter of a block has its size.
         boundary: number of program points of forward; backward's follow.
         input_bytes: bytes of the parameters, buffers and inputs that the graph reads.
         output_bytes: bytes of the outputs of forward, without inputs.
@@ -196,14 +197,15 @@ class StepMemory:
         return max(self.total)
 
     def sharded_peak(self, shards: int, *, forward_bytes: int, backward_bytes: int) -> int:
-        """Return the most bytes alive at once if blocks' gradients are sharded, and other bytes replace the inputs.
+        """Return the most bytes alive at once on one rank, if the gradients of blocks are sharded.
 
-        Only the rank's shard of a block's gradient counts. A gradient of the root counts whole.
+        Only the rank's shard of a block's gradient counts. A gradient of the root counts whole. The bytes of the
+        inputs, parameters included, do not count. The caller's bytes are added instead.
 
         Args:
             shards: number of parts of each gradient.
-            forward_bytes: bytes that replace the inputs during forward.
-            backward_bytes: bytes that replace the inputs during backward.
+            forward_bytes: bytes to add during forward.
+            backward_bytes: bytes to add during backward.
         """
         peak = 0
         curves = zip(self.total, self.gradients, self.root_gradients, strict=True)
@@ -365,7 +367,8 @@ class Fitting:
         """Return a decision whose peak fits, by searches for a simulated peak; None if none was found.
 
         The peak in the graph's lowering differs from the simulated peak by a similar offset for similar plans.
-        So each search is aimed lower by the excess of the last one.
+        So each further search has a lower target: lower at least by the bytes by which the last result exceeds
+        the memory.
         """
         planner = self.planner
         off = self._peak(planner.full) - self._beside - planner.peak(planner.full)

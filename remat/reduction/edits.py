@@ -35,7 +35,7 @@ class GraphEdit:
 
     Attributes:
         name: description of the edit.
-        items: returns the items of a graph that the edit can change.
+        items: returns the items of a graph that the edit can change: positions of outputs, or names of nodes.
         apply: changes the given items, and returns the edited graph. Items that no longer exist are skipped.
     """
 
@@ -45,7 +45,7 @@ class GraphEdit:
 
 
 def tidy(joint: JointGraph) -> JointGraph:
-    """Erase calls without users or side effects, and repair the aliases of fake values; return the same graph."""
+    """Erase unused calls that have no side effect, and repair the aliases of fake values; return the same graph."""
     # `is_impure` is true for random calls. An edit of its own erases them, so that the test decides.
     for node in reversed(list(joint.graph.nodes)):
         if node.op in ("call_function", "get_attr") and not node.users and not node.is_impure():

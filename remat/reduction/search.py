@@ -179,7 +179,12 @@ class _Search:
 
 
 def _measure(joint: JointGraph) -> tuple[int, int, int, int]:
-    """Return the size of a graph, which every accepted edit lowers, so that the search ends."""
+    """Return the size of a graph as a tuple to compare; every accepted edit lowers it, so that the search ends.
+
+    Returns:
+        Number of nodes that are not inputs; number of all nodes; number of inputs that are read; and the sum
+        of outputs, tags for recomputation and edges.
+    """
     nodes = list(joint.graph.nodes)
     # Calls count first, as edits may add inputs to remove calls.
     calls = sum(n.op != "placeholder" for n in nodes)

@@ -40,7 +40,13 @@ class Totals:
     """Sums over the nodes of modules.
 
     Attributes:
-        parts: the modules.
+        parts: names of modules, or numbers of regions, that a policy matches; filled only for sums by policy.
+        nodes: number of nodes.
+        saved_bytes: bytes that forward saves on the device.
+        offloaded_bytes: bytes that are offloaded.
+        recompute_cost: cost of further runs.
+        runs_again: number of nodes that run again.
+        cost: cost of one run of each node.
     """
 
     parts: set[str] = field(default_factory=set)
@@ -101,10 +107,10 @@ class ModuleRow:
     """Modules whose names differ in numbers only, such as one module of each layer.
 
     Attributes:
-        pattern: their name, with ``*`` for each number.
-        depth: their depth in the tree.
+        pattern: name of the modules, with ``*`` for each number.
+        depth: depth of the modules in the tree of rows; 0 for a row without a parent.
         modules: sums over each module, by name.
-        total: sums over all of them.
+        total: sums over all modules of the row.
     """
 
     pattern: str
@@ -155,7 +161,14 @@ def module_rows(used: Iterable[Use]) -> list[ModuleRow]:
 
 
 def policies_of(rows: Sequence[ModuleRow]) -> dict[str, str]:
-    """Return policies that describe a plan, for the outermost modules that each follow one policy."""
+    """Return policies that describe a plan, for the outermost modules that each follow one policy.
+
+    Args:
+        rows: the tree of modules, from `module_rows`.
+
+    Returns:
+        Keys are names or patterns of modules; values are ``save``, ``recompute`` or ``offload``.
+    """
     found: dict[str, str] = {}
     for row in rows:
         around = {p for name in row.modules for p in enclosing_modules(name)} | {
@@ -172,10 +185,10 @@ def policies_of(rows: Sequence[ModuleRow]) -> dict[str, str]:
 
 
 def policy_lines(policies: Policies, used: Iterable[Use], show_cost: ShowCost) -> list[str]:
-    """Return a table of the policies: matches, and what the plan saves and recomputes there.
+    """Return a table with a row for each policy: what it matches, and what the plan saves and recomputes there.
 
     Args:
-        policies: policies of the options. Regions are annotated on the nodes.
+        policies: the policies that are given as an option. Policies of regions are read from the nodes.
         used: what the plan does with each node.
         show_cost: formats a cost.
     """

@@ -375,7 +375,10 @@ def _again(view: StepView, texts: Texts) -> dict[str, Any]:
 def _without(
     curve: MemoryCurve | None, peak_bytes: int, clock: Clock | None, scale: Scale
 ) -> dict[str, Any]:
-    """Return the curve of memory without remat, over its own moments and its own time.
+    """Return the curve of memory without remat, over the moments and the time of the step without remat.
+
+    Keys of the result are ``x`` (moments), ``times`` (only if there is a curve), ``nbytes`` (bytes alive) and
+    ``peak``.
 
     Args:
         curve: memory over the step without remat; None if unknown.

@@ -35,8 +35,8 @@ class Value:
     """One storage over the step.
 
     Attributes:
-        name: the value in the storage that forward returns for backward; if there is none, the
-            node that made the storage.
+        name: name of a node. For a kept storage, the node whose value forward returns for backward;
+            for an offloaded one, the offloaded value; else the node that made the storage.
         op: operator that made the storage; ``"input"`` for inputs of the step, empty if unknown.
         nbytes: bytes of the storage.
         kind: kind of the storage.

@@ -82,10 +82,10 @@ class Auto(Solver):
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
         """Give beam search, the kernel and HiGHS turns at the problem, each turn with more work.
 
-        The kernel is fast if few values are alive at a time. HiGHS is fast if the graph is wide. On
-        the wrong kind of graph each can take a hundred times as long, so no member gets much work
-        before every member had a little. HiGHS cannot be interrupted at the root of its search
-        tree. So HiGHS is left out of a turn whose work does not cover the root.
+        The kernel is fast if few values are alive at a time, and HiGHS if many are. On the wrong
+        kind of graph, either solver can take a hundred times as long. So neither gets much work
+        before the other had a little. HiGHS cannot be interrupted at the root of its search tree.
+        So HiGHS is left out of a turn whose work does not cover the root.
         """
         search = Search(problem, time_limit=time_limit)
         # All members work on the same `Search`, so the hull is computed once.
@@ -167,8 +167,8 @@ def _members(core: KnapsackProblem, *, again: bool) -> Iterator[tuple[Solver, fl
 
     Args:
         core: the reduced knapsack.
-        again: whether to yield the kernel first. It gave no answer to the whole problem, but may
-            answer the core.
+        again: whether to yield the kernel first, because the kernel gave no answer to the unreduced
+            problem but may answer the core.
     """
     if again:
         yield Native(), 0.6

@@ -318,7 +318,10 @@ class OffloadSearch:
 
     # ---- local moves ----------------------------------------------------------------------------------
     def improved(self, best: OffloadChoice) -> OffloadChoice:
-        """Change one value at a time until no change improves the decision or the work is spent."""
+        """Change one value of a decision at a time, and return the improved decision.
+
+        The changes end if none improves the decision, or if the work is spent.
+        """
         while not self._spent():
             before = best
             for change in (self._mended, self._dropped, self._saved_more):
@@ -371,7 +374,9 @@ class OffloadSearch:
         return sorted(found, key=lambda i: (p.cost[i] / p.size[i], i))
 
     def _given_up(self, best: OffloadChoice, nodes: Sequence[int]) -> OffloadChoice:
-        """Try to save one of the given nodes less, and return the first decision that is better.
+        """Recompute one of the given nodes instead of saving it, and return the decision.
+
+        The nodes are tried one by one, until the decision is better than ``best``.
 
         Args:
             best: the decision to improve; returned if no change improves it.
@@ -389,7 +394,10 @@ class OffloadSearch:
         return best
 
     def _dropped(self, best: OffloadChoice) -> OffloadChoice:
-        """Keep an offloaded value on the device if that is better; try the longest copies first."""
+        """Keep each offloaded value on the device if that is better, and return the decision.
+
+        Values with the longest copies are tried first.
+        """
         send, fetch = self._problem.send, self._problem.fetch
         for v in sorted(best.offloaded, key=lambda v: (-(send[v] + fetch[v]), v)):
             if self._spent():
@@ -403,7 +411,7 @@ class OffloadSearch:
     def _saved_more(self, best: OffloadChoice) -> OffloadChoice:
         """Try to save or offload recomputed values, then try to recompute offloaded values.
 
-        A change is kept only if it improves the decision.
+        A change is kept only if it improves the decision. The resulting decision is returned.
         """
         p, node_of = self._graph, self._node_of
         again = [

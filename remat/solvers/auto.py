@@ -44,9 +44,9 @@ class Auto(Solver):
     """Portfolio of the other solvers; returns the best answer and the tightest bound among them.
 
     The compiled kernel runs first, because it proves nearly every optimum in milliseconds. Every
-    member's answer is verified. A member that is not installed, fails, refuses the problem, or
-    returns a wrong answer is skipped. `Greedy` always answers, so there is always a result. Without
-    a time limit, all members count their work, so the answer repeats.
+    answer is verified. A solver that is not installed, fails, refuses the problem, or returns a
+    wrong answer is skipped. `Greedy` always answers, so there is always a result. Without a time
+    limit, all solvers count their work, so the answer repeats.
     """
 
     __slots__ = ()
@@ -54,7 +54,7 @@ class Auto(Solver):
     name: ClassVar[str] = "auto"
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
-        """Run one member after another until the best value equals the tightest bound."""
+        """Run one solver after another until the best value equals the tightest bound."""
         deadline = None if time_limit is None else time.monotonic() + time_limit
         # If the kernel proves nothing, the other members need the rest of the time.
         answer = _kernel_answer(problem, None if time_limit is None else 0.6 * time_limit)
@@ -132,7 +132,7 @@ def _kernel_answer(problem: KnapsackProblem, limit: float | None) -> Answer | No
 def _best(
     core: KnapsackProblem, members: Iterable[tuple[Solver, float]], deadline: float | None
 ) -> Answer:
-    """Run members until one proves the optimum or the time is up, and return the best choice.
+    """Run solvers until one proves the optimum or the time is up, and return the best choice.
 
     Args:
         core: the reduced knapsack.
@@ -141,7 +141,7 @@ def _best(
         deadline: time of the monotonic clock at which to stop; None: no limit.
 
     Returns:
-        The best choice of all members, with the lowest upper bound of all members.
+        The best choice of all solvers that ran, with the lowest of their upper bounds.
     """
     best = run(Greedy(), core)
     bound, by_clock = best.bound, False

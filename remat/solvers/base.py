@@ -86,8 +86,8 @@ class Solver:
     ) -> Answer | Iterable[int]:
         """Choose nodes to save whose total bytes stay within the problem's capacity; optional.
 
-        If a solver lacks this method, its ``solve`` gets knapsacks whose items are nodes, and a
-        minimum cut completes its choice to a set of saved nodes (see `remat.solvers.completion`).
+        If a solver lacks this method, its ``solve`` gets knapsacks whose items are nodes. A minimum
+        cut then turns the choice into a set of saved nodes (see `remat.solvers.completion`).
 
         Args:
             problem: the graph problem to solve; a capacity of None sets no limit.

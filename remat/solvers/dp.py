@@ -38,7 +38,7 @@ class DynamicProgram(CoreSolver):
             raise ProblemError(f"steps must be at least 1, got {self.steps}")
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Fill the table item by item, most efficient first, and read the best choice back from it."""
+        """Fill the table item by item, best value per weight first, and return the best choice."""
         deadline = None if time_limit is None else time.monotonic() + time_limit
         unit = -(-core.capacity // self.steps)  # 1, and so exact, if the steps suffice
         coarse = _coarsen(core, unit) if unit > 1 else core

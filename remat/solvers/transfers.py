@@ -158,8 +158,8 @@ def _exposed_time(times: Sequence[int], queue: Sequence[tuple[int, int, int]]) -
 
     Args:
         times: time of each run.
-        queue: three numbers for each copy: the position of the run after which it enters the queue,
-            its time, and the position of the run by whose end it must be done.
+        queue: three numbers for each copy: the run after which it enters the queue, its time, and
+            the run by whose end it must be done. Runs are given by their positions.
     """
     now = idle_from = exposed_time = entered = 0
     due: dict[int, int] = {}  # by run: the time at which the copies that leave after it have ended

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def remat_solvers() -> list[type[Solver]]:
-    """Return remat's own solver classes, in the order of the tables."""
+    """Return remat's own solver classes, in the order in which tables list them."""
     from remat.solvers.auto import Auto
     from remat.solvers.cpsat import CpSat
     from remat.solvers.cut import CutSolver

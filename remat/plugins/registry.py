@@ -60,7 +60,7 @@ class Registry:
 
     @property
     def solvers(self) -> Mapping[str, type[Solver]]:
-        """Solver classes by name, available or not: remat's in table order, then others by name."""
+        """Solver classes by name, available or not: remat's own first, then others by name."""
         return self._kind("remat_solvers")
 
     @property
@@ -260,7 +260,15 @@ class Registry:
 
     @contextlib.contextmanager
     def registered(self, plugin: object, name: str | None = None) -> Iterator[str]:
-        """Register a plugin inside a ``with`` block; the block's value is the plugin's name."""
+        """Register a plugin during a ``with`` block, and unregister it afterwards.
+
+        Args:
+            plugin: as for `register`.
+            name: as for `register`.
+
+        Yields:
+            The name under which the plugin is registered.
+        """
         name = self.register(plugin, name)
         try:
             yield name
@@ -288,7 +296,9 @@ class Registry:
         self._warn()
 
     def _kind(self, hook: str) -> Mapping[str, Any]:
-        """Return the usable classes that plugins offer by a hook, by name; collected at first use.
+        """Return the usable classes that plugins return from a hook, as a mapping by name.
+
+        The classes are collected from all plugins at the first call for the hook.
 
         If two classes have the same name, the first one is kept and the second one is refused.
         """

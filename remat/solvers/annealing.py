@@ -1,6 +1,7 @@
 """Solve the step problem by simulated annealing in the compiled C++ kernel.
 
-The search changes the order of the runs, and adds or removes further runs of a node.
+A schedule is a sequence of runs of nodes. One edit moves a run, or adds or removes a further run of
+a node that runs in any case.
 """
 
 from __future__ import annotations
@@ -43,15 +44,16 @@ def anneal(
     """Return the cheapest schedule within the capacity that simulated annealing finds.
 
     A *turn* is one annealing search of the kernel. The first turns start from the best schedule
-    known: every node once, an eviction schedule, or one of ``problem.known``. The last turns start
-    from the best schedule found so far. During a turn, a schedule may exceed the capacity, but each
-    excess byte has a price. The answer's bound is the cost of running each node once.
+    known: every node once, the schedule from `evicting`, or one of ``problem.known``. The last
+    turns start from the best schedule found so far. During a turn, a schedule may exceed the
+    capacity, but each excess byte has a price. The answer's bound is the cost of running each node
+    once.
 
     Args:
         compiled: the kernel module.
         problem: the step problem to solve.
         time_limit: seconds; None: no clock, and the number of edits alone ends the search.
-        effort: factor on the usual number of edits of the schedule.
+        effort: number by which the usual number of edits in each turn is multiplied.
 
     Returns:
         The schedule, its bound, and whether the clock ended the search.
@@ -107,8 +109,8 @@ def improve(
         moves: number of edits that each annealing search tries.
 
     Returns:
-        The best schedule found, and the position at which its backward begins. The position is the
-        earliest legal one if the schedule then fits the capacity.
+        The best schedule found, and the position at which its backward begins. If the schedule fits
+        the capacity with the earliest legal position, that position is returned.
     """
     core = step_core(problem)
     best = (tuple(sequence), boundary)

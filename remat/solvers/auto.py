@@ -44,9 +44,9 @@ class Auto(Solver):
     """Portfolio of the other solvers; returns the best answer and the tightest bound among them.
 
     The compiled kernel runs first, because it proves nearly every optimum in milliseconds. Every
-    member's answer is verified. A member that is not installed, fails, refuses the problem, or
-    returns a wrong answer is skipped. `Greedy` always answers, so there is always a result. Without
-    a time limit, all members count their work, so the answer repeats.
+    answer is verified. A solver that is not installed, fails, refuses the problem, or returns a
+    wrong answer is skipped. `Greedy` always answers, so there is always a result. Without a time
+    limit, all solvers count their work, so the answer repeats.
     """
 
     __slots__ = ()
@@ -54,7 +54,7 @@ class Auto(Solver):
     name: ClassVar[str] = "auto"
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
-        """Run one member after another until the best value equals the tightest bound."""
+        """Run one solver after another until the best value equals the tightest bound."""
         deadline = None if time_limit is None else time.monotonic() + time_limit
         # If the kernel proves nothing, the other members need the rest of the time.
         answer = _kernel_answer(problem, None if time_limit is None else 0.6 * time_limit)
@@ -82,10 +82,10 @@ class Auto(Solver):
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
         """Give beam search, the kernel and HiGHS turns at the problem, each turn with more work.
 
-        The kernel is fast if few values are alive at a time. HiGHS is fast if the graph is wide. On
-        the wrong kind of graph each can take a hundred times as long, so no member gets much work
-        before every member had a little. HiGHS cannot be interrupted at the root of its search
-        tree. So HiGHS is left out of a turn whose work does not cover the root.
+        The kernel is fast if few values are alive at a time, and HiGHS if many are. On the wrong
+        kind of graph, either solver can take a hundred times as long. So neither gets much work
+        before the other had a little. HiGHS cannot be interrupted at the root of its search tree.
+        So HiGHS is left out of a turn whose work does not cover the root.
         """
         search = Search(problem, time_limit=time_limit)
         # All members work on the same `Search`, so the hull is computed once.
@@ -132,7 +132,7 @@ def _kernel_answer(problem: KnapsackProblem, limit: float | None) -> Answer | No
 def _best(
     core: KnapsackProblem, members: Iterable[tuple[Solver, float]], deadline: float | None
 ) -> Answer:
-    """Run members until one proves the optimum or the time is up, and return the best choice.
+    """Run solvers until one proves the optimum or the time is up, and return the best choice.
 
     Args:
         core: the reduced knapsack.
@@ -141,7 +141,7 @@ def _best(
         deadline: time of the monotonic clock at which to stop; None: no limit.
 
     Returns:
-        The best choice of all members, with the lowest upper bound of all members.
+        The best choice of all solvers that ran, with the lowest of their upper bounds.
     """
     best = run(Greedy(), core)
     bound, by_clock = best.bound, False
@@ -167,8 +167,8 @@ def _members(core: KnapsackProblem, *, again: bool) -> Iterator[tuple[Solver, fl
 
     Args:
         core: the reduced knapsack.
-        again: whether to yield the kernel first. It gave no answer to the whole problem, but may
-            answer the core.
+        again: whether to yield the kernel first, because the kernel gave no answer to the unreduced
+            problem but may answer the core.
     """
     if again:
         yield Native(), 0.6

@@ -32,7 +32,7 @@ class Solver:
             answer sets ``by_clock``.
         time_limit: whether the solver returns soon after the time limit passed to it.
         integer_limit: the largest sum of weights, sum of values or capacity that the solver
-            accepts. `refuses` rejects larger problems. None: no limit beyond that of the problem.
+            accepts. `refuses` rejects larger problems. None: no limit below 2**63 - 1.
         requires: names of the modules that the solver imports.
         extra: the argument of ``pip install`` that installs these modules, such as
             ``"my-package[highs]"``. By default it is the name of the missing module.
@@ -86,8 +86,8 @@ class Solver:
     ) -> Answer | Iterable[int]:
         """Choose nodes to save whose total bytes stay within the problem's capacity; optional.
 
-        For a solver without this method, `remat.solvers.completion` turns the nodes into items of a
-        knapsack, and a minimum cut completes the chosen items to a decision.
+        If a solver lacks this method, its ``solve`` gets knapsacks whose items are nodes. A minimum
+        cut then turns the choice into a set of saved nodes (see `remat.solvers.completion`).
 
         Args:
             problem: the graph problem to solve; a capacity of None sets no limit.

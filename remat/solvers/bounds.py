@@ -66,8 +66,8 @@ def fill(problem: KnapsackProblem, order: Iterable[int], room: int) -> list[int]
 def repair(problem: KnapsackProblem, picked: Iterable[int]) -> tuple[int, ...]:
     """Make a choice of items fit the capacity, and fill the remaining capacity greedily.
 
-    The least efficient items of ``picked`` are dropped until the rest fits. The remaining capacity
-    is filled with other items, most efficient first.
+    The items of ``picked`` with the least value per weight are dropped until the rest fits. Other
+    items, those with the greatest value per weight first, fill the remaining capacity.
 
     Returns:
         The sorted item indices.

@@ -1,8 +1,8 @@
-"""Search solvers with a twentieth of their usual work, for tables of all solvers.
+"""Instances of the search solvers, each limited to a twentieth of their usual work.
 
-A solver that searches until it has a proof may take minutes for one plan of a few hundred nodes.
-With these limits a table of all solvers takes seconds. The limits count work instead of time, so
-the plans repeat.
+They are used for tables that compare all solvers. A solver that searches until it has a proof may
+take minutes for one plan of a few hundred nodes. With these limits a table takes seconds. The
+limits count work instead of time, so the plans repeat.
 """
 
 from __future__ import annotations

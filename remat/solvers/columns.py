@@ -1,5 +1,6 @@
 """Checks of the columns of a problem, such as its weights, names or inputs.
 
+A *column* is a sequence with one entry for each item or node of the problem.
 Every check returns the checked value, or raises a `ProblemError` whose message is one line. The
 message names the place, the value found there, and the expected value.
 """

@@ -28,10 +28,10 @@ def by_knapsack(
 ) -> GraphSolution:
     """Decide a graph problem with a knapsack solver, and return the cheapest decision found.
 
-    The solver gets knapsacks of one or two sets of items. The first set has every node of the
-    reduced problem that costs something to recompute. If ``problem.known`` has decisions, the
-    second set leaves out the nodes that one known decision recomputes. The known decisions come
-    from a compiler's rules, which save expensive nodes. Such nodes are often the better items.
+    The solver first gets knapsacks whose items are all nodes of the reduced problem that cost
+    something to recompute. If ``problem.known`` has decisions, the solver then gets knapsacks
+    without the nodes that one known decision recomputes. The known decisions come from a compiler's
+    rules, which save expensive nodes. Such nodes are often the better items.
 
     Args:
         solver: the knapsack solver; the decisions are verified as its answers.

@@ -1,4 +1,7 @@
-"""A solver that takes the minimum cuts of a compiler's rules instead of comparing costs."""
+"""A solver that tries minimum cuts in a fixed order, as a compiler's rules gave them.
+
+The solver takes the first cut that fits the capacity, and does not compare costs.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ class CutSolver(Solver):
     """First minimum cut that fits the capacity: strict compiler rules first, fewest bytes last.
 
     The rules ban operators such as reductions from recomputation. A `GraphProblem` does not know
-    its operators, so the cuts of the rules come with it in ``known``, strictest rules first. If
-    ``known`` is empty, the solver tries the cut of least cost and then the cut that saves the
-    fewest bytes. The solver proves no bound.
+    its operators. So its ``known`` has the cuts that follow the rules, strictest rules first. If
+    ``known`` is empty, the cut of least cost is tried instead. If no cut fits, the solver takes the
+    one that saves the fewest bytes. The solver proves no bound.
     """
 
     __slots__ = ()

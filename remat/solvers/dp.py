@@ -38,7 +38,7 @@ class DynamicProgram(CoreSolver):
             raise ProblemError(f"steps must be at least 1, got {self.steps}")
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Fill the table item by item, most efficient first, and read the best choice back from it."""
+        """Fill the table item by item, best value per weight first, and return the best choice."""
         deadline = None if time_limit is None else time.monotonic() + time_limit
         unit = -(-core.capacity // self.steps)  # 1, and so exact, if the steps suffice
         coarse = _coarsen(core, unit) if unit > 1 else core
@@ -69,13 +69,13 @@ def _fill_table(
     """Fill the table of dynamic programming, and read back the best choice.
 
     Args:
-        problem: the knapsack, in steps.
+        problem: the knapsack, with weights and capacity in multiples of a step.
         order: the items in the order in which they enter the table.
         deadline: time of the monotonic clock at which to stop; None: no limit.
 
     Returns:
-        Two results: the best choice among the items that entered the table, the lightest one in a
-        tie, and whether all items entered it.
+        First, the best choice among the items that entered the table; among equally good choices,
+        the lightest one. Second, whether all items entered the table.
     """
     import numpy as np
 

@@ -8,9 +8,10 @@ from remat.solvers.schedule_problem import MOST_RUNS_PER_NODE, ScheduleProblem
 def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | None:
     """Build a schedule that runs nodes in a given order and evicts values if memory runs out.
 
-    Among the values that the current run does not need, the first to be evicted are large, cheap to
-    recompute, and next read by a late run. The score is that of "Dynamic tensor rematerialization"
-    (Kirisame et al., ICLR 2021), except that future reads are known here.
+    If a run does not fit, values that the run does not need are evicted. Large values, values that
+    are cheap to recompute, and values whose next read is far ahead are evicted first. The score for
+    this order is that of "Dynamic tensor rematerialization" (Kirisame et al., ICLR 2021), except
+    that future reads are known here.
 
     Args:
         problem: the step problem, with its capacity.

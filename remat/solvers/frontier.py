@@ -30,6 +30,8 @@ MOST_POINTS = 200_000
 class KnapsackFrontier:
     """The Pareto-optimal choices of a knapsack up to its capacity, lightest first.
 
+    A *point* is one of these choices.
+
     Attributes:
         weights: weight of each point, int64, strictly rising.
         values: value of each point, int64, strictly rising.
@@ -124,8 +126,8 @@ def knapsack_frontier(
 def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFrontier:
     """Compute the frontier of a knapsack with NumPy; used if the compiled kernel is missing.
 
-    Each point stores its parent point and the item that was added last, so that `items` can follow
-    the chain back.
+    Each point stores the point from which it was made and the item that was added to it. From these
+    records, the result's `items` method collects the items of a point.
 
     Args:
         problem: the knapsack.

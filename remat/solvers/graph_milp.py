@@ -2,9 +2,12 @@
 
 For each node, a binary variable says whether the node is saved, and a second variable whether it is
 recomputed. The recompute variables may be continuous, because their values follow from the save
-variables. The Lagrangian hull makes the program smaller. At the hull's price, saving or recomputing
-a node has a loss. If the loss exceeds the gap between the best known decision and the hull's bound,
-the variable is fixed to 0. The cost may not exceed that of the best known decision.
+variables. The cost may not exceed that of the best known decision.
+
+The hull of the problem makes the program smaller: it has a price for each byte (see
+`remat.solvers.hull`). At this price, each choice, to save or to recompute a node, has a loss. If
+the loss exceeds the gap between the best known decision and the hull's bound, the choice's variable
+is fixed to 0.
 """
 
 from __future__ import annotations
@@ -84,7 +87,10 @@ class GraphMilp(Solver):
 
 
 class _Program:
-    """Matrix form of the program: save variables of all nodes first, then recompute variables."""
+    """Matrix form of the mixed-integer program.
+
+    The save variables of all nodes come first, then the recompute variables of all nodes.
+    """
 
     def __init__(self, search: Search, best: Incumbent) -> None:
         import numpy as np

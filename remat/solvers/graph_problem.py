@@ -19,10 +19,10 @@ from remat.solvers.solution import GraphSolution
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphProblem(Problem[GraphSolution]):
-    """A rematerialisation problem over ``n`` nodes in topological order.
+    """Choose the nodes to save within a capacity, so that recomputation costs least.
 
-    Sequences may be any ordered iterables and are stored as tuples. Those with one entry per node
-    have length ``n``. Node indices are positions in these sequences. Sums may not exceed 2**63 - 1.
+    The nodes are in topological order. A node's index is its position in this order. Sequences may
+    be any ordered iterables and are stored as tuples. Sums may not exceed 2**63 - 1.
 
     Attributes:
         names: name of each node, for messages.

@@ -14,9 +14,9 @@ def reduce_graph(problem: GraphProblem) -> Reduction[GraphProblem]:
     """Remove nodes that an optimal decision need not save, and return the reduced problem.
 
     Every optimum of the core extends to an optimum of the problem. Every node of the core counts as
-    run by forward, and keeps its name. Nodes outside forward get cost 0 in the core, so a bound for
-    the core also holds for the whole problem. A decision may run such a node in forward and in
-    backward; only `evaluate` on the whole problem counts that cost.
+    run by forward, and keeps its name. Nodes outside forward (``in_forward`` is False) get cost 0
+    in the core, so a bound for the core also holds for the whole problem. A decision may run such a
+    node in forward and in backward; only `evaluate` on the whole problem counts that cost.
 
     These rules are applied, the first one once and the others until nothing changes:
 

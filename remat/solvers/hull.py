@@ -1,7 +1,8 @@
 """Lower convex hull of a graph problem's (bytes, cost) frontier: a proven bound for every capacity.
 
-If each byte has a price instead of a capacity, the problem is a minimum cut. The decisions that are
-best at some price are the vertices of the lower hull of the (bytes, cost) pairs of all decisions.
+If each saved byte has a price, and no capacity limits the bytes, the best decision is a minimum
+cut. The decisions that are best at some price are the vertices of the lower hull of the (bytes,
+cost) pairs of all decisions.
 No decision lies below the line between two neighbouring vertices.
 
 Source: H. Everett, "Generalized Lagrange multiplier method", Operations Research 11 (1963), for the
@@ -37,7 +38,7 @@ class Vertex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """Two neighbouring vertices of the hull, and the price at which no decision is better.
+    """Two neighbouring vertices of the hull, and the prices at which no decision beats them.
 
     Attributes:
         fits: the vertex with fewer bytes.
@@ -177,7 +178,7 @@ class Hull:
         )
 
     def _prices(self, cost: int, saved_bytes: int) -> tuple[int, int]:
-        """Return the prices at which ``saved_bytes`` are worth ``cost``, as large as 64 bits allow.
+        """Return prices at which ``saved_bytes`` are worth ``cost``, as large as 64 bits allow.
 
         Args:
             cost: difference in cost between two vertices.

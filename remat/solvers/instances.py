@@ -23,9 +23,10 @@ class Instance:
         name: name of the instance.
         problem: the problem. For a graph problem, ``capacity`` may be None, and ``unit`` equals
             `unit`.
-        full_bytes: bytes that the runtime-optimal partition saves; a budget ratio refers to these
-            bytes. None for a knapsack, where a ratio refers to the weight of all items. None for a
-            step problem, where a ratio refers to the peak of the given order.
+        full_bytes: bytes that the runtime-optimal partition saves (see the page on concepts). A
+            budget of 0.5 is half of these bytes. None for a knapsack, where 0.5 is half the weight
+            of all items. None for a step problem, where 0.5 is half the peak of the schedule that
+            runs each node once in the problem's order.
         least_bytes: the fewest bytes that any plan saves. None for a knapsack and a step problem.
         cost: the cost model behind the costs or values, such as ``"roofline:h100"``.
         unit: unit of the costs or values.

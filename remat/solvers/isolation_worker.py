@@ -108,7 +108,7 @@ def _limit_memory(more: int) -> None:
 
 
 def _answer(solver: Solver, message: bytes) -> bytes:
-    """Return the reply to one question: the parsed but unverified answer, or an error."""
+    """Return the reply to one question: a parsed but unverified answer, a refusal, or an error."""
     try:
         with solver_errors(solver):
             method, problem, time_limit = pickle.loads(message)

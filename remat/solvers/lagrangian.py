@@ -1,10 +1,11 @@
 """Solve the graph problem with Lagrange multipliers, and search for decisions near the hull.
 
-The lower convex hull of the (bytes, cost) frontier gives a bound for every budget. It also gives a
-decision that fits but may not use the whole budget. The compiled kernel then enumerates the
-decisions that lose little at the hull's price, node by node in topological order. A *prefix* is a
-decision on the first nodes of that order. The kernel keeps all prefixes if they are few, and
-otherwise a beam of the best ones.
+For every budget, the lower convex hull of the (bytes, cost) frontier gives a bound and a price of a
+byte (see `remat.solvers.hull`). The hull also gives a decision that fits but may not use the whole
+budget. The *loss* of another decision is how much worse it is at that price. The compiled kernel
+enumerates the decisions of little loss, node by node in topological order. A *prefix* is a decision
+on the first nodes of that order. The kernel keeps all prefixes if they are few, and otherwise a
+beam of the best ones.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Incumbent:
 
     Attributes:
         saved: saved nodes of the core.
-        cost: cost of the decision; nodes outside forward cost nothing.
+        cost: cost of the decision on the core, where nodes outside forward cost nothing.
         bound: lower bound on the cost of every decision within the capacity.
         by_clock: whether a clock ended a search.
     """
@@ -124,10 +125,10 @@ class Search:
         return best
 
     def exact(self, best: Incumbent, *, work: int, tolerance: float = TOLERANCE) -> Incumbent:
-        """Enumerate all decisions that could be better, and return the best decision known.
+        """Enumerate all decisions that could be better than ``best``; return the best one known.
 
-        The enumeration ends early if the work is spent. Without the kernel, ``best`` is returned
-        unchanged.
+        The enumeration ends early at the tolerance, or if the work or the time is spent. Without
+        the kernel, ``best`` is returned unchanged.
 
         Args:
             best: the best decision known so far.

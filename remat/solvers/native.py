@@ -25,10 +25,10 @@ class Native(Solver):
     Identical items are grouped, and the greatest common divisor is divided out. The *break item* is
     the first one in order of value per weight that no longer fits. The *core*, the items searched
     so far, grows around it, and upper bounds prune the choices (Pisinger 1997). For larger
-    problems, a bound takes capacity and number of items together (after Martello, Pisinger, Toth
-    1999). Another bound is the cost of capacity that no set of items can fill (a group relaxation,
-    after Gomory 1969). The remaining choices are enumerated from both ends of the core. Limits
-    count work, so the answer repeats unless a time limit is set.
+    problems, one bound uses the capacity and the number of items together (after Martello,
+    Pisinger, Toth 1999). Another bound is the cost of capacity that no set of items can fill (a
+    group relaxation, after Gomory 1969). The remaining choices are enumerated from both ends of the
+    core. Limits count work, so the answer repeats unless a time limit is set.
     """
 
     __slots__ = ()
@@ -70,8 +70,10 @@ class Native(Solver):
 
         Args:
             problem: the knapsack.
-            work: number of states that the search may create; see `WORK`.
-            states: number of states that the search may keep at one time; see `STATES`.
+            work: number of states (partial choices of items) that the search may create; `WORK` is
+                the usual number.
+            states: number of states that the search may keep at one time; `STATES` is the usual
+                number.
             time_limit: seconds; None: no clock.
         """
         compiled = kernel()

@@ -1,10 +1,10 @@
 """Lagrange multipliers for offloading, and the decision that is cheapest under them.
 
 A *moment* is a position in the joint graph. The moment of a forward run is the position of its
-node. The moment of a backward run is the position of the next node that backward runs in every
-decision. A *window* is a range of moments in which runs wait for the host link, in one direction of
-the link. Each moment has a multiplier, the price of a byte. Each window has another one, the price
-of a unit of copy time.
+node. The moment of a backward run, which may be a recomputation, is the position of the next node
+that backward runs in every decision. A *window* is a range of moments in which runs wait for the
+host link, in one direction of the link. Each moment has a multiplier, the price of a byte. Each
+window has another one, the price of a unit of copy time.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Prices:
         graph: the graph problem: which values may be saved and which recomputed.
         node_of: for each node of the graph problem, the node of the step problem; -1 for none.
         lives: lifetimes of the values of the graph problem.
-        capacity: peak memory of the device, in bytes.
+        capacity: limit on the peak memory of the device, in bytes.
         whole: the schedule of the decision that saves every savable value.
         moments: the moment of each run of ``whole``.
     """

@@ -1,9 +1,9 @@
-"""Choose the values to save and to offload within a peak.
+"""Choose the values to save and to offload, so that peak memory stays within a capacity.
 
 The search uses Lagrange multipliers first, then local moves. The multipliers are prices of a byte
 at each moment, and of copy time (see `remat.solvers.offload_prices`). Under these prices each saved
 value stays on the device or is offloaded, whichever is cheaper. A minimum cut decides which values
-to save. The multipliers rise where a schedule exceeds the peak and where it waits for the link.
+to save. The multipliers rise where a schedule exceeds the capacity and where it waits for the link.
 Local moves then change one value of the best decisions at a time, as long as this improves them.
 Problems with few decisions are enumerated completely.
 """
@@ -46,7 +46,7 @@ Scheduled = tuple[Sequence[int], Sequence[int], int]
 
 
 class OffloadSearch:
-    """Search for decisions with offloads within one peak.
+    """Search for decisions with offloads whose peak memory stays within one capacity.
 
     Args:
         problem: the step problem with its copy times.
@@ -57,7 +57,7 @@ class OffloadSearch:
             of each run (see `remat.solvers.offload_prices`), and the position at which backward
             begins.
         lives: lifetimes of the values of the graph problem.
-        capacity: peak memory of the device, in bytes.
+        capacity: limit on the peak memory of the device, in bytes.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class OffloadSearch:
     def settled(self, choice: OffloadChoice) -> OffloadChoice:
         """Improve the offloads of a decision on its schedule, and return the improved decision.
 
-        Values are offloaded until the schedule fits the peak. Then each offload is dropped if the
-        decision is better without it.
+        Values are offloaded until the schedule fits the capacity. Then each offload is dropped if
+        the decision is better without it.
         """
         self._grant(_AROUND)
         return self._dropped(self._mended(choice, again=False))
@@ -130,10 +130,10 @@ class OffloadSearch:
         return self.evaluated(saved, carried(self._problem, sequence, boundary), offloaded)
 
     def sent(self, saved: tuple[int, ...], sequence: Sequence[int], boundary: int) -> OffloadChoice:
-        """Offload values of a schedule until it fits the peak, and return the decision.
+        """Offload values of a schedule until it fits the capacity, and return the decision.
 
         Values whose last use in forward is earliest come first. At first, only offloads that add no
-        exposed transfer time are taken. If the schedule still exceeds the peak, others follow.
+        exposed transfer time are taken. If the schedule still exceeds the capacity, others follow.
         Last, each offload is dropped if the decision is better without it.
 
         Args:
@@ -199,9 +199,9 @@ class OffloadSearch:
 
     # ---- the search -----------------------------------------------------------------------------------
     def best(self, starts: Iterable[Iterable[int]]) -> OffloadChoice:
-        """Search, and return the cheapest decision found within the peak.
+        """Search, and return the cheapest decision found within the capacity.
 
-        If no decision is found to fit, the one with the smallest `OffloadChoice.over` is returned.
+        If no decision found fits, the one with the smallest `OffloadChoice.over` is returned.
 
         Args:
             starts: sets of nodes to save from which the search starts; at least one.
@@ -259,7 +259,7 @@ class OffloadSearch:
         return best
 
     def greedy(self, start: OffloadChoice) -> OffloadChoice:
-        """Offload values of a decision until it fits, and return the resulting decision.
+        """Offload values of a decision until it fits the capacity; return the new decision.
 
         Values with the most bytes per unit of copy time come first. Among values with similar
         rates, those with the earliest last use in forward come first. A binary search finds how
@@ -318,7 +318,10 @@ class OffloadSearch:
 
     # ---- local moves ----------------------------------------------------------------------------------
     def improved(self, best: OffloadChoice) -> OffloadChoice:
-        """Change one value at a time until no change improves the decision or the work is spent."""
+        """Change one value of a decision at a time, and return the improved decision.
+
+        The changes end if none improves the decision, or if the work is spent.
+        """
         while not self._spent():
             before = best
             for change in (self._mended, self._dropped, self._saved_more):
@@ -371,7 +374,9 @@ class OffloadSearch:
         return sorted(found, key=lambda i: (p.cost[i] / p.size[i], i))
 
     def _given_up(self, best: OffloadChoice, nodes: Sequence[int]) -> OffloadChoice:
-        """Try to save one of the given nodes less, and return the first decision that is better.
+        """Recompute one of the given nodes instead of saving it, and return the decision.
+
+        The nodes are tried one by one, until the decision is better than ``best``.
 
         Args:
             best: the decision to improve; returned if no change improves it.
@@ -389,7 +394,10 @@ class OffloadSearch:
         return best
 
     def _dropped(self, best: OffloadChoice) -> OffloadChoice:
-        """Keep an offloaded value on the device if that is better; try the longest copies first."""
+        """Keep each offloaded value on the device if that is better, and return the decision.
+
+        Values with the longest copies are tried first.
+        """
         send, fetch = self._problem.send, self._problem.fetch
         for v in sorted(best.offloaded, key=lambda v: (-(send[v] + fetch[v]), v)):
             if self._spent():
@@ -403,7 +411,7 @@ class OffloadSearch:
     def _saved_more(self, best: OffloadChoice) -> OffloadChoice:
         """Try to save or offload recomputed values, then try to recompute offloaded values.
 
-        A change is kept only if it improves the decision.
+        A change is kept only if it improves the decision. The resulting decision is returned.
         """
         p, node_of = self._graph, self._node_of
         again = [

@@ -94,7 +94,11 @@ class Problem(Generic[S]):
         raise NotImplementedError
 
     def excess(self, figures: Mapping[str, Any]) -> str:
-        """Describe an answer above the capacity, with its bytes, for an error message."""
+        """Describe an answer above the capacity for an error message.
+
+        Args:
+            figures: the figures of the answer, as returned by `measure`.
+        """
         raise NotImplementedError
 
     def limits(self) -> Limits:

@@ -79,13 +79,13 @@ def reduce(problem: KnapsackProblem) -> Reduction[KnapsackProblem]:
 def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[KnapsackProblem]:
     """Decide every item whose opposite decision cannot lead to a better answer than ``relaxed``.
 
-    The *break item* is the first item in order of efficiency that no longer fits. Its value per
-    weight is the price of capacity. At this price, the relaxation saves the items that are worth
-    more than their weight costs. The *loss* of an item is what the opposite decision costs the
-    relaxation. If the relaxation less the loss is no better than ``relaxed.value``, the item is
-    decided as in the relaxation. On problems of ten thousand items, a few dozen items remain. An
-    optimum of the remaining items extends to an optimum, unless ``relaxed.saved`` is already
-    optimal.
+    The *break item* is the first item in order of value per weight that no longer fits. Its value
+    per weight is the price of capacity. At this price, the relaxation saves the items that are
+    worth more than their weight costs. The *loss* of an item is how much the opposite decision
+    lowers the relaxation's bound. If the bound less the loss is at most ``relaxed.value``, the item
+    is decided as in the relaxation. On problems of ten thousand items, a few dozen items remain. An
+    optimum of the remaining items extends to an optimum of the core, unless ``relaxed.saved`` is
+    already optimal.
 
     Source: R. S. Dembo, P. L. Hammer, "A reduction algorithm for knapsack problems", Methods of
     Operations Research 36 (1980).

@@ -23,7 +23,7 @@ def schedule_model(core: StepCore, *, runs: int, start: Sequence[int]) -> tuple[
     """Build the CP-SAT model of a step problem.
 
     Args:
-        core: the step problem in the form of the compiled search.
+        core: the step problem in the kernel's form, see `StepCore`.
         runs: the most runs of one node.
         start: a legal sequence of the core's nodes, given to CP-SAT as a hint.
 

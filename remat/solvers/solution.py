@@ -50,8 +50,8 @@ class ScheduleAnswer:
 
     Attributes:
         sequence: nodes in the order in which they run.
-        bound: a lower bound on the cost of any schedule that the solver has proven; None if it has
-            none.
+        bound: a lower bound on the cost of any schedule, proven by the solver; None if the solver
+            has proven none.
         by_clock: whether a clock, not counted work, ended the search, so that the next run may
             differ.
     """

@@ -1,9 +1,9 @@
-"""Step problem in the form of the compiled search: only nodes that read and make values.
+"""Convert a step problem to the form that the compiled kernel's search reads.
 
-This form is the *core* of the problem. A first node makes the values that exist from the start. A
-last node reads the values that stay to the end. The boundary, where backward begins, is a node of
-its own. If one node must run before another one, the second reads a value of no bytes from the
-first.
+In this form, the *core* of the problem, nodes only read and make values. A first node makes the
+values that exist from the start. A last node reads the values that stay to the end. The boundary,
+where backward begins, is a node of its own. If one node must run before another one, the second
+reads a value of no bytes from the first.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _scaled(costs: Sequence[int]) -> Sequence[int]:
 
 
 def step_core(problem: ScheduleProblem) -> StepCore:
-    """Convert a step problem to the form of the compiled search."""
+    """Convert a step problem to its core, the form that the compiled kernel's search reads."""
     n = len(problem)
     head, tail = n, n + 1
     boundary = n + 2 if problem.backward else -1

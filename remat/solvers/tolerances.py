@@ -1,8 +1,8 @@
 """Run floating-point solvers on scaled knapsacks, and repair and bound their answers in integers.
 
 A solver that accepts a constraint within a millionth may return a choice that is one byte too
-heavy. The least efficient items are then dropped until the rest fits. The solver's bound is used
-only as far as the precision of doubles justifies.
+heavy. Items of the least value per weight are then dropped until the rest fits. The solver's bound
+is used only as far as the precision of doubles justifies.
 
 Large numbers are divided: weights and the capacity rounded down, values rounded up. A choice that
 fits the original problem also fits the scaled one and is worth no less there, so the scaled bounds

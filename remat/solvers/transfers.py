@@ -87,12 +87,12 @@ def place(
 ) -> Placement:
     """Place copies in a schedule so that the exposed transfer time within a capacity is least.
 
-    Memory of a sent value is free once the runs beside its copy have taken as long as the copy. If
+    Memory of a sent value is free once the runs during its copy have taken as long as the copy. If
     memory is needed sooner, the schedule waits. Fetches are placed like sends with time reversed.
     All sends end before forward ends, and no fetch begins before backward.
 
-    No placement of these queues waits less. If a run needs freed memory, the head of the queue
-    finishes first, and starting its copy earlier delays no other copy.
+    No other placement with the same order of copies waits less: each copy starts as early as
+    possible, and an earlier start delays no other copy.
 
     Args:
         times: time of each run.
@@ -158,8 +158,8 @@ def _exposed_time(times: Sequence[int], queue: Sequence[tuple[int, int, int]]) -
 
     Args:
         times: time of each run.
-        queue: three numbers for each copy: the position of the run after which it enters the queue,
-            its time, and the position of the run by whose end it must be done.
+        queue: three numbers for each copy: the run after which it enters the queue, its time, and
+            the run by whose end it must be done. Runs are given by their positions.
     """
     now = idle_from = exposed_time = entered = 0
     due: dict[int, int] = {}  # by run: the time at which the copies that leave after it have ended

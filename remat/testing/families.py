@@ -27,8 +27,12 @@ def _valued(value: Callable[[int, int, Draw], int]) -> Family:
     """Return a family whose weights are uniform and whose values depend on the weights.
 
     Args:
-        value: a function of an item's weight, the span and the random source that returns the
-            item's value.
+        value: a function that returns an item's value. Its arguments are the item's weight, the
+            largest possible weight and the random source.
+
+    Returns:
+        A function of the number of items, the largest possible weight and the random source. It
+        returns the lists of weights and values.
     """
 
     def items(count: int, span: int, draw: Draw) -> Items:

@@ -28,9 +28,8 @@ def refusal(solver: Solver, problem: Problem[Any]) -> str | None:
 def solved(solver: Solver, problem: Problem[Any], *, time_limit: float | None = None) -> Any:
     """Solve a problem, and return the verified solution.
 
-    The result is None if the solver found no schedule within the capacity of a step problem.
-
-    The test is skipped if the solver refuses the problem.
+    The result is None if the solver found no schedule within the capacity of a step problem. If the
+    solver refuses the problem, the current test is skipped.
     """
     reason = refusal(solver, problem)
     if reason is not None:
@@ -158,5 +157,5 @@ ROOMY = (
 
 
 def _full(step: ScheduleProblem) -> int:
-    """Return the peak of a step in the problem's own order, in bytes."""
+    """Return the peak, in bytes, of running each node once in the problem's order."""
     return evaluate_schedule(step, step.order).peak_bytes

@@ -168,9 +168,9 @@ def test_many_small_problems(solver: Solver, sample: Sample) -> None:
 
 @each(ROOMY)
 def test_room_for_everything_is_enough(solver: Solver, sample: Sample) -> None:
-    """If everything fits, the solver finds an answer.
+    """If the capacity suffices for everything, the solver finds an answer.
 
-    For a graph problem, this answer recomputes nothing that costs.
+    For a graph problem, the answer recomputes no node that has a cost.
     """
     for problem in sample.draw():
         solution = run(solver, problem)

@@ -46,9 +46,10 @@ def estimate(
         model: the model in train mode.
         args: positional arguments of a call.
         kwargs: keyword arguments of a call.
-        mode: name of the mode in which runtimes are estimated; see `collect_modules`.
-        cost: cost model to use instead of the mode's own: a name such as ``"roofline:h100"`` or an
-            instance.
+        mode: ``"operator-level-cost-model"`` takes runtimes from a cost model,
+            ``"operator-level-benchmark"`` measures them; see `collect_modules`.
+        cost: cost model to use instead of the one that belongs to ``mode``: a name such as
+            ``"roofline:h100"`` or an instance.
         fake: whether the step runs on fake tensors; see `collect_modules`.
 
     Returns:
@@ -81,7 +82,7 @@ def plan(
 ) -> SACPlan:
     """Choose the modules to checkpoint, and the results each stores, so that a step fits into memory.
 
-    Among the choices that fit, the plan has the least recompute time, up to ``gap``.
+    Among the choices that fit, the plan has the least recompute time, up to the tolerance ``gap``.
 
     Args:
         model: the model in train mode. Or the result of `estimate`, to plan again for another
@@ -92,16 +93,19 @@ def plan(
             of bytes, or a number from 0 to 1. Such a number is a ratio of the peak without
             checkpointing.
         solver: knapsack solver, as a name or an instance, that finds the sets of results that a
-            module may store. None or ``"auto"``: they come from its exact Pareto frontier.
-        mode: name of the mode in which runtimes are estimated.
-        cost: cost model to use instead of the mode's own: a name such as ``"roofline:h100"`` or an
-            instance.
+            module may store. None or ``"auto"``: the sets come from the module's exact Pareto
+            frontier of stored bytes and recompute time.
+        mode: ``"operator-level-cost-model"`` takes runtimes from a cost model,
+            ``"operator-level-benchmark"`` measures them; see `collect_modules`.
+        cost: cost model to use instead of the one that belongs to ``mode``: a name such as
+            ``"roofline:h100"`` or an instance.
         fake: whether the step runs on fake tensors; see `collect_modules`.
         units: names or patterns of the modules that may be checkpointed; None: all modules.
         fsdp_units: names or patterns of the modules that FSDP gathers as one unit.
         world_size: number of ranks over which parameters and gradients are sharded.
         time_limit: time limit of the integer program in seconds.
-        gap: relative gap at which the integer program may stop; 0: stop only at a proven optimum.
+        gap: the integer program may stop if its plan is proven to be this close to the optimum, as
+            a fraction. 0: stop only at a proven optimum.
 
     Returns:
         The plan, for `apply`.
@@ -258,9 +262,9 @@ def _timed(
 
 
 def _distance(first: Sequence[torch.Tensor | None], second: Sequence[torch.Tensor | None]) -> float:
-    """Return the norm of the difference between two lists of gradients, divided by the first norm.
+    """Return the norm of the difference between two lists of gradients, relative to the first list.
 
-    The distance is infinite if a parameter has a gradient in only one list. It is also infinite if
+    The difference's norm is divided by the norm of the first list. The distance is infinite if a parameter has a gradient in only one list. It is also infinite if
     the lists differ and the norm of the first is 0.
     """
     difference = norm = 0.0

@@ -52,9 +52,9 @@ def policy(
     Args:
         plan: the plan of one module or of a model.
         others: further policies to compose with the plan's; see `remat.sac.compose`.
-        firm: whether the plan's verdicts are MUST_SAVE and MUST_RECOMPUTE. Otherwise they are
-            PREFER_SAVE and PREFER_RECOMPUTE. A compiler, or a MUST verdict of another policy, may
-            override a PREFER verdict.
+        firm: whether the plan's verdicts (see `torch.utils.checkpoint.CheckpointPolicy`) are
+            MUST_SAVE and MUST_RECOMPUTE. Otherwise they are PREFER_SAVE and PREFER_RECOMPUTE. A
+            compiler, or a MUST verdict of another policy, may override a PREFER verdict.
         strict: whether a module whose operators differ from the plan is an error. If False,
             operators are matched by name: the n-th ``aten.mm.default`` of a run has the verdict of
             the n-th one in the plan. Verdicts are then PREFER verdicts, and operators that the plan

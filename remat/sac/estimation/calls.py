@@ -80,8 +80,8 @@ def call_stats(step: Lifetimes, span: ModuleSpan) -> CallStats:
 def as_checkpointed(step: Lifetimes, span: ModuleSpan, stats: SACStats) -> SACStats:
     """Return the statistics that a module's operators have if the module is checkpointed.
 
-    There are two changes. First, a returned result counts its bytes if it is freed before the
-    backward of the call. Second, operators after the call's last saved tensor take no time, because
+    Two figures change. First, a result that the module returns counts its bytes if it is freed
+    before the backward of the call. Second, operators after the call's last saved tensor take no time, because
     recomputation stops there.
 
     Args:

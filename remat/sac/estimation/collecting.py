@@ -23,7 +23,11 @@ MODES: dict[str, type[CostModel]] = {
 
 
 def model_of(mode: str, cost: CostModel | None = None) -> CostModel:
-    """Return the cost model for a mode: ``cost`` if given, else the mode's own.
+    """Return ``cost`` if given, else the cost model that belongs to an estimation mode.
+
+    Args:
+        mode: name of the mode in which runtimes are estimated; see `SACEstimator`.
+        cost: cost model to use for any mode.
 
     Raises:
         ProblemError: ``mode`` is unknown, or ``cost`` does not count picoseconds.

@@ -45,9 +45,10 @@ class Estimate:
         sac_mod_stats: dict from module name to the statistics of the module's first call. The
             outermost module is named by its class, every other module by its path:
             ``Model.layers.0``.
-        sac_mod_greedy_order_meta: dict from module name to the module's greedy order.
-        sac_mod_tradeoff_stats: dict from module name to the module's trade-off; filled by
-            `pwlf_sac_tradeoff_curve`.
+        sac_mod_greedy_order_meta: dict from module name to the module's greedy order: operators by
+            freed bytes per recompute time, largest first.
+        sac_mod_tradeoff_stats: dict from module name to the curve of recompute time over freed
+            memory along this order, with lines above it; filled by `pwlf_sac_tradeoff_curve`.
         sac_mod_calls: dict from module name to the number of the module's calls.
         sac_mod_unsteady: dict from the name of each module whose calls run different operators to a
             text that says so. Such a module has no statistics, order or trade-off, and no plan.
@@ -232,7 +233,8 @@ class SACEstimator(Estimate):
 
     * The memory of an operator is that of the storages it allocates, so an in-place operator has
       none.
-    * Results that cost nothing to store are found from the module's real outputs.
+    * Results that the module returns cost nothing to store, because they stay alive anyway. They
+      are found by the storages of the real outputs.
     * Batch normalisation in training counts as an in-place write to its statistics.
     * An operator that reads memory before another operator overwrites it shares that operator's
       decision.
@@ -294,9 +296,9 @@ class SACEstimator(Estimate):
         self._contexts.close()
 
     def record(self, given: Iterable[torch.Tensor] = ()) -> StepRecorder:
-        """Return a recorder for a run of modules, which adds to the statistics of the estimator.
+        """Return a recorder that adds the statistics of the modules that run to this estimator.
 
-        The statistics are added when a call of an outermost module ends.
+        The recorder adds them when a call of an outermost module ends.
 
         Args:
             given: tensors that exist before the run.

@@ -82,6 +82,8 @@ class ModuleStats:
 class ModuleTree:
     """Modules of a model in one training step, with the memory of the step.
 
+    Moments are points in time, as defined by `StepRecorder`.
+
     Attributes:
         modules: the modules, in the order of their first calls; parents come before their children.
         post_order: positions of the modules, in the order in which their first calls end.
@@ -95,7 +97,8 @@ class ModuleTree:
             checkpointed call. 0 for a model on a GPU, because the state is in host memory.
         mode: name of the mode in which runtimes were estimated.
         cost: name of the cost model.
-        policy_ms: milliseconds that a policy adds to each operator of forward; 0 if not measured.
+        policy_ms: milliseconds that a checkpointing policy adds to each operator of forward; 0 if
+            not measured.
     """
 
     modules: tuple[ModuleStats, ...]
@@ -153,7 +156,7 @@ def collect_modules(
     cost: CostModel | None = None,
     fake: bool | None = None,
 ) -> ModuleTree:
-    """Estimate the modules of a model by running one step, forward and backward.
+    """Estimate memory and runtimes of a model's modules by running one step.
 
     Args:
         model: the model in train mode.
@@ -162,7 +165,7 @@ def collect_modules(
         mode: name of the mode in which runtimes are estimated; see `SACEstimator`. On real CPU
             tensors, ``"operator-level-benchmark"`` also times modules while they run again
             (`remat.sac.estimation.reruns`), unless ``cost`` is given.
-        cost: cost model to use instead of the mode's own.
+        cost: cost model to use instead of the one that belongs to ``mode``.
         fake: whether the step runs on fake tensors, which need neither memory nor a GPU. Some
             models run different operators on fake tensors (see `SACEstimator`). When such a model
             runs under a plan, it may raise a PolicyError. None: use real tensors only if all
@@ -204,7 +207,7 @@ def collect_modules(
 def record_step(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], estimator: SACEstimator
 ) -> Lifetimes:
-    """Run and record forward and backward of one step.
+    """Run forward and backward of one step, and return the lifetimes of its storages.
 
     The estimator receives the operators of all modules. Backward starts from the output named
     ``loss`` while the other outputs stay alive. Without such an output, it starts from all outputs
@@ -232,7 +235,7 @@ def _on_the_cpu(tensors: Iterable[torch.Tensor]) -> bool:
 def build_tree(
     model: nn.Module, estimator: SACEstimator, lifetimes: Lifetimes, state_bytes: int
 ) -> ModuleTree:
-    """Build the tree from the operators that an estimator received and the memory of the same step.
+    """Build a `ModuleTree` from the operators and the storages of one recorded step.
 
     Args:
         model: the model.

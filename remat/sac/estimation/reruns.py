@@ -201,8 +201,8 @@ class _Watch:
         """Return the median times of a module over several reruns of the same operators.
 
         Args:
-            runs: for each rerun, (name, begin, end) of each operator in seconds, after an entry for
-                the start.
+            runs: for each rerun, (name, begin, end) of each operator in seconds. The first entry is
+                no operator: it marks the start of the rerun.
             overhead_ms: milliseconds of a rerun if every result is stored.
         """
         steps = range(1, len(runs[0]))
@@ -248,7 +248,7 @@ class _Timer(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @functools.cache
 def timing_ms() -> float:
-    """Return the milliseconds that timing adds to an operator, measured on this CPU."""
+    """Return the milliseconds that `_Timer` adds to an operator, measured on this CPU."""
     return _slower_ms(_Timer)
 
 

@@ -57,6 +57,8 @@ class SACStats:
 class MSPS(NamedTuple):
     """One candidate for recomputation: an operator, or a group of operators that share a decision.
 
+    PyTorch's name of the class stands for memory savings per second.
+
     Attributes:
         func_names: names of the candidate's operators.
         op_idx: position of the operator, or of the group's first operator.
@@ -99,15 +101,17 @@ class SACTradeOffStats:
 
 @dataclass
 class SACGreedyOrderMeta:
-    """Greedy order of one module's operators.
+    """Greedy order of one module's operators: which to recompute first to free memory.
+
+    Operators that share a decision are one item, identified by its first operator; see `Item`.
 
     Attributes:
         recomputed_ops: operators that are always recomputed.
         stored_ops: first operators of the items that are always stored.
-        inplace_op_groups: operators of each item with in-place writes, by the item's first
-            operator.
-        random_ops_group: operators of each item with random operators, by the item's first
-            operator.
+        inplace_op_groups: dict from first operator to all operators, for items with in-place
+            writes.
+        random_ops_group: dict from first operator to all operators, for items with random
+            operators.
         msps_meta: candidates for recomputation, most freed bytes per millisecond first.
     """
 

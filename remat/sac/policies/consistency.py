@@ -181,7 +181,7 @@ class Writes:
                     self._versions.setdefault(key, (op, torch_compat.version(outside)))
 
     def _write(self, op: Any, key: int, verdict: CheckpointPolicy) -> None:
-        """Check one in-place write, and remember the storage if the write is saved.
+        """Check one in-place write, and remember the storage if the writing operator is saved.
 
         Args:
             op: the operator that writes.

@@ -215,8 +215,8 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
         Args:
             tensors: the tensors.
-            born: moment of allocation to record for storages that are not counted yet.
-                `_UNCOUNTED`: these storages stay uncounted, with 0 bytes.
+            born: moment of allocation, recorded for storages that have neither moment nor bytes
+                yet. `_UNCOUNTED`: leave these storages without a moment, with 0 bytes.
         """
         found: dict[int, None] = {}
         for key, part in (s for t in tensors for s in storages(t)):

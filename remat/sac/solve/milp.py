@@ -49,7 +49,8 @@ def plan_modules(
         solver: knapsack solver that finds the sets of operators that each module may store. None:
             they come from exact Pareto frontiers.
         time_limit: time limit in seconds; None: branch-and-bound nodes are limited instead.
-        gap: relative gap at which the integer program may stop; 0: stop only at a proven optimum.
+        gap: the integer program may stop if its plan is proven to be this close to the optimum, as
+            a fraction. 0: stop only at a proven optimum.
 
     Raises:
         ProblemError: an argument is invalid, or a name or pattern matches no module.

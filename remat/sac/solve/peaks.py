@@ -1,4 +1,4 @@
-"""Simulated memory of a step under a decision, at each moment of the step."""
+"""Simulated memory, at each moment, of a step in which some modules are checkpointed."""
 
 from __future__ import annotations
 

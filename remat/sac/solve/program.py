@@ -46,6 +46,8 @@ _INFEASIBLE = 2
 class Outcome:
     """Decision that fits into the budget, with a lower bound on recompute time.
 
+    A decision says which modules are checkpointed, and which results each of them stores.
+
     Attributes:
         decision: dict from the position of each checkpointed module to its choice.
         simulated: simulated memory of the step under the decision.
@@ -121,9 +123,9 @@ def _least_peak(
     plain: Ints,
     deadline: float | None,
 ) -> Outcome:
-    """Return the decision of lowest peak that at most `ROUNDS` programs find.
+    """Return the decision of lowest peak found by solving a program at most `ROUNDS` times.
 
-    Each checkpointed module has its choice with the fewest stored bytes.
+    The program gets further rows between its solutions. Each checkpointed module has its choice with the fewest stored bytes.
 
     Args:
         tree: the modules.

@@ -35,7 +35,7 @@ def simulate_plan(tree: ModuleTree, plan: SACPlan) -> Simulated:
 
 
 def draw_plan(tree: ModuleTree, plan: SACPlan, path: str | Path, *, title: str) -> None:
-    """Write a plot of a step's memory, without checkpointing and under a plan, to a file, atomically.
+    """Plot a step's memory without checkpointing and under a plan; write the file atomically.
 
     Args:
         tree: the modules of the step.

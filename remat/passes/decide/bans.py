@@ -287,8 +287,8 @@ def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
 def cut_weights(state: State, fusion: Fusion, size: list[int]) -> list[int]:
     """Return the weight in the minimum cut of saving each position.
 
-    The weight is the bytes times 1.1 to the power of the distance from backward in edges. The weight
-    is twice as large for a value that fusion would otherwise keep out of memory.
+    The weight is the bytes times 1.1 to the power of the distance from backward in edges. It is
+    twice as large for a value that fusion would otherwise keep out of memory.
 
     Args:
         state: the state with the joint graph.

@@ -166,8 +166,8 @@ class Budgeted(Pass):
 
         A solver that stops within a tolerance of the optimum may find a cheaper decision for a
         smaller budget. Lower budgets are therefore tried too, at fixed fractions of
-        ``choice.full_bytes``. A plan then costs no more than the plan at any such fraction below its
-        budget.
+        ``choice.full_bytes``. A plan then costs no more than the plan at any such fraction below
+        its budget.
 
         Lower budgets are not tried if ``found`` is proven optimal, or if a time limit is set. Nor
         are they tried if the cost of ``found`` is far above its lower bound. The search ends at the

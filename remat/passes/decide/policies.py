@@ -70,8 +70,8 @@ def tag_policies(state: State, policies: Policies) -> None:
       Values that forward reads outside get no tag. Operators that must run once get no tag either:
       random operators without a replay, collectives, effects, and operators not declared pure.
 
-    `tag_budgets` sets the tags for budgets of modules. Nodes outside of all modules and regions with
-    a policy, such as sums of gradients, get no tag.
+    `tag_budgets` sets the tags for budgets of modules. Nodes outside of all modules and regions
+    with a policy, such as sums of gradients, get no tag.
 
     Args:
         state: a graph without dead code and common subexpressions.
@@ -200,8 +200,8 @@ def _left_out(
 ) -> list[int]:
     """Return the positions of a module's values that must be recomputed to keep to its budget.
 
-    For each decision in ``known``, the values that it saves in the module stay saved if they fit the
-    budget together. A solver decides on the module's other values, as if values outside of the
+    For each decision in ``known``, the values that it saves in the module stay saved if all of them
+    still fit the budget. A solver decides on the module's other values, as if values outside of the
     module took no bytes.
 
     Args:
@@ -235,7 +235,7 @@ def _left_out(
 
 
 def _budgets(state: State, parts: Sequence[Part | None]) -> dict[Part, list[int]]:
-    """Return, for each module with a budget, the nodes of the graph problem that count against it."""
+    """Return the nodes of the graph problem that count against each module's budget, by module."""
     found: dict[Part, list[int]] = {
         part: [] for part in parts if part is not None and part.policy.treatment is Treatment.BUDGET
     }

@@ -140,7 +140,8 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
     """Return a bytearray with 1 at each position that may not be recomputed under the rules.
 
     Views, aliases, nodes that forward does not require, and nodes tagged for recomputation are
-    never banned. All other nodes with the tag MUST_SAVE or PREFER_SAVE are banned under any rules.
+    never banned. Other operators with the tag MUST_SAVE or PREFER_SAVE, except ``getitem``, are
+    banned under any rules.
     """
     index, required, owner = state.index, state.roles.required_forward, state.storages.owner
     ban, may_ban = bytearray(len(index)), bytearray(len(index))

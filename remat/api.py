@@ -271,11 +271,11 @@ def frontier(
         offload: as in `plan`, with ``by="peak"`` only. Offloading is tried at some of the peaks,
             and below the lowest peak without offloading.
         policies: as in `plan`.
-        executor: decides at the budgets in parallel: any `concurrent.futures.Executor`, or a number
-            of processes. None: this process. With ``by="peak"`` the executor is not used, because
-            each decision depends on earlier ones. With an executor, solver and cost
-            model must be given by name.
-        on_step: called with a line of text before each step.
+        executor: where the decisions at several budgets are made in parallel: any
+            `concurrent.futures.Executor`, or a number of processes. None: this process. With
+            ``by="peak"`` the executor is not used, because each decision depends on earlier ones.
+            With an executor, solver and cost model must be given by name.
+        on_step: called with a line of text before each stage of the computation.
 
     Raises:
         PlanError: the step has nothing to differentiate, or its checkpointing tags conflict.

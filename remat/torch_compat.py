@@ -192,7 +192,7 @@ def look_up(homes: tuple[str, ...]) -> Any:
 
 
 def is_tested() -> bool:
-    """Return whether the whole test suite passes on the installed minor version of PyTorch."""
+    """Return whether the installed minor version of PyTorch is one that remat is tested with."""
     import torch
 
     return _minor(torch.__version__) in map(_minor, TESTED)

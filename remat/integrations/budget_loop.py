@@ -560,10 +560,11 @@ class CompiledBudget:
         return seeks and taken > limit
 
     def _taken(self, made: Plan, request: PlanRequest) -> tuple[int, int]:
-        """Return the compiled bytes and the budget in bytes.
+        """Return the compiled step's bytes, and the bytes that its budget allows.
 
         Under a budget on the peak, both numbers are bytes of the peak; otherwise they are saved
-        bytes. Both numbers are 0 if there is no limit to check.
+        bytes. A budget that is a ratio of the peak allows 1/200 more. Both numbers are 0 if there
+        is no limit to check.
         """
         asked = request.budget
         if not made.planned_peak_bytes or not request.decides:

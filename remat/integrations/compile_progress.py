@@ -20,7 +20,7 @@ _CLEAR = "\r\x1b[2K"
 
 
 class CompileProgress:
-    """Show the stage of a compilation on a terminal once the compilation has taken `SILENT_S`.
+    """Show the stage of a compilation on a terminal, once it has taken `SILENT_S` seconds.
 
     Nothing is written if the stream is not a terminal.
 

@@ -485,7 +485,7 @@ class StepPartition:
         plan_log.add(made)
 
     def _of_step(self) -> str:
-        """Describe the other graphs of the step for `Plan.explain`."""
+        """Return a text for `Plan.explain` that says that the step has other graphs."""
         text = "one of several in the step; the figures are for this graph alone, and remat.plans() has a plan for each"
         if not self.beside[1]:
             return text
@@ -704,7 +704,8 @@ def _kind_of(joint: JointGraph) -> str:
     """Return a text that identifies a piece of code and its parameters across recompilations.
 
     Dynamo compiles a piece of code again for other shapes or modes. Two layers of one class share
-    their code, but may differ in the shapes of their parameters. Empty if Dynamo is not compiling.
+    their code, but may differ in the shapes of their parameters. The text is empty if Dynamo is not
+    compiling.
     """
     return code_of(parameters_of(joint))
 
@@ -712,7 +713,7 @@ def _kind_of(joint: JointGraph) -> str:
 def code_of(parameters: str) -> str:
     """Return Dynamo's number of the code that it compiles now, with a text of the parameters.
 
-    Empty if Dynamo is not compiling.
+    The result is empty if Dynamo is not compiling.
 
     Args:
         parameters: the result of `parameters_of`.

@@ -294,7 +294,8 @@ def guard_sizes(
 ) -> Look | None:
     """Make Dynamo recompile a step for sizes at which its plan may exceed a budget in bytes.
 
-    A tracer without guards, such as ``aot_function``, does not recompile.
+    A tracer without guards, such as ``aot_function``, does not recompile. If a size can be neither
+    bounded by a guard nor checked when the step runs, the function warns.
 
     Args:
         example_inputs: inputs that the step was traced with.
@@ -548,8 +549,8 @@ def wrap_step(
         by_inductor: whether Inductor compiled the step.
         reread_inputs: whether the plan lets backward read inputs again. If False, backward reads
             only outputs that it reads under eager PyTorch too.
-        count: called after each run with its arguments, its outputs, and the node of autograd's
-            graph that runs backward.
+        count: called after each run that can be differentiated, with its arguments, its outputs,
+            and the node of autograd's graph that runs backward.
         look: called after each run that can be differentiated, with its arguments and the node of
             autograd's graph that runs backward.
 

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 
 class TorchSolver(torch_compat.CustomKnapsackSolver):
-    """Adapter that makes a remat solver PyTorch's ``activation_memory_budget_solver``."""
+    """Adapter through which PyTorch's partitioner calls a remat solver.
+
+    An instance is a value of ``torch._functorch.config.activation_memory_budget_solver``.
+
+    Args:
+        solver: the solver to call.
+    """
 
     def __init__(self, solver: Solver) -> None:
         from remat.solvers.float_bridge import knapsack_fn

@@ -187,10 +187,10 @@ def replays_on_fakes(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 def whole_tiles(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
     """Tile a kernel in one axis if tiling in two axes would write beyond a row or the buffer.
 
-    If a kernel is tiled in two axes and sums over the second, PyTorch 2.13 to 2.15 inspect the loop
-    after the first axis. That loop decides whether the end of the first axis needs a shorter write.
-    With a third loop between both axes, the decision is wrong and a whole vector is written
-    (pytorch/pytorch issue 196681).
+    A kernel may be tiled in two axes and sum over the second axis. The end of the first axis may
+    then need a write that is shorter than a vector. To decide this, PyTorch 2.13 to 2.15 inspect
+    the loop right after the first axis. If that loop is not the second axis, the decision is wrong,
+    and a whole vector is written (pytorch/pytorch issue 196681).
     """
 
     def select(theirs: Callable[..., Any], self: Any, functions: Any, sizes: Any) -> Any:

@@ -116,7 +116,13 @@ def run_jobs(
 
 
 def _declaring(work: Callable[[Job], Answer], declared: Sequence[str], job: Job) -> Answer:
-    """Run one job in a worker, under the declarations of the process that submitted the job."""
+    """Run one job in a worker and return its answer, with more operators declared pure.
+
+    Args:
+        work: computes the answer.
+        declared: names of the operators that the submitting process has declared pure.
+        job: the job.
+    """
     from remat.graph.purity import also_declared
 
     with also_declared(declared):
@@ -131,7 +137,10 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 @contextlib.contextmanager
 def _safe_path() -> Iterator[None]:
-    """Set `_SAFE_PATH` for processes that start in the ``with`` block, then restore it."""
+    """Set the environment variable `_SAFE_PATH` inside the ``with`` block, then restore it.
+
+    Worker processes that start in the block inherit the variable.
+    """
     before = os.environ.get(_SAFE_PATH)
     _put_safe_path("1")
     try:
@@ -216,7 +225,8 @@ def _submitted(
         jobs: all jobs.
         asked: indices of the jobs to submit.
         on_answer: called with the index of a job and its answer.
-        starting: context for the submission, in which the executor starts its processes.
+        starting: creates a context manager around the submission, during which the executor starts
+            its processes.
 
     Returns:
         Ascending indices of the jobs that got no answer because the executor broke or was shut

@@ -58,9 +58,9 @@ def measure_step(
     """Run a step until it compiles no more, then run it once more and measure its memory.
 
     A step is one forward and one backward. Every output that requires a gradient gets a gradient of
-    ones, like from a loss outside ``fn``. Afterwards, buffers, inputs, gradients and the states of
-    the random number generators are restored. Frozen parameters are not copied. They are checked
-    for changes instead.
+    ones, as if a loss outside ``fn`` summed the outputs. Afterwards, buffers, inputs, gradients and
+    the states of the random number generators are restored. Frozen parameters are not copied. They
+    are checked for changes instead.
 
     Args:
         fn: a module or function, usually compiled. If ``fn`` is a module, its parameters and

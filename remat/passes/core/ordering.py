@@ -68,7 +68,7 @@ def check_order(passes: tuple[Pass, ...]) -> None:
 
 
 def check_partitioned(passes: tuple[Pass, ...]) -> None:
-    """Refuse a pipeline with a pass on forward and backward before any 'partition'.
+    """Refuse a pipeline in which a pass on forward and backward comes before the pass 'partition'.
 
     Raises:
         ProblemError: a pass works on forward and backward, and no earlier pass partitions.

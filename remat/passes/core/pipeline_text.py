@@ -267,7 +267,7 @@ class _Reader:
     def _match(self, pattern: re.Pattern[str]) -> str:
         """Consume and return the text at the current position that matches ``pattern``.
 
-        Every pattern here also matches an empty text.
+        The pattern must also match an empty text, so that a match is always found.
         """
         match = pattern.match(self._text, self.at)
         assert match is not None

@@ -159,8 +159,8 @@ class State:
             eager autograd permits.
         reread_inputs: whether backward may read the ``user_mutable`` inputs nevertheless.
         operators: digest of the operators of the graph as captured; empty if unknown.
-        policies: policies by module that set tags, as text; empty without.
-        without_policies: the same state without these tags; None if no policy set one.
+        policies: policies by module that set tags, as text; empty without such policies.
+        without_policies: the same state without the tags of policies; None if no policy set a tag.
     """
 
     joint: JointGraph

@@ -140,7 +140,8 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
     """Return a bytearray with 1 at each position that may not be recomputed under the rules.
 
     Views, aliases, nodes that forward does not require, and nodes tagged for recomputation are
-    never banned.
+    never banned. Other operators with the tag MUST_SAVE or PREFER_SAVE, except ``getitem``, are
+    banned under any rules.
     """
     index, required, owner = state.index, state.roles.required_forward, state.storages.owner
     ban, may_ban = bytearray(len(index)), bytearray(len(index))
@@ -285,9 +286,10 @@ def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
 
 
 def cut_weights(state: State, fusion: Fusion, size: list[int]) -> list[int]:
-    """Return the cut's weight for saving each position: bytes times 1.1 per edge to backward.
+    """Return the weight in the minimum cut of saving each position.
 
-    The weight doubles for a value that fusion would otherwise keep out of memory.
+    The weight is the bytes times 1.1 to the power of the distance from backward in edges. It is
+    twice as large for a value that fusion would otherwise keep out of memory.
 
     Args:
         state: the state with the joint graph.

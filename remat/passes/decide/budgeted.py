@@ -165,8 +165,9 @@ class Budgeted(Pass):
         """Yield solutions at lower budgets that may be cheaper than the solution at the given budget.
 
         A solver that stops within a tolerance of the optimum may find a cheaper decision for a
-        smaller budget. Lower budgets are therefore tried too, at fixed fractions of the full bytes.
-        A plan then costs no more than the plan at any such fraction below its budget.
+        smaller budget. Lower budgets are therefore tried too, at fixed fractions of
+        ``choice.full_bytes``. A plan then costs no more than the plan at any such fraction below
+        its budget.
 
         Lower budgets are not tried if ``found`` is proven optimal, or if a time limit is set. Nor
         are they tried if the cost of ``found`` is far above its lower bound. The search ends at the
@@ -176,7 +177,7 @@ class Budgeted(Pass):
             problem: the graph problem at the given budget.
             hull: the convex hull of the problem's Pareto frontier.
             found: the solution at the given budget.
-            choice: the limits of the decision.
+            choice: the limits of the decision, from the method `limits`.
         """
         best, full = found.cost, choice.full_bytes or 0
         if found.status is Status.OPTIMAL or self.time_limit or not full:
@@ -199,7 +200,10 @@ class Budgeted(Pass):
 
     @staticmethod
     def _cut_solutions(problem: GraphProblem, found: GraphSolution) -> Iterator[GraphSolution]:
-        """Yield the cuts in ``problem.known`` that fit the budget; none if ``found`` is optimal."""
+        """Yield the minimum cuts in ``problem.known`` that fit the budget, as solutions.
+
+        If ``found`` is proven optimal, no solution is yielded.
+        """
         for saved in problem.known if found.status is not Status.OPTIMAL else ():
             done = evaluate(problem, saved)
             if done.saved_bytes <= (problem.capacity or 0):
@@ -235,7 +239,8 @@ def capacity_under(
     Args:
         budget: the requested budget.
         own: budget ratio that the user's code sets for the graph; None if the code sets none. The
-            ratio replaces a requested ratio. If bytes are requested, the smaller limit holds.
+            ratio replaces a requested ratio. If bytes are requested, the smaller of the requested
+            bytes and the ratio's bytes holds.
         full: bytes that the runtime-optimal partition saves.
         least: fewest bytes that any plan saves.
         why: reasons and remedies for ``least``, as in `Budget.capacity`.

@@ -37,15 +37,20 @@ _TAGS = {
 
 
 def has_policies(state: State, policies: Policies) -> bool:
-    """Whether the options or the user's code set a policy for a graph."""
+    """Return whether the options, or regions in the user's code, set a policy for a graph."""
     return bool(policies) or any(region_of(n) is not None for n in state.joint.graph.nodes)
 
 
 def check_matched(policies: Policies, graphs: Sequence[fx.Graph], name: str) -> None:
-    """Check that each pattern matches a module in some graph of a step.
+    """Check that the pattern of each policy matches a module in some graph of a step.
+
+    Args:
+        policies: policies of the options.
+        graphs: the graphs of the step.
+        name: name of a graph, for the message.
 
     Raises:
-        PlanError: a pattern matches none. The message names the nearest modules.
+        PlanError: a pattern matches no module. The message names the nearest modules.
     """
     nodes = [node for graph in graphs for node in graph.nodes]
     missing = policies.unmatched(nodes)
@@ -58,14 +63,15 @@ def check_matched(policies: Policies, graphs: Sequence[fx.Graph], name: str) -> 
 def tag_policies(state: State, policies: Policies) -> None:
     """Tag the nodes of a graph in place, by the policies of its modules and regions.
 
-    - Save, offload: operators of the part do not run again. Exempt are the cheap operators that the
-      runtime-optimal cut recomputes too. So all other values that backward reads are saved, and no
-      value that backward does not read.
-    - Recompute: values that only the part itself reads in forward are not saved. The part's results
-      stay free. Exempt are operators that must run once: random operators without a replay,
-      collectives, effects, undeclared operators.
+    - Policy save or offload: operators of the module or region do not run again, except cheap
+      operators that the runtime-optimal cut recomputes too. Their values are therefore saved if
+      backward reads them.
+    - Policy recompute: a value that forward reads only inside the module or region is not saved.
+      Values that forward reads outside get no tag. Operators that must run once get no tag either:
+      random operators without a replay, collectives, effects, and operators not declared pure.
 
-    `tag_budgets` sets the tags of budgets. Nodes of no part, such as sums of gradients, get no tag.
+    `tag_budgets` sets the tags for budgets of modules. Nodes outside of all modules and regions
+    with a policy, such as sums of gradients, get no tag.
 
     Args:
         state: a graph without dead code and common subexpressions.
@@ -88,7 +94,12 @@ def _set_tags(state: State, tags: Mapping[int, Part]) -> None:
 
 
 def _tags(state: State, parts: Sequence[Part | None]) -> Iterator[tuple[int, Part]]:
-    """Yield the positions of the nodes that policies other than budgets tag."""
+    """Yield the nodes to tag for policies other than budgets, as pairs of position and part.
+
+    Args:
+        state: the state with the joint graph.
+        parts: for each position, the module or region whose policy applies; None without a policy.
+    """
     index, storages, roles = state.index, state.storages, state.roles
     lowered = state.lowered()
     problem = lowered.problem
@@ -118,7 +129,10 @@ def _tags(state: State, parts: Sequence[Part | None]) -> Iterator[tuple[int, Par
 
 
 def _can_run(problem: GraphProblem) -> bytearray:
-    """Mark the nodes that can run again, from inputs that can be saved or run again themselves."""
+    """Return a bytearray with 1 at each node of the problem that can run again.
+
+    Each input of such a node can be saved, or can run again itself.
+    """
     found = bytearray(len(problem))
     for k, reads in enumerate(problem.inputs):
         found[k] = problem.recomputable[k] and all(problem.savable[j] or found[j] for j in reads)
@@ -128,14 +142,15 @@ def _can_run(problem: GraphProblem) -> bytearray:
 def tag_budgets(
     state: State, policies: Policies, deciding: Budgeted, *, at_budget: bool = False
 ) -> None:
-    """Tag the values of modules that the budgets of the modules leave no room for, to be recomputed.
+    """Tag values as MUST_RECOMPUTE so that each module with a budget saves no more than its budget.
 
     Args:
         state: a prepared graph, with the tags of the other policies.
         policies: policies of the options.
-        deciding: decides which values of a module are saved.
-        at_budget: whether only the decision at the budget of ``deciding`` has to keep to the budgets
-            of modules. Then modules that it does not bind get no tags. Else every decision has to.
+        deciding: the pass whose solver decides which values of a module are saved.
+        at_budget: True: only the decision at the budget of ``deciding`` must keep to the budgets of
+            modules, so a module gets tags only if that decision exceeds its budget. False: every
+            decision must keep to the budgets of modules.
 
     Raises:
         BudgetError: a module must save more bytes than its budget, or no decision is within the
@@ -183,10 +198,21 @@ def _left_out(
     deciding: Budgeted,
     known: Iterable[set[int]],
 ) -> list[int]:
-    """Return the positions of the values that are not saved within the budget of a module.
+    """Return the positions of a module's values that must be recomputed to keep to its budget.
 
-    Room is first given to what known decisions save in the module, if all of it fits. For the rest a
-    solver decides, as if bytes outside of the module were free.
+    For each decision in ``known``, the values that it saves in the module stay saved if all of them
+    still fit the budget. A solver decides on the module's other values, as if values outside of the
+    module took no bytes.
+
+    Args:
+        lowered: the graph problem.
+        part: the module with the budget.
+        inside: nodes of the graph problem that count against the budget.
+        deciding: the pass whose solver decides.
+        known: saved nodes of earlier decisions.
+
+    Raises:
+        BudgetError: the module must save more bytes than its budget.
     """
     problem, room = lowered.problem, part.policy.saved_bytes
     allowed: set[int] = set()
@@ -209,7 +235,7 @@ def _left_out(
 
 
 def _budgets(state: State, parts: Sequence[Part | None]) -> dict[Part, list[int]]:
-    """Return the nodes of the graph problem that count against each budget of a module."""
+    """Return the nodes of the graph problem that count against each module's budget, by module."""
     found: dict[Part, list[int]] = {
         part: [] for part in parts if part is not None and part.policy.treatment is Treatment.BUDGET
     }
@@ -224,7 +250,11 @@ def _budgets(state: State, parts: Sequence[Part | None]) -> dict[Part, list[int]
 
 
 def check_budgets(state: State, policies: Policies) -> None:
-    """Check that a decision keeps to the budgets of modules.
+    """Check that the state's decision saves no more bytes in each module than the module's budget.
+
+    Args:
+        state: the state; without a decision, nothing is checked.
+        policies: policies of the options.
 
     Raises:
         BudgetError: a module saves more bytes than its budget.
@@ -244,7 +274,15 @@ def check_budgets(state: State, policies: Policies) -> None:
 
 
 def _results(state: State, parts: Sequence[Part | None]) -> Mapping[int, None]:
-    """Return the owners of the memory that forward reads outside of the part that computes it."""
+    """Return the values that a module or region with a policy hands to other code in forward.
+
+    Args:
+        state: the state with the joint graph.
+        parts: for each position, the module or region whose policy applies; None without a policy.
+
+    Returns:
+        A dict used as an ordered set. Its keys are the positions that own the values' memory.
+    """
     index, owner = state.index, state.storages.owner
     found: dict[int, None] = {}
     for i, part in enumerate(parts):
@@ -257,7 +295,13 @@ def _results(state: State, parts: Sequence[Part | None]) -> Mapping[int, None]:
 
 
 def _is_inside(node: fx.Node, own: Part | None, part: Part) -> bool:
-    """Whether a node is in a part, or in a submodule of the part with a policy of its own."""
+    """Return whether a node is in a module or region, counting submodules with another policy.
+
+    Args:
+        node: the node.
+        own: the module or region whose policy applies to the node; None without a policy.
+        part: the module or region to look in.
+    """
     if own == part or part.policy.in_code:
         return own == part
     return part.name in enclosing_modules(module_path(node))
@@ -267,7 +311,7 @@ def _refuse_contradiction(node: fx.Node, part: Part) -> None:
     """Check that the user's own tag on a node agrees with a policy.
 
     Raises:
-        PlanError: it does not.
+        PlanError: the tag contradicts the policy.
     """
     tag = node.meta.get("recompute")
     if tag is None:

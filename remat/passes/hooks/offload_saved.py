@@ -101,13 +101,13 @@ def traced_offloads(
 def wait_for_copies(
     forward: fx.GraphModule, backward: fx.GraphModule, offloads: Iterable[Offload]
 ) -> None:
-    """Insert waits for the copies, and move the start of each fetch.
+    """Insert operators that wait for copies, and move the start of each copy to the device.
 
     Args:
         forward: the forward module, which begins the copies to the host.
         backward: the backward module, which begins the copies to the device.
-        offloads: the offloaded values, each with the nodes at which its wait and its fetch are
-            placed.
+        offloads: the offloaded values. Each names the node after which forward waits for the copy
+            to the host, and the node before which backward begins the copy to the device.
 
     Raises:
         PlanError: an offload names a node that the graph does not have.

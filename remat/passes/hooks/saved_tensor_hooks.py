@@ -198,7 +198,10 @@ def _is_part(node: fx.Node) -> bool:
 
 
 def _is_vector(node: fx.Node) -> bool:
-    """Return whether a tensor has at most one long dimension, or one number per row, such as means."""
+    """Return whether at most one dimension of a tensor exceeds 1, or its last dimension is 1.
+
+    Examples are biases and the means of rows.
+    """
     shape = [hint(s) for s in node.meta["val"].shape]
     return sum(s > 1 for s in shape) < 2 or shape[-1] == 1
 
@@ -244,7 +247,8 @@ LOSSY_RULES: tuple[_Rule, ...] = (
 def refusal_once_traced(saved: fx.Node, traced: Traced | None, hooks: SavedTensorHooks) -> str:
     """Return why a traced tensor stays unpacked; empty if the tensor is packed.
 
-    The reasons are that pack declined, or that the packed form is not smaller.
+    The reasons are that pack declined, or that the packed form is not smaller. The second reason
+    counts only for a lossy pair, or for hooks that run outside the graph.
 
     Args:
         saved: the saved tensor in forward.

@@ -297,8 +297,9 @@ def folder_for(given: object) -> Path | None:
 
     Args:
         given: a path; None or True for the default; False to write no reproducers. The default is
-            the environment variable `VARIABLE`, or else a folder of the current user below the
-            system's folder for temporary files.
+            the folder that the environment variable `VARIABLE` names; an empty variable means no
+            reproducers. Without the variable, it is a folder of the current user below the system's
+            folder for temporary files.
 
     Raises:
         ProblemError: ``given`` is not a path, None or a bool.
@@ -363,7 +364,10 @@ _NOTE = (
 
 
 def _path(error: Exception) -> tuple[str, ...]:
-    """Return the path of the failed pass; an empty tuple if the error does not name a pass."""
+    """Return the path of the failed pass; an empty tuple if no pass is known to have failed.
+
+    If a solver failed, the failed pass is the pass that called the solver.
+    """
     if isinstance(error, PassError):
         return tuple(error.pass_name.split(" > "))
     if isinstance(error, SolverError):

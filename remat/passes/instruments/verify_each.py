@@ -66,7 +66,7 @@ class VerifyEach(Instrument):
 
     @property
     def _checks(self) -> str:
-        """Name of the checks, as reproducers record and ``--verify-each`` reads."""
+        """Name of the checks, which reproducers record and the option ``--verify-each`` takes."""
         return "numbers" if self._numbers else "structure"
 
     def start(self, pipeline: Pipeline, state: State) -> None:

@@ -11,7 +11,7 @@ from remat.passes.core.state import PassResult, State
 
 @dataclass(frozen=True)
 class Classify(Pass):
-    """Classify the nodes as required by forward, required by backward, or unclaimed.
+    """Classify the nodes as required by forward, required by backward, or unclaimed (by neither).
 
     The pass changes no graph. The classification is cached in the state. The detail of the pass's
     result has the number of nodes of each class.

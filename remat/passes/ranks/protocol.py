@@ -252,9 +252,9 @@ class Ranks:
     def _give_way(self, place: str, question: Question, wait_s: float) -> None:
         """Wait until rank 0 has decided on the same graph, for at most ``wait_s`` seconds.
 
-        The wait ends early if rank 0 has another graph at ``place``. If rank 0 does not come to
-        ``place`` in time, later calls do not wait. Waiting resumes once rank 0 has come to the
-        missed place, or to the place of the later call.
+        The wait ends early if rank 0 plans another graph in the compilation ``place``. If rank 0
+        does not begin this compilation in time, later calls do not wait. Calls wait again once rank
+        0 has begun the missed compilation, or the compilation of the later call.
 
         Args:
             place: text of the compilation, from `_next_place`.

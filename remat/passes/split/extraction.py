@@ -139,7 +139,7 @@ class Extraction:
     def _is_destination(self, i: int) -> bool:
         """Return whether backward may take input ``i`` itself instead of a snapshot.
 
-        Backward then writes to the input, or reads the input's last value.
+        This holds if backward writes to the input, or may read the value from after a write.
         """
         node = self._index.nodes[i]
         return i in self._state.storages.rewritten or any(

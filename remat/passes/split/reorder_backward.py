@@ -60,7 +60,7 @@ def reorder(graph: fx.Graph) -> int:
     placed = dict.fromkeys(placeholders)
 
     def place(node: fx.Node) -> None:
-        """Place a node after all nodes that it needs and that are not placed yet, in the old order."""
+        """Place ``node`` and all unplaced nodes that must precede it, in their old order."""
         missing: set[fx.Node] = set()
         stack = [node]
         while stack:

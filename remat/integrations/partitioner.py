@@ -787,11 +787,11 @@ def name_of(gm: fx.GraphModule) -> str:
 def _plan_standalone(joint: JointGraph, request: PlanRequest, agree: Pass | None) -> Plan:
     """Plan in place for a user's own AOTAutograd call, without the backend's checks at run time.
 
-    Backward may read an output of the step. A write to that output before backward would change
-    gradients. Autograd detects writes to tensors that it saved itself, but misses writes to some
-    outputs. If the first decision reads such an output, the step returns a copy of the output
-    instead. The graph is then decided again: an output that backward reads costs no saved bytes,
-    but the value behind a copied output does. A saved plan is applied unchanged.
+    Backward may read an output of the step again. If the user's code writes to that output before
+    backward, gradients would be wrong. Autograd misses writes to some outputs, such as views. If
+    backward reads one of these outputs under the first decision, the step returns a copy of the
+    output. The graph is then decided again, because the copy has a cost: an output costs no saved
+    bytes, but the value behind a copied output does. A saved plan is applied unchanged.
 
     Args:
         joint: the joint graph; it is changed.

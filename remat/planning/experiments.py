@@ -408,7 +408,11 @@ def _ask(
 
 
 def answer(question: _Question) -> ExperimentRow:
-    """Answer one question; runs in a worker of the executor. An error becomes the row's ``reason``."""
+    """Plan one model as a question asks, and return the figures of the plan as a row.
+
+    A worker of the executor runs this function. If planning fails, the row's ``reason`` is the
+    error's message.
+    """
     try:
         return question.row(**_prepared(question).figures(question))
     except (Exception, SystemExit) as error:  # an error of the user's code concerns this row only

@@ -497,7 +497,11 @@ class PeakPlanner(Prepared):
             low, high = ((capacity, peak), high) if peak <= peak_bytes else (low, (capacity, peak))
 
     def informed(self, found: Candidate) -> Candidate:
-        """Return a candidate of a search by peak, with the record ``choice`` of its limits, solver and time."""
+        """Return ``found``, a candidate of a search by peak, with its record ``choice`` filled in.
+
+        The record gets the limits of the search, the solver, the number of nodes, and the time of the
+        decisions that the search started from.
+        """
         # The search started from these decisions, so it shares their time, and is deterministic only if they are.
         asked = [d.choice for d in self.decisions.values()]
         choice = replace(

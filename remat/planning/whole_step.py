@@ -169,7 +169,8 @@ class StepMemory:
         Args:
             prepared: the prepared graph.
             decided: the decision.
-            block_sizes: bytes of each parameter of a block.
+            block_sizes: sizes in bytes of the parameters of FSDP2 blocks. A gradient of another size
+                counts as one of the root module.
         """
         done = prepared.split_of(decided)
         assert done.forward is not None

@@ -264,7 +264,10 @@ def _named(view: StepView, kept: Sequence[Value]) -> list[Value]:
 
 
 def _cards(stop: Stop) -> list[tuple[str, str, str]]:
-    """Return the main figures of a plan, as (name, value, text to compare the value with)."""
+    """Return the main figures of a plan, as (name, value, comparison).
+
+    The comparison is text, such as ``"8 GiB at budget 1"`` or a proven bound.
+    """
     figures, both = stop.figures, stop.before_after
     compiled, others = "", format_bytes(both.without_peak_bytes) if both.without_peak_bytes else ""
     if figures["planned_peak_bytes"]:

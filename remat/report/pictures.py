@@ -42,7 +42,7 @@ class Scale:
 
     @classmethod
     def of(cls, most: float, unit: str) -> Scale:
-        """Return the scale that keeps numbers up to ``most`` short.
+        """Return the scale with the largest unit that is not above ``most``, or else with the smallest unit.
 
         Args:
             most: largest amount on the axis, in ``unit``.

@@ -137,7 +137,7 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 @contextlib.contextmanager
 def _safe_path() -> Iterator[None]:
-    """Set the environment variable `_SAFE_PATH` inside the ``with`` block, then restore it.
+    """Set the environment variable ``PYTHONSAFEPATH`` inside the ``with`` block, then restore it.
 
     Worker processes that start in the block inherit the variable.
     """
@@ -150,7 +150,7 @@ def _safe_path() -> Iterator[None]:
 
 
 def _put_safe_path(value: str | None) -> None:
-    """Set the environment variable `_SAFE_PATH`, or delete it if ``value`` is None."""
+    """Set the environment variable ``PYTHONSAFEPATH``, or delete it if ``value`` is None."""
     if value is None:
         os.environ.pop(_SAFE_PATH, None)
     else:

@@ -63,7 +63,10 @@ class _Work:
         self.alive: list[int] = []
 
     def drop_free(self) -> None:
-        """Apply the first rule of `reduce_graph`, and drop the nodes that backward never reads."""
+        """Remove free nodes, then the nodes that backward never reads: the first rule of `reduce_graph`.
+
+        Free are savable values of 0 bytes, and nodes computed from free nodes alone at no cost.
+        """
         p = self.problem
         free = [s and b == 0 for s, b in zip(p.savable, p.size, strict=True)]
         for i, reads in enumerate(p.inputs):

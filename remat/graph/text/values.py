@@ -267,11 +267,14 @@ class ValueReader:
         return inner
 
     def read(self, node: fx.Node, written: ast.expr) -> Any:
-        """Return the value of a node.
+        """Create the value of a node from the type that the text gives.
 
         Args:
             node: the node, with its target and arguments.
-            written: its type in the text.
+            written: syntax tree of the value's type in the text.
+
+        Returns:
+            A fake tensor, a symbolic number, a constant, or a tuple or list of values.
         """
         return self._read(written, f"{self._graph}.{node.name}", base_of(node))
 

@@ -119,10 +119,10 @@ def compared_by(node: fx.Node) -> list[fx.Node]:
 
 
 def _comes_out_the_same(node: fx.Node) -> bool:
-    """Return whether packing cannot change a boolean or integer result of ``node``.
+    """Return whether a boolean or integer result of ``node`` stays the same if hooks pack the node's inputs.
 
-    This holds for a result that is drawn at random. It also holds for a test for infinities or NaN,
-    because all ready-made pairs of hooks restore both exactly.
+    True for a result that is drawn at random. True also for a test for infinities or NaN, because
+    all ready-made pairs of hooks restore both exactly.
     """
     name = ops.name_of(node.target)
     if name in _ASK_FOR_INFINITY:

@@ -137,8 +137,8 @@ class OrderSearch:
             share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
-            The cheapest schedule found within the peak; if there is none, the schedule with the lowest peak. None
-            if that schedule, or every schedule of the graph, cannot be executed.
+            The cheapest schedule found within the peak; if there is none, the found schedule with the lowest peak.
+            None if that schedule cannot be executed, or if no order of this graph can be searched.
         """
         found = self.improved(sequence, boundary, peak_bytes, share=share)
         return found and self._decided(*found)

@@ -175,11 +175,6 @@ def run(
         out.print(f"{label}: compiled and run in {time.perf_counter() - start:.1f} s")
     plan = remat.plans()[-1]
     show(out, [*measured(model, dict(zip(names, (before, after), strict=True)), kwargs)], plan)
-    if lower == "inductor":
-        out.print(
-            "planned and measured: the compiled code; section 2 simulates operator by operator, before Inductor "
-            "fuses them, so its figures differ"
-        )
     own_loss, own_grads = found[1]
     return max(
         ((own_loss - loss).abs() / loss.abs()).item(),

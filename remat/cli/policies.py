@@ -40,10 +40,10 @@ def policies(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """List the modules of MODEL, what a plan saves and recomputes in each, and the policies to paste.
+    """List the modules of MODEL, what a plan saves and recomputes in each, and a line of code to paste.
 
     The column "forward" is the cost of one run of a module's forward: recomputing all of it adds that to the step.
-    The policies below the tree describe this plan. Change them to what you want.
+    The line calls torch.compile with policies that describe this plan. Change them as you want.
     """
     from remat.planning.planner import plan_graph
     from remat.report.by_module import module_rows, policies_of

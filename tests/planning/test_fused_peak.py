@@ -80,3 +80,20 @@ def test_a_search_goes_on_for_an_equal_graph_and_starts_anew_for_another(planner
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     joint = remat.capture(model, (torch.randn(4, 8),), lower="inductor")
     assert not search.moved(Planner.of(joint, planner.request)).found
+
+
+def test_solvers_are_asked_where_a_search_ends_far_below_the_peak(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on some large graphs, whose search is cut short: here it finds no more than a low peak."""
+    layers = [m for _ in range(6) for m in (torch.nn.Linear(32, 32), torch.nn.Tanh())]
+    joint = remat.capture(torch.nn.Sequential(*layers), (torch.randn(512, 32),), lower="eager")
+    planner = Planner.of(joint, PlanRequest.of(budget=remat.Peak(0.5), cost="flops"))
+    swept = [planner.at(planner.full_bytes * k // 8) for k in range(9)]
+    poor = min(swept, key=planner.peak)
+    monkeypatch.setattr(planner, "searched", lambda *_, **__: poor)
+    peak = planner.peak(planner.full) * 99 // 100
+    assert planner.peak(poor) < 0.9 * peak
+    found = planner.within_peak(Budget(peak_bytes=peak))
+    assert planner.peak(found) <= peak
+    assert found.cost < poor.cost

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +11,6 @@ from remat.cli import params
 from remat.cli.commands import (
     budget_option,
     capture_graphs,
-    echo_json,
     main,
     model_options,
     offload_option,
@@ -24,7 +20,6 @@ from remat.cli.commands import (
     title_of,
 )
 from remat.cli.progress import Progress
-from remat.errors import CaptureError
 
 if TYPE_CHECKING:
     from remat.planning.plans import PlanSet
@@ -66,12 +61,6 @@ if TYPE_CHECKING:
     type=params.PICTURE_FILE,
     help="draw the memory of the step without remat and under the plan to this file, .svg or .png",
 )
-@click.option(
-    "--graph-breaks",
-    "only_breaks",
-    is_flag=True,
-    help="plan nothing: list where the model breaks into graphs, each with the reason and the line",
-)
 @takes_request
 def plan(
     model: str,
@@ -80,7 +69,6 @@ def plan(
     save: Path | None,
     explain: bool,
     plot: Path | None,
-    only_breaks: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -91,13 +79,8 @@ def plan(
     from remat.planning.planner import plan_graph
     from remat.units import format_bytes
 
-    if only_breaks:
-        _tell_breaks(model, overrides, as_json=as_json, **options)
-        return
     if options["run"] and options["fullgraph"]:
-        raise click.UsageError(
-            "'--run' goes together with '--no-fullgraph' or '--graph-breaks' only"
-        )
+        raise click.UsageError("'--run' goes together with '--no-fullgraph' only")
     if plot is not None and not options["fullgraph"]:
         raise click.UsageError(
             "'--plot' draws the step of one graph; leave '--no-fullgraph' out, or draw the plans from Python"
@@ -132,48 +115,3 @@ def plan(
     for what, path in (("drawn:", plot), ("plan written to", save)):
         if path is not None:
             click.echo(f"{what} {path}")
-
-
-def _tell_breaks(
-    model: str,
-    overrides: tuple[str, ...],
-    *,
-    as_json: bool,
-    run: bool,
-    device: str | None,
-    lower: str,
-    fullgraph: bool,
-    **options: Any,
-) -> None:
-    """Print where MODEL breaks into graphs, for ``--graph-breaks``.
-
-    Raises:
-        CaptureError: Dynamo cannot trace MODEL. The advice names options of the command instead of
-            arguments.
-    """
-    from remat.cli.models import load
-    from remat.graph.graph_breaks import graph_breaks
-
-    with Progress() as progress, contextlib.redirect_stdout(sys.stderr):
-        progress.step(f"building {model}")
-        example = load(model, overrides, **options)
-        progress.step("looking for graph breaks")
-        try:
-            found = graph_breaks(
-                example.model, example.args, example.kwargs, device=device, run=run
-            )
-        except CaptureError as error:
-            if "run=True" not in error.remedies:
-                raise
-            raise CaptureError(
-                f"{error.reason}. Such branches are found by running forward once: remat plan {model} "
-                "--graph-breaks --run, with a MODEL of real tensors"
-            ) from error
-    if as_json:
-        echo_json(dataclasses.asdict(found))
-        return
-    click.echo(f"{example.title}: {found.summary}")
-    for k, one in enumerate(found.breaks, 1):
-        click.echo(f"{k:>3}  {one.source or 'unknown line'}\n     {one.reason}")
-        if one.hint:
-            click.echo(f"     {one.hint}")

@@ -307,7 +307,7 @@ class PlanRequest:
             return f"to run {what}, give budget={peak_bytes}"
         return (
             f"the step has other graphs too, and all of them need more than {peak_bytes} bytes. Compile the model as "
-            "one graph: `remat plan MODEL --graph-breaks` shows where it breaks. Or plan its graphs together: "
+            "one graph: run it with TORCH_LOGS=graph_breaks to see where it breaks. Or plan its graphs together: "
             'remat.plan(remat.capture(model, args, fullgraph=False), budget=…), then options={"plan": plans}'
         )
 

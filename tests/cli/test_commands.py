@@ -474,25 +474,6 @@ def test_what_was_found_stands_beside_the_error(monkeypatch: pytest.MonkeyPatch)
     assert "closed today" in found["rows"][0]["reason"]
 
 
-def test_graph_breaks_are_listed_and_nothing_is_planned() -> None:
-    done = run("plan", "some_models.py:breaks", "--graph-breaks")
-    assert done.exit_code == 0, done.output
-    assert "2 graphs, 1 graph break" in done.stdout
-    assert "some_models.py:" in done.stdout
-    assert "torch._dynamo.graph_break()" in done.stdout
-    assert "Remove the `torch._dynamo.graph_break()` call." in done.stdout  # Dynamo's hint
-    found = json.loads(run("plan", "some_models.py:breaks", "--graph-breaks", "--json").stdout)
-    assert found["graphs"] == 2
-    assert set(found["breaks"][0]) == {"source", "reason", "hint"}
-    refused = run("plan", "some_models.py:numbers", "--graph-breaks")
-    assert refused.exit_code == 1
-    assert "--graph-breaks --run" in refused.stderr
-    assert (
-        "depends on the numbers"
-        in run("plan", "some_models.py:numbers", "--graph-breaks", "--run").stdout
-    )
-
-
 def test_plan_draws_and_tells_both_steps(folder: Path) -> None:
     done = run("plan", "some_models.py:mlp", "--budget", "0.3", "--plot", "step.svg")
     assert done.exit_code == 0, done.output

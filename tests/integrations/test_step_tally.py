@@ -221,7 +221,7 @@ def test_a_refusal_of_a_graph_before_a_break_names_no_budget() -> None:
     with pytest.raises(Exception, match="all of them need more than") as raised:
         f(torch.randn(1024, 64))
     assert "give budget=" not in str(raised.value)
-    assert "--graph-breaks" in str(raised.value)
+    assert "TORCH_LOGS=graph_breaks" in str(raised.value)
 
 
 def test_a_plan_of_one_of_several_graphs_says_so() -> None:

@@ -1,7 +1,7 @@
-"""Solve the step problem by simulated annealing in the compiled C++ kernel.
+"""Solve the step problem (see `ScheduleProblem`) by simulated annealing in the compiled C++ kernel.
 
-A schedule is a sequence of runs of nodes. One edit moves a run, or adds or removes a further run of
-a node that runs in any case.
+A schedule is a sequence of runs of nodes. One edit of annealing moves a run, or adds or removes a
+recomputation: a second or later run of a node.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def anneal(
 ) -> ScheduleAnswer:
     """Return the cheapest schedule within the capacity that simulated annealing finds.
 
-    A *turn* is one annealing search of the kernel. The first turns start from the best schedule
-    known: every node once, the schedule from `evicting`, or one of ``problem.known``. The last
-    turns start from the best schedule found so far. During a turn, a schedule may exceed the
-    capacity, but each excess byte has a price. The answer's bound is the cost of running each node
-    once.
+    A *turn* is one annealing search of the kernel. The first turns start from the best of these
+    schedules: every node once, the schedule from `evicting`, and those in ``problem.known``. The
+    last turns start from the best schedule found so far. During a turn, a schedule may exceed the
+    capacity, but each excess byte adds a price to its cost. The answer's bound is the cost of
+    running each node once.
 
     Args:
         compiled: the kernel module.
@@ -101,6 +101,8 @@ def improve(
 ) -> tuple[tuple[int, ...], int]:
     """Lower the cost of a schedule that fits the capacity, or the peak of one that does not.
 
+    The search is simulated annealing that starts from this schedule.
+
     Args:
         compiled: the kernel module.
         problem: the step problem, with a capacity.
@@ -109,8 +111,8 @@ def improve(
         moves: number of edits that each annealing search tries.
 
     Returns:
-        The best schedule found, and the position at which its backward begins. If the schedule fits
-        the capacity with the earliest legal position, that position is returned.
+        The best schedule found, and the position in it at which backward begins. That is the
+        earliest legal position if the schedule fits the capacity with it.
     """
     core = step_core(problem)
     best = (tuple(sequence), boundary)
@@ -137,8 +139,8 @@ def _rank(
         boundary: position in ``runs`` at which backward begins; None: as late as possible.
 
     Returns:
-        Three entries. The first says whether the peak exceeds the capacity. The second is the peak
-        if it does, otherwise the cost. The third is the peak in bytes.
+        Three entries. The first is True if the peak exceeds the capacity. The second is then the
+        peak in bytes, otherwise the cost. The third is always the peak in bytes.
     """
     done = evaluate_schedule(problem, runs, boundary)
     over = problem.capacity is not None and done.peak_bytes > problem.capacity
@@ -146,7 +148,7 @@ def _rank(
 
 
 def _first_boundary(problem: ScheduleProblem, sequence: Sequence[int]) -> int:
-    """Return the earliest legal position for backward: after every ``forward`` node has run once."""
+    """Return the first position at which backward may begin: all of ``problem.forward`` has run."""
     missing = set(problem.forward)
     for position, v in enumerate(sequence):
         if not missing:
@@ -156,10 +158,11 @@ def _first_boundary(problem: ScheduleProblem, sequence: Sequence[int]) -> int:
 
 
 def _starts(problem: ScheduleProblem, core: StepCore) -> list[tuple[int, ...]]:
-    """Return the sequences from which annealing may start, in the node numbers of ``core``.
+    """Return the sequences from which annealing may start, as node numbers of ``core``.
 
-    The first sequence runs each node once. The others are the problem's known schedules and the
-    schedule from `evicting`. Sequences that cannot run are left out.
+    ``core`` is the problem in the kernel's form. The first sequence runs each node once. The others
+    are the problem's known schedules and the schedule from `evicting`. Schedules that cannot run
+    are left out.
     """
     evicted = evicting(problem, problem.order)
     found = [core.start]

@@ -45,8 +45,8 @@ class Auto(Solver):
 
     The compiled kernel runs first, because it proves nearly every optimum in milliseconds. Every
     answer is verified. A solver that is not installed, fails, refuses the problem, or returns a
-    wrong answer is skipped. `Greedy` always answers, so there is always a result. Without a time
-    limit, all solvers count their work, so the answer repeats.
+    wrong answer is skipped. `Greedy` answers every knapsack, so a knapsack always gets a result.
+    Without a time limit, limits count operations instead of seconds, so the answer repeats.
     """
 
     __slots__ = ()
@@ -80,12 +80,13 @@ class Auto(Solver):
         )
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
-        """Give beam search, the kernel and HiGHS turns at the problem, each turn with more work.
+        """Solve a graph problem in rounds of growing work, with the best answer of all solvers.
 
-        The kernel is fast if few values are alive at a time, and HiGHS if many are. On the wrong
-        kind of graph, either solver can take a hundred times as long. So neither gets much work
-        before the other had a little. HiGHS cannot be interrupted at the root of its search tree.
-        So HiGHS is left out of a turn whose work does not cover the root.
+        A round runs a beam search, the kernel's exact enumeration, and HiGHS. The kernel is fast if
+        few values are alive at a time, and HiGHS if many are. On the wrong kind of graph, either
+        solver can take a hundred times as long. So neither gets much work before the other had a
+        little. HiGHS cannot be interrupted at the root of its search tree. So HiGHS is left out of
+        rounds that are small compared with the work at the root.
         """
         search = Search(problem, time_limit=time_limit)
         # All members work on the same `Search`, so the hull is computed once.
@@ -105,7 +106,10 @@ class Auto(Solver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Solve a step problem with the kernel, or else with CP-SAT, or else with `Greedy`."""
+        """Solve a step problem with the kernel; if it is missing, with CP-SAT or else `Greedy`.
+
+        CP-SAT gets only problems of at most `MOST_NODES` nodes.
+        """
         if unavailable(Native) is None:
             return Native().solve_schedule(problem, time_limit=time_limit)
         if unavailable(CpSat) is None and len(problem) <= MOST_NODES:
@@ -191,6 +195,6 @@ def _try(member: Solver, core: KnapsackProblem, limit: float | None) -> Solution
 
 
 def is_auto(solver: Solver) -> bool:
-    """Return whether a solver is `Auto`, which combines the answers of several solvers."""
+    """Return whether a solver is `Auto`, or an `Isolated` one that runs `Auto` in a process."""
     # By name: an `Isolated` portfolio has the name of `Auto`, but another class.
     return solver.name == Auto.name

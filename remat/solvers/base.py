@@ -18,16 +18,18 @@ KINDS: tuple[type[Problem[Any]], ...] = (KnapsackProblem, GraphProblem, Schedule
 
 
 class Solver:
-    """Base class of solvers. A subclass sets `name` and defines at least one ``solve`` method.
+    """Base class of solvers, built-in or from a plugin.
 
-    Capabilities are class attributes, so a table of solvers needs no instance and no back end. A
-    subclass imports its back end inside ``solve``. Solvers hold no run state: instances are
-    interchangeable and compare equal by class.
+    A subclass sets `name` and defines at least one of ``solve``, ``solve_graph`` and
+    ``solve_schedule``. Class attributes state what the solver can do, so remat lists solvers
+    without creating them. A subclass imports its back end, such as OR-Tools, inside these methods.
+    Solvers hold no run state: instances are interchangeable and compare equal by class.
 
     Attributes:
         name: the name under which users select the solver, in kebab-case.
         summary: one line for tables; the first line of the class docstring by default.
-        exact: whether answers to knapsacks are optimal unless an `Answer` says otherwise.
+        exact: whether answers to knapsacks are optimal. An `Answer` is an exception if its status
+            is FEASIBLE, or if its bound is not the value of its items.
         deterministic: whether the same problem gets the same answer in every process, unless an
             answer sets ``by_clock``.
         time_limit: whether the solver returns soon after the time limit passed to it.
@@ -73,8 +75,8 @@ class Solver:
 
         Args:
             problem: the knapsack to solve.
-            time_limit: seconds after which to return the best choice found so far. None: no clock.
-                A search that needs a limit then counts its work.
+            time_limit: seconds after which to return the best choice found so far. None: no clock;
+                a search that needs a limit counts its operations instead.
 
         Returns:
             Indices of the items to save, or an `Answer` with further claims such as a bound.
@@ -103,7 +105,8 @@ class Solver:
     ) -> ScheduleAnswer | Iterable[int]:
         """Choose the order in which nodes run and which nodes run again; optional.
 
-        The peak of the schedule must stay within the problem's capacity.
+        The peak memory of the schedule must stay within the problem's capacity. Without this
+        method, the solver cannot solve step problems.
 
         Args:
             problem: the step problem to solve; a capacity of None sets no limit.
@@ -118,9 +121,10 @@ class Solver:
         raise NotImplementedError(f"solver '{self.name}' does not solve step problems")
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        """Return why the solver refuses a knapsack, or None. Called before ``solve``.
+        """Return why the solver cannot take a knapsack; None if it can.
 
-        The default implementation refuses sums and capacities above ``integer_limit``.
+        remat calls this method before ``solve``. The default implementation refuses sums and
+        capacities above ``integer_limit``.
         """
         limit = self.integer_limit
         if limit is None:

@@ -26,10 +26,11 @@ class Relaxation:
     item first, then the rest by value per weight.
 
     Attributes:
-        order: the items that fit on their own, sorted by value per weight, best first; ties by
-            index.
-        bound: upper bound on the value of any choice that fits.
-        saved: sorted items of a choice that fits and is worth at least half the optimum.
+        order: indices of the items that weigh at most the capacity, sorted by value per weight,
+            best first; ties by index.
+        bound: upper bound on the value of any choice that fits the capacity.
+        saved: sorted item indices of the better greedy choice. It fits and has at least half the
+            optimal value.
         value: total value of ``saved``.
     """
 
@@ -54,7 +55,7 @@ def efficiency_order(problem: KnapsackProblem) -> tuple[int, ...]:
 
 
 def fill(problem: KnapsackProblem, order: Iterable[int], room: int) -> list[int]:
-    """Take items greedily in the given order, and return those that fit into ``room``."""
+    """Take items in the given order if they fit into the rest of ``room``; return those taken."""
     weights, taken = problem.weights, []
     for i in order:
         if weights[i] <= room:
@@ -66,11 +67,11 @@ def fill(problem: KnapsackProblem, order: Iterable[int], room: int) -> list[int]
 def repair(problem: KnapsackProblem, picked: Iterable[int]) -> tuple[int, ...]:
     """Make a choice of items fit the capacity, and fill the remaining capacity greedily.
 
-    The items of ``picked`` with the least value per weight are dropped until the rest fits. Other
-    items, those with the greatest value per weight first, fill the remaining capacity.
+    The items of ``picked`` are taken by value per weight, best first; an item that no longer fits
+    is dropped. The remaining capacity is filled in the same way with items outside ``picked``.
 
     Returns:
-        The sorted item indices.
+        The sorted indices of the items taken.
     """
     order = efficiency_order(problem)
     chosen = set(picked)
@@ -81,7 +82,7 @@ def repair(problem: KnapsackProblem, picked: Iterable[int]) -> tuple[int, ...]:
 
 
 def relax(problem: KnapsackProblem) -> Relaxation:
-    """Compute the bound of the linear relaxation exactly, and a greedy choice that fits."""
+    """Compute the linear relaxation's upper bound in integers, and a greedy choice that fits."""
     compiled = kernel()
     if compiled is None:
         return relax_in_python(problem)

@@ -1,8 +1,8 @@
-"""Instances of the search solvers, each limited to a twentieth of their usual work.
+"""Instances of the solvers that search, each limited to a twentieth of its usual work.
 
-They are used for tables that compare all solvers. A solver that searches until it has a proof may
+Tables that compare all solvers use these instances. A solver that searches until it has a proof may
 take minutes for one plan of a few hundred nodes. With these limits a table takes seconds. The
-limits count work instead of time, so the plans repeat.
+limits count operations instead of seconds, so the same input always gives the same plans.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Checks of the columns of a problem, such as its weights, names or inputs.
 
-A *column* is a sequence with one entry for each item or node of the problem.
-Every check returns the checked value, or raises a `ProblemError` whose message is one line. The
-message names the place, the value found there, and the expected value.
+A *column* is a sequence with one entry for each item or node of the problem. Every check returns
+the checked value, or raises a `ProblemError`. The message is one line with the place, the value
+found there, and the expected value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ INT64_MAX = 2**63 - 1
 
 
 def as_integer(number: object) -> int | None:
-    """Return an integer, also of a NumPy type, as an ``int``; None for bools and all other values."""
+    """Convert a Python or NumPy integer to ``int``; return None for a bool or any other value."""
     if isinstance(number, bool):  # Python counts bools as ints, but here they are usually a mask
         return None
     try:
@@ -44,13 +44,16 @@ def short(value: object) -> str:
 def sequence(
     label: str, values: Any, length: int | None = None, *, each: str = "name"
 ) -> tuple[Any, ...]:
-    """Check that a value is an ordered iterable, and return its entries.
+    """Return the entries of an ordered iterable.
 
     Args:
         label: name of the value in error messages.
         values: the value to check; text, sets and dicts are refused.
         length: the required number of entries; None: any number.
-        each: name of the thing that each entry belongs to, for error messages.
+        each: text for the message about a wrong length: "expected 3, one for each ``each``".
+
+    Raises:
+        ProblemError: ``values`` is not an ordered iterable, or its length is wrong.
     """
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes, set, frozenset, dict)):
         raise ProblemError(
@@ -65,7 +68,10 @@ def sequence(
 
 
 def integer(label: str, value: object, low: int = 0, high: int = INT64_MAX) -> int:
-    """Check that a value is an integer from ``low`` to ``high``, and return it as an ``int``."""
+    """Return an integer from ``low`` to ``high`` as an ``int``, or raise `ProblemError`.
+
+    ``label`` is the name of the value in the error message.
+    """
     number = as_integer(value)
     if number is None or not low <= number <= high:
         limit = "2**63 - 1" if high == INT64_MAX else str(high)
@@ -77,16 +83,18 @@ def integer(label: str, value: object, low: int = 0, high: int = INT64_MAX) -> i
 
 
 def capacity(label: str, value: object) -> int | None:
-    """Check a capacity: a number of bytes, or None for no limit."""
+    """Return a capacity, an integer of at least 0 or None for no limit, or raise `ProblemError`."""
     return None if value is None else integer(label, value)
 
 
 def integers(
     label: str, values: Any, low: int = 0, high: int = INT64_MAX, *, names: Sequence[str] = ()
 ) -> tuple[int, ...]:
-    """Check that all entries are integers from ``low`` to ``high``, and return them.
+    """Return the entries of a column if all are integers from ``low`` to ``high``.
 
-    Error messages give the index of the entry, and its name if ``names`` is not empty.
+    Raises:
+        ProblemError: an entry is not. The message has ``label``, the index of the entry, and the
+            entry of ``names`` at this index unless ``names`` is empty.
     """
     entries = sequence(label, values)
     # Fast path: checking each entry on its own takes ten times as long.
@@ -98,12 +106,15 @@ def integers(
 
 
 def amounts(label: str, values: Any, names: Sequence[str] | None = None) -> tuple[int, ...]:
-    """Check that all entries are integers of at least 0 whose sum is at most 2**63 - 1.
+    """Return the entries of a column of integers of at least 0 that sum to at most 2**63 - 1.
 
     Args:
         label: name of the column in error messages.
         values: the entries.
         names: names of the nodes; if given, there must be one entry for each.
+
+    Raises:
+        ProblemError: an entry is invalid, the sum is too large, or the length is wrong.
     """
     entries = sequence(label, values, None if names is None else len(names))
     numbers = integers(label, entries, names=names or ())
@@ -115,7 +126,7 @@ def amounts(label: str, values: Any, names: Sequence[str] | None = None) -> tupl
 
 
 def flags(label: str, values: Any, names: Sequence[str]) -> tuple[bool, ...]:
-    """Check that the entries are bools, one for each name, and return them."""
+    """Return the entries of a column if they are bools, one per name; else raise `ProblemError`."""
     entries = sequence(label, values, len(names))
     if not set(map(type, entries)) <= {bool}:
         i, bad = next((i, x) for i, x in enumerate(entries) if type(x) is not bool)
@@ -124,13 +135,16 @@ def flags(label: str, values: Any, names: Sequence[str]) -> tuple[bool, ...]:
 
 
 def earlier_nodes(label: str, rows: Any, names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Check the inputs of each node, and return them as tuples.
+    """Check the inputs of each node, and return them as one tuple per node.
 
     Args:
         label: name of the column in error messages.
         rows: for each node, the positions of the nodes that it reads. Each must be smaller than the
             node's own position.
-        names: names of the nodes; there must be one row for each.
+        names: names of the nodes; there must be one entry of ``rows`` for each.
+
+    Raises:
+        ProblemError: an input is not the position of an earlier node, or the length is wrong.
     """
     given = sequence(label, rows, len(names))
     if set(map(type, given)) <= {tuple, list}:
@@ -152,7 +166,7 @@ def earlier_nodes(label: str, rows: Any, names: Sequence[str]) -> tuple[tuple[in
 
 
 def texts(label: str, values: Any) -> tuple[str, ...]:
-    """Check that all entries are of type ``str``, and return them."""
+    """Return the entries of a column if all are of type ``str``; else raise `ProblemError`."""
     entries = sequence(label, values)
     for i, name in enumerate(entries):
         if type(name) is not str:

@@ -1,9 +1,9 @@
-"""Decide a graph problem with a solver that knows only knapsacks.
+"""Choose the nodes to save in a graph problem with a solver that solves only knapsacks.
 
-The items are the nodes worth saving. The items that the solver picks must not be recomputed. A
-minimum cut over bytes finds the smallest set of values to save that achieves this. Saving exactly
-the picked nodes is one such cut, so the completed decision takes no more bytes than the picked
-items.
+The items of the knapsack are the nodes worth saving. The items that the solver picks must not be
+recomputed. A minimum cut over bytes finds the smallest set of values to save so that they are not.
+Saving exactly the picked nodes is one such cut. So the minimum cut saves no more bytes than the
+picked items weigh.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROUNDS = 4
 def by_knapsack(
     solver: Solver, problem: GraphProblem, pick: Callable[[KnapsackProblem], Solution]
 ) -> GraphSolution:
-    """Decide a graph problem with a knapsack solver, and return the cheapest decision found.
+    """Choose the nodes to save with a knapsack solver, and return the cheapest choice found.
 
     The solver first gets knapsacks whose items are all nodes of the reduced problem that cost
     something to recompute. If ``problem.known`` has decisions, the solver then gets knapsacks
@@ -34,9 +34,9 @@ def by_knapsack(
     rules, which save expensive nodes. Such nodes are often the better items.
 
     Args:
-        solver: the knapsack solver; the decisions are verified as its answers.
+        solver: the knapsack solver; the solution and errors name it.
         problem: the graph problem, with its capacity.
-        pick: a function that solves a knapsack with the solver.
+        pick: a function that runs ``solver`` on a knapsack and returns the verified solution.
 
     Raises:
         BudgetError: no decision keeps to the capacity.
@@ -82,22 +82,22 @@ def _rounds(
     capacity: int,
     offered: int,
 ) -> Iterator[tuple[Solution, tuple[int, ...] | None]]:
-    """Solve knapsacks round by round, and complete each choice with a minimum cut.
+    """Solve knapsacks round by round, and turn each choice of items into saved nodes by a cut.
 
-    The cut often takes fewer bytes than the picked items. The bytes left over are added to the
-    knapsack's capacity in the next round.
+    The minimum cut often saves fewer bytes than the picked items weigh. The bytes left over are
+    added to the knapsack's capacity in the next round.
 
     Args:
-        pick: a function that solves a knapsack with the solver.
+        pick: a function that solves a knapsack and returns the verified solution.
         core: the reduced graph problem.
-        items: nodes of the core that are the items.
+        items: nodes of the core that become items of the knapsack.
         weight: weight of each node of the core, in bytes.
         capacity: bytes that a decision may save.
         offered: capacity of the first knapsack, in bytes.
 
     Yields:
-        In each round, the knapsack solution and the saved nodes of the completed decision. If the
-        saved nodes take more bytes than the capacity, None stands in their place.
+        In each round, the knapsack's solution and the nodes of the core that the minimum cut saves.
+        If these nodes take more bytes than the capacity, None stands in their place.
     """
     for _ in range(ROUNDS):
         knapsack = KnapsackProblem(
@@ -119,9 +119,10 @@ def _rounds(
 
 
 def _weights(core: GraphProblem) -> list[int]:
-    """Return, for each node, the bytes that suffice to avoid its recomputation; 0 if none suffice.
+    """Return, for each node, the bytes that suffice to avoid its recomputation.
 
-    A savable node takes its own size. For a node that cannot be saved, such as an operator with
+    The weight is 0 if saving cannot avoid it, or if the node is never recomputed. A savable node
+    takes its own size. For a node that cannot be saved, such as an operator with
     several results, saving all values computed from it avoids the recomputation. Its weight is then
     the sum of the weights of its readers.
     """

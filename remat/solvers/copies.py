@@ -1,4 +1,4 @@
-"""Offload copies as nodes of the step problem, so that schedule searches see their memory.
+"""Offload copies as nodes of the step problem, so that its solvers count the copies' memory.
 
 An offloaded value keeps its memory until its copy to the host has ended. It takes memory again when
 its fetch begins. Three extra nodes for each value model this. An *away* node is a second result of
@@ -22,8 +22,8 @@ class Copy:
     Attributes:
         value: the node that makes the value.
         nbytes: bytes that are offloaded.
-        sent: position of the forward run after which the bytes are free.
-        fetched: position of the backward run before which the bytes are taken again.
+        sent: position, in the schedule, of the forward run after which the bytes are free.
+        fetched: position of the backward run before which the bytes take memory again.
     """
 
     value: int
@@ -34,14 +34,15 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithCopies:
-    """A step problem extended by nodes for copies, with a schedule of it.
+    """A step problem extended by nodes for offload copies, with a schedule of the extended problem.
 
-    The fetch nodes come first, then the nodes of the original problem, then the away nodes and the
-    send nodes.
+    Nodes are numbered in this order: one fetch node per copy, the nodes of the original problem,
+    one *away* node per copy, which holds the offloaded bytes in forward, and one send node per
+    copy.
 
     Attributes:
         problem: the extended problem.
-        sequence: the given schedule with the runs of the send and fetch nodes.
+        sequence: a schedule of the original problem with the runs of the send and fetch nodes.
         boundary: position in ``sequence`` at which backward begins.
         fetches: number of fetch nodes.
         nodes: number of nodes of the original problem.
@@ -71,11 +72,11 @@ class WithCopies:
 def with_copies(
     problem: ScheduleProblem, sequence: Sequence[int], boundary: int, copies: Sequence[Copy]
 ) -> WithCopies:
-    """Add copies to a step problem, and add the runs of these copies to a schedule.
+    """Add copies as nodes to a step problem, and add the runs of these nodes to a schedule.
 
     In the extended problem, only backward nodes read a fetched value. If a forward node runs again
-    in backward, the bytes of the fetched values that it reads are not counted. The reason is that
-    ``inputs`` has one entry for all runs of a node.
+    in backward, the bytes of the fetched values that it reads are not counted, because ``inputs``
+    has one entry for all runs of a node.
 
     Args:
         problem: the step problem.

@@ -1,4 +1,4 @@
-"""Knapsack and step problems on OR-Tools' CP-SAT."""
+"""Solver of knapsack and step problems with OR-Tools' CP-SAT."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CpSat(CoreSolver):
     requires: ClassVar[tuple[str, ...]] = ("ortools",)
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        """Return why CP-SAT cannot hold the sums of the reduced knapsack; None if it can."""
+        """Return why the reduced knapsack's sums are too large for CP-SAT; None if they are not."""
         core = reduce(problem).core
         for what, total in (("weights", core.total_weight), ("values", core.total_value)):
             if total > _SUM_LIMIT:
@@ -83,9 +83,14 @@ class CpSat(CoreSolver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Search from the schedule of `Greedy` for one in which no node runs more than twice.
+        """Search for the cheapest schedule in which no node runs more than twice.
 
-        The answer has no bound, because a schedule with more runs might be cheaper.
+        The search starts from the schedule of `Greedy`. The answer has no bound, because a schedule
+        with more runs of a node might be cheaper.
+
+        Raises:
+            RefusalError: there are more than `MOST_NODES` nodes, or the sums are too large.
+            BudgetError: no schedule within the capacity was found.
         """
         from ortools.sat.python import cp_model
 
@@ -121,11 +126,11 @@ class CpSat(CoreSolver):
         return ScheduleAnswer(start, by_clock=by_clock)
 
     def _engine(self, started: float, time_limit: float | None) -> Any:
-        """Return a CP-SAT engine with one worker and a limit on its time or work.
+        """Return OR-Tools' ``CpSolver`` with one worker and a limit on its time or work.
 
         Args:
             started: time of the monotonic clock at which the solver was called.
-            time_limit: seconds from ``started``; None: the engine's limit is `work`.
+            time_limit: seconds from ``started``; None: the limit is `work`.
         """
         from ortools.sat.python import cp_model
 

@@ -1,6 +1,6 @@
-"""A solver that tries minimum cuts in a fixed order, as a compiler's rules gave them.
+"""A solver that takes the first fitting minimum cut among those of a compiler's rules.
 
-The solver takes the first cut that fits the capacity, and does not compare costs.
+The order of the cuts is fixed, from the strictest rules to the loosest; costs are not compared.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class CutSolver(Solver):
 
     The rules ban operators such as reductions from recomputation. A `GraphProblem` does not know
     its operators. So its ``known`` has the cuts that follow the rules, strictest rules first. If
-    ``known`` is empty, the cut of least cost is tried instead. If no cut fits, the solver takes the
-    one that saves the fewest bytes. The solver proves no bound.
+    ``known`` is empty, the cut of least cost is tried instead. If none of these fits the capacity,
+    the solver takes the decision that saves the fewest bytes of all. The solver proves no bound.
     """
 
     __slots__ = ()
@@ -28,7 +28,11 @@ class CutSolver(Solver):
     requires: ClassVar[tuple[str, ...]] = ("ortools", "numpy")
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
-        """Return the first of the candidate cuts whose saved bytes fit the capacity."""
+        """Return the first of the candidate cuts whose saved bytes fit the capacity.
+
+        Raises:
+            BudgetError: every decision saves more bytes than the capacity.
+        """
         capacity = sum(problem.size) if problem.capacity is None else problem.capacity
         for saved in problem.known:
             if evaluate(problem, saved).saved_bytes <= capacity:

@@ -1,4 +1,4 @@
-"""Dynamic programming over the capacity of a knapsack, in a bounded number of steps.
+"""Dynamic programming over the capacity of a knapsack, divided into a bounded number of steps.
 
 Source: the textbook recursion over items and capacities, vectorised over capacities. PyTorch's
 ``dp`` rounds weights to the nearest of 10,000 steps, so it can exceed its budget. Here weights are

@@ -15,11 +15,11 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
 
     Args:
         problem: the step problem, with its capacity.
-        order: all nodes with runs of their own, each once, in an order in which they can run.
+        order: all nodes in ``problem.runnable``, each once, in an order in which they can run.
 
     Returns:
-        The schedule, with a further run of a node wherever an evicted value is read. None if no
-        such schedule fits the capacity. With a capacity of None, ``order`` itself.
+        The schedule, with a further run of a node wherever an evicted value is read. None if this
+        method finds no schedule within the capacity. With a capacity of None, ``order`` as a list.
     """
     if problem.capacity is None:
         return list(order)
@@ -93,9 +93,9 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
         return True
 
     def drop(values: list[int], position: int, pinned: set[int]) -> None:
-        """Free those of the given values that nothing needs any more.
+        """Free the given values that are no longer needed.
 
-        A value is needed if it is pinned, is in ``to_end``, or is read at a later position of
+        A value is needed if it is in ``pinned`` or ``to_end``, or is read at a later position of
         ``order``.
         """
         nonlocal now

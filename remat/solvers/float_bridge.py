@@ -65,9 +65,10 @@ def problem_from_floats(
     """Convert floats to a knapsack problem in integers.
 
     Each float is read as the shortest decimal that prints like it. If any weight or the capacity is
-    not a whole number, the capacity is raised by `TOLERANCE`. If exact scaling would exceed 63
-    bits, memory and runtimes are rounded up and the capacity is rounded down. The sum of memory
-    then stays within 60 bits and the sum of runtimes within 53 bits.
+    not a whole number, the capacity is raised by the fraction `TOLERANCE`. The numbers are scaled
+    to integers. If the sum of the exact integers would exceed 63 bits, they are rounded instead:
+    memory and runtimes up, the capacity down. The sum of memory then stays within 60 bits, or the
+    sum of runtimes within 53 bits.
 
     Args:
         memory: memory of each item, in any unit.
@@ -106,13 +107,13 @@ def problem_from_floats(
 
 
 def _scale(numbers: Sequence[Fraction]) -> Fraction | None:
-    """Return the factor that turns all numbers into integers; None if their sum exceeds 63 bits."""
+    """Return the least factor that makes all numbers integers; None if their sum exceeds 63 bits."""
     exact = math.lcm(*(x.denominator for x in numbers))
     return Fraction(exact) if sum(numbers, Fraction()) * exact <= INT64_MAX else None
 
 
 def _coarse_scale(numbers: Sequence[Fraction], most: int) -> Fraction:
-    """Return the largest factor that keeps the sum of the rounded-up numbers at most ``most``."""
+    """Return a factor such that the numbers times the factor, rounded up, sum to at most ``most``."""
     return (most - len(numbers)) / (sum(numbers, Fraction()) or Fraction(1))
 
 

@@ -27,8 +27,8 @@ class MinimumCut:
     """A minimum cut and the nodes that it saves.
 
     Attributes:
-        value: capacity of the cut.
-        saved: positions of the nodes whose in→out arc is cut, in node order.
+        value: capacity of the cut: the total price of the saved and recomputed nodes.
+        saved: positions of the saved nodes, in node order.
     """
 
     value: int
@@ -37,12 +37,14 @@ class MinimumCut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """Value of a minimum cut, and the loss of each other choice relative to the cut.
+    """Value of a minimum cut, and the *loss* of each choice: how much it adds to this value.
+
+    The total price of a decision is ``value`` plus the losses of all its choices.
 
     Attributes:
-        value: capacity of the cut.
-        save: loss of saving each node.
-        recompute: loss of recomputing each node.
+        value: capacity of the cut: the smallest total price of any decision.
+        save: for each node, the loss if the node is saved.
+        recompute: for each node, the loss if the node is recomputed.
         edges: for each edge (input, reader), the loss if the input is available in backward but the
             reader is not recomputed. Edges that are not in the dict have loss 0.
     """
@@ -54,11 +56,12 @@ class Losses:
 
 
 class InfeasibleCutError(ProblemError):
-    """Raised if no finite cut exists.
+    """Raised if backward needs a node that can be neither saved nor recomputed.
 
     Attributes:
-        chain: positions of nodes that must each be recomputed from the node before. The first node
-            can be neither saved nor recomputed, and backward reads the last one.
+        chain: positions of nodes. Each node after the first can only be recomputed, and reads the
+            node before it. The first node can be neither saved nor recomputed. Backward reads the
+            last one.
     """
 
     def __init__(self, problem: GraphProblem, chain: Sequence[int]) -> None:
@@ -71,9 +74,9 @@ class InfeasibleCutError(ProblemError):
 
 
 class Network:
-    """Vertices and arcs of one graph problem, without prices.
+    """Flow network of one graph problem, whose cuts are the decisions which nodes to save.
 
-    Each call of `cut` or `losses` passes the prices of saving and recomputing.
+    Each call of `cut` or `losses` passes the prices of saving and recomputing, in any unit.
 
     Args:
         problem: the nodes and edges, with the nodes that may be saved or recomputed.
@@ -81,7 +84,7 @@ class Network:
             only the problem decides.
 
     Raises:
-        InfeasibleCutError: backward reads a node that can be neither saved nor recomputed.
+        InfeasibleCutError: backward needs a node that can be neither saved nor recomputed.
     """
 
     def __init__(self, problem: GraphProblem, *, fixed: Sequence[bool] | None = None) -> None:
@@ -167,14 +170,18 @@ class Network:
         return MinimumCut(value=int(flow[0].optimal_flow()), saved=tuple(sorted(saved.tolist())))
 
     def losses(self, weight: Any, penalty: Any) -> Losses:
-        """Return the loss of every choice relative to the minimum cut, from the maximum flow.
+        """Return how much each choice to save or recompute adds to the minimum cut's price.
 
-        The total price of any decision equals the value of the cut plus the losses of the
-        decision's choices. Every loss is at least 0.
+        The amounts, the losses, follow from the maximum flow. The total price of any decision
+        equals the value of the cut plus the losses of the decision's choices. Every loss is at
+        least 0.
 
         Args:
             weight: price of saving each node of the problem, as non-negative ints.
             penalty: price of recomputing each node, in the same form.
+
+        Raises:
+            ProblemError: the prices sum past the range of 64-bit integers.
         """
         import numpy as np
 
@@ -200,8 +207,8 @@ class Network:
         """Solve the maximum flow; the arguments are those of `losses`.
 
         Returns:
-            The solved flow, the capacities of its arcs, and a mask over the nodes that backward may
-            recompute: whether each has a penalty above 0. None if backward reads no node.
+            The solved flow, the capacities of its arcs, and a mask over the recomputable nodes that
+            backward needs: whether each has a penalty above 0. None if backward reads no node.
         """
         import numpy as np
         from ortools.graph.python import max_flow

@@ -70,11 +70,13 @@ class KnapsackFrontier:
     def knee(self, *, by: str = "origin") -> int:
         """Return the index of the point beyond which more weight adds little value.
 
-        Weight and *lost* value are scaled to [0, 1] over the frontier.
+        The *loss* of a point is the value that it lacks to the most valuable point. Weight and loss
+        are scaled to [0, 1] over the frontier.
 
         Args:
-            by: ``"origin"``: the point nearest to zero weight and zero loss. ``"chord"``: the point
-                farthest below the line from the lightest to the heaviest point.
+            by: ``"origin"``: the point nearest to zero scaled weight and zero scaled loss.
+                ``"chord"``: the point farthest below the line from the lightest to the heaviest
+                point.
 
         Returns:
             The index of the point; the last index if all points have the same weight or the same
@@ -101,7 +103,7 @@ def knapsack_frontier(
 
     Args:
         problem: the knapsack; points heavier than its capacity are left out.
-        most_points: number of points above which the frontier is thinned.
+        most_points: number of points above which some points are dropped.
             `KnapsackFrontier.tolerance` states the resulting error.
 
     Raises:
@@ -126,13 +128,13 @@ def knapsack_frontier(
 def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFrontier:
     """Compute the frontier of a knapsack with NumPy; used if the compiled kernel is missing.
 
-    Each point stores the point from which it was made and the item that was added to it. From these
-    records, the result's `items` method collects the items of a point.
+    A point is the choice of an earlier point plus one item. This item and a reference to the
+    earlier point are stored, so that `KnapsackFrontier.items` can collect the items of a point.
 
     Args:
         problem: the knapsack.
         capacity: points heavier than this are left out.
-        most: number of points above which the frontier is thinned.
+        most: number of points above which some points are dropped.
     """
     import numpy as np
 

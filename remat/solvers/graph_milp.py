@@ -4,10 +4,10 @@ For each node, a binary variable says whether the node is saved, and a second va
 recomputed. The recompute variables may be continuous, because their values follow from the save
 variables. The cost may not exceed that of the best known decision.
 
-The hull of the problem makes the program smaller: it has a price for each byte (see
-`remat.solvers.hull`). At this price, each choice, to save or to recompute a node, has a loss. If
-the loss exceeds the gap between the best known decision and the hull's bound, the choice's variable
-is fixed to 0.
+The lower convex hull of the problem makes the program smaller. It gives a lower bound on the cost
+and a price of a byte (see `remat.solvers.hull`). At this price, each choice, to save or to
+recompute a node, has a loss: it raises the bound by that much. If the loss exceeds the gap between
+the best known decision and the bound, the choice's variable is fixed to 0.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ _MARGIN = 2e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class GraphMilp(Solver):
-    """HiGHS on the whole graph, bounded by the hull; variables that the hull decides are fixed.
+    """HiGHS on the whole graph; a Lagrangian bound fixes the variables that it decides.
 
     Attributes:
         nodes: the most branch-and-bound nodes to open if there is no time limit.
-        gap: the difference between cost and bound at which to stop, as a fraction of the cost.
+        gap: the difference between cost and lower bound at which to stop, as a fraction of the
+            cost.
     """
 
     nodes: int = 2_000
@@ -43,16 +44,20 @@ class GraphMilp(Solver):
     requires: ClassVar[tuple[str, ...]] = ("scipy", "ortools", "numpy")
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
-        """Decide a graph problem; the answer's bound is a lower bound on the cost."""
+        """Choose the nodes to save; the answer also has a lower bound on the cost of any choice.
+
+        Raises:
+            BudgetError: every decision saves more bytes than the capacity.
+        """
         search = Search(problem, time_limit=time_limit)
         return search.answer(self.improve(search, search.repair(search.start())))
 
     def improve(self, search: Search, best: Incumbent) -> Incumbent:
-        """Run HiGHS, and return the better of its decision and ``best``, with the better bound.
+        """Run HiGHS; return the cheaper of its decision and ``best``, with the tighter bound.
 
         Args:
             search: the problem, with its capacity, hull and deadline.
-            best: the best decision known so far.
+            best: the best decision known so far, with a lower bound on the cost.
         """
         if best.gap <= self.gap or search.late():
             return best
@@ -89,7 +94,7 @@ class GraphMilp(Solver):
 class _Program:
     """Matrix form of the mixed-integer program.
 
-    The save variables of all nodes come first, then the recompute variables of all nodes.
+    The columns are the save variables of all nodes, then the recompute variables of all nodes.
     """
 
     def __init__(self, search: Search, best: Incumbent) -> None:

@@ -21,8 +21,9 @@ from remat.solvers.solution import GraphSolution
 class GraphProblem(Problem[GraphSolution]):
     """Choose the nodes to save within a capacity, so that recomputation costs least.
 
-    The nodes are in topological order. A node's index is its position in this order. Sequences may
-    be any ordered iterables and are stored as tuples. Sums may not exceed 2**63 - 1.
+    A node is a value of the training step. The nodes are in topological order. A node's index is
+    its position in this order. Sequences may be any ordered iterables and are stored as tuples. The
+    sum of ``cost`` and the sum of ``size`` may not exceed 2**63 - 1.
 
     Attributes:
         names: name of each node, for messages.
@@ -31,14 +32,19 @@ class GraphProblem(Problem[GraphSolution]):
         size: bytes that saving each node takes; 0 for a value that is alive in any case.
         savable: whether each node may be saved.
         recomputable: whether each node may run again in backward.
-        in_forward: whether forward runs each node under every decision. The first run of any other
-            node costs nothing, in forward or in backward.
+        in_forward: whether forward runs each node even if nothing is saved. Any other node first
+            runs in backward, or in forward if a saved node needs it. This first run adds no
+            recompute cost.
         needed: the nodes that backward reads.
         unit: unit of ``cost``.
         capacity: bytes that may be saved in total; None: no limit.
         known: legal decisions that a solver may start from, each as positions of the nodes to save.
-            They come from the minimum cuts of a compiler's rules, the cut that recomputes least
-            first, and may exceed the capacity. Problems that differ only in this field are equal.
+            They are minimum cuts under a compiler's rules for recomputation. The cut that
+            recomputes least comes first. They may exceed the capacity. Problems that differ only in
+            this field are equal.
+
+    Raises:
+        ProblemError: an argument is invalid; the message names it.
     """
 
     kind: ClassVar[str] = "graph"
@@ -81,7 +87,7 @@ class GraphProblem(Problem[GraphSolution]):
         return len(self.names)
 
     def knowing(self, known: tuple[tuple[int, ...], ...]) -> GraphProblem:
-        """Return the same problem with other known decisions, which must be legal."""
+        """Return the same problem with other ``known`` decisions; the caller ensures they are legal."""
         return self._with(known=known)
 
     def priced(self, cost: tuple[int, ...], unit: str) -> GraphProblem:
@@ -214,7 +220,12 @@ def conflict(problem: GraphProblem, fixed: Sequence[bool] | None = None) -> tupl
 
 
 def infeasible(capacity: int, least_bytes: int) -> BudgetError:
-    """Build the error for a capacity that is smaller than the saved bytes of every decision."""
+    """Build the error that every decision saves more than ``capacity`` bytes.
+
+    Args:
+        capacity: bytes that may be saved.
+        least_bytes: the fewest bytes that any decision saves.
+    """
     return BudgetError(
         f"no decision saves as little as {capacity} bytes; the least possible is {least_bytes}: "
         "raise the budget, or loosen MUST_SAVE tags"

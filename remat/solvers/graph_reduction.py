@@ -1,4 +1,4 @@
-"""Reduce a graph problem to its core, and extend an answer for the core to the whole problem.
+"""Reduce a graph problem to its *core*: the nodes for which there is a decision to make.
 
 Most values of a captured graph are never worth saving: views, values in a chain whose next value is
 smaller, values that cost nothing. About a quarter of the nodes remain.
@@ -13,15 +13,16 @@ from remat.solvers.reduction import Reduction
 def reduce_graph(problem: GraphProblem) -> Reduction[GraphProblem]:
     """Remove nodes that an optimal decision need not save, and return the reduced problem.
 
-    Every optimum of the core extends to an optimum of the problem. Every node of the core counts as
-    run by forward, and keeps its name. Nodes outside forward (``in_forward`` is False) get cost 0
-    in the core, so a bound for the core also holds for the whole problem. A decision may run such a
-    node in forward and in backward; only `evaluate` on the whole problem counts that cost.
+    The reduced problem is called the *core*. Every optimum of the core extends to an optimum of the
+    problem. Every node of the core counts as run by forward, and keeps its name. Nodes outside
+    forward (``in_forward`` is False) get cost 0 in the core, so a lower bound for the core also
+    holds for the whole problem. A decision may run such a node in forward and in backward; only
+    `evaluate` on the whole problem counts that cost.
 
     These rules are applied, the first one once and the others until nothing changes:
 
-    - A savable value of 0 bytes is always saved. A node computed only from such values at no cost
-      is free too. Free nodes are left out of the core.
+    - A savable value of 0 bytes is free, and is always saved. A node computed only from free nodes
+      at no cost is free too. Free nodes are left out of the core.
     - A node that cannot be saved and costs nothing is replaced by its inputs.
     - A node whose only reader takes no more bytes is not worth saving, because saving the reader
       avoids more cost. A node that cannot be saved is merged into its only reader.
@@ -63,9 +64,10 @@ class _Work:
         self.alive: list[int] = []
 
     def drop_free(self) -> None:
-        """Remove free nodes, then the nodes that backward never reads: the first rule of `reduce_graph`.
+        """Apply the first rule of `reduce_graph`: remove free nodes.
 
         Free are savable values of 0 bytes, and nodes computed from free nodes alone at no cost.
+        Nodes that backward does not need, directly or through others, are removed too.
         """
         p = self.problem
         free = [s and b == 0 for s, b in zip(p.savable, p.size, strict=True)]
@@ -80,7 +82,7 @@ class _Work:
         self._drop_unread()
 
     def simplify(self) -> bool:
-        """Apply the rules after the first one once, and return whether the graph changed."""
+        """Apply each rule of `reduce_graph` except the first; return whether the graph changed."""
         changed = self._merge_into_readers()
         changed |= self._skip_worthless()
         changed |= self._inline()
@@ -88,9 +90,10 @@ class _Work:
         return changed
 
     def order(self) -> list[int]:
-        """Return the remaining nodes, each node outside forward right after the last of its inputs.
+        """Return the remaining nodes in the order for the kernel's `GraphCore`.
 
-        In this order few values are alive at any position, which the kernel's `GraphCore` needs.
+        A node outside forward comes right after the last of its inputs. So few values are alive at
+        any position, which keeps the search of `GraphCore` small.
         """
         anchor: dict[int, int] = {}
         for i in self.alive:

@@ -13,8 +13,8 @@ from remat.solvers.solution import Answer
 class Greedy(CoreSolver):
     """Items by value per weight, best first; the choice has at least half the optimal value.
 
-    The guarantee holds because the choice is compared with one that contains the most valuable
-    item.
+    The guarantee holds because the solver returns the better of two choices, the second of which
+    starts with the most valuable item.
     """
 
     __slots__ = ()
@@ -32,6 +32,9 @@ class Greedy(CoreSolver):
         """Schedule the nodes in the problem's order, and evict values if memory runs out.
 
         The time limit is ignored.
+
+        Raises:
+            BudgetError: no schedule within the capacity was found.
         """
         found = evicting(problem, problem.order)
         if found is None:

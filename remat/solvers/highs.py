@@ -23,7 +23,7 @@ _NOISE = b"HighsMipSolverData::"
 
 
 class _Redirect:
-    """State of the redirection: its lock, and the real standard output during a call."""
+    """State of the redirection of file descriptor 1: its lock, and the real standard output."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

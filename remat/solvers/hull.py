@@ -2,8 +2,7 @@
 
 If each saved byte has a price, and no capacity limits the bytes, the best decision is a minimum
 cut. The decisions that are best at some price are the vertices of the lower hull of the (bytes,
-cost) pairs of all decisions.
-No decision lies below the line between two neighbouring vertices.
+cost) pairs of all decisions. No decision lies below the line between two neighbouring vertices.
 
 Source: H. Everett, "Generalized Lagrange multiplier method", Operations Research 11 (1963), for the
 bound. The search for the price follows M. J. Eisner and D. G. Severance, Journal of the ACM 23
@@ -29,7 +28,7 @@ ROOM = 2**60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vertex:
-    """A decision on the hull: its bytes, its cost, and the nodes of the core that it saves."""
+    """A decision on the hull: its saved bytes, its cost, and the nodes of the core that it saves."""
 
     saved_bytes: int
     cost: int
@@ -38,12 +37,12 @@ class Vertex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """Two neighbouring vertices of the hull, and the prices at which no decision beats them.
+    """Two neighbouring vertices of the hull, and the prices at which both are the best decisions.
 
     Attributes:
-        fits: the vertex with fewer bytes.
-        over: the vertex with more bytes; equal to ``fits`` at the end of the hull.
-        price: price of one byte.
+        fits: the vertex with fewer saved bytes.
+        over: the vertex with more saved bytes; equal to ``fits`` at the end of the hull.
+        price: price of one saved byte.
         scale: price of one unit of cost.
         value: the smallest ``price`` · bytes + ``scale`` · cost of all decisions.
     """
@@ -68,13 +67,15 @@ _HULLS: weakref.WeakValueDictionary[tuple[int, ...], Hull] = weakref.WeakValueDi
 
 
 class Hull:
-    """Hull of one graph problem; its edges are computed when they are first needed.
+    """Lower convex hull of the (saved bytes, cost) pairs of all decisions of a graph problem.
+
+    An edge of the hull is computed when it is first needed.
 
     Args:
         problem: the graph problem; its capacity is ignored.
 
     Attributes:
-        reduction: the reduction of the problem to its core, on which all cuts are computed.
+        reduction: the reduction of the problem to its core, the smaller problem that is cut.
         least_bytes: the fewest bytes that any decision saves.
     """
 
@@ -102,7 +103,7 @@ class Hull:
 
     @classmethod
     def of(cls, problem: GraphProblem) -> Hull:
-        """Return the hull of a problem; problems that differ only in their capacity share one hull.
+        """Return the hull of a problem; its copies with another capacity share the same hull.
 
         A hull is shared as long as any caller holds a reference to it.
         """
@@ -113,9 +114,9 @@ class Hull:
         return hull
 
     def compiled(self, edge: Edge) -> Any:
-        """Build the kernel's `GraphCore`: the core with the loss of each choice at an edge's price.
+        """Build the kernel's `GraphCore` from the core and from `losses` at an edge's prices.
 
-        The result for the latest edge is cached.
+        The compiled kernel must exist. The result for the latest edge is cached.
         """
         key, known = (edge.price, edge.scale), self._compiled
         if known is not None and known[0] == key:
@@ -163,11 +164,11 @@ class Hull:
         return tuple(self._vertices)
 
     def losses(self, edge: Edge) -> Losses:
-        """Return the loss of each choice at an edge's price."""
+        """Return how much each choice to save or recompute a node adds to ``edge.value``."""
         return self._network.losses(edge.price * self._size, edge.scale * self._cost)
 
     def _refine(self, fits: Vertex, over: Vertex) -> None:
-        """Find a vertex below the line between two vertices, or record the line as an edge."""
+        """Insert a vertex below the line between two vertices, or store the line as an edge."""
         price, scale = self._prices(fits.cost - over.cost, over.saved_bytes - fits.saved_bytes)
         vertex, value = self._vertex(price, scale)
         of_line = min(price * v.saved_bytes + scale * v.cost for v in (fits, over))
@@ -195,10 +196,10 @@ class Hull:
         return cost * ROOM // total, max(1, saved_bytes * ROOM // total)
 
     def _vertex(self, price: int, scale: int) -> tuple[Vertex, int]:
-        """Return the decision that is best at a price, and its value at that price.
+        """Return the decision with the smallest ``price`` · bytes + ``scale`` · cost, and this sum.
 
         Args:
-            price: price of a byte.
+            price: price of a saved byte.
             scale: price of a unit of cost.
         """
         cut = self._network.cut(price * self._size, scale * self._cost)
@@ -231,7 +232,7 @@ def _above(a: Vertex, b: Vertex, c: Vertex) -> bool:
 
 
 def _columns(core: GraphProblem, losses: Losses) -> tuple[Any, ...]:
-    """Convert a core and its losses to the columns that the kernel's `GraphCore` reads."""
+    """Convert a core and the losses of its choices to the arguments of the kernel's `GraphCore`."""
     needed = set(core.needed)
     flags = [
         core.savable[i] | core.recomputable[i] << 1 | (i in needed) << 2 for i in range(len(core))

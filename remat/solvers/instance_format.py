@@ -57,7 +57,7 @@ def dump(head: Mapping[str, Any], problem: AnyProblem) -> str:
     """Convert an instance to JSON text; equal instances give equal text.
 
     Args:
-        head: a value for each key of `HEAD`.
+        head: the description of the problem: a value for each key of `HEAD`, such as ``"name"``.
         problem: the problem.
     """
     columns = {key: getattr(problem, key) for key in _COLUMNS[problem.kind]}
@@ -80,8 +80,8 @@ def parse(text: str) -> tuple[dict[str, Any], AnyProblem]:
     """Parse the text of `dump`, or a published graph in node-link JSON.
 
     Returns:
-        The values of the keys in `HEAD`, unchecked, and the problem. The problem is checked except
-        for the length and printability of its names.
+        The description (the keys of `HEAD` with their values, unchecked), and the problem. The
+        problem is checked except for the length and printability of its names.
 
     Raises:
         ProblemError: the text is not a complete instance of this version, is too large, has unknown
@@ -113,10 +113,10 @@ def parse(text: str) -> tuple[dict[str, Any], AnyProblem]:
 
 
 def _problem(kind: Any, columns: Any, unit: str) -> Any:
-    """Build the problem of a file.
+    """Build a problem of class ``kind`` from the JSON object of a file.
 
-    This function checks that the columns have the right shape. The problem's constructor checks
-    their entries.
+    This function checks the keys and that their values have the right type. The constructor of
+    ``kind`` checks the entries. Both raise `ProblemError`.
     """
     if type(columns) is not dict:
         raise ProblemError(f"problem is {short(columns)}; expected an object")
@@ -132,7 +132,7 @@ def _problem(kind: Any, columns: Any, unit: str) -> Any:
 
 
 def text_of(label: str, value: object) -> str:
-    """Return a text that can be shown in one line, or raise `ProblemError` for any other value."""
+    """Return a printable text of at most `MAX_TEXT` characters; else raise `ProblemError`."""
     if type(value) is not str or len(value) > MAX_TEXT or not value.isprintable():
         raise ProblemError(
             f"{label} is {short(value)}; expected printable text of at most {MAX_TEXT} characters"
@@ -147,7 +147,11 @@ def few(label: str, values: Sequence[Any]) -> None:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Parse a JSON text that is one object; refuse NaN, infinities and duplicate keys."""
+    """Parse a JSON text that is one object, without NaN, infinities and duplicate keys.
+
+    Raises:
+        ProblemError: the text is anything else; the message names the fault.
+    """
 
     def refuse(constant: str) -> None:
         raise ProblemError(f"{constant} stands where only integers may")

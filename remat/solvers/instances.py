@@ -21,12 +21,11 @@ class Instance:
 
     Attributes:
         name: name of the instance.
-        problem: the problem. For a graph problem, ``capacity`` may be None, and ``unit`` equals
-            `unit`.
-        full_bytes: bytes that the runtime-optimal partition saves (see the page on concepts). A
-            budget of 0.5 is half of these bytes. None for a knapsack, where 0.5 is half the weight
-            of all items. None for a step problem, where 0.5 is half the peak of the schedule that
-            runs each node once in the problem's order.
+        problem: the problem. The ``unit`` of a graph problem must equal ``unit`` below.
+        full_bytes: for a graph problem, the bytes that the runtime-optimal partition saves (see the
+            page on concepts). A budget of 0.5 is half of these bytes. None for a knapsack: a budget
+            of 0.5 is half the weight of all items. None for a step problem: a budget of 0.5 is half
+            the peak of the schedule that runs each node once in the problem's order.
         least_bytes: the fewest bytes that any plan saves. None for a knapsack and a step problem.
         cost: the cost model behind the costs or values, such as ``"roofline:h100"``.
         unit: unit of the costs or values.
@@ -87,7 +86,7 @@ class Instance:
 
     @classmethod
     def from_json(cls, text: str) -> Instance:
-        """Parse the result of `to_json`.
+        """Parse the result of `to_json`, or a published graph in networkx's node-link JSON.
 
         Raises:
             ProblemError: the text is not a complete instance of this version, has unknown keys or

@@ -47,14 +47,14 @@ def isolated(
     hang_s: float | None = 600.0,
     environment: Mapping[str, str] | None = None,
 ) -> Solver:
-    """Wrap a solver so that it runs in its own process.
+    """Wrap a solver so that it runs in its own process, which is started now.
 
     Args:
         solver: the solver to run in the process; its class must be importable by name.
         memory_bytes: bytes that the process may allocate after its imports; None: no limit. Not
             enforced on macOS.
-        grace_s: seconds beyond a time limit after which the process is killed.
-        hang_s: seconds after which the process is killed if there is no time limit; None: never.
+        grace_s: seconds beyond a call's time limit after which the process is killed.
+        hang_s: seconds after which the process is killed if a call has no time limit; None: never.
         environment: environment variables of the process, in addition to those of this process.
 
     Returns:
@@ -263,7 +263,7 @@ class Isolated(Solver):
 
 
 class _Process:
-    """A fresh interpreter that answers messages over its own connection."""
+    """A new Python interpreter that runs one solver and answers messages over a connection."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._connection, theirs = Pipe()
@@ -330,7 +330,7 @@ class _Process:
         raise TimeoutError
 
     def death(self) -> str:
-        """Describe how the process ended; call this once its connection is closed."""
+        """Describe how the process ended, such as ``exit status 1``; wait up to 5 s for its end."""
         try:
             code = self._child.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -343,7 +343,7 @@ class _Process:
             return f"signal {-code}"
 
     def tail(self) -> str:
-        """Return the last text that the process printed; complete once the process is dead."""
+        """Return the end of the text that the process printed; call this after its end."""
         self._drain.join(timeout=1)
         return bytes(self._printed).decode(errors="replace").strip()
 

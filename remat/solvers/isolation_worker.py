@@ -67,7 +67,8 @@ def _set_up(message: bytes) -> tuple[Solver | None, bytes]:
     """Load the solver, and limit the memory of this process.
 
     Args:
-        message: the pickled name, main file, memory limit in bytes, and pickled solver.
+        message: a pickled tuple of the solver's name, the parent's script or None, the memory limit
+            in bytes or None, and the pickled solver.
 
     Returns:
         The solver, and the reply for the parent. If loading fails, None and an error reply.
@@ -108,7 +109,12 @@ def _limit_memory(more: int) -> None:
 
 
 def _answer(solver: Solver, message: bytes) -> bytes:
-    """Return the reply to one question: a parsed but unverified answer, a refusal, or an error."""
+    """Return the reply to one question: a parsed but unverified answer, a refusal, or an error.
+
+    Args:
+        solver: the solver of this process.
+        message: a pickled tuple of the name of the solver's method, the problem and the time limit.
+    """
     try:
         with solver_errors(solver):
             method, problem, time_limit = pickle.loads(message)

@@ -9,7 +9,7 @@ from types import ModuleType
 
 @cache
 def kernel() -> ModuleType | None:
-    """Return the compiled module; None if remat was installed without a C++17 compiler."""
+    """Return the compiled C++ module; None if remat was installed without a C++17 compiler."""
     try:
         return importlib.import_module("remat.solvers._kernel")
     except ImportError:
@@ -17,7 +17,7 @@ def kernel() -> ModuleType | None:
 
 
 def missing() -> str | None:
-    """Return why the kernel is missing, with a remedy; None if it was compiled."""
+    """Return why the compiled kernel is missing, with a remedy; None if it exists."""
     if kernel() is not None:
         return None
     return (

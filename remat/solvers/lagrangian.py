@@ -1,11 +1,11 @@
 """Solve the graph problem with Lagrange multipliers, and search for decisions near the hull.
 
-For every budget, the lower convex hull of the (bytes, cost) frontier gives a bound and a price of a
-byte (see `remat.solvers.hull`). The hull also gives a decision that fits but may not use the whole
-budget. The *loss* of another decision is how much worse it is at that price. The compiled kernel
-enumerates the decisions of little loss, node by node in topological order. A *prefix* is a decision
-on the first nodes of that order. The kernel keeps all prefixes if they are few, and otherwise a
-beam of the best ones.
+For every budget, the lower convex hull of the (bytes, cost) frontier gives a lower bound on the
+cost and a price of a byte (see `remat.solvers.hull`). The hull also gives a decision that fits but
+may not use the whole budget. At that price, the *loss* of a decision is its distance from the best
+possible total of bytes and cost. The compiled kernel enumerates the decisions of little loss, node
+by node in topological order. A *prefix* is a decision on the first nodes of that order. The kernel
+keeps all prefixes if they are few, and otherwise a beam of the best ones.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ SMALL, LAST_WORK = 500, 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incumbent:
-    """The best decision found so far on the core of a problem, with its cost and bound.
+    """The best decision found so far for a problem's core, with its cost and a lower bound.
+
+    The core is the problem without the nodes that need no decision.
 
     Attributes:
-        saved: saved nodes of the core.
-        cost: cost of the decision on the core, where nodes outside forward cost nothing.
+        saved: positions of the saved nodes in the core.
+        cost: cost of the decision in the core, where nodes outside forward cost nothing.
         bound: lower bound on the cost of every decision within the capacity.
-        by_clock: whether a clock ended a search.
+        by_clock: whether a clock, not counted work, ended a search.
     """
 
     saved: tuple[int, ...]
@@ -49,7 +51,7 @@ class Incumbent:
 
     @property
     def gap(self) -> float:
-        """Difference between cost and bound, as a fraction of the cost."""
+        """Difference between cost and lower bound, as a fraction of the cost."""
         return (self.cost - self.bound) / self.cost if self.cost else 0.0
 
 
@@ -60,7 +62,8 @@ class Lagrangian(Solver):
     Attributes:
         work: limit on the enumeration, in the kernel's units. A hundred million units take one to
             three seconds. With 0, only beam search runs, and a short enumeration on small graphs.
-        gap: the difference between cost and bound at which to stop, as a fraction of the cost.
+        gap: the difference between cost and lower bound at which to stop, as a fraction of the
+            cost.
     """
 
     work: int = 100_000_000
@@ -70,19 +73,23 @@ class Lagrangian(Solver):
     requires: ClassVar[tuple[str, ...]] = ("ortools", "numpy")
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
-        """Decide a graph problem; the answer's bound is a lower bound on the cost."""
+        """Choose the nodes to save; the answer also has a lower bound on the cost of any choice.
+
+        Raises:
+            BudgetError: every decision saves more bytes than the capacity.
+        """
         search = Search(problem, time_limit=time_limit)
         found = search.repair(search.start())
         return search.answer(search.exact(found, work=self.work, tolerance=self.gap))
 
 
 class Search:
-    """One graph problem with its hull, and the methods that search for decisions near the hull.
+    """Search for cheap decisions of a graph problem near the lower convex hull of all decisions.
 
     Args:
         problem: the graph problem, with its capacity.
-        time_limit: seconds; None: no clock, work is counted.
-        hull: the problem's hull, if the caller has computed it for another capacity.
+        time_limit: seconds from now until the searches stop; None: no clock, only work is counted.
+        hull: the hull of the problem, if the caller already has it; None: it is computed.
 
     Raises:
         BudgetError: no decision keeps to the capacity; the message has the least possible bytes.
@@ -115,7 +122,7 @@ class Search:
 
         Args:
             best: the best decision known so far.
-            most: number of prefixes that the beam keeps.
+            most: width of the beam: number of partial decisions that are kept.
         """
         for share in BEAM_SHARES:
             if best.gap <= TOLERANCE or self.late() or kernel() is None:
@@ -127,8 +134,8 @@ class Search:
     def exact(self, best: Incumbent, *, work: int, tolerance: float = TOLERANCE) -> Incumbent:
         """Enumerate all decisions that could be better than ``best``; return the best one known.
 
-        The enumeration ends early at the tolerance, or if the work or the time is spent. Without
-        the kernel, ``best`` is returned unchanged.
+        Its lower bound rises with the enumeration, which ends early at the tolerance, or if the
+        work or the time is spent. Without the kernel, ``best`` is returned unchanged.
 
         Args:
             best: the best decision known so far.
@@ -151,12 +158,13 @@ class Search:
         return best
 
     def tightened(self, best: Incumbent, *, work: int, tolerance: float = TOLERANCE) -> Incumbent:
-        """Return ``best``, with a higher bound if no decision can use up the remaining budget.
+        """Return ``best``, with a higher lower bound if no cheap decision can fill the capacity.
 
-        Bytes are counted modulo a *step*: a difference in bytes between the two vertices of the
-        hull's edge at this capacity. In a model of equal layers, this step is the difference in one
-        layer. Prefixes that differ only in how many layers save these bytes then become equal. So
-        far fewer prefixes remain, and the bound is nearly always the same.
+        The hull's bound supposes that a decision uses every byte of the capacity. The kernel proves
+        more: each unused byte, at the hull's price, raises the bound. It counts the bytes of
+        partial decisions modulo a step, so that many of them become equal and few remain. The step
+        is a difference in bytes between the two vertices of the hull's edge at this capacity. In a
+        model of equal layers, that is the bytes that one more layer saves.
 
         Args:
             best: the best decision known so far.
@@ -183,7 +191,7 @@ class Search:
         return best
 
     def _steps(self) -> list[int]:
-        """Return up to three step sizes in bytes for `tightened`, the most likely one first.
+        """Return up to three step sizes in bytes for `tightened`, the most promising one first.
 
         Each is a difference in bytes between the two vertices of the hull's edge at this capacity.
         """
@@ -200,7 +208,8 @@ class Search:
     def _costs_more_than(self, loss: int) -> int:
         """Return a lower bound on the cost of decisions whose loss exceeds ``loss``.
 
-        The bound holds for decisions within the capacity.
+        The bound holds for decisions within the capacity. Loss is in the hull's scaled prices, see
+        `Edge.value`.
         """
         edge = self.edge
         return -((edge.price * self.capacity - edge.value - loss) // edge.scale)
@@ -209,9 +218,10 @@ class Search:
         return 0.0 if self.deadline is None else max(1e-3, self.deadline - time.monotonic())
 
     def answer(self, found: Incumbent) -> Answer:
-        """Extend a decision on the core to an answer for the whole problem.
+        """Extend a decision for the core to an answer for the whole problem.
 
-        A small core is first searched to a gap of zero, so that a larger budget never costs more.
+        A core of at most `SMALL` nodes is first searched until its cost equals its bound. So with a
+        small core, a larger budget nearly never costs more.
         """
         if len(self.core) <= SMALL:
             found = self.exact(found, work=LAST_WORK, tolerance=0.0)
@@ -230,7 +240,7 @@ class Search:
         Args:
             best: the best decision known so far.
             share: the largest loss, as a fraction of the bound.
-            most: number of prefixes to keep.
+            most: number of partial decisions to keep.
             work: limit on the enumeration, in the kernel's units.
 
         Returns:

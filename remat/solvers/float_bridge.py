@@ -107,13 +107,13 @@ def problem_from_floats(
 
 
 def _scale(numbers: Sequence[Fraction]) -> Fraction | None:
-    """Return the least factor that makes all numbers integers; None if their sum exceeds 63 bits."""
+    """Return the least factor that makes all numbers integers; None if these sum to over 63 bits."""
     exact = math.lcm(*(x.denominator for x in numbers))
     return Fraction(exact) if sum(numbers, Fraction()) * exact <= INT64_MAX else None
 
 
 def _coarse_scale(numbers: Sequence[Fraction], most: int) -> Fraction:
-    """Return a factor such that the numbers times the factor, rounded up, sum to at most ``most``."""
+    """Return a factor for the numbers; the products, rounded up, sum to at most ``most``."""
     return (most - len(numbers)) / (sum(numbers, Fraction()) or Fraction(1))
 
 

@@ -87,7 +87,7 @@ class GraphProblem(Problem[GraphSolution]):
         return len(self.names)
 
     def knowing(self, known: tuple[tuple[int, ...], ...]) -> GraphProblem:
-        """Return the same problem with other ``known`` decisions; the caller ensures they are legal."""
+        """Return the same problem with other ``known`` decisions, which are not checked."""
         return self._with(known=known)
 
     def priced(self, cost: tuple[int, ...], unit: str) -> GraphProblem:

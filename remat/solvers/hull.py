@@ -28,7 +28,7 @@ ROOM = 2**60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vertex:
-    """A decision on the hull: its saved bytes, its cost, and the nodes of the core that it saves."""
+    """A decision on the hull: its saved bytes, its cost, and its saved nodes of the core."""
 
     saved_bytes: int
     cost: int

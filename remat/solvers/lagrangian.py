@@ -220,8 +220,8 @@ class Search:
     def answer(self, found: Incumbent) -> Answer:
         """Extend a decision for the core to an answer for the whole problem.
 
-        A core of at most `SMALL` nodes is first searched until its cost equals its bound. So with a
-        small core, a larger budget nearly never costs more.
+        A core of at most `SMALL` nodes is first searched for the optimum. With optima, a larger
+        budget never costs more.
         """
         if len(self.core) <= SMALL:
             found = self.exact(found, work=LAST_WORK, tolerance=0.0)

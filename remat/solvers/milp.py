@@ -1,4 +1,4 @@
-"""Knapsacks on HiGHS, through ``scipy.optimize.milp``.
+"""Solver of knapsacks with HiGHS, through ``scipy.optimize.milp``.
 
 HiGHS computes in floating point. The capacity is raised by half a unit, so a choice that fills the
 capacity exactly is not cut off. The chosen items are checked and completed in integers. HiGHS's

@@ -54,9 +54,13 @@ class Native(Solver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Solve a step problem by simulated annealing; the result is not exact.
+        """Solve a step problem by simulated annealing; the schedule need not be optimal.
 
         See `remat.solvers.annealing`.
+
+        Raises:
+            SolverError: the compiled kernel is missing.
+            BudgetError: no schedule within the capacity was found.
         """
         compiled = kernel()
         if compiled is None:
@@ -75,6 +79,9 @@ class Native(Solver):
             states: number of states that the search may keep at one time; `STATES` is the usual
                 number.
             time_limit: seconds; None: no clock.
+
+        Raises:
+            SolverError: the compiled kernel is missing.
         """
         compiled = kernel()
         if compiled is None:

@@ -28,12 +28,13 @@ def is_node_link(data: Any) -> bool:
 def read_node_link(data: dict[str, Any]) -> ScheduleProblem:
     """Convert a node-link graph to a step problem without a capacity.
 
-    The nodes keep the order of the file; without an order in the file, they are sorted
-    topologically.
+    The nodes are in the order that ``graph.order`` in the file gives. Without this entry, they are
+    sorted topologically.
 
     Raises:
-        ProblemError: a node has no known cost or size, an edge leads to a missing node, the graph
-            has a cycle, or the order contradicts the edges. The message names the fault.
+        ProblemError: a node has no cost or size under a supported key, an edge leads to a missing
+            node, the graph has a cycle, or the order contradicts the edges. The message names the
+            fault.
     """
     import networkx as nx
 

@@ -26,7 +26,9 @@ _WINDOWS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lives:
-    """Lifetimes of the values of a graph problem, as moments; one entry per node.
+    """Lifetimes of the values of a graph problem; one entry per node.
+
+    A *moment* is a position in the joint graph.
 
     Attributes:
         begin: the moment at which the value is computed.
@@ -43,11 +45,11 @@ class Lives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadChoice:
-    """A decision with offloads, with its memory and cost.
+    """A decision which values to save and which to offload, with its schedule, memory and cost.
 
     Attributes:
         saved: positions of the saved nodes in the graph problem.
-        over: bytes above the capacity, summed over all positions of the schedule.
+        over: bytes above the capacity, summed over all positions of the schedule; 0 if it fits.
         schedule: the schedule of the decision, without copies.
         evaluation: memory and cost of the schedule with its offloads.
     """
@@ -79,14 +81,15 @@ class OffloadChoice:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Sort key; the smallest is best. Decisions within the capacity come before all others."""
+        """Sort key (`over`, `cost`); the smallest is best. Decisions within the capacity come first."""
         return self.over, self.cost
 
 
 class Prices:
-    """Lagrange multipliers on bytes and on copy time.
+    """Lagrange multipliers: prices of a byte and of copy time, at each position of the joint graph.
 
-    They start at 0, and rise where a decision exceeds the capacity or waits for the host link.
+    They start at 0, and rise where a decision exceeds the capacity or waits for the host link. A
+    position in the joint graph is called a *moment*.
 
     Args:
         problem: the step problem with its copy times.
@@ -95,7 +98,7 @@ class Prices:
         lives: lifetimes of the values of the graph problem.
         capacity: limit on the peak memory of the device, in bytes.
         whole: the schedule of the decision that saves every savable value.
-        moments: the moment of each run of ``whole``.
+        moments: the moment of each run in the schedule ``whole``.
     """
 
     def __init__(
@@ -223,10 +226,10 @@ class Prices:
         return True
 
     def _open_windows(self, choice: OffloadChoice, moments: Sequence[int]) -> None:
-        """Add a multiplier of 0 for each window in which runs waited for the link.
+        """Add a multiplier of 0 for each window in which runs of a decision waited for the link.
 
-        Windows with the longest waits come first. Each direction of the link has at most `_WINDOWS`
-        windows.
+        A window is a range of moments and a direction of the link. Windows with the longest waits
+        come first. Each direction has at most `_WINDOWS` windows.
         """
         placed, last = choice.evaluation.placement, len(moments) - 1
         for back, waits in ((False, placed.sending), (True, placed.fetching)):
@@ -243,7 +246,8 @@ class Prices:
         The result is negative if the runs take longer.
 
         Args:
-            window: whether the window is for fetches, its first moment and its last moment.
+            window: three entries: True for fetches and False for sends, the first moment, and the
+                last moment.
             choice: the decision whose copies are counted.
             moments: the moment of each run of the decision's schedule.
         """

@@ -25,11 +25,12 @@ class OffloadProblem:
 
     Attributes:
         step: the step problem; its costs are times, and its capacity limits the device's memory.
-        times: time of one run of each node, also of the nodes that belong to backward.
+        times: time of one run of each node, also of the nodes that belong to backward. All times
+            have the unit of the costs.
         send: for each node, the time to copy its value to the host; -1 if the value must not be
             offloaded.
-        fetch: for each node, the time to copy its value back; -1 if the value must not be
-            offloaded.
+        fetch: for each node, the time to copy its value back to the device; -1 if the value must
+            not be offloaded.
     """
 
     step: ScheduleProblem
@@ -42,13 +43,13 @@ class OffloadProblem:
 class CarriedSchedule:
     """A schedule with the values that it carries from forward to backward.
 
-    `evaluate_offloads` takes one such schedule with any set of offloaded values.
+    `evaluate_offloads` evaluates such a schedule with any set of offloaded values.
 
     Attributes:
         sequence: the nodes in the order in which they run.
         evaluation: memory and cost of the schedule without offloads.
-        idle: for each value carried into backward, the position of its last use in forward and the
-            position of its first use in backward.
+        idle: for each value that forward makes and backward reads, by node: the positions in
+            ``sequence`` of its last use in forward and of its first use in backward.
     """
 
     sequence: tuple[int, ...]
@@ -66,9 +67,9 @@ class OffloadEvaluation:
     """Memory and cost of a schedule with offloads.
 
     Attributes:
-        cost: recompute cost plus exposed transfer time (see `remat.solvers.transfers`).
+        cost: recompute cost plus exposed transfer time, the time for which runs wait for copies.
         peak_bytes: most bytes alive on the device at one time.
-        offloaded: the offloaded values, in the order of ``placement``.
+        offloaded: nodes whose values are offloaded, in the order of the transfers in ``placement``.
         placement: the copies' positions in the schedule, with the memory and the waits.
     """
 
@@ -81,7 +82,7 @@ class OffloadEvaluation:
 def carried(
     problem: OffloadProblem, sequence: Sequence[int], boundary: int | None = None
 ) -> CarriedSchedule:
-    """Return a schedule together with the values that it carries from forward to backward.
+    """Find the values that a schedule carries from forward to backward, and return both.
 
     Args:
         problem: the step problem with its copy times.
@@ -128,8 +129,9 @@ def evaluate_offloads(
         schedule: the schedule, with the values that it carries into backward.
         offloaded: nodes whose values are offloaded. Values that are not carried into backward stay
             on the device.
-        capacity: bytes that may be alive. Runs wait for copies to keep within it, and the peak
-            exceeds it only if waiting does not suffice. None: no limit.
+        capacity: bytes that may be alive on the device. Runs wait for copies so that the peak stays
+            within the capacity. It exceeds the capacity only if waiting does not suffice. None: no
+            limit.
 
     Raises:
         ProblemError: a value in ``offloaded`` must not be offloaded.

@@ -46,16 +46,18 @@ Scheduled = tuple[Sequence[int], Sequence[int], int]
 
 
 class OffloadSearch:
-    """Search for decisions with offloads whose peak memory stays within one capacity.
+    """Search for the cheapest decision which values to save, recompute and offload.
+
+    The peak memory of the device must stay within one capacity.
 
     Args:
         problem: the step problem with its copy times.
         graph: the graph problem: which values may be saved and which recomputed. Its costs are
             those of the step problem.
         node_of: for each node of the graph problem, the node of the step problem; -1 for none.
-        schedule: a function that takes the saved nodes and returns a schedule: its runs, the moment
-            of each run (see `remat.solvers.offload_prices`), and the position at which backward
-            begins.
+        schedule: a function that takes the saved nodes and returns a schedule: its runs, the
+            position in the joint graph of each run (its *moment*, see
+            `remat.solvers.offload_prices`), and the position at which backward begins.
         lives: lifetimes of the values of the graph problem.
         capacity: limit on the peak memory of the device, in bytes.
     """
@@ -78,7 +80,7 @@ class OffloadSearch:
     # ---- evaluation -----------------------------------------------------------------------------------
     @cached_property
     def _always(self) -> tuple[int, ...]:
-        """Values that must be saved, or that take no bytes to save."""
+        """Positions of the nodes that must be saved, or that take no bytes to save."""
         p = self._graph
         return tuple(
             i for i in range(len(p)) if p.savable[i] and (not p.recomputable[i] or not p.size[i])
@@ -133,8 +135,8 @@ class OffloadSearch:
         """Offload values of a schedule until it fits the capacity, and return the decision.
 
         Values whose last use in forward is earliest come first. At first, only offloads that add no
-        exposed transfer time are taken. If the schedule still exceeds the capacity, others follow.
-        Last, each offload is dropped if the decision is better without it.
+        exposed transfer time are taken. If the schedule still exceeds the capacity, other offloads
+        follow. Last, each offload is dropped if the decision is better without it.
 
         Args:
             saved: positions of the saved nodes in the graph problem.
@@ -156,7 +158,13 @@ class OffloadSearch:
     def evaluated(
         self, saved: tuple[int, ...], schedule: CarriedSchedule, offloaded: Iterable[int]
     ) -> OffloadChoice:
-        """Evaluate a decision with its schedule and offloads; return an `OffloadChoice`."""
+        """Evaluate a decision on a schedule, and return it as an `OffloadChoice`.
+
+        Args:
+            saved: positions of the saved nodes in the graph problem.
+            schedule: the schedule of the decision.
+            offloaded: nodes of the step problem whose values are offloaded.
+        """
         evaluation = evaluate_offloads(self._problem, schedule, offloaded, self._capacity)
         self._walked += len(schedule.sequence)
         self._evaluations += 1
@@ -169,7 +177,7 @@ class OffloadSearch:
         )
 
     def copies(self, choice: OffloadChoice, *, at_once: bool) -> list[Copy]:
-        """Return, for each offloaded value of a decision, the positions between which it is away.
+        """Return, for each offloaded value of a decision, when it is not in device memory.
 
         Args:
             choice: the decision.
@@ -190,7 +198,7 @@ class OffloadSearch:
         return self._problem.send[v] >= 0
 
     def _grant(self, share: float) -> None:
-        """Set the limits of the next search to a fraction ``share`` of the usual work."""
+        """Set the limits of the next search to a fraction ``share`` of `_WORK` and `_LEAST`."""
         self._work = self._walked + int(share * _WORK)
         self._least = self._evaluations + int(share * _LEAST)
 
@@ -218,7 +226,7 @@ class OffloadSearch:
         return min((self.improved(c) for c in begun[:_IMPROVED]), key=lambda c: c.rank)
 
     def _count(self) -> int:
-        """Return the number of decisions, or some number above `WHOLE`."""
+        """Return the number of decisions; if it exceeds `WHOLE`, some number above `WHOLE`."""
         count, p = 1, self._graph
         for i in range(len(p)):
             if p.savable[i] and p.size[i]:
@@ -288,7 +296,11 @@ class OffloadSearch:
 
     # ---- prices ---------------------------------------------------------------------------------------
     def _by_prices(self, start: OffloadChoice) -> OffloadChoice:
-        """Move the Lagrange multipliers up to `_CUTS` times, and return the best decision found."""
+        """Return the best decision found by moving Lagrange multipliers up to `_CUTS` times.
+
+        Args:
+            start: a decision; returned if no better one is found.
+        """
         p = self._graph
         whole = self.choice([i for i in range(len(p)) if p.savable[i]], ())
         prices, best = (
@@ -318,9 +330,9 @@ class OffloadSearch:
 
     # ---- local moves ----------------------------------------------------------------------------------
     def improved(self, best: OffloadChoice) -> OffloadChoice:
-        """Change one value of a decision at a time, and return the improved decision.
+        """Save, recompute or offload single values in another way, and return the improved decision.
 
-        The changes end if none improves the decision, or if the work is spent.
+        The search ends if no such change improves the decision, or if the work is spent.
         """
         while not self._spent():
             before = best
@@ -362,8 +374,8 @@ class OffloadSearch:
     def _of_nodes(self, nodes: Iterable[int]) -> list[int]:
         """Convert nodes of the step problem to nodes of the graph problem.
 
-        Only recomputable nodes are returned. Those that are cheapest to recompute per byte come
-        first.
+        Only recomputable nodes whose value takes memory are returned. Those that are cheapest to
+        recompute per byte come first.
         """
         p, wanted = self._graph, set(nodes)
         found = [

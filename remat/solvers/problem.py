@@ -23,11 +23,11 @@ P = TypeVar("P", bound="Problem[Any]")
 
 
 class Limits(NamedTuple):
-    """Limits of the objective of a problem's answers, known without a search.
+    """What is known, without a search, about the value or cost of a problem's answers.
 
     Attributes:
-        bound: no answer has a better objective than this number.
-        reachable: an objective that some answer is known to reach; None if none is known.
+        bound: no answer has a better value or cost than this number.
+        reachable: a value or cost that some answer is known to reach; None if none is known.
     """
 
     bound: int
@@ -35,12 +35,13 @@ class Limits(NamedTuple):
 
 
 class Problem(Generic[S]):
-    """Base class of the kinds of problems.
+    """Base class of the kinds of problems: knapsack, graph and step problems.
 
     Attributes:
         kind: name of the kind in files and tables.
         method: name of the `Solver` method that solves the kind.
-        answer: class of an answer with claims; the method may also return a bare choice.
+        answer: class of the answers that also claim something, such as a bound. The method may
+            instead return the choice alone: an iterable of ints.
         expected: text for error messages about what the method must return.
         solution: class of a verified answer.
         objective: attribute of ``solution`` that is optimised.
@@ -48,7 +49,8 @@ class Problem(Generic[S]):
         bound_text: text that precedes a bound in error messages.
         own_text: text that precedes the objective of the solver's answer in error messages.
         maximises: whether a larger objective is better.
-        by_capabilities: whether the solver's ``refuses`` and ``exact`` apply to this kind.
+        by_capabilities: whether the `Solver` attributes ``refuses`` and ``exact`` apply to this
+            kind.
     """
 
     __slots__ = ()
@@ -102,7 +104,7 @@ class Problem(Generic[S]):
         raise NotImplementedError
 
     def limits(self) -> Limits:
-        """Return the bound of every answer, and an objective that is known to be reachable."""
+        """Return a bound on the objective of every answer, and an objective that some answer has."""
         raise NotImplementedError
 
     def refuse_infeasible(self) -> None:
@@ -127,7 +129,7 @@ class Problem(Generic[S]):
 
 
 def read_indices(entries: list[Any], count: int, what: str) -> tuple[int, ...]:
-    """Check that entries are different indices below ``count``, and return them sorted.
+    """Check that entries are different indices from 0 to ``count - 1``, and return them sorted.
 
     Args:
         entries: the entries of an answer.
@@ -135,7 +137,7 @@ def read_indices(entries: list[Any], count: int, what: str) -> tuple[int, ...]:
         what: ``"item"`` or ``"node"``, for error messages.
 
     Raises:
-        ProblemError: an entry is not an index, or an index occurs twice.
+        ProblemError: an entry is not such an index, or an index occurs twice.
     """
     if entries and set(map(type, entries)) == {
         int
@@ -227,7 +229,7 @@ class KnapsackProblem(Problem[Solution]):
         return sum(map(self.values.__getitem__, items))
 
     def within(self, capacity: int | None) -> KnapsackProblem:
-        """Return the same items with another capacity; None: a capacity for all items."""
+        """Return the same items with another capacity; None: the total weight of all items."""
         # Not by `super()`, which fails without arguments in a dataclass with slots.
         return Problem.within(self, self.total_weight if capacity is None else capacity)
 

@@ -1,4 +1,4 @@
-"""Knapsacks on PuLP's solvers; by default on CBC, whose binary comes with PuLP.
+"""Solver of knapsacks with one of PuLP's solvers; by default CBC, whose binary comes with PuLP.
 
 These solvers compute in floating point, as HiGHS does. PuLP writes numbers with thirteen digits, so
 the sums are kept below that length. PuLP does not return a bound, only whether the answer is
@@ -44,15 +44,15 @@ class PulpCbc(ToleranceSolver):
 
     @classmethod
     def cannot_run(cls) -> str | None:
-        """Return why CBC cannot run; None if PuLP finds its binary. Some PuLP builds bring none."""
+        """Return why CBC cannot run; None if PuLP finds CBC's binary, which some builds lack."""
         if pulp_engine(_CBC).available():
             return None
         return "PuLP is installed, but no CBC binary: pip install 'pulp[cbc]'"
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        """Return why the chosen PuLP solver cannot run; None if it can.
+        """Return why the solver named by ``self.solver`` cannot run; None if it can.
 
-        The reason is that PuLP does not know the solver, or that its program is missing.
+        The cause is that PuLP does not know the solver, or that the solver's program is missing.
         """
         if self.solver == _CBC:
             return None
@@ -89,9 +89,9 @@ class PulpCbc(ToleranceSolver):
 
 
 def pulp_engine(name: str, **options: Any) -> Any:
-    """Create one of PuLP's solvers, with those of the given options that it accepts.
+    """Create a PuLP solver object by name; options that its class does not accept are dropped.
 
-    CBC runs the binary that comes with PuLP, or one on the path if PuLP brings none.
+    CBC runs the binary that comes with PuLP, or one on the search path if PuLP has none.
     """
     pulp = load_pulp()
     if name == _CBC:  # a path of None makes PuLP look for a CBC on the search path

@@ -15,14 +15,14 @@ from remat.solvers.solution import Answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction(Generic[P]):
-    """A problem from which the decided items or nodes are removed.
+    """A problem without the items or nodes that need no search, and the way back from it.
 
     Attributes:
-        core: the problem of the undecided items or nodes; may be empty.
+        core: the problem of the remaining items or nodes; may be empty.
         kept: for every item or node of the core, its index in the original problem.
-        always: original indices that are saved in every case.
+        always: indices, in the original problem, of the removed items or nodes that are saved.
         always_value: for a knapsack, the total value of ``always``.
-        value_unit: units of value or cost in the original per unit in the core.
+        value_unit: number of the original problem's units of value or cost in a unit of the core.
     """
 
     core: P
@@ -46,7 +46,7 @@ class Reduction(Generic[P]):
 
 
 def reduce(problem: KnapsackProblem) -> Reduction[KnapsackProblem]:
-    """Decide the trivial items of a knapsack, and return the rest as its core.
+    """Decide the trivial items of a knapsack; the other items are the *core* of the result.
 
     Items of weight 0 are saved. Items that do not fit on their own or have value 0 are not saved.
     If all remaining items fit together, they are saved. Common divisors of the weights and of the
@@ -91,8 +91,11 @@ def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[Knaps
     Operations Research 36 (1980).
 
     Args:
-        core: the core from `reduce`.
-        relaxed: the relaxation of the core.
+        core: the core that `reduce` returned.
+        relaxed: the linear relaxation of the core, with a greedy choice.
+
+    Returns:
+        The reduction whose core has the items that are still undecided.
     """
     weights, values = core.weights, core.values
     room, worth, prefix = core.capacity, 0, set[int]()
@@ -126,9 +129,10 @@ def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[Knaps
 
 
 class CoreSolver(Solver):
-    """Base class of solvers for undecided cores; a subclass defines ``search``, not ``solve``.
+    """Base class of knapsack solvers that get only items that reduction leaves undecided.
 
-    A core has at least two items. Every item has a weight and a value above 0 and fits on its own,
+    A subclass defines ``search`` instead of ``solve``. The knapsack that ``search`` gets has at
+    least two items. Every item has a weight and a value above 0 and fits the capacity on its own,
     and not all items fit together.
     """
 
@@ -142,7 +146,14 @@ class CoreSolver(Solver):
         return reduction.invert_answer(self.solve_core(reduction.core, time_limit=time_limit))
 
     def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Search the items that `fix_variables` leaves; return that or a better greedy answer."""
+        """Run `search` on the items that `fix_variables` leaves open, and return its answer.
+
+        A greedy choice is returned instead if it has a greater value.
+
+        Args:
+            core: the core that `reduce` returned.
+            time_limit: seconds; None: no clock.
+        """
         relaxed = relax(core)
         if relaxed.value == relaxed.bound:
             return Answer(relaxed.saved, relaxed.value)
@@ -162,10 +173,10 @@ class CoreSolver(Solver):
         return replace(answer, bound=bound)
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Solve a core that `fix_variables` has reduced further; defined by subclasses.
+        """Solve the knapsack of the undecided items; subclasses define this method.
 
         Args:
-            core: the knapsack of the undecided items.
+            core: the core of `reduce`, reduced further by `fix_variables`.
             time_limit: seconds; None: no clock.
         """
         raise NotImplementedError

@@ -119,6 +119,8 @@ def check_time_limit(time_limit: object) -> None:
 def solver_errors(solver: Solver) -> Iterator[Callable[[], float]]:
     """Convert exceptions in a ``with`` block to a `SolverError` that names the solver.
 
+    A `BudgetError`, and a `SolverError` that already names the solver, stay as they are.
+
     Yields:
         A function that returns the seconds since the ``with`` block began.
     """

@@ -26,11 +26,12 @@ MOST_RUNS_PER_NODE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleProblem(Problem[Schedule]):
-    """Run every node at least once, at the lowest total cost, within a peak of memory.
+    """Run every node at least once, at the lowest total cost, within a limit on peak memory.
 
     Nodes are numbered in an order in which they can run, so each input comes before its reader. The
     fields after ``capacity`` have defaults that suit a plain graph. Sequences of integers may be
-    any ordered iterables and are stored as tuples of ``int``. Sums may not exceed 2**63 - 1.
+    any ordered iterables and are stored as tuples of ``int``. The sums of ``cost``, ``size`` and
+    ``extra`` may each not exceed 2**63 - 1.
 
     During a run, memory holds the values that this run or later runs read, the run's results, its
     ``extra`` bytes, and the ``resident`` bytes. A run reads the value of the latest earlier run of
@@ -206,7 +207,7 @@ class ScheduleProblem(Problem[Schedule]):
 
     @property
     def parts(self) -> frozenset[int]:
-        """Nodes whose value the run of another node makes."""
+        """Nodes without runs of their own, because the run of another node makes their value."""
         return frozenset(i for i, maker in enumerate(self.part_of) if maker >= 0)
 
     @property
@@ -233,7 +234,7 @@ class ScheduleProblem(Problem[Schedule]):
         return self.extra[node] if self.extra else 0
 
     def maker(self, node: int) -> int:
-        """Return the node whose run makes a node's value."""
+        """Return the node whose run makes the value of ``node``: ``node`` itself unless a part."""
         return self.part_of[node] if self.part_of and self.part_of[node] >= 0 else node
 
     def knowing(self, known: Iterable[Sequence[int]]) -> ScheduleProblem:
@@ -316,7 +317,7 @@ class ScheduleEvaluation:
         peak_at: position of the first run with the peak; 0 for a schedule without runs.
         boundary: position at which backward begins; the number of runs if no run belongs to
             backward.
-        bytes_alive: bytes alive at each position.
+        bytes_alive: bytes alive during each run.
     """
 
     cost: int
@@ -345,7 +346,7 @@ def evaluate_schedule(
 
 
 class ScheduleEvaluator:
-    """Evaluator for many schedules of one step problem.
+    """Computes the memory and cost of many schedules of one step problem.
 
     Args:
         problem: the step problem; its capacity is ignored.
@@ -438,6 +439,9 @@ class ScheduleEvaluator:
         Args:
             first: position of each node's first run; -1 for none.
             boundary: position at which backward begins.
+
+        Raises:
+            ProblemError: a node breaks one of these rules; the message names it.
         """
         problem, names = self._problem, self._problem.names
         for v in self._runnable:

@@ -25,7 +25,7 @@ class Answer:
             upper bound on the value of any choice. For a graph problem it is a lower bound on the
             cost of any decision.
         value: the total value of ``saved`` (for a graph problem: the cost), as computed by the
-            solver. An answer with a wrong value is refused.
+            solver; None if it states none. An answer with a wrong value is refused.
         status: ``OPTIMAL`` if the solver has proven its answer optimal. An answer with neither
             status nor bound counts as ``OPTIMAL`` if the solver declares ``exact``.
         by_clock: whether a clock, not counted work, ended the search, so that the next run may
@@ -40,13 +40,13 @@ class Answer:
 
     @property
     def choice(self) -> Iterable[int]:
-        """The chosen indices, under the same name for every kind of problem."""
+        """Same as ``saved``; every class of answers has this attribute."""
         return self.saved
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleAnswer:
-    """Answer of a solver to a step problem that states more than the sequence.
+    """Answer of a solver to a step problem that states more than the sequence of runs.
 
     Attributes:
         sequence: nodes in the order in which they run.
@@ -65,13 +65,13 @@ class ScheduleAnswer:
 
     @property
     def choice(self) -> Iterable[int]:
-        """The chosen sequence, under the same name for every kind of problem."""
+        """Same as ``sequence``; every class of answers has this attribute."""
         return self.sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """Figures of a verified answer to any kind of problem, computed by remat, not the solver.
+    """Base class of verified answers. remat, not the solver, computes their value, cost and bytes.
 
     Attributes:
         bound: a proven bound. For a knapsack, no choice has a greater value. For the other kinds of

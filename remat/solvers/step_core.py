@@ -1,9 +1,9 @@
 """Convert a step problem to the form that the compiled kernel's search reads.
 
-In this form, the *core* of the problem, nodes only read and make values. A first node makes the
-values that exist from the start. A last node reads the values that stay to the end. The boundary,
-where backward begins, is a node of its own. If one node must run before another one, the second
-reads a value of no bytes from the first.
+This form is called the *core* of the problem. In it, all rules of the problem are nodes that read
+and make values. A first node makes the values that exist from the start. A last node reads the
+values that stay to the end. The boundary, where backward begins, is a node of its own. If one node
+must run before another one, the second reads a value of no bytes from the first.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class StepCore:
 
     Attributes:
         cost: cost of one run of each node; the problem's own nodes come first.
-        extra: bytes that a run of each node takes besides its values.
-        once: 1 for each node that may not run again, 0 otherwise.
+        extra: bytes that a run of each node takes besides the values that it reads and makes.
+        once: for each node, 1 if it may not run again, otherwise 0.
         reads: for each node, the values that it reads.
         maker: for each value, the node that makes it.
         size: bytes of each value.
@@ -65,9 +65,11 @@ class StepCore:
 
     @property
     def shift(self) -> int:
+        """Number of bits by which the kernel's byte counts are shifted right; 0 if none is large."""
         return max(0, (8 * (sum(self.size) + sum(self.extra))).bit_length() - _EXACT.bit_length())
 
     def scaled_bytes(self, numbers: Sequence[int]) -> Sequence[int]:
+        """Divide byte counts by ``2**self.shift``, rounded up."""
         return [-(-x >> self.shift) for x in numbers] if self.shift else numbers
 
     def invert(self, sequence: Sequence[int]) -> tuple[tuple[int, ...], int]:

@@ -1,8 +1,8 @@
 """Run floating-point solvers on scaled knapsacks, and repair and bound their answers in integers.
 
 A solver that accepts a constraint within a millionth may return a choice that is one byte too
-heavy. Items of the least value per weight are then dropped until the rest fits. The solver's bound
-is used only as far as the precision of doubles justifies.
+heavy. Items are then dropped, those of little value per weight first. The solver's bound is used
+only as far as the precision of doubles justifies.
 
 Large numbers are divided: weights and the capacity rounded down, values rounded up. A choice that
 fits the original problem also fits the scaled one and is worth no less there, so the scaled bounds
@@ -27,11 +27,12 @@ _RELATIVE_TRUST = 1e-6  # relative; HiGHS's bounds were seen 1e-7 too low
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """Result of a floating-point solver on a scaled problem.
+    """Result of a floating-point solver on a knapsack whose numbers were scaled down.
 
     Attributes:
-        picked: the items that the solver chose.
-        upper: the solver's upper bound on the value; infinity if it has none.
+        picked: indices of the items that the solver chose.
+        upper: the solver's upper bound on the value of the scaled knapsack; infinity if it has
+            none.
     """
 
     picked: tuple[int, ...]
@@ -39,7 +40,7 @@ class Attempt:
 
 
 class ToleranceSolver(CoreSolver):
-    """Base class of floating-point solvers; a subclass defines ``attempt``.
+    """Base class of knapsack solvers in floating point; a subclass defines ``attempt``.
 
     Attributes:
         value_limit: the largest sum of values that the solver can represent.
@@ -64,9 +65,13 @@ class ToleranceSolver(CoreSolver):
         return Answer(saved, max(bound, value), by_clock=bound > value and time_limit is not None)
 
     def attempt(self, problem: KnapsackProblem, time_limit: float | None) -> Attempt:
-        """Solve a problem to proven optimality, or until a limit on time or search nodes.
+        """Solve a scaled knapsack to proven optimality, or until a limit on time or search nodes.
 
         The picked items may exceed the capacity slightly.
+
+        Args:
+            problem: the scaled knapsack.
+            time_limit: seconds; None: a limit on search nodes applies instead.
         """
         raise NotImplementedError
 
@@ -74,7 +79,14 @@ class ToleranceSolver(CoreSolver):
 def scale_down(
     problem: KnapsackProblem, *, weight_limit: int, value_limit: int
 ) -> tuple[KnapsackProblem, int]:
-    """Divide weights and values until their sums stay within the limits.
+    """Divide the weights, values and capacity of a knapsack so that its sums stay within the limits.
+
+    Weights and the capacity are rounded down, values are rounded up.
+
+    Args:
+        problem: the knapsack.
+        weight_limit: the largest sum of weights.
+        value_limit: the largest sum of values.
 
     Returns:
         The same items in coarser units, and the number of original units of value that make one

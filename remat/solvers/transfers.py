@@ -22,8 +22,8 @@ class Transfer:
         nbytes: bytes of the value.
         ready: position of the forward run after which the value may be sent.
         needed: position of the backward run before which the value must be back.
-        send: time of the copy to the host.
-        fetch: time of the copy back to the device.
+        send: time of the copy to the host, in the unit of the times of runs.
+        fetch: time of the copy back to the device, in the same unit.
     """
 
     nbytes: int
@@ -61,9 +61,9 @@ class Placement:
     Attributes:
         freed: for each transfer, position of the forward run after which its memory is free.
         fetched: for each transfer, position of the backward run before which its fetch begins.
-        bytes_alive: bytes alive at each run.
-        sending: waits in forward.
-        fetching: waits in backward.
+        bytes_alive: bytes alive on the device during each run.
+        sending: waits of forward for copies to the host.
+        fetching: waits of backward for copies to the device.
     """
 
     freed: tuple[int, ...]
@@ -85,7 +85,7 @@ def place(
     transfers: Sequence[Transfer],
     capacity: int | None,
 ) -> Placement:
-    """Place copies in a schedule so that the exposed transfer time within a capacity is least.
+    """Place copies in a schedule within a capacity, so that runs wait for the link as little as possible.
 
     Memory of a sent value is free once the runs during its copy have taken as long as the copy. If
     memory is needed sooner, the schedule waits. Fetches are placed like sends with time reversed.
@@ -97,8 +97,8 @@ def place(
     Args:
         times: time of each run.
         boundary: position of the first run of backward.
-        bytes_alive: bytes alive at each run; a transferred value counts up to ``ready`` and from
-            ``needed`` on.
+        bytes_alive: bytes alive during each run. A transferred value counts up to its position
+            ``ready`` and from its position ``needed`` on.
         transfers: the values that are sent and fetched.
         capacity: bytes that may be alive; None: no limit. If the capacity is too small even when
             the schedule waits for every copy, ``bytes_alive`` of the result exceeds it.
@@ -134,7 +134,8 @@ def exposed_time_at(
 ) -> int:
     """Compute the exposed transfer time of a schedule whose copies are placed at given positions.
 
-    Copies queue in the same order as in `place`.
+    That is the total time for which runs wait for the link. The copies queue in the order that
+    `place` uses.
 
     Args:
         times: time of each run.
@@ -158,8 +159,8 @@ def _exposed_time(times: Sequence[int], queue: Sequence[tuple[int, int, int]]) -
 
     Args:
         times: time of each run.
-        queue: three numbers for each copy: the run after which it enters the queue, its time, and
-            the run by whose end it must be done. Runs are given by their positions.
+        queue: three numbers for each copy: the position of the run after which it enters the queue,
+            the time that it takes, and the position of the run at whose end it must have ended.
     """
     now = idle_from = exposed_time = entered = 0
     due: dict[int, int] = {}  # by run: the time at which the copies that leave after it have ended
@@ -187,12 +188,12 @@ def _through(
         times: time of each run.
         alive: bytes alive at each run; the bytes of copies in the queue are added in place.
         queue: four numbers for each copy: the position of the run after which it enters the queue,
-            its bytes, its time, and its index.
+            its bytes, the time that it takes, and the index of its transfer.
         capacity: bytes that may be alive; None: no limit.
 
     Returns:
-        A dict from a copy's index to the position of the run after which the copy has left the
-        queue, and the list of waits.
+        A dict from the index of a transfer to the position of the run after which its copy has left
+        the queue, and the list of waits.
     """
     now = idle_from = held = entered = begin = 0
     inside: deque[tuple[int, int, int, int]] = deque()

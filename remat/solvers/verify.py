@@ -1,4 +1,7 @@
-"""Verify every answer: evaluate it again in integers, and refuse a wrong one in the solver's name."""
+"""Verify every answer: evaluate it again in integers, and refuse a wrong one.
+
+The error names the solver.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _STATES = 50_000
 
 
 class Claim(NamedTuple):
-    """A solver's answer in plain ints; the attributes have the same meaning as in `Answer`."""
+    """A solver's answer as plain ints, not yet verified; the attributes are those of `Answer`."""
 
     choice: tuple[int, ...]
     bound: int | None
@@ -42,10 +45,10 @@ def verify(problem: Problem[S], solver: Solver, answer: object, *, elapsed_s: fl
         elapsed_s: seconds that the solver took.
 
     Returns:
-        The solution. Its bound is one that is known without a search, or a tighter one that a
-        built-in solver claims. If any other solver claims a tighter bound for a knapsack or a graph
-        problem, a short search tries to prove it. A claimed bound that remains unproven becomes the
-        solution's ``claimed_bound``.
+        The solution. Its bound is the one that is known without a search, or a tighter one that a
+        built-in solver claims. If a plugin's solver claims a tighter bound for a knapsack or a
+        graph problem, a short search tries to prove it. If the claimed bound remains unproven, it
+        becomes the solution's ``claimed_bound``.
 
     Raises:
         SolverError: the answer is malformed, cannot be carried out, exceeds the capacity, or makes
@@ -58,7 +61,7 @@ def read(problem: Problem[Any], solver: Solver, answer: object) -> Claim:
     """Read a solver's answer entry by entry, without evaluating it.
 
     Raises:
-        SolverError: the answer is malformed.
+        SolverError: the answer has the wrong type, or an entry is invalid.
     """
     # A bare iterable becomes an answer without claims.
     claim = answer if isinstance(answer, problem.answer) else problem.answer(answer)  # type: ignore[arg-type]
@@ -90,6 +93,9 @@ def judge(problem: Problem[S], solver: Solver, claim: Claim, *, elapsed_s: float
         solver: the solver that answered.
         claim: the answer, as returned by `read`.
         elapsed_s: seconds that the solver took.
+
+    Raises:
+        SolverError: the answer cannot be carried out, exceeds the capacity, or makes a false claim.
     """
     try:
         figures = problem.measure(claim.choice)
@@ -164,7 +170,8 @@ def _claimed_bound(problem: Problem[Any], solver: Solver, claim: Claim, reached:
 def _proven_value(problem: KnapsackProblem, reached: int) -> int:
     """Return an upper bound on the value of any choice, proven by a short search of the kernel.
 
-    Without the kernel, the bound is the value of all items.
+    If the kernel is missing or refuses the problem, the bound is the value of all items. The
+    argument ``reached`` is not used.
     """
     native = Native()
     if native.cannot_run() is not None or native.refuses(problem) is not None:

@@ -1,4 +1,4 @@
-"""Checks of the objects that plugins offer.
+"""Checks of the objects that plugins return from hooks, such as solver classes.
 
 Each check returns the first fault as text, or None if the object is usable.
 """
@@ -19,7 +19,7 @@ _RESERVED = ("all",)
 
 
 def check_class(offered: object, base: type) -> str | None:
-    """Return why ``offered`` is not a usable, named subclass of ``base``; None if it is."""
+    """Return why ``offered`` is no concrete subclass of ``base`` with a valid name; None if it is."""
     if not inspect.isclass(offered):
         if isinstance(offered, base):
             return f"{offered!r} is an instance: return the class, {type(offered).__name__}"

@@ -45,7 +45,7 @@ def remat_analyses() -> list[type[Analysis[Any]]]:  # type: ignore[empty-body]
 def remat_operators() -> OpTaxonomy:  # type: ignore[empty-body]
     """Return properties of custom operators for the planner; see `remat.graph.ops`.
 
-    An operator outside the returned taxonomy runs once per step.
+    Without a declaration, a custom operator runs exactly as often as the step calls it.
     ``OpTaxonomy(pure={torch.ops.mine.attention})`` declares that the operator may run again, as
     `remat.declare_pure` does.
     """

@@ -1,4 +1,4 @@
-"""Parts of cache keys: descriptions of code, versions and options."""
+"""Parts of the keys of cached plans: descriptions of code, versions and options."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def described(value: Any) -> Any:
     """Return a JSON-compatible description of a value; equal descriptions mean equal values.
 
     The state of a function, or of an instance of another library's class, cannot be read. Its
-    description is valid in this process only; see `is_known_elsewhere`.
+    description names this very object and means nothing in other processes; see
+    `is_known_elsewhere`.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -90,8 +91,8 @@ def surroundings() -> dict[str, Any]:
     ``declared()``, which is called here.
 
     Returns:
-        JSON-compatible descriptions: of code, library versions, plugins, operators and
-        declarations, each under its name.
+        A JSON-compatible dict with the keys ``code``, ``libraries``, ``solvers``, ``classes``,
+        ``plugins``, ``operators`` and ``declared``.
     """
     from remat.graph.ops import default_taxonomy
     from remat.plugins.registry import registry
@@ -135,10 +136,10 @@ def _origin(module: str) -> str:
 
 @functools.cache
 def _origin_of(package: str) -> str:
-    """Return a digest of the code files and TOML files of a package.
+    """Return a digest of the Python, compiled and TOML files of a package.
 
     Unlike a version number, the digest changes with every edit of a file. If the package has no
-    files, such as code typed into an interpreter, the result is valid in this process only.
+    files, such as code typed into an interpreter, the result is a text unique to this process.
     """
     loaded = sys.modules.get(package)
     file = getattr(loaded, "__file__", None)

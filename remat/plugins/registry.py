@@ -1,6 +1,6 @@
-"""Registry of plugins.
+"""Registry of plugins and of the solvers, passes and other objects that they return from hooks.
 
-A plugin that fails or offers an unusable object is refused, and the other plugins keep working.
+A plugin that fails or returns an unusable object is refused, and the other plugins keep working.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class PluginWarning(RuntimeWarning):
 class Registry:
     """Solvers, passes, analyses, operators and cost models of remat and its plugins, by kind and name.
 
-    A kind is collected from the plugins when first requested, so that solvers can be used without
-    importing torch. A plugin that fails or offers an unusable object is refused. A `PluginWarning`
-    gives the reason once, and `problems` stores it.
+    Each kind is collected from the plugins when first requested, so that solvers can be used
+    without importing torch. A plugin that fails is refused, and so is an unusable object that it
+    returns. A `PluginWarning` gives the reason once, and `problems` stores it.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,10 @@ class Registry:
 
     @property
     def solvers(self) -> Mapping[str, type[Solver]]:
-        """Solver classes by name, available or not: remat's own first, then others by name."""
+        """Solver classes by name, also those that cannot run here.
+
+        remat's own classes come first, then those of plugins, sorted by name.
+        """
         return self._kind("remat_solvers")
 
     @property
@@ -76,7 +79,8 @@ class Registry:
     def learn_operators(self) -> None:
         """Add the operators of all plugins to the taxonomy that planning uses.
 
-        Further calls have no effect. Unregistering a plugin removes its operators.
+        The taxonomy states which operators may be recomputed. Further calls have no effect.
+        Unregistering a plugin removes its operators.
         """
         if _OPERATORS in self._found:
             return
@@ -118,7 +122,7 @@ class Registry:
         """Return a solver that is ready to run.
 
         Args:
-            name: a registered name, ``"module:Class"``, or a solver, which is returned as it is.
+            name: a registered name, ``"module:Class"``, or a solver, which is used as it is.
             isolation: ``"process"``: the solver runs in a separate process, see
                 `remat.solvers.isolation`. ``"foreign"``: a solver from outside remat runs in a
                 separate process if possible. None: the solver runs in this process.
@@ -191,7 +195,7 @@ class Registry:
         return kind
 
     def cost_model(self, cost: str | CostModel) -> CostModel:
-        """Return a cost model.
+        """Return the cost model with a name, created with its argument if one is given.
 
         Args:
             cost: a registered name, optionally with an argument as in ``"roofline:h100"``; or a
@@ -298,9 +302,8 @@ class Registry:
     def _kind(self, hook: str) -> Mapping[str, Any]:
         """Return the usable classes that plugins return from a hook, as a mapping by name.
 
-        The classes are collected from all plugins at the first call for the hook.
-
-        If two classes have the same name, the first one is kept and the second one is refused.
+        The first call for a hook asks all plugins. If two classes have the same name, the first one
+        is kept and the second one is refused.
         """
         if hook not in self._found:
             ours: dict[str, Any] = {}
@@ -321,7 +324,7 @@ class Registry:
         return self._found[hook]
 
     def _keep(self, hook: str, found: Mapping[str, Any], problems: list[PluginError]) -> None:
-        """Store the classes and problems of one hook, and warn about new problems."""
+        """Store the classes found for one hook and the refusals, and warn about new refusals."""
         self._found[hook] = MappingProxyType(found)
         self._offer_problems[hook] = problems
         self._warn()
@@ -334,7 +337,7 @@ class Registry:
 
         Args:
             hook: name of the hook.
-            problems: list to which the faults of failed plugins are appended.
+            problems: list to which an error is appended for each plugin whose hook fails.
 
         Yields:
             Pairs of the plugin's name and an object.
@@ -374,7 +377,7 @@ class Registry:
             self.learn_operators()
 
     def _warn(self) -> None:
-        """Warn about each problem that was not reported yet."""
+        """Issue a `PluginWarning` for each entry of `problems` that has had none."""
         fresh = [str(p) for p in self.problems if str(p) not in self._warned]
         self._warned.update(fresh)
         for message in fresh:
@@ -401,7 +404,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def _extend_taxonomy(offer: OpTaxonomy) -> Callable[[], None]:
-    """Add a plugin's operators to the planner's taxonomy.
+    """Add the operators of a plugin's taxonomy to the planner's taxonomy.
 
     Returns:
         A function without arguments that removes the added operators from the taxonomy. Operators

@@ -107,7 +107,7 @@ def problem_from_floats(
 
 
 def _scale(numbers: Sequence[Fraction]) -> Fraction | None:
-    """Return the least factor that makes all numbers integers; None if these sum to over 63 bits."""
+    """Return the least factor that makes all numbers integers; None if their sum exceeds 2**63-1."""
     exact = math.lcm(*(x.denominator for x in numbers))
     return Fraction(exact) if sum(numbers, Fraction()) * exact <= INT64_MAX else None
 

@@ -81,15 +81,15 @@ class OffloadChoice:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Sort key (`over`, `cost`); the smallest is best. Decisions within the capacity come first."""
+        """Sort key ``(over, cost)``; the smallest is best: within the capacity, then cheapest."""
         return self.over, self.cost
 
 
 class Prices:
-    """Lagrange multipliers: prices of a byte and of copy time, at each position of the joint graph.
+    """Lagrange multipliers: prices of a byte at a *moment*, and of copy time in a range of moments.
 
-    They start at 0, and rise where a decision exceeds the capacity or waits for the host link. A
-    position in the joint graph is called a *moment*.
+    A moment is a position in the joint graph. The prices start at 0, and rise where a decision
+    exceeds the capacity or waits for the host link.
 
     Args:
         problem: the step problem with its copy times.

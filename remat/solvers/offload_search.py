@@ -330,9 +330,10 @@ class OffloadSearch:
 
     # ---- local moves ----------------------------------------------------------------------------------
     def improved(self, best: OffloadChoice) -> OffloadChoice:
-        """Save, recompute or offload single values in another way, and return the improved decision.
+        """Improve a decision by changes of one value at a time, and return the improved decision.
 
-        The search ends if no such change improves the decision, or if the work is spent.
+        A change saves, recomputes or offloads the value instead. The search ends if no change
+        improves the decision, or if the work is spent.
         """
         while not self._spent():
             before = best

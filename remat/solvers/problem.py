@@ -104,7 +104,7 @@ class Problem(Generic[S]):
         raise NotImplementedError
 
     def limits(self) -> Limits:
-        """Return a bound on the objective of every answer, and an objective that some answer has."""
+        """Return a bound on the objective of all answers, and an objective that some answer has."""
         raise NotImplementedError
 
     def refuse_infeasible(self) -> None:

@@ -79,7 +79,7 @@ class ToleranceSolver(CoreSolver):
 def scale_down(
     problem: KnapsackProblem, *, weight_limit: int, value_limit: int
 ) -> tuple[KnapsackProblem, int]:
-    """Divide the weights, values and capacity of a knapsack so that its sums stay within the limits.
+    """Divide the numbers of a knapsack so that the sums of weights and values stay within limits.
 
     Weights and the capacity are rounded down, values are rounded up.
 

@@ -85,7 +85,7 @@ def place(
     transfers: Sequence[Transfer],
     capacity: int | None,
 ) -> Placement:
-    """Place copies in a schedule within a capacity, so that runs wait for the link as little as possible.
+    """Place copies in a schedule so that runs wait as little for the link as the capacity allows.
 
     Memory of a sent value is free once the runs during its copy have taken as long as the copy. If
     memory is needed sooner, the schedule waits. Fetches are placed like sends with time reversed.

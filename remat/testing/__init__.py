@@ -1,1 +1,1 @@
-"""Conformance suite for solvers, and the pytest plugin that runs it."""
+"""Conformance suite that every solver must pass, and the pytest plugin that runs it."""

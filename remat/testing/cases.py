@@ -1,7 +1,7 @@
-"""Cases of the conformance suite, as data.
+"""Cases of the conformance suite for solvers: named problems with known optima.
 
-A bug found in one solver becomes a case for all solvers. Published cases never change. A new case
-carries the version of the suite that added it.
+A bug found in one solver becomes a case for all solvers. Published cases never change. Each case
+has the version of the suite that added it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def optimum(self) -> int:
-        """Greatest value or least cost: the certificate, or the result of enumeration."""
+        """Greatest value or least cost of any answer: the certificate, or found by enumeration."""
         best = tried(self.problem) if self.certificate is None else self.certificate
         assert best is not None
         return best
@@ -147,7 +147,7 @@ def _small() -> list[Case]:
 
 
 def _drawn_small() -> list[Case]:
-    """Build cases with twelve items: one for each family and each of three capacities."""
+    """Build a random knapsack of twelve items for each family and each of three capacities."""
     return [
         Case(
             name=f"{name}-12-at-{share}",
@@ -177,7 +177,7 @@ def _steps() -> list[Case]:
 
 
 def _like_models() -> list[Case]:
-    """Build cases with hundreds and thousands of items, similar to those of real models."""
+    """Build knapsacks of hundreds and thousands of items, similar to those of real models."""
     values = tuple(10_000 + 7_919 * i % 3_001 for i in range(3_000))
     sizes = tuple(4 * 2**20 + 512 * (37 * i % 101) for i in range(240))
     worth_it = range(0, 240, 3)
@@ -215,9 +215,9 @@ def _like_models() -> list[Case]:
 
 
 def _twenty_thousand() -> list[Case]:
-    """Build cases with 20,000 items, of which the most efficient ones fill the capacity exactly.
+    """Build knapsacks of 20,000 items; those of best value per weight just fill the capacity.
 
-    The total value of these items equals the bound of the linear relaxation, so they are optimal.
+    They fill it exactly, so their value equals the bound of the linear relaxation and is optimal.
     """
     drawn = family("uncorrelated", items=20_000, span=10**7, share=101, seed=21)
     best = efficiency_order(drawn)[:8_000]

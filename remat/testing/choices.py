@@ -1,4 +1,4 @@
-"""Select the solvers that a test run tests."""
+"""Select the solvers to test, from the values of pytest's option ``--solver``."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Candidate:
         return self.kind is None or what in self.kind.solves
 
     def takes(self, parameter: object) -> bool:
-        """Return whether the solver runs tests that have a given parameter.
+        """Return whether the solver runs the tests with a given parameter.
 
-        A parameter with an attribute ``kind``, such as a `Case`, is only for solvers that solve
-        this kind of problem. Any other parameter is for all solvers.
+        A parameter whose attribute ``kind`` names a kind of problem, such as a `Case`, is only for
+        solvers of this kind. Any other parameter is for all solvers.
         """
         kind = getattr(parameter, "kind", None)
         return kind not in [known.kind for known in KINDS] or self.solves(kind)
@@ -58,8 +58,8 @@ def choose(names: Iterable[str], folder: Path) -> tuple[Candidate, ...]:
     """Look up the solvers given to ``--solver``, each once, in the order given.
 
     Args:
-        names: registered names, ``module:Class`` or ``all``.
-        folder: a folder in which modules are searched for, after the import path.
+        names: registered names, ``module:Class``, or ``all`` for every registered solver.
+        folder: a folder that is appended to ``sys.path`` for ``module:Class``.
 
     Raises:
         pytest.UsageError: a name is unknown, or a class is not a usable solver.

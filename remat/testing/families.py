@@ -1,4 +1,6 @@
-"""Families of random knapsacks, the same on every machine.
+"""Families of random knapsacks: rules by which weights and values are drawn.
+
+The same arguments give the same knapsack on every machine.
 
 Source: D. Pisinger, "Where are the hard knapsack problems?", Computers & Operations Research 32
 (2005).
@@ -16,6 +18,7 @@ Draw = Callable[[int, int], int]
 """A uniform integer between two bounds, both included."""
 Items = tuple[list[int], list[int]]
 """Weights and values."""
+# Arguments: number of items, largest weight or value, source of random integers.
 Family = Callable[[int, int, Draw], Items]
 """So many items, of weights or values up to a span, from a source."""
 
@@ -24,15 +27,16 @@ _BASE_ITEMS = 2
 
 
 def _valued(value: Callable[[int, int, Draw], int]) -> Family:
-    """Return a family whose weights are uniform and whose values depend on the weights.
+    """Return a family with uniform random weights, whose values ``value`` computes.
 
     Args:
         value: a function that returns an item's value. Its arguments are the item's weight, the
-            largest possible weight and the random source.
+            largest possible weight, and a function that draws random integers.
 
     Returns:
-        A function of the number of items, the largest possible weight and the random source. It
-        returns the lists of weights and values.
+        A function that draws the items. Its arguments are the number of items, the largest possible
+        weight, and a function that draws random integers. It returns the lists of weights and
+        values.
     """
 
     def items(count: int, span: int, draw: Draw) -> Items:
@@ -86,7 +90,10 @@ def _similar_weights(count: int, _: int, draw: Draw) -> Items:
 
 
 def _spanner(base: Family) -> Family:
-    """Return a family whose items are multiples of two items of another family."""
+    """Return a family whose items are random multiples of two items drawn from family ``base``.
+
+    Weights and values of the two base items are divided by 11, and multiplied by 1 to 10.
+    """
 
     def items(count: int, span: int, draw: Draw) -> Items:
         weights, values = (
@@ -117,7 +124,10 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def drawer(seed: int) -> Draw:
-    """Return a source of uniform integers; a seed gives the same integers in every Python release."""
+    """Return a function that draws a uniform integer between two bounds, both included.
+
+    The same seed gives the same integers in every Python release.
+    """
     source = random.Random(seed)
 
     def draw(low: int, high: int) -> int:
@@ -137,7 +147,7 @@ def family(name: str, *, items: int, span: int, share: int, seed: int) -> Knapsa
         span: weights are drawn from 1 to this number. For ``inverse-strongly-correlated``, values
             are drawn from this range, and weights follow from them. ``similar-weights`` ignores it.
         share: the capacity is this number times the total weight, divided by 101.
-        seed: seed of the random source.
+        seed: seed of the random integers.
     """
     weights, values = FAMILIES[name](items, span, drawer(seed))
     return KnapsackProblem(tuple(weights), tuple(values), sum(weights) * share // 101)
@@ -151,7 +161,7 @@ def layers(
     Args:
         blocks: number of blocks.
         sizes: weight of each item of a block, in bytes.
-        costs: value of each item of a block.
+        costs: value of each item of a block: the recompute cost that saving it avoids.
         share: the capacity, in percent of the total weight.
     """
     weights, values = sizes * blocks, costs * blocks

@@ -13,7 +13,7 @@ def random_graph(seed: int, *, nodes: int = 10, outside: bool = True) -> GraphPr
     Args:
         seed: seed of the random source.
         nodes: number of nodes.
-        outside: whether some nodes may lie outside forward (``in_forward`` is False).
+        outside: whether some nodes may have ``in_forward`` False: forward need not run them.
     """
     draw = random.Random(seed)
     inputs: list[tuple[int, ...]] = []
@@ -76,10 +76,10 @@ def layers(count: int, *, seed: int = 0) -> GraphProblem:
 
 
 def wide(n: int) -> GraphProblem:
-    """Build a graph in which many values wait long for their reader, as in a U-Net.
+    """Build a graph with many skip connections from its first to its second half, as in a U-Net.
 
     Args:
-        n: number of nodes in the first half; the graph has twice as many.
+        n: number of nodes in each half.
     """
     draw = random.Random(3)
     inputs = [(), *((i - 1, draw.randrange(i)) if i > 1 else (0,) for i in range(1, n))]

@@ -1,4 +1,4 @@
-"""Known failures of a solver: its author lists them in a file, and each must fail.
+"""Known failures: solver tests that a solver's author expects to fail, listed in a file.
 
 Each line has the name of one test as pytest prints it after ``::``. Text after ``#`` is the
 reason::
@@ -19,10 +19,10 @@ DEFAULT = "known_failures.txt"
 
 
 def read(path: Path) -> Mapping[str, str]:
-    """Read a file of known failures.
+    """Read a file of known failures: one test name per line, with a reason after ``#``.
 
     Returns:
-        The reason of each failure, by test name.
+        The reason why each test fails, by test name.
 
     Raises:
         pytest.UsageError: the file cannot be read, a line does not name a test, or a test is listed
@@ -50,11 +50,13 @@ def read(path: Path) -> Mapping[str, str]:
 
 
 def mark(items: Iterable[pytest.Item], known: Mapping[str, str]) -> set[str]:
-    """Mark the listed tests as expected to fail, and return the names that match no test.
+    """Mark tests as expected to fail, and return the names in ``known`` that match no test.
+
+    A marked test that passes is reported as a failure.
 
     Args:
         items: the collected tests.
-        known: the reason of each failure, by test name.
+        known: the reason why each test fails, by test name.
     """
     left = set(known)
     for item in items:

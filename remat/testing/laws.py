@@ -1,4 +1,4 @@
-"""Check laws that hold for every problem, on many random problems.
+"""Check laws on many random problems; a law is a property that must hold for every problem.
 
 Hypothesis draws the problems if it is installed; otherwise they are drawn from fixed seeds.
 """
@@ -14,14 +14,17 @@ _SPANS = (3, 20, 10**4, 10**9, 2**50)
 
 
 def holds(law: Callable[[Draw], None], *, draws: int) -> None:
-    """Check a law on random problems, the same in every run.
+    """Check a law, a property of all problems, on random problems; every run draws the same ones.
 
     Hypothesis, if it is installed, tries corner cases and reduces a failure to a small example.
 
     Args:
-        law: a function that takes a source of random integers, draws a problem from it, and asserts
-            the law.
+        law: a function that draws a problem and asserts the law. Its argument is a function of two
+            bounds that draws a random integer between them.
         draws: number of problems.
+
+    Raises:
+        AssertionError: the law does not hold for a problem.
     """
     try:
         from hypothesis import HealthCheck, Phase, given, settings
@@ -47,9 +50,13 @@ def holds(law: Callable[[Draw], None], *, draws: int) -> None:
 
 
 def any_problem(draw: Draw, *, most: int = 9) -> KnapsackProblem:
-    """Draw a knapsack of up to ``most`` items, which may include zeros and equal items.
+    """Draw a knapsack of up to ``most`` items, with zeros and equal items among them.
 
-    The largest weight and value is drawn too, from 3 to 2**50.
+    The largest possible weight and value is drawn too, from five numbers between 3 and 2**50.
+
+    Args:
+        draw: a function of two bounds that draws a random integer between them.
+        most: the largest number of items.
     """
     span = _SPANS[draw(0, len(_SPANS) - 1)]
     count = draw(0, most)
@@ -59,7 +66,10 @@ def any_problem(draw: Draw, *, most: int = 9) -> KnapsackProblem:
 
 
 def any_order(draw: Draw, count: int) -> list[int]:
-    """Draw a random permutation of the numbers from 0 to ``count - 1``."""
+    """Return a random permutation of the numbers from 0 to ``count - 1``.
+
+    ``draw`` is a function of two bounds that draws a random integer between them.
+    """
     order = list(range(count))
     for i in range(count - 1, 0, -1):
         j = draw(0, i)

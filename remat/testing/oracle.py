@@ -17,7 +17,10 @@ MAX_ITEMS = 20
 
 
 def optimum(problem: Problem[Any]) -> int | None:
-    """Return the greatest value or least cost within the capacity; None if nothing fits."""
+    """Return the greatest value or least cost of any answer within the capacity, by enumeration.
+
+    None if no answer fits.
+    """
     if isinstance(problem, KnapsackProblem):
         return brute_force(problem)
     if isinstance(problem, ScheduleProblem):
@@ -47,7 +50,10 @@ def brute_force(problem: KnapsackProblem) -> int:
 
 
 def decisions(problem: GraphProblem) -> list[Evaluation]:
-    """Evaluate every legal decision of a graph problem."""
+    """Evaluate every set of nodes that may be saved in a graph problem, whatever its bytes.
+
+    Sets with which backward lacks a value are left out.
+    """
     may, found = [i for i in range(len(problem)) if problem.savable[i]], []
     for picks in itertools.product((False, True), repeat=len(may)):
         with contextlib.suppress(ProblemError):
@@ -60,7 +66,7 @@ def least_cost_schedule(problem: ScheduleProblem) -> int | None:
 
     The search enumerates states. A state has the values in memory, the nodes that have run, and
     whether backward has begun. Any value may be dropped before any run. The number of states grows
-    as 4 to the power of the number of nodes, so use it for at most eight nodes.
+    as 4 to the power of the number of nodes, so call this for at most eight nodes.
     """
     capacity = math.inf if problem.capacity is None else problem.capacity
     makes, read = problem.results, problem.used

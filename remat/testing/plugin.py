@@ -30,7 +30,7 @@ _SOLVED = pytest.StashKey["_SolvedCases"]()
 
 
 def for_solvers_of(kind: str) -> Callable[[Test], Test]:
-    """Return a decorator by which a test runs only on solvers that solve one kind of problem.
+    """Return a decorator that restricts a test to solvers that solve one kind of problem.
 
     Args:
         kind: ``"knapsack"``, ``"graph"`` or ``"schedule"``.
@@ -90,7 +90,10 @@ def _known_failures(config: pytest.Config) -> Mapping[str, str]:
 
 @pytest.hookimpl(trylast=True)  # after the tests' own parametrization, which `_is_ours` checks
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make pytest run every solver test once per chosen solver."""
+    """Make pytest run every solver test once per solver chosen with ``--solver``.
+
+    Without ``--solver``, every registered solver that can run here is chosen.
+    """
     if FIXTURE not in metafunc.fixturenames or not _is_ours(metafunc):
         return
     stash = metafunc.config.stash
@@ -130,7 +133,7 @@ def _keep(
 
 
 def _candidate(item: pytest.Item) -> Candidate | None:
-    """Return the solver of a solver test; None for any other test."""
+    """Return the solver that a solver test tests; None for any other test."""
     choices = sys.modules.get("remat.testing.choices")  # imported only once a solver is needed
     callspec = getattr(item, "callspec", None)
     if choices is None or callspec is None:
@@ -146,7 +149,12 @@ def _is_of_its_kind(item: pytest.Item) -> bool:
 
 
 def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[str, str]) -> None:
-    """Mark tests that are known to fail.
+    """Mark tests that are known to fail as expected failures.
+
+    Args:
+        config: pytest's configuration.
+        items: the collected solver tests.
+        known: the reason why each test fails, by test name.
 
     Raises:
         pytest.UsageError: ``known`` names a test of a chosen solver that does not exist. Not raised
@@ -168,7 +176,7 @@ def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[
 def pytest_terminal_summary(
     terminalreporter: Any, exitstatus: int | pytest.ExitCode, config: pytest.Config
 ) -> None:
-    """Report skipped solvers and, if several solvers ran, a comparison."""
+    """Print the skipped solvers and, if several solvers solved cases, a comparison table."""
     chosen = config.stash.get(_CHOSEN, ())
     for candidate in chosen:
         if candidate.reason is not None:
@@ -192,7 +200,7 @@ def pytest_terminal_summary(
 
 @pytest.fixture(scope="session", name=FIXTURE)
 def _solver(request: pytest.FixtureRequest) -> Solver:
-    """A solver to test: in turn each one that ``--solver`` chose, or each one that can run here."""
+    """Solver under test: in turn each one given to ``--solver``, or each one that can run here."""
     candidate: Candidate = request.param
     return candidate.solver()
 
@@ -201,7 +209,7 @@ def _solver(request: pytest.FixtureRequest) -> Solver:
 def solve_case(
     solver: Solver, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
 ) -> Callable[[Case], Checked | None]:
-    """A function that solves a case with the solver, and adds the result to the comparison table.
+    """Function that solves a `Case` with the solver, and adds the result to the comparison table.
 
     The function returns the verified solution. It returns None if the solver finds no schedule
     within the capacity, which is allowed. If the solver refuses a knapsack, the test is skipped
@@ -231,7 +239,7 @@ def solve_case(
 
 
 class _SolvedCases:
-    """Collect solved cases from test reports, which also arrive from xdist workers."""
+    """Collects the results of solved cases from test reports, also from those of xdist workers."""
 
     def __init__(self) -> None:
         self.results: list[Solved] = []

@@ -1,4 +1,4 @@
-"""Random problems of every kind for the conformance suite, and the function that solves them."""
+"""Random problems of all three kinds for the conformance suite, and a function that solves them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def solved(solver: Solver, problem: Problem[Any], *, time_limit: float | None = 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Problems of one kind that a single test solves one after another.
+    """A set of problems of one kind; a test solves them one after another.
 
     Attributes:
         name: name shown in test ids.
@@ -58,7 +58,7 @@ class Sample:
 
 
 def _small_knapsacks(name: str) -> Iterator[Problem[Any]]:
-    """Yield problems of one family, at capacities from tight to loose."""
+    """Yield 20 small knapsacks of the family ``name``, from a tight to a loose capacity."""
     for seed in range(20):
         yield family(name, items=1 + seed % 10, span=30, share=5 * seed + 3, seed=seed)
 
@@ -67,7 +67,7 @@ def _small_graphs(block: int) -> Iterator[Problem[Any]]:
     """Yield small graph problems, each with a capacity that some decision fits.
 
     Args:
-        block: number of a block of 30 seeds: those from ``30 * block`` on.
+        block: selects the seeds of the problems: 30 seeds from ``30 * block`` on.
     """
     draw = random.Random(block)
     for seed in range(30 * block, 30 * block + 30):
@@ -81,7 +81,7 @@ def _small_steps(block: int) -> Iterator[Problem[Any]]:
     """Yield small step problems, each with a capacity that may be too small.
 
     Args:
-        block: number of a block of 25 seeds: those from ``25 * block`` on.
+        block: selects the seeds of the problems: 25 seeds from ``25 * block`` on.
     """
     draw = random.Random(block)
     for seed in range(25 * block, 25 * block + 25):

@@ -1,4 +1,4 @@
-"""Table that compares solvers by their results on the cases."""
+"""Table that compares solvers by their results on the cases of the conformance suite."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Solved:
         return -self.value if self.least else self.value
 
     def as_property(self) -> str:
-        """Convert the result to JSON text, which passes through any test report.
+        """Convert the result to JSON text, which pytest can store as a property of a test report.
 
         Integers of any size keep their value.
         """

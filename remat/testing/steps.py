@@ -86,8 +86,9 @@ def random_step(seed: int, *, nodes: int = 6, plain: bool = False) -> SchedulePr
 
     Args:
         seed: seed of the random source.
-        nodes: number of nodes with runs of their own; other nodes may be added.
-        plain: whether the problem has only names, inputs, costs and sizes, and no other fields.
+        nodes: number of nodes that run; nodes that never run may be added.
+        plain: whether the problem has only names, inputs, costs and sizes; the other fields keep
+            their defaults.
     """
     draw = random.Random(seed)
     rich = not plain

@@ -36,12 +36,12 @@ _GRACE_S = 3.0  # a busy machine may delay a solver by this much
 
 
 def each(samples: Sequence[Sample]) -> pytest.MarkDecorator:
-    """Return a decorator that runs a test once per sample, on the solvers of the sample's kind."""
+    """Return a decorator that runs a test once per sample, on solvers of the sample's kind."""
     return pytest.mark.parametrize("sample", samples, ids=lambda sample: sample.name)
 
 
 def reached(problem: Problem[Any], solution: AnySolution) -> int:
-    """Return the value of an answer, or its negated cost, so that more is better."""
+    """Return the value of an answer, or its negated cost, so that a larger number is better."""
     figure: int = getattr(solution, problem.objective)
     return figure if problem.maximises else -figure
 
@@ -83,9 +83,10 @@ def assert_honest(
 
 
 def assert_agree(solver: Solver, one: Solution, other: Solution, factor: int, label: str) -> None:
-    """Assert that the answers to two related problems do not contradict each other.
+    """Assert that the answers to two related knapsacks do not contradict each other.
 
-    The caller knows that the second problem's optimum is at least the first one's.
+    The caller ensures that the second optimum is at least ``factor`` times the first one. So the
+    second bound, and for an exact solver the second value, must be at least ``factor * one.value``.
 
     Args:
         solver: the solver that gave both answers.
@@ -112,7 +113,7 @@ def taken(solver: Solver, sample: Sample) -> list[Problem[Any]]:
 
 
 def assert_alike(one: AnySolution | None, other: AnySolution | None) -> None:
-    """Assert that two answers to one problem are the same, unless one is not deterministic."""
+    """Assert that two answers to a problem choose the same, unless one is not deterministic."""
     if one is None or other is None:  # no schedule was found
         assert one is other
     elif one.deterministic and other.deterministic:
@@ -131,7 +132,7 @@ def test_is_usable(solver: Solver) -> None:
 
 @for_solvers_of("knapsack")
 def test_takes_problems_at_all(solver: Solver) -> None:
-    """The solver accepts at least half of the small problems, so that the other tests have cases."""
+    """The solver accepts at least half of the small knapsacks, so that other tests can test it."""
     small = [
         case.problem
         for case in cases()
@@ -156,7 +157,7 @@ def test_case(solver: Solver, case: Case, solve_case: Callable[[Case], AnySoluti
 
 @each(SMALL)
 def test_many_small_problems(solver: Solver, sample: Sample) -> None:
-    """On random small problems, the solver's claims agree with the optimum from enumeration."""
+    """On small random problems, the solver's answers and claims agree with the optimum."""
     answered = 0
     for problem in sample.draw():
         solution = solved(solver, problem)
@@ -168,7 +169,7 @@ def test_many_small_problems(solver: Solver, sample: Sample) -> None:
 
 @each(ROOMY)
 def test_room_for_everything_is_enough(solver: Solver, sample: Sample) -> None:
-    """If the capacity suffices for everything, the solver finds an answer.
+    """If the capacity suffices to save everything, the solver finds an answer.
 
     For a graph problem, the answer recomputes no node that has a cost.
     """
@@ -192,7 +193,7 @@ def test_less_than_the_least_is_refused(solver: Solver) -> None:
 
 @for_solvers_of("knapsack")
 def test_any_problem(solver: Solver) -> None:
-    """On random knapsacks with numbers of any magnitude, the claims agree with the optimum."""
+    """On knapsacks with small and huge numbers, answers and claims agree with the optimum."""
 
     def law(draw: Draw) -> None:
         problem = any_problem(draw)
@@ -222,7 +223,7 @@ def test_numbers_up_to_its_limit(solver: Solver) -> None:
 
 @for_solvers_of("knapsack")
 def test_order_of_items_does_not_matter(solver: Solver) -> None:
-    """Bounds that the solver proves for one order of the items also hold for another order."""
+    """The solver's answers agree if the items of a knapsack are given in another order."""
 
     def law(draw: Draw) -> None:
         problem = any_problem(draw)
@@ -277,7 +278,7 @@ def test_more_room_is_never_worse(solver: Solver) -> None:
 @pytest.mark.parametrize("time_limit", [0.001, 0.2])
 @each(PLAIN)
 def test_takes_a_time_limit(solver: Solver, sample: Sample, time_limit: float) -> None:
-    """With a time limit the solver may stop early, but its answer fits and its claims are true."""
+    """With a time limit, the solver may stop early, but its answer fits and its bound is true."""
     for problem in taken(solver, sample):
         limited, unlimited = solved(solver, problem, time_limit=time_limit), solved(solver, problem)
         if limited is not None and unlimited is not None:
@@ -289,7 +290,7 @@ def test_takes_a_time_limit(solver: Solver, sample: Sample, time_limit: float) -
 def test_keeps_its_time_limit(solver: Solver, sample: Sample) -> None:
     """The solver returns soon after its time limit.
 
-    If it does not return, its process is killed and the test fails.
+    If possible, the solver runs in its own process, which is killed if it does not return.
     """
     if not solver.time_limit:
         pytest.skip(f"solver '{solver.name}' declares time_limit = False")

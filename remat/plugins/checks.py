@@ -19,7 +19,7 @@ _RESERVED = ("all",)
 
 
 def check_class(offered: object, base: type) -> str | None:
-    """Return why ``offered`` is no concrete subclass of ``base`` with a valid name; None if it is."""
+    """Return why ``offered`` is not a concrete, named subclass of ``base``; None if it is one."""
     if not inspect.isclass(offered):
         if isinstance(offered, base):
             return f"{offered!r} is an instance: return the class, {type(offered).__name__}"

@@ -38,7 +38,7 @@ def remat_passes() -> list[type[Pass]]:  # type: ignore[empty-body]
 
 @hookspec
 def remat_analyses() -> list[type[Analysis[Any]]]:  # type: ignore[empty-body]
-    """Return analysis classes, for ``remat passes`` to list."""
+    """Return analysis classes, which the command ``remat passes`` lists."""
 
 
 @hookspec

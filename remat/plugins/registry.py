@@ -252,7 +252,7 @@ class Registry:
         return name
 
     def unregister(self, name: str) -> None:
-        """Remove a plugin with all that it registered.
+        """Remove a plugin and everything that it registered.
 
         Raises:
             PluginError: no plugin has this name, or the name is remat's own.
@@ -267,8 +267,8 @@ class Registry:
         """Register a plugin during a ``with`` block, and unregister it afterwards.
 
         Args:
-            plugin: as for `register`.
-            name: as for `register`.
+            plugin: a module or object with hook implementations.
+            name: name of the plugin in messages; None: the name of the module or class.
 
         Yields:
             The name under which the plugin is registered.

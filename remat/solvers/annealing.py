@@ -148,7 +148,7 @@ def _rank(
 
 
 def _first_boundary(problem: ScheduleProblem, sequence: Sequence[int]) -> int:
-    """Return the first position at which backward may begin: all of ``problem.forward`` has run."""
+    """Return the first position before which all nodes in ``problem.forward`` have run."""
     missing = set(problem.forward)
     for position, v in enumerate(sequence):
         if not missing:

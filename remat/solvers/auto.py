@@ -54,7 +54,7 @@ class Auto(Solver):
     name: ClassVar[str] = "auto"
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
-        """Run one solver after another until the best value equals the tightest bound."""
+        """Run one solver after another until the best value equals the tightest upper bound."""
         deadline = None if time_limit is None else time.monotonic() + time_limit
         # If the kernel proves nothing, the other members need the rest of the time.
         answer = _kernel_answer(problem, None if time_limit is None else 0.6 * time_limit)

@@ -93,7 +93,7 @@ class Solver:
 
         Args:
             problem: the graph problem to solve; a capacity of None sets no limit.
-            time_limit: as for ``solve``.
+            time_limit: seconds after which to return the best choice found so far; None: no clock.
 
         Returns:
             Positions of the nodes to save, or an `Answer` whose bound is a lower bound on the cost.
@@ -110,7 +110,8 @@ class Solver:
 
         Args:
             problem: the step problem to solve; a capacity of None sets no limit.
-            time_limit: as for ``solve``.
+            time_limit: seconds after which to return the best schedule found so far; None: no
+                clock.
 
         Returns:
             Nodes in the order in which they run, or a `ScheduleAnswer`, which also has a bound.

@@ -122,9 +122,9 @@ def _weights(core: GraphProblem) -> list[int]:
     """Return, for each node, the bytes that suffice to avoid its recomputation.
 
     The weight is 0 if saving cannot avoid it, or if the node is never recomputed. A savable node
-    takes its own size. For a node that cannot be saved, such as an operator with
-    several results, saving all values computed from it avoids the recomputation. Its weight is then
-    the sum of the weights of its readers.
+    takes its own size. For a node that cannot be saved, such as an operator with several results,
+    saving all values computed from it avoids the recomputation. Its weight is then the sum of the
+    weights of its readers.
     """
     readers: list[list[int]] = [[] for _ in core.names]
     for i, reads in enumerate(core.inputs):

@@ -36,9 +36,9 @@ class Copy:
 class WithCopies:
     """A step problem extended by nodes for offload copies, with a schedule of the extended problem.
 
-    Nodes are numbered in this order: one fetch node per copy, the nodes of the original problem,
-    one *away* node per copy, which holds the offloaded bytes in forward, and one send node per
-    copy.
+    Nodes are numbered in this order: the fetch nodes, the nodes of the original problem, the *away*
+    nodes, the send nodes. Each copy has one node of every kind. An away node holds the offloaded
+    bytes in forward.
 
     Attributes:
         problem: the extended problem.
@@ -75,8 +75,8 @@ def with_copies(
     """Add copies as nodes to a step problem, and add the runs of these nodes to a schedule.
 
     In the extended problem, only backward nodes read a fetched value. If a forward node runs again
-    in backward, the bytes of the fetched values that it reads are not counted, because ``inputs``
-    has one entry for all runs of a node.
+    in backward, the bytes of the fetched values that it reads are not counted. The cause is that
+    ``inputs`` has one entry for all runs of a node.
 
     Args:
         problem: the step problem.

@@ -48,7 +48,7 @@ class CpSat(CoreSolver):
         return None
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Search from the greedy choice until the optimum is proven or the limit is reached.
+        """Run CP-SAT from the greedy choice until the optimum is proven or a limit is reached.
 
         The limit is ``time_limit`` in seconds, or `work` if ``time_limit`` is None.
         """

@@ -38,7 +38,11 @@ class DynamicProgram(CoreSolver):
             raise ProblemError(f"steps must be at least 1, got {self.steps}")
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Fill the table item by item, best value per weight first, and return the best choice."""
+        """Return the best choice from a table of the greatest value per capacity.
+
+        The items enter the table one by one, best value per weight first. If the time is up before
+        the last item, or if weights were rounded, a greedy choice may be returned instead.
+        """
         deadline = None if time_limit is None else time.monotonic() + time_limit
         unit = -(-core.capacity // self.steps)  # 1, and so exact, if the steps suffice
         coarse = _coarsen(core, unit) if unit > 1 else core

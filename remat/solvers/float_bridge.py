@@ -44,8 +44,8 @@ def knapsack_fn(solver: Solver) -> KnapsackFn:
         A function of ``memory`` (per item, any unit), ``runtimes`` (per item, any unit) and
         ``max_memory`` (the unit of ``memory``). It returns the total runtime of the saved items,
         the sorted indices of the saved items, and the sorted indices of all other items. It raises
-        `ProblemError` if an argument is not a number, not finite or negative, and `SolverError` as
-        `run` does.
+        `ProblemError` if a number is invalid, infinite or negative, and `SolverError` if the solver
+        fails.
     """
 
     def solve(
@@ -76,7 +76,7 @@ def problem_from_floats(
         max_memory: the capacity, in the unit of ``memory``.
 
     Raises:
-        ProblemError: an argument is not a number, not finite or negative, or the lengths differ.
+        ProblemError: a number is invalid, infinite or negative, or the lengths differ.
     """
     weights = [_decimal(f"memory[{i}]", x) for i, x in enumerate(memory)]
     values = [_decimal(f"runtimes[{i}]", x) for i, x in enumerate(runtimes)]
@@ -107,7 +107,7 @@ def problem_from_floats(
 
 
 def _scale(numbers: Sequence[Fraction]) -> Fraction | None:
-    """Return the least factor that makes all numbers integers; None if their sum exceeds 2**63-1."""
+    """Return the least factor that makes all numbers integers; None if their sum exceeds int64."""
     exact = math.lcm(*(x.denominator for x in numbers))
     return Fraction(exact) if sum(numbers, Fraction()) * exact <= INT64_MAX else None
 

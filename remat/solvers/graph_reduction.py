@@ -52,7 +52,7 @@ def reduce_graph(problem: GraphProblem) -> Reduction[GraphProblem]:
 
 
 class _Work:
-    """The graph during reduction; node indices are those of the original problem."""
+    """Graph from which `reduce_graph` removes nodes; indices are those of the original problem."""
 
     def __init__(self, problem: GraphProblem) -> None:
         n = len(problem)
@@ -92,8 +92,8 @@ class _Work:
     def order(self) -> list[int]:
         """Return the remaining nodes in the order for the kernel's `GraphCore`.
 
-        A node outside forward comes right after the last of its inputs. So few values are alive at
-        any position, which keeps the search of `GraphCore` small.
+        A node with ``in_forward`` False comes right after the last of its inputs. So few values are
+        alive at any position, which keeps the search of `GraphCore` small.
         """
         anchor: dict[int, int] = {}
         for i in self.alive:

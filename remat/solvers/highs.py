@@ -44,7 +44,7 @@ if os.name == "posix":
 
 
 def milp(*args: Any, **kwargs: Any) -> Any:
-    """Call `scipy.optimize.milp` with the same arguments and result, and drop its debug lines."""
+    """Call `scipy.optimize.milp` with the same arguments and result; drop HiGHS's debug output."""
     from scipy import optimize
 
     with quiet_stdout():

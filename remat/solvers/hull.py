@@ -28,7 +28,7 @@ ROOM = 2**60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vertex:
-    """A decision on the hull: its saved bytes, its cost, and its saved nodes of the core."""
+    """A decision on the hull: its saved bytes, cost, and saved nodes of the reduced problem."""
 
     saved_bytes: int
     cost: int
@@ -147,12 +147,12 @@ class Hull:
 
     @property
     def ends(self) -> tuple[Vertex, Vertex]:
-        """The vertex of fewest bytes, and the vertex of least cost."""
+        """The vertex with the fewest saved bytes, and the vertex with the least cost."""
         return self._vertices[0], self._vertices[-1]
 
     @cached_property
     def vertices(self) -> tuple[Vertex, ...]:
-        """All vertices of the hull, fewest bytes first."""
+        """All vertices of the hull, by rising saved bytes."""
         i = 0
         while i + 1 < len(self._vertices):
             fits, over = self._vertices[i : i + 2]

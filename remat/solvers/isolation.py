@@ -154,12 +154,12 @@ class Isolated(Solver):
         return ScheduleAnswer(answer.saved, answer.bound, by_clock=answer.by_clock)
 
     def start(self) -> None:
-        """Start the process unless it is running."""
+        """Start the solver's process unless it is running."""
         with self._lock:
             self._running()
 
     def close(self) -> None:
-        """Kill the process; the next call starts a new one."""
+        """Kill the solver's process; the next call of a method starts a new one."""
         with self._lock:
             self._end()
 

@@ -1,11 +1,12 @@
 """Solve the graph problem with Lagrange multipliers, and search for decisions near the hull.
 
-For every budget, the lower convex hull of the (bytes, cost) frontier gives a lower bound on the
-cost and a price of a byte (see `remat.solvers.hull`). The hull also gives a decision that fits but
-may not use the whole budget. At that price, the *loss* of a decision is its distance from the best
-possible total of bytes and cost. The compiled kernel enumerates the decisions of little loss, node
-by node in topological order. A *prefix* is a decision on the first nodes of that order. The kernel
-keeps all prefixes if they are few, and otherwise a beam of the best ones.
+The module `remat.solvers.hull` computes the lower convex hull of the (bytes, cost) pairs of all
+decisions. For every budget, the hull gives a lower bound on the cost and a price of a byte. The
+hull also gives a decision that fits but may not use the whole budget. At that price, the *loss* of
+a decision is its distance from the best possible total of bytes and cost. The compiled kernel
+enumerates the decisions of little loss, node by node in topological order. A *prefix* is a decision
+on the first nodes of that order. The kernel keeps all prefixes if they are few, and otherwise a
+beam of the best ones.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Incumbent:
 
     Attributes:
         saved: positions of the saved nodes in the core.
-        cost: cost of the decision in the core, where nodes outside forward cost nothing.
+        cost: cost of the decision in the core, where nodes with ``in_forward`` False cost nothing.
         bound: lower bound on the cost of every decision within the capacity.
         by_clock: whether a clock, not counted work, ended a search.
     """
@@ -109,7 +110,7 @@ class Search:
         self.deadline = None if time_limit is None else time.monotonic() + time_limit
 
     def start(self) -> Incumbent:
-        """Return the cheapest vertex of the hull that fits the capacity, without a search."""
+        """Return the cheapest decision on the hull that fits the capacity, without a search."""
         fits = self.edge.fits
         return Incumbent(
             saved=fits.saved, cost=fits.cost, bound=min(fits.cost, self.edge.bound(self.capacity))
@@ -208,8 +209,7 @@ class Search:
     def _costs_more_than(self, loss: int) -> int:
         """Return a lower bound on the cost of decisions whose loss exceeds ``loss``.
 
-        The bound holds for decisions within the capacity. Loss is in the hull's scaled prices, see
-        `Edge.value`.
+        The bound holds for decisions within the capacity. ``loss`` has the unit of `Edge.value`.
         """
         edge = self.edge
         return -((edge.price * self.capacity - edge.value - loss) // edge.scale)

@@ -20,7 +20,7 @@ LARGEST_SUM = 2**60
 
 
 class Native(Solver):
-    """MINKNAP's expanding core, joined lists, and branches on the number of items, in C++.
+    """Exact knapsacks by MINKNAP's expanding core in C++, and step problems by annealing.
 
     Identical items are grouped, and the greatest common divisor is divided out. The *break item* is
     the first one in order of value per weight that no longer fits. The *core*, the items searched

@@ -191,7 +191,7 @@ class Prices:
 
         Args:
             choice: the decision that is cheapest under the current multipliers.
-            moments: the moment of each run of the decision's schedule.
+            moments: the moment (see `Prices`) of each run of the decision's schedule.
             most: cost of the best decision known, or an estimate; the step size grows with it.
             step: number by which the step size is multiplied.
 
@@ -248,8 +248,8 @@ class Prices:
         Args:
             window: three entries: True for fetches and False for sends, the first moment, and the
                 last moment.
-            choice: the decision whose copies are counted.
-            moments: the moment of each run of the decision's schedule.
+            choice: the decision whose copies and runs are counted.
+            moments: the moment (see `Prices`) of each run of the decision's schedule.
         """
         back, low, high = window
         problem, idle = self._problem, choice.schedule.idle

@@ -82,7 +82,7 @@ class OffloadEvaluation:
 def carried(
     problem: OffloadProblem, sequence: Sequence[int], boundary: int | None = None
 ) -> CarriedSchedule:
-    """Find the values that a schedule carries from forward to backward, and return both.
+    """Return a schedule with the values that its forward makes and its backward reads.
 
     Args:
         problem: the step problem with its copy times.

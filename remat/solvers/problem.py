@@ -87,7 +87,9 @@ class Problem(Generic[S]):
         raise NotImplementedError
 
     def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
-        """Evaluate a choice, and return values for attributes of ``solution``, by name.
+        """Evaluate a choice, and return its figures, such as value and weight.
+
+        The keys of the dict are names of attributes of ``solution``.
 
         Raises:
             ProblemError: the choice is not possible; the message continues a sentence that starts

@@ -234,7 +234,7 @@ class ScheduleProblem(Problem[Schedule]):
         return self.extra[node] if self.extra else 0
 
     def maker(self, node: int) -> int:
-        """Return the node whose run makes the value of ``node``: ``node`` itself unless a part."""
+        """Return the node whose run makes a node's value: itself, or the one that it is part of."""
         return self.part_of[node] if self.part_of and self.part_of[node] >= 0 else node
 
     def knowing(self, known: Iterable[Sequence[int]]) -> ScheduleProblem:

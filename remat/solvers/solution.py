@@ -139,8 +139,8 @@ class Schedule(Checked):
         sequence: nodes in the order in which they run.
         cost: summed cost of all runs, in the problem's unit; at least ``bound``. Computed by remat.
         peak_bytes: most bytes alive at one time, as computed by remat; at most the capacity.
-        boundary: position in ``sequence`` at which backward begins; the length if no run belongs to
-            backward.
+        boundary: position in ``sequence`` at which backward begins; the length of ``sequence`` if
+            no run belongs to backward.
     """
 
     sequence: tuple[int, ...]

@@ -65,7 +65,7 @@ class StepCore:
 
     @property
     def shift(self) -> int:
-        """Number of bits by which `columns` shifts bytes to the right; 0 for sums below 2**49."""
+        """Number of bits by which `columns` shifts bytes to the right; 0 for sums below 2**50."""
         return max(0, (8 * (sum(self.size) + sum(self.extra))).bit_length() - _EXACT.bit_length())
 
     def scaled_bytes(self, numbers: Sequence[int]) -> Sequence[int]:

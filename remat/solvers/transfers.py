@@ -35,7 +35,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """A time for which the schedule stops until the link has ended a copy.
+    """A pause of the schedule, because a copy on the link has not ended.
 
     In forward, the schedule waits before the run ``at``. The link has then been busy without a
     pause since the run ``begin`` ended. At the end of forward, the schedule waits after its last
@@ -46,7 +46,7 @@ class Wait:
         begin: position of a run: where the busy period of the link begins in forward, or ends in
             backward.
         at: position of the run next to the wait.
-        time: length of the wait.
+        time: length of the wait, in the unit of the times of runs.
     """
 
     begin: int
@@ -160,7 +160,7 @@ def _exposed_time(times: Sequence[int], queue: Sequence[tuple[int, int, int]]) -
     Args:
         times: time of each run.
         queue: three numbers for each copy: the position of the run after which it enters the queue,
-            the time that it takes, and the position of the run at whose end it must have ended.
+            its duration, and the position of the run at whose end it must have ended.
     """
     now = idle_from = exposed_time = entered = 0
     due: dict[int, int] = {}  # by run: the time at which the copies that leave after it have ended
@@ -188,12 +188,12 @@ def _through(
         times: time of each run.
         alive: bytes alive at each run; the bytes of copies in the queue are added in place.
         queue: four numbers for each copy: the position of the run after which it enters the queue,
-            its bytes, the time that it takes, and the index of its transfer.
+            its bytes, its duration, and the index of its transfer.
         capacity: bytes that may be alive; None: no limit.
 
     Returns:
-        A dict from the index of a transfer to the position of the run after which its copy has left
-        the queue, and the list of waits.
+        First, a dict from the index of a transfer to the position of the run after which its copy
+        has left the queue. Second, the list of waits.
     """
     now = idle_from = held = entered = begin = 0
     inside: deque[tuple[int, int, int, int]] = deque()

@@ -149,7 +149,8 @@ def _claimed_bound(problem: Problem[Any], solver: Solver, claim: Claim, reached:
     With the status OPTIMAL, the claimed bound is ``reached``, the objective of the answer.
 
     Raises:
-        SolverError: the status contradicts the bound, or has nothing that proves it.
+        SolverError: the status OPTIMAL contradicts the bound, or it comes without a bound from a
+            knapsack solver that does not declare ``exact``.
     """
     exact = problem.by_capabilities and solver.exact
     if claim.status is None:

@@ -27,7 +27,7 @@ _BASE_ITEMS = 2
 
 
 def _valued(value: Callable[[int, int, Draw], int]) -> Family:
-    """Return a family with uniform random weights, whose values ``value`` computes.
+    """Return a family with uniform random weights, and with values that ``value`` computes.
 
     Args:
         value: a function that returns an item's value. Its arguments are the item's weight, the

@@ -113,7 +113,7 @@ def taken(solver: Solver, sample: Sample) -> list[Problem[Any]]:
 
 
 def assert_alike(one: AnySolution | None, other: AnySolution | None) -> None:
-    """Assert that two answers to a problem choose the same, unless one is not deterministic."""
+    """Assert that two answers to a problem are the same choice, if both are deterministic."""
     if one is None or other is None:  # no schedule was found
         assert one is other
     elif one.deterministic and other.deterministic:
@@ -206,7 +206,7 @@ def test_any_problem(solver: Solver) -> None:
 
 @for_solvers_of("knapsack")
 def test_numbers_up_to_its_limit(solver: Solver) -> None:
-    """The solver solves problems with sums at its ``integer_limit``, or at 2**63 - 1."""
+    """The solver solves a knapsack whose sums equal its ``integer_limit``; if None, 2**63 - 1."""
     limit = INT64_MAX if solver.integer_limit is None else solver.integer_limit
     unit = limit // 25  # 25 units and the remainder make both sums equal to the limit
     problem = KnapsackProblem(

@@ -208,7 +208,8 @@ class Network:
 
         Returns:
             The solved flow, the capacities of its arcs, and a mask over the recomputable nodes that
-            backward needs: whether each has a penalty above 0. None if backward reads no node.
+            backward may need: True if the node's penalty is above 0. None if backward reads no
+            node.
         """
         import numpy as np
         from ortools.graph.python import max_flow

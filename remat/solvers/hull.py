@@ -179,7 +179,7 @@ class Hull:
         )
 
     def _prices(self, cost: int, saved_bytes: int) -> tuple[int, int]:
-        """Return prices at which ``saved_bytes`` are worth ``cost``, as large as 64 bits allow.
+        """Return prices at which two vertices cost the same in total, as large as 64 bits allow.
 
         Args:
             cost: difference in cost between two vertices.

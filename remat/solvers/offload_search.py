@@ -106,10 +106,10 @@ class OffloadSearch:
         return self.evaluated(kept, known[0], offloaded)
 
     def settled(self, choice: OffloadChoice) -> OffloadChoice:
-        """Improve the offloads of a decision on its schedule, and return the improved decision.
+        """Improve which values a decision offloads, without a change of its saved nodes.
 
         Values are offloaded until the schedule fits the capacity. Then each offload is dropped if
-        the decision is better without it.
+        the decision is better without it. The improved decision is returned.
         """
         self._grant(_AROUND)
         return self._dropped(self._mended(choice, again=False))

@@ -105,7 +105,7 @@ def _scaled(costs: Sequence[int]) -> Sequence[int]:
 
 
 def step_core(problem: ScheduleProblem) -> StepCore:
-    """Convert a step problem to its core, the form that the compiled kernel's search reads."""
+    """Convert a step problem to the form that the compiled kernel's search reads."""
     n = len(problem)
     head, tail = n, n + 1
     boundary = n + 2 if problem.backward else -1

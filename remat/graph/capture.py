@@ -167,7 +167,7 @@ class _Backend:
         sink: list that receives the joint graphs.
         lower: ``"inductor"`` or ``"eager"``.
         name: name of the model.
-        stop: whether to end the compilation at the first graph.
+        stop: whether to end the compilation as soon as one joint graph is recorded.
         run: whether the graphs run on real numbers.
     """
 
@@ -350,7 +350,7 @@ def _read_first_results(graph: fx.Graph) -> None:
 
 
 def _partitioner_of(take: Callable[..., Any]) -> Any:
-    """Return a custom partitioner for Inductor, which partitions by calling ``take``.
+    """Return a custom partitioner for Inductor that calls ``take`` with each joint graph.
 
     The partitioner's class is defined inside of this function, because importing its base class
     imports Inductor, which is slow.

@@ -37,8 +37,8 @@ def run_of(node: fx.Node) -> str:
 class Copier:
     """Appends copies of one graph's nodes to another graph; metadata is copied shallowly.
 
-    A copy keeps its name if the name is free. Names generated later do not collide with names of
-    the source.
+    A copy keeps its name if the name is free. Names that the receiving graph generates later do not
+    collide with names of the source graph.
 
     Args:
         graph: graph that receives the copies.

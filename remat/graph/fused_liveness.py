@@ -183,7 +183,7 @@ class _Kernels:
     Args:
         nodes: the call nodes of the graph.
         start: moment of the first node.
-        kept: ids of the nodes that the graph returns.
+        kept: Python ``id`` of each node that the graph returns.
     """
 
     def __init__(self, nodes: list[fx.Node], start: int, kept: set[int]) -> None:
@@ -339,11 +339,11 @@ class _Kernels:
         return found.pop() if len(found) == 1 else None
 
     def first(self, node: fx.Node) -> int:
-        """Return the moment at which the first kernel that computes a node runs."""
+        """Return the moment of the first of the kernels that compute a node."""
         return self._own[node] if node in self._own else self._moments[min(self._segments[node])]
 
     def last(self, node: fx.Node) -> int:
-        """Return the moment at which the last kernel that computes a node runs."""
+        """Return the moment of the last of the kernels that compute a node."""
         return self._own[node] if node in self._own else self._moments[max(self._segments[node])]
 
     def _inlines(self, node: fx.Node) -> bool:

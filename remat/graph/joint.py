@@ -20,7 +20,7 @@ from remat.graph.storages import SYMBOLIC, Memories, leaves_of
 
 
 class Role(enum.Enum):
-    """Kind of a placeholder of a joint graph."""
+    """Kind of a placeholder of a joint graph: input, tangent, random seed or backward state."""
 
     PRIMAL = "primal"
     TANGENT = "tangent"
@@ -39,7 +39,11 @@ UNCHECKED = "saved_tensor_with_no_vc_check"
 
 
 class HandedKind(enum.IntEnum):
-    """Kind of a value that forward saves for backward; forward returns the values sorted by kind."""
+    """Kind of a value that forward saves for backward: tensor, unchecked tensor, object or size.
+
+    For an unchecked tensor, autograd does not compare version counters. Forward returns the saved
+    values sorted by kind.
+    """
 
     TENSOR = 0
     UNCHECKED = 1

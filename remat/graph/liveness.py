@@ -1,9 +1,9 @@
 """Lifetimes of storages over forward and backward, and their peak.
 
-Models the eager lowering without in-place reuse of memory. A value is allocated when its node runs
-and freed after its last use. A workspace recorded in a node's metadata counts while the node runs.
-Inputs, parameters, forward outputs and gradients live to the end of the step. Saved tensors and
-tangents end at their last use in backward, as AOTAutograd frees them.
+The model is that of the eager lowering, without in-place reuse of memory. A value is allocated when
+its node runs and freed after its last use. A workspace recorded in a node's metadata counts while
+the node runs. Inputs, parameters, forward outputs and gradients live to the end of the step. Saved
+tensors and tangents end at their last use in backward, as AOTAutograd frees them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _INSIDE = 0
 
 
 class StorageKind(enum.StrEnum):
-    """Kind of a storage by its use in a training step."""
+    """Kind of a storage by its use in a training step, such as saved for backward or temporary."""
 
     INPUT = "parameters and inputs"
     SAVED = "saved for backward"
@@ -49,7 +49,7 @@ class StorageKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMoment:
-    """The moment of a step with the most bytes alive.
+    """The moment of a step with the most bytes alive; a moment is the run of one node.
 
     Attributes:
         nbytes: bytes alive at this moment, including inputs and parameters.
@@ -71,8 +71,8 @@ class Lifetime:
         nbytes: bytes of the whole storage.
         kind: kind of the storage in the step.
         source: user's line that produced the node, ``"file.py:12 code"``; empty if unknown.
-        first: first moment at which the storage is alive.
-        last: last moment at which the storage is alive.
+        first: index of the first moment (run of a node) at which the storage is alive.
+        last: index of the last moment at which the storage is alive.
         saved_as: name of the value on this storage that forward saves for backward; empty if none.
         size: ``nbytes`` as a symbolic expression; None if it depends on no symbol.
         module: path of the module that produced the node, ``"layers.0.mlp"``; empty if unknown.
@@ -353,7 +353,7 @@ class StepWalk:
         self._twin: dict[int, int] = {}
 
     def running(self) -> Iterator[tuple[int, fx.Node]]:
-        """Yield each moment with the node that runs at it."""
+        """Yield (index of the moment, node that runs at it) for each call node of the step."""
         yield from enumerate(self._forward)
         yield from enumerate(self._backward, self.boundary)
 

@@ -116,7 +116,10 @@ class _Step:
         self.end = starts[-1] - 1
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """Yield each storage as (bytes, first moment, last moment), in moments of the whole step."""
+        """Yield each storage of the step as (bytes, first moment, last moment).
+
+        Moments are counted over all graph runs of the step.
+        """
         found = [list(walk.lifetimes()) for walk in self.walks]
         passed = self._passed()
         for k, (graph, walk, lifetimes) in enumerate(
@@ -144,7 +147,7 @@ class _Step:
                 yield nbytes, start, max(start, until)
 
     def _at(self, k: int, moment: int) -> int:
-        """Convert a moment of graph run ``k`` to a moment of the step."""
+        """Convert a moment within graph run ``k`` to a moment of the whole step."""
         boundary = self.walks[k].boundary
         if moment < boundary:
             return self.forward_at[k] + moment

@@ -31,7 +31,7 @@ from remat.solvers.graph_problem import GraphProblem
 
 
 class SavedKind(enum.Enum):
-    """Kind of a problem node, by the data that is kept if a solution saves the node."""
+    """What saving a problem node keeps: a value, a generator state or a copy of an input."""
 
     VALUE = "value"
     GENERATOR_STATE = "generator state"

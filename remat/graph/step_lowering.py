@@ -5,7 +5,7 @@ Each further storage that it allocates becomes a part of this problem node. View
 nodes, because readers of a view read its base. The peak of a schedule then equals
 `remat.graph.liveness.simulate_peak` of the forward and backward graphs that run this schedule.
 
-There is one exception: a value is kept although its node runs again. The problem then assumes that
+There is one exception. If a value is kept although its node runs again, the problem assumes that
 later readers read the value of the later run.
 """
 

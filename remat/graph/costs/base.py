@@ -30,11 +30,13 @@ _REPORT: ContextVar[Callable[[str], None] | None] = ContextVar("remat_costs_repo
 
 
 class CostModel:
-    """Base of cost models; plugins subclass it and return the class from `remat_cost_models`.
+    """Base class of cost models.
+
+    A plugin subclasses it and returns the subclass from the hook ``remat_cost_models``.
 
     Attributes:
         name: name of the model, as in ``cost="name"`` or ``cost="name:argument"``.
-        unit: unit of the costs.
+        unit: unit of the costs, such as ``"ps"``.
         summary: one-line description, which the command ``remat costs`` prints.
         contextual: whether a cost also depends on a node's neighbours. If False, calls with the
             same operator, constants, shapes, strides, dtypes and devices are priced once.
@@ -70,7 +72,7 @@ class CostModel:
         return {}
 
     def on(self, joint: JointGraph) -> CostModel:
-        """Return the model to use for one graph; by default this model."""
+        """Return the model that prices the nodes of one graph; by default this model itself."""
         return self
 
     def cost(self, node: fx.Node) -> int:
@@ -302,7 +304,7 @@ def _signature(node: fx.Node, known: dict[int, Any]) -> Any:
 
     Args:
         node: the call.
-        known: cache of value descriptions by `id`.
+        known: cache of value descriptions, by ``id`` of the value.
     """
     seen: dict[fx.Node, int] = {}
     kwargs = _describe(node.kwargs, seen, known) if node.kwargs else None
@@ -319,7 +321,7 @@ def _describe(x: Any, seen: dict[fx.Node, int], known: dict[int, Any]) -> Any:
     Args:
         x: the argument.
         seen: numbers of the nodes so far; a new node is added.
-        known: cache of value descriptions by `id`.
+        known: cache of value descriptions, by ``id`` of the value.
     """
     if isinstance(x, fx.Node):
         which = seen.setdefault(x, len(seen))

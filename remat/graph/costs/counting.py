@@ -79,13 +79,16 @@ def count_flops(node: fx.Node) -> int:
 
 
 def count_draws(node: fx.Node) -> int:
-    """Return how many random numbers one run of a node draws: one per element of its result."""
+    """Return how many random numbers one run of a node draws.
+
+    The number is one per element of the result, and 0 for operators that are not random.
+    """
     drawn = str(ops.packet(node.target)) in _SEEDED or ops.is_random(node)
     return _elements(node) if drawn else 0
 
 
 def count_tanh(node: fx.Node) -> int:
-    """Return how many hyperbolic tangents one run of a node computes."""
+    """Return how many hyperbolic tangents one run of a node computes; 0 for most operators."""
     packet, args = ops.packet(node.target), node.args
     if packet is torch.ops.aten.tanh:
         return _elements(node)

@@ -44,7 +44,7 @@ class Request:
 
     @property
     def device(self) -> torch.device:
-        """Device that runs the call."""
+        """Device that runs the call: the first that is not a CPU, or else the CPU."""
         return _main(self.devices)
 
 
@@ -117,9 +117,8 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
 def with_inputs(request: Request) -> Request:
     """Return the request with real tensors instead of fake ones.
 
-    Floats are random. Integers are 0 and booleans False.
-
-    Zero is a valid index into any nonempty dimension, and False is a valid mask.
+    Floats are random. Integers are 0, a valid index into any nonempty dimension. Booleans are
+    False, a valid mask.
     """
     made: dict[int, torch.Tensor] = {}
 
@@ -135,7 +134,13 @@ def with_inputs(request: Request) -> Request:
 
 
 def _real(like: torch.Tensor, device: torch.device, seed: int) -> torch.Tensor:
-    """Return a real tensor with the layout and dtype of a fake one."""
+    """Return a real tensor with the sizes, strides and dtype of a fake one.
+
+    Args:
+        like: the fake tensor.
+        device: device of the real tensor.
+        seed: seed of the random floats.
+    """
     dtype, extent = like.dtype, extent_of(like)
     if dtype.is_floating_point or dtype.is_complex:
         generator = torch.Generator(device).manual_seed(seed)

@@ -141,7 +141,8 @@ class ArgumentWriter:
         """Return the text of an argument.
 
         Raises:
-            ProblemError: the argument is a container without a text form, such as a named tuple.
+            ProblemError: the argument has no text form, or contains a value without one, such as a
+                named tuple.
         """
         kind = type(value)
         if isinstance(value, fx.Node):
@@ -212,7 +213,7 @@ class ArgumentReader:
         self._targets: dict[str, Any] = {}
 
     def read(self, node: ast.expr) -> Any:
-        """Convert the syntax node of an argument to the argument's value.
+        """Convert the syntax tree of an argument to the argument's value.
 
         Raises:
             ProblemError: the expression is not a valid argument.

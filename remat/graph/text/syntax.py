@@ -130,7 +130,7 @@ class Source:
         raise self.error(node, "a string in quotes")
 
     def dotted(self, node: ast.expr) -> str:
-        """Return the dotted name, such as ``aten.mm.default``, that an expression is.
+        """Return the text of an expression that is a dotted name, such as ``aten.mm.default``.
 
         Raises:
             ProblemError: the expression is not a dotted name of at least two parts.

@@ -122,24 +122,24 @@ class ValueWriter:
         self._places: dict[int, tuple[str, str]] = {}  # by storage: the first tensor on it
 
     def nested(self, name: str) -> ValueWriter:
-        """Return a writer for a subgraph, whose values may share storages with outer values."""
+        """Return a writer for the subgraph ``name``, whose values may share storages with outer ones."""
         inner = ValueWriter(self._literals, self._device, f"{self._graph}.{name}")
         inner._places = self._places
         return inner
 
     def write(self, node: fx.Node) -> str:
-        """Return the text of the type of a node's value."""
+        """Return the text of a node's value, which is a type such as ``f32[8, 4](1, 8)``."""
         return self._write(node.meta["val"], node.name, base_of(node))
 
     def constant(self, tensor: torch.Tensor) -> str:
         """Return the text of a constant tensor's type.
 
-        The text never says that the tensor shares its storage with other tensors.
+        The text does not state whether the tensor shares its storage with other tensors.
         """
         return self._tensor(tensor, owns=True)
 
     def _write(self, value: Any, place: str, base: Any) -> str:
-        """Return the text of the type of a value.
+        """Return the text of a value, which is a type such as ``f32[8, 4](1, 8)``.
 
         Args:
             value: the value.
@@ -162,7 +162,10 @@ class ValueWriter:
         return write_opaque(value)
 
     def _placed(self, tensor: torch.Tensor, place: str, base: Any) -> str:
-        """Return the text of a tensor's type, followed by ``@`` and a storage unless by default."""
+        """Return the text of a tensor's type, with its storage.
+
+        The storage follows ``@``. It is left out if it is the default one.
+        """
         key = storage_key(tensor)
         if key is None:
             return self._tensor(tensor, owns=True)
@@ -267,7 +270,7 @@ class ValueReader:
         self._literals = ArgumentReader(source, symbolic=self.symbolic)
 
     def nested(self, name: str) -> ValueReader:
-        """Return a reader for a subgraph, whose values may share storages with outer values."""
+        """Return a reader for the subgraph ``name``, whose values may share storages with outer ones."""
         graph = f"{self._graph}.{name}"
         inner = ValueReader(self._source, self._fakes, self._expressions, self._device, graph)
         inner._places = self._places
@@ -303,7 +306,7 @@ class ValueReader:
             raise self._source.error(node, str(error), "{}, which has no value") from error
 
     def _read(self, node: ast.expr, place: str, base: Any) -> Any:
-        """Return the value for a type in the text.
+        """Create the value for a type in the text, such as ``f32[8, 4](1, 8)``.
 
         Args:
             node: syntax tree of the type.

@@ -160,7 +160,7 @@ class Faker:
 
 
 class Copied(Faker):
-    """Replaces inputs and buffers by real copies, because a run may overwrite them.
+    """Callable that copies inputs and buffers for a run on real numbers, which may overwrite them.
 
     Parameters stay as they are.
     """
@@ -175,7 +175,7 @@ class Copied(Faker):
 
 
 def fakeable(device: str | torch.device) -> torch.device:
-    """Return a device after checking that this build can differentiate fake tensors on it.
+    """Parse a device, and check that autograd can differentiate fake tensors on it here.
 
     Raises:
         CaptureError: the device is unknown or cannot be faked. The message lists the device types

@@ -158,8 +158,8 @@ class FusedWalk(StepWalk):
             made: by storage key, the node that allocates the storage and its moment.
 
         Returns:
-            Storage keys that each node allocates, nodes that read each storage key, and the storage
-            keys that the graph returns.
+            Storage keys that each node allocates, nodes that read each storage, and keys of the
+            storages that the graph returns.
         """
         makes: dict[fx.Node, list[int]] = defaultdict(list)
         for key, (node, _) in made.items():

@@ -259,7 +259,8 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
     ) -> float:
         """Return the budget at the knee, where more memory starts to save little runtime.
 
-        The knee is the frontier point nearest to the origin, with both axes scaled to 0 to 1.
+        The knee is the point of the Pareto frontier nearest to the origin, with memory and runtime
+        each scaled to 0 to 1.
 
         Args:
             knapsack_algo: solver to run on ``iterations`` budgets. None: compute the exact frontier

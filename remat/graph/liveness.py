@@ -105,9 +105,9 @@ class Timeline:
     lifetimes: tuple[Lifetime, ...]
 
     def alive(self, moment: int) -> tuple[Lifetime, ...]:
-        """Return the storages alive while the node of a moment runs, largest first.
+        """Return the storages alive at a moment, largest first.
 
-        The node's result counts as alive.
+        A moment is the run of one node, whose result counts as alive.
         """
         found = [x for x in self.lifetimes if x.first <= moment <= x.last]
         return tuple(sorted(found, key=lambda x: -x.nbytes))

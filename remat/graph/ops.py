@@ -267,7 +267,10 @@ def may_have_effects(node: fx.Node) -> bool:
 
 
 def is_drawn_from_state(node: fx.Node) -> bool:
-    """Return whether the node runs an operator and saves or restores its generator state."""
+    """Return whether the node is a wrapper around a random operator and its generator state.
+
+    The wrapper saves the state before it runs the operator, or restores a saved state.
+    """
     return node.target in _REPLAYS
 
 

@@ -153,7 +153,7 @@ def also_declared(names: Iterable[str]) -> Iterator[None]:
 
 
 def is_declared(target: Any) -> bool:
-    """Return whether an operator is declared pure."""
+    """Return whether `declare_pure` or an `also_declared` block declares an operator pure."""
     name = name_of(target)
     return name in _DECLARED or _SENT[name] > 0
 

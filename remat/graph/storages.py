@@ -108,7 +108,9 @@ def tensor_bytes(value: Any) -> int:
 
 
 def extent_of(tensor: torch.Tensor) -> int:
-    """Return the number of elements that a tensor spans in its storage, from its first to its last.
+    """Return the length of the part of a storage that a tensor spans, in elements.
+
+    The part reaches from the tensor's first element to its last, including gaps.
 
     A tensor without strides, such as a sparse tensor, counts all its elements.
     """

@@ -72,9 +72,9 @@ class Device:
         return self.ranks_tbps or self.memory_tbps
 
     def flops_per_ps(self, dtype: torch.dtype) -> float:
-        """Return the peak operations per picosecond for a dtype.
+        """Return the peak rate for a dtype, in floating-point operations per picosecond.
 
-        The number is also the rate in TFLOP/s.
+        One operation per picosecond is 1 TFLOP/s.
         """
         if dtype in (torch.bfloat16, torch.float16):
             return self.half_tflops

@@ -75,9 +75,9 @@ def durations_ps(
     Args:
         run: function to time; its result is dropped after the clock has stopped.
         device: device that runs it; CUDA devices are timed by events.
-        seconds: total time of the runs after which no further run starts. At least three runs are
-            made, or one if a run takes more than 1 s. On a CPU, the time limit is five times as
-            long while fewer runs than this minimum are undisturbed.
+        seconds: limit on the total time of the runs, after which no further run starts. At least
+            three runs are made, or one if the warm-up run took more than 1 s. On a CPU, the limit
+            is five times as long until this least number of runs is undisturbed.
         most: the largest number of runs.
     """
     warm_s = _once_s(run, device)

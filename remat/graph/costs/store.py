@@ -61,6 +61,9 @@ class Store:
 
         A file that is not a database is renamed and rebuilt. If the file cannot be used, a
         `CostWarning` is issued and the times stay in memory.
+
+        Args:
+            fresh: new times in picoseconds, by (environment, call text).
         """
         self.times = {**fresh, **self.times}
         if self.path is None:
@@ -138,5 +141,9 @@ def cache_path() -> Path | None:
 
 @functools.cache
 def store(path: Path | None) -> Store:
-    """Return this process's store for a file; the same store for each call with this file."""
+    """Return this process's store for a file, which is the same at each call.
+
+    Args:
+        path: the file; None for a store that is kept in memory only.
+    """
     return Store(path)

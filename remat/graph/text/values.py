@@ -122,7 +122,10 @@ class ValueWriter:
         self._places: dict[int, tuple[str, str]] = {}  # by storage: the first tensor on it
 
     def nested(self, name: str) -> ValueWriter:
-        """Return a writer for the subgraph ``name``, whose values may share storages with outer ones."""
+        """Return a writer for the subgraph ``name``.
+
+        Values of the subgraph may share storages with values of this graph.
+        """
         inner = ValueWriter(self._literals, self._device, f"{self._graph}.{name}")
         inner._places = self._places
         return inner
@@ -270,7 +273,10 @@ class ValueReader:
         self._literals = ArgumentReader(source, symbolic=self.symbolic)
 
     def nested(self, name: str) -> ValueReader:
-        """Return a reader for the subgraph ``name``, whose values may share storages with outer ones."""
+        """Return a reader for the subgraph ``name``.
+
+        Values of the subgraph may share storages with values of this graph.
+        """
         graph = f"{self._graph}.{name}"
         inner = ValueReader(self._source, self._fakes, self._expressions, self._device, graph)
         inner._places = self._places

@@ -34,9 +34,10 @@ def this_device() -> torch.device:
 
 
 def whole(device: torch.device) -> torch.device:
-    """Return a device with an index: for ``cuda``, the index of the current CUDA device.
+    """Return a device in full form: ``cuda`` becomes the current CUDA device, with its index.
 
-    Other device types have no index, and a CUDA device stays unchanged on a machine without CUDA.
+    A CUDA device with an index, or on a machine without CUDA, stays unchanged. Devices of other
+    types lose their index.
     """
     if device.type != "cuda":
         return torch.device(device.type)

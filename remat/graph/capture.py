@@ -87,9 +87,9 @@ def capture(
         dynamic: as in `torch.compile`; False (static shapes) by default.
         run: run forward on the real numbers of ``args`` and of the model, and so follow branches
             that depend on numbers: ``if x.sum() > 0:``, ``x.item()``. Requires ``fullgraph=False``.
-            Inputs and buffers are copied first, and the generators' states are restored. No tensor
-            is saved for backward, so only the activations of one graph are alive at a time.
-            (Forward's own writes to parameters remain.)
+            Inputs and buffers are copied first, and the states of random generators are restored.
+            No tensor is saved for backward, so only the activations of one graph are alive at a
+            time. (Forward's own writes to parameters remain.)
 
     Returns:
         One joint graph, or with ``fullgraph=False`` a list in the order of capture.
@@ -156,7 +156,7 @@ def _dropped(_: torch.Tensor) -> None:
 
 
 def _never(_: Any) -> torch.Tensor:
-    """Unpack hook for `saved_tensors_hooks`, which must never run."""
+    """Unpack hook for `saved_tensors_hooks` that raises, because a capture runs no backward."""
     raise AssertionError("a capture does not run backward")
 
 
@@ -167,7 +167,7 @@ class _Backend:
         sink: list that receives the joint graphs.
         lower: ``"inductor"`` or ``"eager"``.
         name: name of the model.
-        stop: whether to end the compilation at the first graph.
+        stop: whether to end the compilation as soon as one joint graph is recorded.
         run: whether the graphs run on real numbers.
     """
 
@@ -193,9 +193,10 @@ class _Backend:
         return self._record_inputs(compiled, len(self._sink) - 1)
 
     def _record_inputs(self, compiled: Callable[..., Any], graph: int) -> Callable[..., Any]:
-        """Return a callable that runs a compiled graph and records one `Turn` for each run.
+        """Return a callable that runs a compiled graph and records a `Turn` for each run.
 
-        The turn names the arguments that earlier graph runs returned or received.
+        A `Turn` lists the arguments of one run that an earlier graph run returned, and those that
+        an earlier graph run received too.
 
         Args:
             compiled: the compiled graph.
@@ -226,10 +227,12 @@ class _Backend:
         return run
 
     def finish(self, result: Any) -> None:
-        """Record in each joint graph the values that it receives from or returns to other graphs.
+        """Record in each joint graph which values pass between it and other graphs of the step.
+
+        Call this method after the step has run. It also records how often each graph ran.
 
         Args:
-            result: the step's result, whose tensors outlive the step.
+            result: what the step returned; its tensors outlive the step.
         """
         received = {(j, k) for _, turn in self._turns for _, j, k in turn.received}
         found = {self._made[v] for v in tensors_of(result) if v in self._made}
@@ -281,15 +284,22 @@ class _Backend:
         static_lifetime_input_indices: Sequence[int] | None = None,
         **_: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Record a joint graph, and partition it so that the step can go on.
+        """Record a joint graph, then partition it so that the step can run.
 
-        PyTorch's default partitioner is used. A nested region is partitioned but not recorded.
+        PyTorch's default partitioner is used. The joint graph of a nested compile region is
+        partitioned, but not recorded.
+
+        Args:
+            module: the joint graph.
+            joint_inputs: example inputs of the joint graph.
+            num_fwd_outputs: number of leading outputs that belong to forward.
+            static_lifetime_input_indices: positions of inputs whose memory outlives the step.
 
         Returns:
             Forward and backward graph modules.
 
         Raises:
-            CapturedError: one graph was requested, so the compilation can end.
+            CapturedError: a single graph was requested. It is recorded, so the compilation ends.
         """
         # Regions reach the partitioner before the joint graph that calls them, and are not recorded
         # alone.
@@ -315,10 +325,10 @@ class _Backend:
         )
 
     def _run_as_it_is(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
-        """Return a function that runs a graph uncompiled; a capture needs shapes and no speed.
+        """Return a function that runs a graph uncompiled, because a capture needs no speed.
 
         Raises:
-            NothingToDifferentiateError: a single graph was requested, but it is an inference graph.
+            NothingToDifferentiateError: a single graph was requested, but this one has no backward.
         """
         if self._stop:
             raise NothingToDifferentiateError
@@ -326,10 +336,10 @@ class _Backend:
 
 
 def _read_first_results(graph: fx.Graph) -> None:
-    """Add a read of the first element after each call whose result is a tuple that no node reads.
+    """Add a read of the first element after each call that returns an unread tuple.
 
-    Without any read, PyTorch's partitioner treats the call as a plain tuple and drops it. Such a
-    call is a random operator whose results are unused.
+    Without any read, PyTorch's partitioner treats the call as a plain tuple and drops it. Calls
+    with unread results are random operators, which must stay in the graph.
     """
     for node in list(graph.nodes):
         values = node.meta.get("val")
@@ -340,13 +350,15 @@ def _read_first_results(graph: fx.Graph) -> None:
 
 
 def _partitioner_of(take: Callable[..., Any]) -> Any:
-    """Return a custom partitioner for Inductor, which partitions by calling ``take``.
+    """Return a custom partitioner for Inductor that calls ``take`` with each joint graph.
 
     The partitioner's class is defined inside of this function, because importing its base class
     imports Inductor, which is slow.
     """
 
     class Partitioner(torch_compat.CustomPartitionerFn):
+        """Inductor partitioner that calls ``take``."""
+
         def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
             return take(gm, joint_inputs, **kwargs)
 

@@ -19,7 +19,7 @@ from remat.graph.source import frames_of, user_frame
 
 
 class CapturedError(Exception):
-    """Ends a compilation as soon as its joint graph is recorded."""
+    """Raised to end a compilation as soon as its joint graph is recorded."""
 
 
 class NothingToDifferentiateError(Exception):
@@ -35,12 +35,12 @@ WITHOUT_REMAT = (
 def name_plain_failure(
     error: Exception, module: fx.GraphModule, inputs: Sequence[Any], lower: str
 ) -> None:
-    """Add a sentence to a compilation error if plain PyTorch fails at the same graph.
+    """Append a sentence to an error's message if PyTorch without remat fails at the same graph.
 
     Errors of remat stay unchanged, and so do errors from which Dynamo recovers.
 
     Args:
-        error: the error that remat's backend raised.
+        error: the error that compiling with remat's backend raised.
         module: the graph, as Dynamo hands it to a backend.
         inputs: inputs of the graph.
         lower: lowering that the graph is compiled for, ``"inductor"`` or ``"eager"``.
@@ -79,19 +79,19 @@ def explain(
 ) -> None:
     """Raise a single `CaptureError` that explains a failed compilation.
 
-    Raises nothing if the compilation ended because its graph was recorded, or because the
-    program has nothing to differentiate.
+    Return normally if the compilation ended because its graph was recorded, or because the program
+    has nothing to differentiate.
 
     Args:
         error: the error that the compilation raised.
-        name: name of the program.
+        name: name of the captured module or function, called program here.
         sink: the graphs recorded so far.
         fullgraph: whether the caller asked for a single graph.
         not_callable: why the program does not accept its arguments; empty if it does.
         is_plain: returns whether plain PyTorch raises the same error for the program.
 
     Raises:
-        CaptureError: the compilation failed.
+        CaptureError: the compilation failed for another reason.
     """
     for cause in _causes(error):
         if isinstance(cause, (CapturedError, NothingToDifferentiateError)):
@@ -160,7 +160,7 @@ def _asks_for_numbers(error: BaseException) -> bool:
 def _raised_at(error: BaseException) -> str:
     """Return the innermost user line in an error's traceback, formatted as `` at file:line``.
 
-    Lines in PyTorch and in this folder are skipped.
+    Lines in PyTorch and in ``remat/graph`` are skipped. Empty if the traceback has no other line.
     """
     ours = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
     frames = reversed(traceback.extract_tb(error.__traceback__))
@@ -170,7 +170,7 @@ def _raised_at(error: BaseException) -> str:
 def _user_line(text: str) -> str:
     """Return the innermost user line in Dynamo's error text, formatted as `` at file:line``.
 
-    The user's line may be followed by lines of PyTorch. Empty if the text names no line.
+    Lines of PyTorch that follow the user's line are skipped. Empty if the text names no line.
     """
     tail = text.split("from user code:")[-1] if "from user code:" in text else ""
     return _at(user_frame(frames_of(tail)))

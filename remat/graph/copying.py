@@ -1,8 +1,8 @@
 """Append copies of nodes to another graph, faster than `torch.fx.Graph.node_copy`.
 
 `node_copy` treats a node as newly written by a user. It searches the arguments for symbolic leaves,
-makes up and checks a name, and passes through five layers. A node that comes from a graph has
-passed these checks already. Here the copy is built with the private primitives that `torch.fx`
+makes up and checks a name, and passes through five layers of calls. A node that comes from a graph
+has passed these checks already. Here the copy is built with the private primitives that `torch.fx`
 itself calls in the end, in a third of the time. With a version of PyTorch that remat is not tested
 with, `node_copy` is used.
 """
@@ -28,17 +28,17 @@ Copies = dict[fx.Node, fx.Node]
 def run_of(node: fx.Node) -> str:
     """Return the joint-graph name of a node of forward or backward.
 
-    If forward or backward runs a joint-graph node again, the node of the further run has another
-    name. Its metadata then holds the joint-graph name.
+    This is the node's own name, except for additional runs of one joint-graph node within forward
+    or within backward. The metadata of such a node holds the joint-graph name.
     """
     return str(node.meta.get(RUN_OF, node.name))
 
 
 class Copier:
-    """Appends copies of one graph's nodes to another graph; metadata is copied one level deep.
+    """Appends copies of one graph's nodes to another graph; metadata is copied shallowly.
 
-    A copy keeps its name if the name is free. Names generated later do not collide with names of
-    the source.
+    A copy keeps its name if the name is free. Names that the receiving graph generates later do not
+    collide with names of the source graph.
 
     Args:
         graph: graph that receives the copies.
@@ -66,8 +66,8 @@ class Copier:
 
         Args:
             nodes: the nodes, in an order in which inputs come before their users.
-            lookup: maps a node that a copied node reads to the argument that the copy reads. None:
-                reads the copies made so far.
+            lookup: maps each input of a copied node to the argument that the copy reads instead.
+                None: maps each input to its copy in ``copies``.
             apart: name each copy ``NAME_again`` and store its original name in the metadata,
                 because the receiving graph already has a node of that name.
         """
@@ -92,7 +92,7 @@ class Copier:
         return made
 
     def take(self, nodes: Iterable[fx.Node]) -> None:
-        """Append one placeholder for each node, with the node's name and metadata."""
+        """Append a placeholder as the copy of each node, with the node's name and metadata."""
         if self._run is not None:
             self._run(nodes, self.copies.__getitem__, self.copies, taken=True)
             return

@@ -35,9 +35,9 @@ def refresh(node: fx.Node, mode: Any = None) -> None:
     """Recompute the fake value of a node from the fake values of its inputs.
 
     Args:
-        node: the node, whose ``meta["val"]`` is set.
-        mode: fake mode to compute in; None takes the mode of the inputs. Without any mode, the node
-            stays unchanged.
+        node: the node, whose ``meta["val"]`` is replaced.
+        mode: fake mode to compute in. None: use the fake mode of the inputs. If no input is fake,
+            the node stays unchanged.
     """
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     mode = mode or fake_mode_of((args, kwargs))
@@ -112,11 +112,11 @@ def _moves(node: fx.Node) -> bool:
 
 
 def _copy_whole(node: fx.Node) -> bool:
-    """Give a scatter's result the storage size of the view that the scatter writes to.
+    """Enlarge the storage of a scatter's or copy's fake result to that of its first argument.
 
     Returns:
-        False if the fake value stays as it is, because its storage is large enough already or
-        elements of the view overlap.
+        True if the fake result was replaced. False if its storage is large enough already, or if
+        elements of the first argument overlap.
     """
     base: Any = node.args[0].meta.get("val")  # type: ignore[union-attr]
     places = zip(base.size(), base.stride(), strict=True)
@@ -133,7 +133,11 @@ def _copy_whole(node: fx.Node) -> bool:
 
 @contextlib.contextmanager
 def _quietly(fake: Any) -> Iterator[None]:
-    """Run operators in a fake mode without gradients and without recording shape guards."""
+    """Activate a fake mode in a ``with`` block, without gradients and without shape guards.
+
+    Args:
+        fake: the fake mode in which the operators of the block run.
+    """
     env = getattr(fake, "shape_env", None)
     quiet = env.suppress_guards() if env is not None else contextlib.nullcontext()
     with fake, quiet, torch.no_grad():

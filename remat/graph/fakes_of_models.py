@@ -35,15 +35,17 @@ def as_fakes(
 ) -> Iterator[Call]:
     """Yield the model and its arguments with fake tensors, for tracing inside of a ``with`` block.
 
-    With ``run``, inputs and buffers are copied instead, because the run may overwrite them.
+    With ``run``, the tensors are real instead. Inputs and buffers are then copies, because the run
+    may overwrite them.
 
     Args:
         model: a module or a function.
         args: its positional arguments.
         kwargs: its keyword arguments.
         fullgraph: whether a single graph is required; not allowed with ``run``.
-        device: as in `remat.capture`.
-        run: as in `remat.capture`.
+        device: device of all fake tensors. None: keep the device of each tensor, with the CPU for
+            tensors on the meta device.
+        run: whether forward runs on real numbers instead of fake tensors.
         past_logging: if True, Dynamo ignores the model's logging calls. If False, a logging call
             breaks the graph, as under ``torch.compile``.
 
@@ -78,7 +80,9 @@ def as_fakes(
 
 
 class Faker:
-    """Converts tensors and modules to fake ones; each tensor is converted once.
+    """Callable that converts a tensor to a fake tensor, and returns any other value unchanged.
+
+    Each tensor is converted once.
 
     Args:
         mode: the fake mode of the new tensors.
@@ -156,7 +160,10 @@ class Faker:
 
 
 class Copied(Faker):
-    """Copies inputs and buffers, which a run may overwrite; the model keeps its parameters."""
+    """Callable that copies inputs and buffers for a run on real numbers, which may overwrite them.
+
+    Parameters stay as they are.
+    """
 
     def __init__(self) -> None:
         super().__init__(None, None)
@@ -168,7 +175,7 @@ class Copied(Faker):
 
 
 def fakeable(device: str | torch.device) -> torch.device:
-    """Return a device after checking that this build can differentiate fake tensors on it.
+    """Parse a device, and check that autograd can differentiate fake tensors on it here.
 
     Raises:
         CaptureError: the device is unknown or cannot be faked. The message lists the device types
@@ -188,10 +195,10 @@ def fakeable(device: str | torch.device) -> torch.device:
 
 
 def _fakeable_types() -> list[str]:
-    """Return the device types on which this build can differentiate fake tensors on this machine.
+    """Return the device types on which autograd can differentiate fake tensors here.
 
-    Asks only whether a device type is built in, because initialising a device could end the
-    process.
+    The answer depends on the build of PyTorch and on this machine. Except for CUDA, only the build
+    is examined, because initialising a device could end the process.
     """
     built = {
         "cpu": True,
@@ -206,7 +213,7 @@ def _fakeable_types() -> list[str]:
 
 
 def _lacks(device: torch.device) -> bool:
-    """Return whether a CUDA device is missing here.
+    """Return whether the device is a CUDA device that this machine does not have.
 
     Autograd needs the CUDA context of a device even for a fake tensor.
     """
@@ -216,7 +223,13 @@ def _lacks(device: torch.device) -> bool:
 def _check_numbers(
     name: str, tensors: Sequence[torch.Tensor], fullgraph: bool, device: Any
 ) -> None:
-    """Raise if the model cannot run on real numbers.
+    """Raise if a capture with ``run=True`` cannot run the model on real numbers.
+
+    Args:
+        name: name of the model, for messages.
+        tensors: all inputs, parameters and buffers.
+        fullgraph: whether the caller asked for a single graph.
+        device: the device that the caller asked for, or None.
 
     Raises:
         CaptureError: a single graph or a device was requested, or a tensor is fake or on the meta
@@ -275,9 +288,10 @@ def _quiet_dynamo(past_logging: bool) -> Iterator[None]:
 def _guards_kept_once() -> Iterator[None]:
     """Make Dynamo's guards equal if they check the same condition, inside of a ``with`` block.
 
-    PyTorch 2.13 also compares the stack traces of guards, although their hashes ignore the traces.
-    Its set of guards then keeps duplicates and compares each new guard with all of them. That took
-    a fifth of the time to trace a Mamba of 8 layers, and a larger share in deeper models.
+    PyTorch 2.13 also compares the stack traces of guards, although the hashes of guards ignore the
+    traces. Dynamo's set of guards then keeps duplicates and compares each new guard with all of
+    them. These comparisons took a fifth of the time to trace a Mamba of 8 layers, and a larger
+    share in deeper models.
     """
     kind = torch_compat.Guard
     compare = kind.__eq__
@@ -299,9 +313,10 @@ def _guards_kept_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_traces_of_operators() -> Iterator[None]:
-    """Drop PyTorch's errors about operators that refuse fake arguments from the log in a block.
+    """Keep PyTorch's log records about operators that refuse fake arguments out of the log.
 
-    The raised `CaptureError` reports the same failure, and the log would hide its message.
+    This holds inside of a ``with`` block. The raised `CaptureError` reports the same failure, and
+    the log would hide its message.
     """
     log = logging.getLogger(torch_compat.FakeTensorMode.__module__)
 

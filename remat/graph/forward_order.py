@@ -12,11 +12,13 @@ from remat.graph.roles import Roles
 class ForwardOrder:
     """Order of a joint graph's nodes in forward.
 
-    Nodes that the user's forward needs run in graph order. Other nodes that forward runs, because
-    backward reads their results, stand at the end of the joint graph. In that place, their inputs
-    would stay alive until the end of forward. Therefore such a node runs right after its last
-    input. Three kinds of nodes keep their place: nodes that are not plain, nodes that read memory
-    that forward writes to, and nodes whose inputs are all placeholders or attributes.
+    Nodes that the user's forward needs run in graph order. Other nodes run in forward only because
+    backward reads their results. The joint graph lists them at its end, where their inputs would
+    stay alive until the end of forward. Therefore such a node runs right after its last input.
+
+    Three kinds of nodes keep their place. The first are random nodes and nodes with side effects.
+    The second read memory that forward writes to. The third read only placeholders and ``get_attr``
+    nodes.
     """
 
     def __init__(self, index: GraphIndex, roles: Roles, storages: Storages) -> None:
@@ -31,6 +33,6 @@ class ForwardOrder:
                 rank[i] = max(rank[j] for j in made)
 
     def sorted(self, positions: Iterable[int]) -> list[int]:
-        """Return positions in the order in which forward runs the nodes."""
+        """Sort node positions of the joint graph by the order in which forward runs the nodes."""
         rank = self._rank
         return sorted(positions, key=lambda i: (rank[i], i))

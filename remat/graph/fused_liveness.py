@@ -52,12 +52,22 @@ def predict_peak(
     num_fwd_outputs: int,
     memories: Memories | None = None,
 ) -> PeakMoment:
-    """Predict the peak of a step under a fusing compiler; arguments as for `simulate_peak`."""
+    """Predict the peak memory of a step under a fusing compiler.
+
+    Args:
+        forward: module that returns the user's outputs, then the values saved for backward.
+        backward: module that takes the saved values and the tangents, and returns gradients.
+        num_fwd_outputs: number of forward's outputs before the saved values.
+        memories: cache of the storages behind the fake values; None starts an empty cache.
+
+    Returns:
+        The peak in bytes, the node that runs at it, and whether it is in backward.
+    """
     return FusedWalk(forward, backward, num_fwd_outputs, memories).peak()
 
 
 class FusedWalk(StepWalk):
-    """A `StepWalk` that models fusion.
+    """Simulation of a step's memory that models fusion, unlike its base class.
 
     Pointwise operators and reductions between two unfusible operators form one kernel. The kernel
     runs at the position of its last operator.
@@ -74,11 +84,12 @@ class FusedWalk(StepWalk):
         self._kept = {id(v) for m in (forward, backward) for v in outputs_of(m.graph)}
 
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
-        """Yield workspaces as `StepWalk.workspaces` does, but predicted from fixed rules.
+        """Yield workspaces that fixed rules predict, as (node, bytes, first moment, last moment).
 
         Measured workspaces of single operators do not apply to a compiled step. Two kinds are
         predicted: memory for partial results, and channels-last copies of inputs that convolutions
-        read. Forward and backward each make all copies of an input before its first convolution.
+        read. Forward makes all its copies of an input before the first convolution that reads the
+        input. Backward does the same.
         """
         begun: dict[tuple[bool, fx.Node], int] = {}
         for moment, node in self.running():
@@ -92,9 +103,10 @@ class FusedWalk(StepWalk):
                     yield node, tensor_bytes(a.meta.get("val")), first, moment
 
     def _is_copied(self, node: fx.Node) -> bool:
-        """Return whether convolutions read a channels-last copy of this input of the step.
+        """Return whether convolutions read a channels-last copy of a node's value.
 
-        True for four-dimensional inputs in another memory format.
+        True if the value is a four-dimensional input of the step that is not in channels-last
+        format.
         """
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.dim() != 4:
@@ -139,15 +151,15 @@ class FusedWalk(StepWalk):
     def _uses(
         self, nodes: list[fx.Node], made: dict[int, tuple[fx.Node, int]]
     ) -> tuple[dict[fx.Node, list[int]], dict[int, list[fx.Node]], set[int]]:
-        """Return which nodes of one graph allocate, read and return which storages.
+        """Find the storages that the nodes of one graph allocate, read and return.
 
         Args:
             nodes: the call nodes of the graph.
-            made: by storage key, the allocating node and its moment.
+            made: by storage key, the node that allocates the storage and its moment.
 
         Returns:
-            The storages that each node allocates, the readers of each storage, and the storages
-            that the graph returns.
+            Storage keys that each node allocates, nodes that read each storage, and keys of the
+            storages that the graph returns.
         """
         makes: dict[fx.Node, list[int]] = defaultdict(list)
         for key, (node, _) in made.items():
@@ -163,15 +175,15 @@ class FusedWalk(StepWalk):
 
 
 class _Kernels:
-    """Predicted kernels of one graph, and the moments at which they run.
+    """Predicted kernels of a forward or backward graph, and the moments at which they run.
 
-    The unfusible operators cut forward or backward into segments. The operators that fuse within a
-    segment form one kernel, which runs at the position of the last of them.
+    Each operator that cannot fuse ends a segment of the graph. The operators that fuse within a
+    segment form one kernel, which runs at the position of its last operator.
 
     Args:
         nodes: the call nodes of the graph.
         start: moment of the first node.
-        kept: ids of the nodes that the graph returns.
+        kept: Python ``id`` of each node that the graph returns.
     """
 
     def __init__(self, nodes: list[fx.Node], start: int, kept: set[int]) -> None:
@@ -220,10 +232,13 @@ class _Kernels:
             self._inlined[node] = self._inlines(node)
 
     def _segment(self, node: fx.Node, now: int) -> int:
-        """Return the segment in which a node runs, and record what later nodes may join.
+        """Return the number of the segment in which a node runs.
 
-        An operator joins an earlier kernel if that kernel computes its inputs, or reads the same
-        input and has as many elements. Otherwise the operator runs in segment ``now``.
+        A fusible operator joins an earlier segment's kernel in two cases. Either the kernel
+        computes its inputs, or the kernel reads the same input and has as many elements. Otherwise
+        the operator runs in segment ``now``.
+
+        The method also records which kernels later nodes may join.
         """
         given = [self._ready[n] for n in inputs_of(node) if n in self._ready]
         ready = max((at for at, _ in given), default=0)
@@ -242,14 +257,17 @@ class _Kernels:
         return now
 
     def _joined(self, node: fx.Node, at: int) -> int:
-        """Add a node, with its inputs that run later, to segment ``at``'s kernel; return ``at``."""
+        """Add a node to the kernel of segment ``at``, and return ``at``.
+
+        Inputs of the node that run in later segments move into this kernel too.
+        """
         self._pull(inputs_of(node), at)
         self._ready[node] = at, True
         self._note_reads(node, at)
         return at
 
     def _beside(self, node: fx.Node, ready: int, now: int) -> int | None:
-        """Return the first earlier segment whose kernel shares an input with the node.
+        """Return the first earlier segment whose kernel reads an input of the node.
 
         Only a kernel that computes as many elements as the node can fuse with it.
 
@@ -259,7 +277,7 @@ class _Kernels:
             now: current segment, which is excluded.
 
         Returns:
-            None if there is no such segment.
+            Number of the segment; None if there is none.
         """
         size = self._numel(node)
         found = (
@@ -274,10 +292,11 @@ class _Kernels:
             self._read_at[self._producer(read), self._numel(node)].append(at)
 
     def _pull(self, read: Iterable[fx.Node], to: int) -> None:
-        """Move the nodes that run after segment ``to`` into it, together with their inputs.
+        """Move nodes, with their inputs, from later segments into segment ``to``.
 
         Args:
-            read: nodes that the kernel of segment ``to`` reads.
+            read: nodes that the kernel of segment ``to`` reads. Those in earlier segments, and in
+                ``to``, stay there.
             to: number of the segment.
         """
         waiting = [*read]
@@ -293,9 +312,10 @@ class _Kernels:
     def only_writer(
         self, readers: Iterable[fx.Node], moment: int, writing: Container[fx.Node]
     ) -> fx.Node | None:
-        """Return the node that writes what the last readers of a storage compute, if only one does.
+        """Return the single node that writes the results of the last kernel to read a storage.
 
-        If a reader's result stays in registers, the nodes that read this result are searched.
+        If a reader's result stays in registers, the search continues with the nodes that read this
+        result.
 
         Args:
             readers: nodes that read the storage.
@@ -303,7 +323,7 @@ class _Kernels:
             writing: nodes whose results are written to memory.
 
         Returns:
-            None if no node or several nodes write such results.
+            The node; None if no node or several nodes write such results.
         """
         found: set[fx.Node] = set()
         waiting = [n for n in readers if self.last(n) == moment]
@@ -319,17 +339,17 @@ class _Kernels:
         return found.pop() if len(found) == 1 else None
 
     def first(self, node: fx.Node) -> int:
-        """Return the moment at which the first kernel that computes a node runs."""
+        """Return the moment of the first of the kernels that compute a node."""
         return self._own[node] if node in self._own else self._moments[min(self._segments[node])]
 
     def last(self, node: fx.Node) -> int:
-        """Return the moment at which the last kernel that computes a node runs."""
+        """Return the moment of the last of the kernels that compute a node."""
         return self._own[node] if node in self._own else self._moments[max(self._segments[node])]
 
     def _inlines(self, node: fx.Node) -> bool:
-        """Return whether each kernel that reads a node's result computes the node again.
+        """Return whether no kernel writes a node's result, because each reading kernel computes it.
 
-        Call this after the inputs of the node have been processed.
+        Call this method after the inputs of the node have been processed.
         """
         if not self._fuses[node] or not self._is_pointwise(node):
             return self._passed_on[node]
@@ -337,9 +357,9 @@ class _Kernels:
         return alone or (self._reads[node] <= _MOST_READS and not self._heavy[node])
 
     def _is_pointwise(self, node: fx.Node) -> bool:
-        """Return whether a node computes each element from few input elements.
+        """Return whether no input of a node has more elements than the node's result.
 
-        False for reductions and random draws.
+        Always False for operators that draw random numbers.
         """
         largest = max(map(self._numel, inputs_of(node)), default=0)
         return largest <= self._numel(node) and not ops.draws_in_order(node)
@@ -347,14 +367,12 @@ class _Kernels:
     def _is_summed_at_once(self, node: fx.Node, at: frozenset[int]) -> bool:
         """Return whether a sum in backward runs in a kernel of its own, before its readers.
 
-        remat forbids Inductor to fuse a sum with its readers if the first reader is more than
-        `NEAR_SUMS` segments later.
+        True if the first reader is more than `NEAR_SUMS` segments later. remat forbids Inductor to
+        fuse such a sum with its readers; see `remat.integrations.near_fusions`.
 
         Args:
-            node: the node.
-            at: segments of the node's readers.
-
-        See `remat.integrations.near_fusions`.
+            node: the node; the result is False if it is not a sum in backward.
+            at: numbers of the segments in which the node's readers run.
         """
         if not at or not node.meta.get("autograd_backward") or self._is_pointwise(node):
             return False
@@ -368,12 +386,13 @@ class _Kernels:
 
         Args:
             node: the node.
-            keys: storages that the node allocates.
-            readers: readers of each storage.
-            kept: storages that the graph returns.
+            keys: keys of the storages that the node allocates.
+            readers: by storage key, the nodes that read the storage.
+            kept: keys of the storages that the graph returns.
 
         Returns:
-            The storages of ``keys`` that are written to memory; the others stay in registers.
+            Those of ``keys`` whose storages are written to memory. The other results stay in
+            registers.
         """
         if not self._fuses[node]:
             return [] if node in self._inside else keys
@@ -392,22 +411,22 @@ class _Kernels:
 
 
 def _weight_for_its_sizes(node: fx.Node) -> Any:
-    """Return the weight of a convolution's backward that computes no gradient of the input.
+    """Return the weight argument of a convolution's backward that reads only the weight's sizes.
 
-    Such a node uses only the sizes of the weight. None for other nodes.
+    This is the case if the node does not compute the gradient of the input. None for other nodes.
     """
     of_backward = "convolution_backward" in str(node.target) and len(node.args) > _OUTPUT_MASK
     return node.args[2] if of_backward and not node.args[_OUTPUT_MASK][0] else None  # type: ignore[index]
 
 
 def _fills(read: fx.Node, node: fx.Node) -> bool:
-    """Return whether an out-of-place index write starts from a constant tensor.
+    """Return whether Inductor fills a node's result itself and never allocates its constant input.
 
-    Inductor then fills the result itself, and never allocates the constant.
+    True if ``node`` is an out-of-place index write or scatter into a constant tensor.
 
     Args:
-        read: an input of the node.
-        node: the node.
+        read: the constant tensor, an input of ``node``.
+        node: the node that writes into a copy of ``read``.
     """
     if read.target is not torch.ops.aten.full.default or read is not node.args[0]:
         return False
@@ -416,7 +435,10 @@ def _fills(read: fx.Node, node: fx.Node) -> bool:
 
 
 def _workspace(node: fx.Node) -> int:
-    """Return the predicted bytes of a node's workspace for partial results on a CPU."""
+    """Return the predicted bytes of the memory for partial results that a node needs on a CPU.
+
+    0 for operators without such memory, and on other devices.
+    """
     name = str(node.target)
     for part, argument, times in _WORKSPACES:
         if part in name:
@@ -458,7 +480,7 @@ def _expands(shape: Sequence[int], to: Sequence[int]) -> bool:
 
 
 def _is_heavy(node: fx.Node) -> bool:
-    """Return whether a node's operator is an expensive pointwise one."""
+    """Return whether a node is an expensive pointwise operator, such as ``exp`` or ``tanh``."""
     name = str(node.target)
     return any(f".{op}." in name for op in _HEAVY)
 

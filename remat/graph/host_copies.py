@@ -28,7 +28,10 @@ _ENDS: dict[int, torch.cuda.Event] = {}
 
 @torch.library.custom_op("remat::offload", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def offload(x: torch.Tensor) -> torch.Tensor:
-    """Start a copy of a device tensor to the host's memory; `wait_copied` waits for it."""
+    """Start copying a device tensor to the host's memory, and return the copy.
+
+    The copy is complete only after `wait_copied`.
+    """
     if x.device.type != "cuda":
         return _uncounted(x).copy_(x)
     host = torch.empty_like(x, device="cpu", pin_memory=True)
@@ -42,7 +45,10 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("remat::reload", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def reload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Start a copy of a host tensor to a device; `wait_copied` waits for it."""
+    """Start copying a host tensor to a device, and return the copy.
+
+    The copy is complete only after `wait_copied`.
+    """
     if device.type != "cuda":
         return torch.empty_like(host, device=device).copy_(host)
     return _begun(torch.empty_like(host, device=device), host, device, back=True)
@@ -63,9 +69,11 @@ torch.library.define(
 
 
 def _wait_copied(copy: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
-    """Make the current stream wait for a copy, and return the copy.
+    """Make the current stream wait for a copy between host and device, and return the copy.
 
-    The argument ``of`` is the source of the copy, which must stay alive until the copy is complete.
+    Args:
+        copy: result of `offload` or `reload`.
+        of: the tensor that is copied, which must stay alive until the copy is complete.
     """
     end = _ENDS.pop(copy.data_ptr(), None)
     if end is not None:
@@ -82,7 +90,10 @@ WAIT_COPIED = torch.ops.remat.wait_copied.default
 
 
 def _uncounted(like: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor with the layout and dtype of ``like``, in Python's own memory."""
+    """Return an uninitialised CPU tensor with the layout and dtype of ``like``.
+
+    Its memory belongs to a Python object, so PyTorch's allocator does not count it.
+    """
     laid_out = torch.empty_like(like, device="meta")
     nbytes = laid_out.untyped_storage().nbytes()
     if not nbytes:
@@ -121,5 +132,10 @@ def _begun(
 
 
 def host_storages(nodes: Iterable[fx.Node], sizes: Sizes) -> set[int]:
-    """Return the keys of storages in the host's memory, which occupy no device memory."""
+    """Return the keys of the storages that hold offloaded copies in the host's memory.
+
+    Args:
+        nodes: nodes of a graph; only calls of ``remat::offload`` count.
+        sizes: looks up the storage keys of a node.
+    """
     return {key for node in nodes if node.target is OFFLOAD for key in sizes.keys(node)}

@@ -33,7 +33,7 @@ class GraphIndex:
         by_name: position of each node, by node name.
         values: fake value of each node (``meta["val"]``); None if the node has no fake value.
         plain: for each node, whether its result depends on its arguments only and the call has no
-            other effect (`ops.is_plain`).
+            side effect.
     """
 
     nodes: tuple[fx.Node, ...]
@@ -49,7 +49,7 @@ class GraphIndex:
 
     @property
     def special(self) -> list[int]:
-        """Positions of the nodes that are not plain."""
+        """Positions of the nodes that are not plain: random, uninitialised or with side effects."""
         return [i for i, plain in enumerate(self.plain) if not plain]
 
 
@@ -76,5 +76,8 @@ def index_graph(graph: fx.Graph) -> GraphIndex:
 
 
 def are_plain(nodes: Iterable[fx.Node]) -> tuple[bool, ...]:
-    """Return for each node whether `ops.is_plain` holds, asking once per operator."""
+    """Return for each node whether its result depends on its arguments only, without side effects.
+
+    `ops.is_plain` is called once per operator, not once per node.
+    """
     return tuple(by_target(nodes, ops.is_plain))

@@ -20,7 +20,7 @@ from remat.graph.storages import SYMBOLIC, Memories, leaves_of
 
 
 class Role(enum.Enum):
-    """Kind of a placeholder of a joint graph."""
+    """Kind of a placeholder of a joint graph: input, tangent, random seed or backward state."""
 
     PRIMAL = "primal"
     TANGENT = "tangent"
@@ -39,7 +39,11 @@ UNCHECKED = "saved_tensor_with_no_vc_check"
 
 
 class HandedKind(enum.IntEnum):
-    """Kind of a value that forward saves for backward; forward returns the values sorted by kind."""
+    """Kind of a value that forward saves for backward: tensor, unchecked tensor, object or size.
+
+    For an unchecked tensor, autograd does not compare version counters. Forward returns the saved
+    values sorted by kind.
+    """
 
     TENSOR = 0
     UNCHECKED = 1
@@ -56,15 +60,16 @@ class HandedKind(enum.IntEnum):
 
 
 class Turn(NamedTuple):
-    """One run of a graph among all runs of the step.
+    """One run of a joint graph among all graph runs of the step.
 
     Attributes:
         at: index of this run among all graph runs of the step, in their order.
-        received: as `JointGraph.received`, but with the run index of the earlier run in place of a
-            graph index.
-        shared: as `JointGraph.shared`, but with the run index of the earlier run in place of a
-            graph index.
-        returned: as `JointGraph.returned`, for this run alone.
+        received: primals that an earlier run returned: (position of the primal, index of the
+            earlier run, index of its forward output).
+        shared: primals that an earlier run received too: (position of the primal, index of the
+            first such run, position of its primal).
+        returned: indices of this run's forward outputs that both a later run and the step's caller
+            receive.
     """
 
     at: int
@@ -123,14 +128,17 @@ class JointGraph:
         return fingerprint(self)
 
     def copy(self) -> JointGraph:
-        """Return a joint graph with copied nodes; node names are kept, fake values are shared."""
+        """Return a copy with new nodes; node names are kept, and fake values are shared."""
         module = copy_module(self.graph_module)
         return replace(self, graph_module=module, memories=self.memories.copy())
 
 
 @paused_collection()
 def copy_module(module: fx.GraphModule) -> fx.GraphModule:
-    """Copy the nodes of a graph module with shallow metadata; share submodules and constants."""
+    """Return a copy of a graph module with new nodes, whose metadata are copied shallowly.
+
+    Submodules and constants are shared with the original.
+    """
     graph = fx.Graph()
     Copier(graph, module.graph).copy(module.graph.nodes)
     graph.set_codegen(torch_compat.codegen_of(module.graph))
@@ -153,9 +161,9 @@ def make_module(owner: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.
 def check_structure(module: fx.GraphModule) -> str | None:
     """Return a description of the first structural fault of a graph; None if the graph is valid.
 
-    Calls `torch.fx.Graph.lint` and returns its message. Also checks three conditions that ``lint``
-    omits: placeholders come first, a single output node ends the graph, and every user of a node is
-    in the graph.
+    Calls `torch.fx.Graph.lint` and returns its message if it fails. Also checks three conditions
+    that ``lint`` omits: placeholders come first, a single output node ends the graph, and every
+    user of a node is in the graph.
     """
     try:
         module.graph.lint()
@@ -178,16 +186,16 @@ def check_structure(module: fx.GraphModule) -> str | None:
 
 
 def primal_place(name: str) -> int | None:
-    """Return the index of a primal, read from AOTAutograd's name ``primals_N``, N counting from 1.
+    """Return the zero-based index in an AOTAutograd name: 0 for ``primals_1``.
 
-    None for other names.
+    None for a name of another form.
     """
     head, _, number = name.partition("primals_")
     return int(number) - 1 if not head and number.isdigit() else None
 
 
 def role_of(node: fx.Node) -> Role:
-    """Return the role of a placeholder, derived from its name and value in AOTAutograd."""
+    """Return the role of a placeholder, derived from its name and value (set by AOTAutograd)."""
     name = str(node.target)
     if "tangents" in name:
         return Role.TANGENT
@@ -224,7 +232,11 @@ def split_outputs(
 
 
 def is_input_mutation(desc: Any) -> bool:
-    """Return whether AOTAutograd writes a forward output, given by its descriptor, to an input."""
+    """Return whether AOTAutograd writes a forward output to an input after forward.
+
+    Args:
+        desc: AOTAutograd's descriptor of the output.
+    """
     return type(desc).__name__ in ("InputMutationAOTOutput", "MetadataMutationAOTOutput")
 
 
@@ -233,7 +245,7 @@ def overwritten_after(joint: JointGraph, nodes: Iterable[fx.Node]) -> list[fx.No
 
     Args:
         joint: the joint graph.
-        nodes: nodes to select from.
+        nodes: the nodes among which to look for such placeholders.
     """
     descs = [d for d in split_outputs(joint)[2] if is_input_mutation(d)]
     mutated = {repr(d.mutated_input) for d in descs if hasattr(d, "mutated_input")}
@@ -257,11 +269,11 @@ def outputs_of(graph: fx.Graph) -> list[Any]:
 
 @paused_collection()
 def fingerprint(joint: JointGraph) -> str:
-    """Return the digest of `JointGraph.fingerprint`.
+    """Return a SHA-256 digest of a joint graph's structure, without names.
 
-    The digested text has one line per node. A line refers by number to texts of operators and
-    results, which a table after the lines holds. For the result of a call, only shape and dtype are
-    written. Strides and device follow from the operator and its arguments.
+    The digested text has one line per node. A line names operators and results by the numbers of
+    entries in a table after the lines. For the result of a call, only shape and dtype are written.
+    Strides and device follow from the operator and its arguments.
     """
     # Nodes are written as positions, as `bytes`: no argument of a node has this type, so the text of a
     # position cannot be mistaken for a constant.
@@ -301,7 +313,7 @@ def fingerprint(joint: JointGraph) -> str:
 
 
 def operators_digest(joint: JointGraph) -> str:
-    """Return a digest of the operators of a graph in graph order.
+    """Return a SHA-256 digest of the operators of a graph in graph order.
 
     Shapes and constants do not change the digest.
     """

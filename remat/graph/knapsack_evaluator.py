@@ -2,9 +2,9 @@
 
 The classes replace those of ``torch/_functorch/_activation_checkpointing`` in PyTorch. They differ
 in four ways. Every view of the graph keeps the graph order, so results do not depend on hash seeds.
-An edge of the contracted graph stands for a path without another candidate on it. The account of
-the backward pass counts nothing twice. The knee comes from one run over the whole frontier instead
-of a hundred solver runs.
+An edge of the contracted graph stands for a path on which no other candidate lies. The memory of
+the backward pass counts no candidate twice. The knee comes from one run over the whole frontier
+instead of a hundred solver runs.
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ class GraphInfoProvider(torch_compat.GraphInfoProvider):
     Args:
         graph_nodes_in_order: names of all nodes.
         graph_edges: (producer, user) pairs of node names.
-        all_recomputable_banned_nodes: names of the candidates, between which a knapsack chooses.
-        all_node_runtimes: runtime by candidate name, in any unit. None: use the recorded runtimes.
-        all_node_memories: memory by candidate name, in any unit. None: use the recorded memories.
+        all_recomputable_banned_nodes: names of the candidates. A knapsack solution saves some of
+            them and recomputes the others.
+        all_node_runtimes: runtime by candidate name, in any unit. None: use
+            ``recorded_knapsack_input_runtimes``.
+        all_node_memories: memory by candidate name, in any unit. None: use
+            ``recorded_knapsack_input_memories``.
         recorded_knapsack_input_memories: memories in the order of the candidates.
         recorded_knapsack_input_runtimes: runtimes in the order of the candidates.
         joint_graph: the FX graph, stored for callers and not read here.
@@ -84,7 +87,14 @@ class GraphInfoProvider(torch_compat.GraphInfoProvider):
         recorded_knapsack_input_memories: Sequence[float],
         recorded_knapsack_input_runtimes: Sequence[float],
     ) -> GraphInfoProvider:
-        """Build a provider with the nodes and edges of a joint graph."""
+        """Build a provider with the nodes and edges of a joint graph.
+
+        Args:
+            joint_graph: the FX graph.
+            all_recomputable_banned_nodes: the candidates for recomputation.
+            recorded_knapsack_input_memories: memory of each candidate, in any unit.
+            recorded_knapsack_input_runtimes: runtime of each candidate, in any unit.
+        """
         provider = cls.inialize_from_graph(  # PyTorch's spelling
             joint_graph,
             list(all_recomputable_banned_nodes),
@@ -151,7 +161,10 @@ def _by_name(
 
 
 class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
-    """Scores knapsack solutions over the candidates of a graph."""
+    """Computes the memory and the runtime of knapsack solutions.
+
+    A solution decides for each candidate of a graph whether it is saved or recomputed.
+    """
 
     def __init__(self, graph_info_provider: GraphInfoProvider) -> None:
         super().__init__(graph_info_provider)
@@ -172,9 +185,10 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
                 during backward.
 
         Returns:
-            Six numbers by the names that PyTorch uses. They are the peak memory, the recomputation
-            runtime, the memory if all candidates are saved, and the runtime if all are recomputed.
-            The others are the ratio of the memories and the ratio of the runtimes.
+            Six numbers by the names that PyTorch uses. The first four are the peak memory, the
+            recomputation runtime, the memory if all candidates are saved, and the runtime if all
+            are recomputed. The others are the peak as a fraction of that memory, and the
+            recomputation as a fraction of that runtime.
 
         Raises:
             ProblemError: a candidate is in both lists or in neither list, or an index does not
@@ -208,8 +222,8 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
     def _backward_peak(self, saved: set[str], current: float) -> float:
         """Return the most memory while backward visits the candidates from last to first.
 
-        Each candidate is recomputed when it is visited, together with the unsaved ancestors that
-        are not present. The candidate is dropped after the visit.
+        At its visit, an unsaved candidate is recomputed, together with those of its ancestors that
+        are not in memory. The candidate is dropped after the visit.
 
         Args:
             saved: names of the saved candidates.
@@ -245,13 +259,15 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
     ) -> float:
         """Return the budget at the knee, where more memory starts to save little runtime.
 
-        The knee is the frontier point nearest to the origin, with both axes scaled to 0 to 1.
+        The knee is the point of the Pareto frontier nearest to the origin, with memory and runtime
+        each scaled to 0 to 1.
 
         Args:
             knapsack_algo: solver to run on ``iterations`` budgets. None: compute the exact frontier
                 in one run and examine all its points.
-            max_mem_budget: the largest budget; returned if the frontier shows no trade-off.
-            min_mem_budget: the smallest budget.
+            max_mem_budget: the largest budget, in the unit of the knapsack's memories. Returned if
+                the frontier shows no trade-off.
+            min_mem_budget: the smallest budget, in the same unit.
             iterations: number of budgets to try with a solver, at least 2.
 
         Raises:
@@ -274,8 +290,8 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         """Return the Pareto frontier between two budgets.
 
         Args:
-            least: the smallest budget.
-            most: the largest budget.
+            least: the smallest budget, in the unit of the knapsack's memories.
+            most: the largest budget, in the same unit.
 
         Returns:
             Memory and recomputation runtime of each frontier point.

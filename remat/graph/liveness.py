@@ -1,9 +1,9 @@
 """Lifetimes of storages over forward and backward, and their peak.
 
-Models the eager lowering without in-place reuse of memory. A value is allocated when its node runs
-and freed after its last use. A workspace recorded in a node's metadata counts while the node runs.
-Inputs, parameters, forward outputs and gradients live to the end of the step. Saved tensors and
-tangents end at their last use in backward, as AOTAutograd frees them.
+The model is that of the eager lowering, without in-place reuse of memory. A value is allocated when
+its node runs and freed after its last use. A workspace recorded in a node's metadata counts while
+the node runs. Inputs, parameters, forward outputs and gradients live to the end of the step. Saved
+tensors and tangents end at their last use in backward, as AOTAutograd frees them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _INSIDE = 0
 
 
 class StorageKind(enum.StrEnum):
-    """Kind of a storage over its lifetime."""
+    """Kind of a storage by its use in a training step, such as saved for backward or temporary."""
 
     INPUT = "parameters and inputs"
     SAVED = "saved for backward"
@@ -49,7 +49,7 @@ class StorageKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMoment:
-    """The moment of a step with the most bytes alive.
+    """The moment of a step with the most bytes alive; a moment is the run of one node.
 
     Attributes:
         nbytes: bytes alive at this moment, including inputs and parameters.
@@ -71,8 +71,8 @@ class Lifetime:
         nbytes: bytes of the whole storage.
         kind: kind of the storage in the step.
         source: user's line that produced the node, ``"file.py:12 code"``; empty if unknown.
-        first: first moment at which the storage is alive.
-        last: last moment at which the storage is alive.
+        first: index of the first moment (run of a node) at which the storage is alive.
+        last: index of the last moment at which the storage is alive.
         saved_as: name of the value on this storage that forward saves for backward; empty if none.
         size: ``nbytes`` as a symbolic expression; None if it depends on no symbol.
         module: path of the module that produced the node, ``"layers.0.mlp"``; empty if unknown.
@@ -105,9 +105,9 @@ class Timeline:
     lifetimes: tuple[Lifetime, ...]
 
     def alive(self, moment: int) -> tuple[Lifetime, ...]:
-        """Return the storages alive while the node of a moment runs, largest first.
+        """Return the storages alive at a moment, largest first.
 
-        The node's result counts as alive.
+        A moment is the run of one node, whose result counts as alive.
         """
         found = [x for x in self.lifetimes if x.first <= moment <= x.last]
         return tuple(sorted(found, key=lambda x: -x.nbytes))
@@ -158,7 +158,14 @@ def memory_curve(
     num_fwd_outputs: int,
     memories: Memories | None = None,
 ) -> MemoryCurve:
-    """Return the bytes alive at each moment of a step; arguments as for `simulate_peak`."""
+    """Return the bytes alive at each moment of a step.
+
+    Args:
+        forward: module that returns the user's outputs, then the values saved for backward.
+        backward: module that takes the saved values and the tangents, and returns gradients.
+        num_fwd_outputs: number of forward's outputs before the saved values.
+        memories: cache of the storages behind the fake values; None starts an empty cache.
+    """
     step = StepWalk(forward, backward, num_fwd_outputs, memories)
     running = dict(step.running())
     runs = [run_of(running[k]) if k in running else "" for k in range(len(step.moments))]
@@ -208,12 +215,12 @@ def simulate_peak(
     *,
     workspaces: bool = True,
 ) -> PeakMoment:
-    """Return the peak of `timeline` without building the timeline.
+    """Return the peak memory of a step without building its `timeline`.
 
     Args:
-        forward: as for `timeline`.
-        backward: as for `timeline`.
-        num_fwd_outputs: as for `timeline`.
+        forward: module that returns the user's outputs, then the values saved for backward.
+        backward: module that takes the saved values and the tangents, and returns gradients.
+        num_fwd_outputs: number of forward's outputs before the saved values.
         memories: cache of the storages behind the fake values; None starts an empty cache.
         workspaces: whether to count the workspaces of operators. Without workspaces, the peak is
             the same on every machine.
@@ -295,23 +302,23 @@ class StepWalk:
     """Simulation of memory over forward and backward.
 
     A storage is identified by a key: the `storage_key` of the node's fake value. A recomputed node
-    has the fake value of its forward run. Therefore one key may stand for two storages: that of the
-    forward run and that of the recomputation. A key names the same storage in forward and in
+    has the fake value of its forward run. Therefore one key may stand for two storages, one of the
+    forward run and one of the recomputation. A key names the same storage in forward and in
     backward only if forward saves the storage. If the forward storage is alive in backward, the
     recomputed storage gets a key of its own. This happens if one result of an operator is saved and
     another is recomputed, because the second run computes both results. Repeated runs within
     forward or within backward also get keys of their own.
 
     Attributes:
-        moments: names of the nodes that run, as in `Timeline`.
+        moments: names of the nodes that run, forward's first; a moment is the run of one node.
         boundary: number of moments in forward.
         sizes: keys and bytes of the storages.
-        inputs: for each storage that the step receives, the first placeholder on it.
+        inputs: by key of each storage that the step receives, the first placeholder that uses it.
         outputs: bytes of each storage of the user's outputs, by storage key.
         handed: nodes of forward whose values are saved for backward.
-        tangents: for each storage of a tangent, the first placeholder on it.
-        last_read: for each storage passed to backward, the moment of its last use there. Empty
-            until `lifetimes` has run.
+        tangents: by key of each storage of a tangent, the first placeholder that uses it.
+        last_read: by key of each storage passed to backward, the moment of its last use there.
+            Empty until `lifetimes` has run.
     """
 
     def __init__(
@@ -346,13 +353,13 @@ class StepWalk:
         self._twin: dict[int, int] = {}
 
     def running(self) -> Iterator[tuple[int, fx.Node]]:
-        """Yield each moment with the node that runs at it."""
+        """Yield (index of the moment, node that runs at it) for each call node of the step."""
         yield from enumerate(self._forward)
         yield from enumerate(self._backward, self.boundary)
 
     @cached_property
     def again(self) -> frozenset[fx.Node]:
-        """The nodes whose joint-graph node ran earlier in the step."""
+        """Nodes that run a joint-graph node again, after an earlier node of the step ran it."""
         first: dict[str, fx.Node] = {}
         return frozenset(n for _, n in self.running() if first.setdefault(run_of(n), n) is not n)
 
@@ -376,7 +383,10 @@ class StepWalk:
             yield _INSIDE, *taken
 
     def storages(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
-        """Yield each storage in device memory, in the form of `lifetimes`."""
+        """Yield each storage in device memory, without workspaces.
+
+        Each item is (storage key, allocating node, bytes, first moment, last moment).
+        """
         host = host_storages(self._forward, self.sizes)
         for found in self._lifetimes():
             if found[0] not in host:
@@ -393,7 +403,10 @@ class StepWalk:
                 yield node, nbytes, moment, moment
 
     def _lifetimes(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
-        """Yield each storage in the form of `lifetimes`, including copies in the host's memory."""
+        """Yield each storage, including offloaded copies in the host's memory.
+
+        Each item is (storage key, allocating node, bytes, first moment, last moment).
+        """
         start, end = self.boundary, len(self.moments) - 1
         nbytes = self.sizes.nbytes
         inputs, outputs = self.inputs, self.outputs
@@ -438,8 +451,8 @@ class StepWalk:
             there: keys of the storages that exist when the graph starts.
 
         Returns:
-            By storage key, the allocating node with its moment; by storage key, the moment of the
-            last use.
+            Two dicts by storage key. The first has the allocating node and its moment, the second
+            has the moment of the last use.
         """
         made: dict[int, tuple[fx.Node, int]] = {}
         last: dict[int, int] = {}
@@ -479,9 +492,14 @@ class StepWalk:
     def _own(self, node: fx.Node, key: int, *, apart: bool) -> int:
         """Return the storage key for a node's value whose fake value has the key ``key``.
 
-        The key may also name the storage of an earlier run of the same joint-graph node. If the
-        node is a view of a value that it reads, the result is the key of that value. Otherwise the
-        result is a new key if ``apart`` is True, and ``key`` if not.
+        An earlier run of the same joint-graph node may have used ``key`` already. If the node is a
+        view of a value that it reads, the result is the key of that value.
+
+        Args:
+            node: the node.
+            key: storage key of the node's fake value.
+            apart: what to return if the node is not such a view: a new key if True, ``key`` if
+                False.
         """
         sizes = self.sizes
         # A view belongs to the run that it reads, which need not be the latest run of its base.

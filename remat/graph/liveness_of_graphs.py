@@ -46,13 +46,16 @@ def highest_of_graphs(graphs: Sequence[PartitionedGraph]) -> tuple[tuple[int, in
 
     A value passed from one graph to another is alive to the end of the last forward, because the
     model's Python frames hold it. If a graph saves the value, it lives until both graphs have read
-    it for the last time. Parameters, inputs, gradients of parameters, outputs that no later graph
-    receives, and the step's outputs live to the end of the step. Gradients of the step's outputs
-    exist from the start of backward. Memory of operators that run between the graphs is not counted.
+    it for the last time.
+
+    Several storages live to the end of the step: parameters, inputs, gradients of parameters,
+    outputs that no later graph receives, and the step's outputs. Gradients of the step's outputs
+    exist from the start of backward. Memory of operators that run between the graphs is not
+    counted.
 
     Args:
-        graphs: the graphs in the order of their forwards. A graph that runs several times counts
-            once per run.
+        graphs: the graphs in the order of their forwards. A graph that runs several times is listed
+            once.
 
     Returns:
         For each graph, the most bytes in its forward and in its backward. For a graph that runs
@@ -70,7 +73,10 @@ def highest_of_graphs(graphs: Sequence[PartitionedGraph]) -> tuple[tuple[int, in
 
 
 def _in_turns(graphs: Sequence[PartitionedGraph]) -> list[tuple[int, PartitionedGraph]]:
-    """Return the runs of a step in their order, each with the index of its graph."""
+    """Return all graph runs of a step in their order, as (index in ``graphs``, graph).
+
+    The joint graph of a pair describes the values that this run receives and returns.
+    """
     turns = [(turn, k) for k, graph in enumerate(graphs) for turn in graph.joint.turns]
     if not turns:
         return list(enumerate(graphs))
@@ -85,7 +91,11 @@ def _of_run(turn: Turn) -> dict[str, Any]:
 
 
 class _Step:
-    """Simulation of memory over all graph runs of a step."""
+    """Simulation of memory over all graph runs of a step.
+
+    Args:
+        graphs: the graph of each run, in the order of their forwards.
+    """
 
     def __init__(self, graphs: Sequence[PartitionedGraph]) -> None:
         self._graphs = graphs
@@ -106,7 +116,10 @@ class _Step:
         self.end = starts[-1] - 1
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """Yield each storage as (bytes, first moment, last moment), in moments of the whole step."""
+        """Yield each storage of the step as (bytes, first moment, last moment).
+
+        Moments are counted over all graph runs of the step.
+        """
         found = [list(walk.lifetimes()) for walk in self.walks]
         passed = self._passed()
         for k, (graph, walk, lifetimes) in enumerate(
@@ -134,27 +147,28 @@ class _Step:
                 yield nbytes, start, max(start, until)
 
     def _at(self, k: int, moment: int) -> int:
-        """Convert a moment of graph run ``k`` to a moment of the step."""
+        """Convert a moment within graph run ``k`` to a moment of the whole step."""
         boundary = self.walks[k].boundary
         if moment < boundary:
             return self.forward_at[k] + moment
         return self.backward_at[k] + moment - boundary
 
     def _read_until(self, k: int, node: fx.Node) -> int:
-        """Return the last moment at which graph run ``k`` may read a value.
+        """Return the last moment of the step at which graph run ``k`` may read a node's value.
 
-        The result is a moment of the step, in the run's backward if the value is saved for
-        backward, else the end of the run's forward.
+        If the value is saved for backward, this is its last use in the run's backward. Otherwise it
+        is the end of the run's forward.
         """
         walk = self.walks[k]
         reads = (walk.last_read[key] for key in walk.sizes.keys(node) if key in walk.last_read)
         return self._at(k, max(reads, default=walk.boundary - 1))
 
     def _passed(self) -> list[dict[int, int]]:
-        """Return, for each graph run, the storages of outputs that later runs receive.
+        """Return when the outputs that later graph runs receive are freed.
 
         Returns:
-            One dict per run: storage key to the last moment at which the storage is alive.
+            One dict per graph run. It maps the storage key of each such output to the last moment
+            at which the storage is alive.
         """
         passed: list[dict[int, int]] = [{} for _ in self._graphs]
         for k, graph in enumerate(self._graphs):
@@ -176,7 +190,7 @@ class _Step:
         return passed
 
     def _from_outside(self, k: int) -> set[str]:
-        """Return the names of the tangents that the step itself receives.
+        """Return the names of those tangents of graph run ``k`` that come from outside of the step.
 
         These are the tangents of those outputs of graph run ``k`` that no later graph receives, or
         that the step's caller receives too.
@@ -198,8 +212,8 @@ class _Step:
 
         A gradient for an output of an earlier graph lives until the backward of that graph starts.
         A gradient for a tensor that a later graph shares lives to the end of run ``k``'s backward.
-        There PyTorch adds it to the gradient that the later graph computed. All other gradients
-        live to the end of the step.
+        At that point PyTorch adds it to the gradient that the later graph computed. All other
+        gradients live to the end of the step.
         """
         graph, walk = self._graphs[k], self.walks[k]
         waits = {p: producer for p, producer, _ in graph.joint.received if producer < k}

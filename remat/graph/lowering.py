@@ -31,7 +31,7 @@ from remat.solvers.graph_problem import GraphProblem
 
 
 class SavedKind(enum.Enum):
-    """Kind of a node of the graph problem, by the data that saving the node keeps."""
+    """What saving a problem node keeps: a value, a generator state or a copy of an input."""
 
     VALUE = "value"
     GENERATOR_STATE = "generator state"
@@ -40,10 +40,10 @@ class SavedKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lowered:
-    """A graph problem and the map from its nodes to the joint graph.
+    """The problem of which values to save, and the map from its nodes to the joint graph.
 
     Attributes:
-        problem: the problem.
+        problem: the graph problem, whose solution saves some nodes and recomputes others.
         kind: kind of each node of the problem.
         position: for each node of the problem, a position in the joint graph. This is the position
             of the value, of the random operator that draws from the state, or of the input that the
@@ -61,7 +61,7 @@ class Lowered:
         """Return the same problem under other costs.
 
         Args:
-            costs: cost of each joint-graph position.
+            costs: cost of running the node at each joint-graph position once.
             unit: unit of the costs.
         """
         prices = (
@@ -71,7 +71,10 @@ class Lowered:
         return replace(self, problem=self.problem.priced(tuple(prices), unit))
 
     def decision(self, saved: Iterable[int]) -> Decision:
-        """Convert a set of saved problem nodes to a decision in names of the joint graph."""
+        """Convert a set of saved problem nodes to a decision in names of the joint graph.
+
+        The decision leaves out saved generator states.
+        """
         names: dict[SavedKind, list[str]] = {k: [] for k in SavedKind}
         for i in sorted(saved):
             names[self.kind[i]].append(self.problem.names[i].split(":")[0])
@@ -81,7 +84,10 @@ class Lowered:
         )
 
     def saved_of(self, decision: Decision) -> tuple[int, ...]:
-        """Return the saved problem nodes of a decision, together with all generator states."""
+        """Return the problem nodes that a decision saves, and all generator states.
+
+        A decision does not name generator states, so all of them count as saved.
+        """
         wanted = {(SavedKind.VALUE, n) for n in decision.saved}
         wanted |= {(SavedKind.SNAPSHOT, n) for n in decision.snapshots}
         return tuple(
@@ -99,10 +105,10 @@ class Offload:
     Attributes:
         name: joint-graph name of the value's node.
         nbytes: bytes of the value.
-        freed_after: forward node after which the device memory must be free; empty for the value's
-            last use in forward.
-        fetched_before: backward node before which the copy to the device starts; empty for the
-            value's first use in backward.
+        freed_after: name of the forward node after which the device memory must be free; empty for
+            the value's last use in forward.
+        fetched_before: name of the backward node before which the copy to the device starts; empty
+            for the value's first use in backward.
     """
 
     name: str
@@ -119,9 +125,9 @@ class Decision:
         saved: nodes whose value is saved, including values that stay alive in every plan.
         snapshots: inputs that are copied, because forward mutates them later or the user may write
             to them.
-        forward_order: nodes that forward runs, in this order; a repeated name is a further run.
-            Views run where their values are read. Empty: the passes choose the order.
-        backward_order: the same for backward.
+        forward_order: nodes that forward runs, in this order; a repeated name is another run of the
+            node. Views run where their values are read. Empty: the passes choose the order.
+        backward_order: nodes that backward runs, in the same form.
         offloads: the saved values that are offloaded to the host's memory.
     """
 
@@ -138,7 +144,7 @@ class Decision:
 
     @property
     def further_runs(self) -> tuple[str, ...]:
-        """Names of the nodes that run more than once, repeated for each further run."""
+        """Names of the nodes that run again, one entry for each run after the first."""
         seen: set[str] = set()
         runs = (*self.forward_order, *self.backward_order)
         return tuple([n for n in runs if n in seen or seen.add(n)])  # type: ignore[func-returns-value]
@@ -155,7 +161,7 @@ def must_save(node: fx.Node) -> bool:
 def must_offload(node: fx.Node) -> bool:
     """Return whether a checkpoint policy sends the node to the host's memory.
 
-    PREFER_CPU_OFFLOAD counts as MUST_CPU_OFFLOAD in plans with offloading.
+    True for the tags MUST_CPU_OFFLOAD and PREFER_CPU_OFFLOAD.
     """
     return node.meta.get("recompute") in (
         CheckpointPolicy.MUST_CPU_OFFLOAD,
@@ -166,7 +172,8 @@ def must_offload(node: fx.Node) -> bool:
 def must_recompute(node: fx.Node) -> bool:
     """Return whether a checkpoint policy tags the node for recomputation.
 
-    In a checkpointed region, PREFER_RECOMPUTE counts as MUST_RECOMPUTE, as in PyTorch.
+    True for MUST_RECOMPUTE and PREFER_RECOMPUTE. PyTorch treats both alike in a checkpointed
+    region.
     """
     return node.meta.get("recompute") in (
         CheckpointPolicy.MUST_RECOMPUTE,
@@ -175,9 +182,9 @@ def must_recompute(node: fx.Node) -> bool:
 
 
 def tag_of(node: fx.Node) -> str:
-    """Return the name of a node's checkpoint tag for messages.
+    """Return the name of a node's checkpoint tag, for messages.
 
-    If a policy by module (`remat.graph.policies`) set the tag, the name is the text of this policy.
+    If a policy for the node's module set the tag, the result is the text of this policy instead.
     """
     tag = node.meta["recompute"]
     return str(node.meta.get(TAGGED_BY) or getattr(tag, "name", tag))
@@ -186,13 +193,13 @@ def tag_of(node: fx.Node) -> str:
 def lower(
     index: GraphIndex, roles: Roles, storages: Storages, costs: Sequence[int], unit: str
 ) -> Lowered:
-    """Build the graph problem of a joint graph.
+    """Build the graph problem of a joint graph: which values to save, which to recompute.
 
     Args:
         index: node positions of the joint graph.
-        roles: classification of its nodes.
-        storages: storages of its values.
-        costs: cost of each position.
+        roles: classification of the nodes as forward or backward.
+        storages: storages of the values.
+        costs: cost of running the node at each position once.
         unit: unit of the costs.
     """
     rules = _Rules(index, storages)
@@ -262,8 +269,9 @@ class _Row(NamedTuple):
 
     Attributes:
         name: name of the node.
-        position: position in the joint graph, as in `Lowered.position`.
-        kind: kind of the node.
+        position: joint-graph position of the value, of the random operator that draws from the
+            state, or of the input that the snapshot copies.
+        kind: whether the node is a value, a generator state or a snapshot.
         reads: problem nodes that the node reads.
         price: cost of running the node once.
         nbytes: bytes to save the node.
@@ -301,10 +309,13 @@ def _backward_uses(index: GraphIndex, roles: Roles, i: int) -> tuple[bool, bool]
 
 
 def _tied_by_tags(index: GraphIndex, storages: Storages) -> dict[int, CheckpointPolicy]:
-    """Return the checkpoint tags by position, with MUST_SAVE moved from views to their owners.
+    """Return the checkpoint tags by node position, with MUST_SAVE moved from views to owners.
 
-    A view that must be saved is saved by saving the owner of its storage. If the owner itself must
-    be recomputed, the tag stays on the view.
+    The owner is the first node on the storage of the view. A view that must be saved is saved by
+    saving its owner. If the owner itself must be recomputed, the tag stays on the view.
+
+    Raises:
+        PlanError: a node is tagged MUST_RECOMPUTE, but its operator may have undeclared effects.
     """
     tags: dict[int, CheckpointPolicy] = {}
     for i, node in enumerate(index.nodes):
@@ -324,7 +335,7 @@ def _tied_by_tags(index: GraphIndex, storages: Storages) -> dict[int, Checkpoint
 def check_may_run_again(node: fx.Node) -> None:
     """Refuse MUST_RECOMPUTE on an operator that may have undeclared effects.
 
-    Eager checkpointing runs the operator again from the generator state of its region. An operator
+    Eager checkpointing runs the operator again and restores the generator state only. An operator
     that counts its calls, for example, then returns other numbers than in forward.
 
     Raises:
@@ -343,10 +354,11 @@ def check_may_run_again(node: fx.Node) -> None:
 
 
 class _Rules:
-    """Decides which values may be saved and which nodes may run again.
+    """Decides which joint-graph nodes may be saved and which may run again.
 
     Attributes:
-        replays: returns whether a random operator can be replayed.
+        replays: callable that returns whether a random operator can be replayed from a saved
+            generator state.
     """
 
     def __init__(self, index: GraphIndex, storages: Storages) -> None:
@@ -355,7 +367,7 @@ class _Rules:
         self.replays = Replays(index.nodes[i] for i in index.special)
 
     def may_save(self, i: int) -> tuple[bool, int]:
-        """Return whether a node may be saved, and the bytes to save it."""
+        """Return whether the node at position ``i`` may be saved, and the bytes to save it."""
         index, storages = self._index, self._storages
         node, value, owner = index.nodes[i], index.values[i], storages.owner[i]
         if node.op == "placeholder":
@@ -382,7 +394,7 @@ class _Rules:
         return True, 0 if storages.alive[i] else storages.nbytes[i]
 
     def may_recompute(self, i: int) -> bool:
-        """Return whether a node may run again."""
+        """Return whether the node at position ``i`` may run again."""
         index, node = self._index, self._index.nodes[i]
         if node.op in ("placeholder", "get_attr"):
             # Backward fetches an attribute from the module by itself; an input must be passed to
@@ -406,7 +418,7 @@ class _Rules:
 def _needs_all_ranks(node: fx.Node) -> bool:
     """Return whether a node is a collective without a recompute tag.
 
-    A rerun needs every rank. A recompute tag is set on every rank, so a tagged collective may run
-    again.
+    Such a node may not run again, because a rerun needs every rank. A recompute tag is set on every
+    rank, so a tagged collective may run again.
     """
     return ops.is_collective(node) and not must_recompute(node)

@@ -1,7 +1,8 @@
 """Operator taxonomy: views, recomputable and compute-intensive operators, random draws, effects.
 
-Sets hold operator packets (``torch.ops.aten.mm``) or Python functions. An overload belongs to the
-sets of its packet. Plugins and users extend `default_taxonomy()` in place with `OpTaxonomy.extend`.
+Each set holds operator packets (``torch.ops.aten.mm``) and Python functions. An overload belongs to
+the sets of its packet. Plugins and users extend `default_taxonomy()` in place with
+`OpTaxonomy.extend`.
 """
 
 from __future__ import annotations
@@ -74,7 +75,10 @@ class OpTaxonomy:
         views: Iterable[Target] = (),
         pure: Iterable[Target] = (),
     ) -> None:
-        """Add operator packets to the sets; an overload adds its packet."""
+        """Add operators to the sets of the same names.
+
+        For an overload such as ``aten.mm.default``, its packet ``aten.mm`` is added.
+        """
         for known, more in (
             (self.recomputable, recomputable),
             (self.compute_intensive, compute_intensive),
@@ -99,7 +103,7 @@ class OpTaxonomy:
         return packet(node.target) in self.compute_intensive
 
     def is_fusible(self, node: fx.Node) -> bool:
-        """Return whether a fusing compiler can merge the node into its neighbours."""
+        """Return whether a compiler can fuse the node with its neighbours."""
         return self.is_recomputable(node) or is_random(node)
 
 
@@ -135,8 +139,8 @@ def is_pointwise(target: Target) -> bool:
 def is_random(node: fx.Node) -> bool:
     """Return whether the node draws from a random generator, so that a second run differs.
 
-    Operators that expand a given seed are not random, nor is attention without dropout. A
-    higher-order operator is random if a graph or an operator that it calls is random.
+    Operators that compute random numbers from a given seed do not count, nor does attention without
+    dropout. A higher-order operator is random if a graph or an operator that it calls is random.
     """
     if isinstance(node.target, torch_compat.HigherOrderOperator):
         return any(map(_is_seeded, called_operators(node))) or any(
@@ -146,9 +150,9 @@ def is_random(node: fx.Node) -> bool:
 
 
 def is_random_call(target: Target, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a call of an operator with these arguments is random; see `is_random`.
+    """Return whether a call of an operator with these arguments draws from a random generator.
 
-    Always False for higher-order operators.
+    Always False for higher-order operators, which `is_random` handles.
     """
     if not _is_seeded(target):
         return False
@@ -162,7 +166,7 @@ def is_random_call(target: Target, args: Sequence[Any], kwargs: Mapping[str, Any
 
 @functools.cache
 def _dropout_position(target: Target) -> int | None:
-    """Return the position of the argument ``dropout_p``; None if the operator has none."""
+    """Return the position of ``dropout_p`` among an operator's arguments; None without one."""
     names = [argument.name for argument in torch_compat.schema(target).arguments]
     return names.index("dropout_p") if "dropout_p" in names else None
 
@@ -176,11 +180,11 @@ def _is_seeded(target: Target) -> bool:
 
 
 def is_plain(node: fx.Node) -> bool:
-    """Return whether the node's result depends on its arguments alone, and nothing else happens.
+    """Return whether the node's result depends on its arguments alone, without side effects.
 
     A plain node draws no random numbers, writes to no argument, communicates with no rank and
-    returns no uninitialised memory. Schema, tags or a declaration guarantee this. The answer
-    depends on the operator only, so callers ask once per operator.
+    returns no uninitialised memory. Schema, tags or a declaration guarantee this. The result
+    depends on the operator only, so it may be cached per operator.
     """
     return node.op != "call_function" or (_is_plain(node.target) and is_known(node.target))
 
@@ -209,7 +213,7 @@ _REPLAYS = (
 
 
 def is_opaque(node: fx.Node) -> bool:
-    """Return whether the node may have undeclared effects (`remat.graph.purity`).
+    """Return whether the node may have undeclared effects, as a custom operator may.
 
     Such a node may draw random numbers, count its calls or read changing state. Therefore it runs
     exactly once, in its place. A higher-order operator is opaque if an operator that it calls, also
@@ -219,12 +223,15 @@ def is_opaque(node: fx.Node) -> bool:
 
 
 def opaque_operators(node: fx.Node) -> list[Target]:
-    """Return the operators with undeclared effects that a node runs; see `is_opaque`."""
+    """Return the operators run by a node that may have undeclared effects."""
     return [op for op in _operators_run(node) if not is_known(op)]
 
 
 def declared_operators(node: fx.Node) -> list[str]:
-    """Return the names of the operators that a node runs and that only a declaration makes pure."""
+    """Return the names of a node's operators that are pure by a declaration only.
+
+    Operators whose schema and tags prove them pure are left out.
+    """
     if node.op != "call_function":
         return []
     run = (t for t in _operators_run(node) if not purity.has_complete_schema(t))
@@ -232,9 +239,9 @@ def declared_operators(node: fx.Node) -> list[str]:
 
 
 def declarations() -> list[str]:
-    """Return the names of all operators that users and plugins declared pure here, sorted.
+    """Return the names of all operators declared pure in this process, sorted.
 
-    A declaration holds in one process. PyTorch's own operators are left out.
+    Users and plugins declare operators. PyTorch's own operators are left out.
     """
     ops = default_taxonomy()
     listed = ops.pure | ops.recomputable | ops.views
@@ -243,7 +250,7 @@ def declarations() -> list[str]:
 
 
 def is_known(target: Target) -> bool:
-    """Return whether schema, tags or a declaration state all effects of an operator."""
+    """Return whether an operator's effects are fully known from schema, tags or a declaration."""
     return purity.has_complete_schema(target) or _is_declared(target)
 
 
@@ -254,20 +261,23 @@ def _is_declared(target: Target) -> bool:
 def may_have_effects(node: fx.Node) -> bool:
     """Return whether running the node twice, or not at all, might be observable.
 
-    True for nodes that draw random numbers, have an effect or may have undeclared effects.
+    True for nodes that draw random numbers, have a known effect or may have undeclared effects.
     """
     return is_random(node) or is_effectful(node) or is_opaque(node)
 
 
 def is_drawn_from_state(node: fx.Node) -> bool:
-    """Return whether the node runs a random operator and saves or restores its generator state."""
+    """Return whether the node is a wrapper around a random operator and its generator state.
+
+    The wrapper saves the state before it runs the operator, or restores a saved state.
+    """
     return node.target in _REPLAYS
 
 
 def draws_in_order(node: fx.Node) -> bool:
     """Return whether running the node advances a generator, or might.
 
-    Such nodes must keep their order.
+    The order of such nodes must not change. Nodes that may have undeclared effects count too.
     """
     return is_random(node) or node.target is _RUN_AND_SAVE or is_opaque(node)
 
@@ -284,9 +294,9 @@ def ignores_content(node: fx.Node) -> bool:
 
 
 def is_collective(node: fx.Node) -> bool:
-    """Return whether every rank must run the node together.
+    """Return whether all ranks must run the node together.
 
-    True if the node, or a node in a graph that it calls, is a collective.
+    True if the node is a collective, or calls a graph that contains one.
     """
     return any(_is_collective(call.target) for call in _calls(node))
 
@@ -353,7 +363,7 @@ def called_operators(node: fx.Node) -> list[Target]:
     """Return the operators that a higher-order operator gets as arguments.
 
     For example, ``auto_functionalized`` gets the operator to run. The list is empty for operators
-    that save or restore a generator state: replaying a draw leaves the generator unchanged, and
+    that save or restore a generator state. Replaying a draw leaves the generator unchanged, and
     `draws_in_order` handles ``run_and_save_rng_state``.
     """
     if not isinstance(node.target, torch_compat.HigherOrderOperator) or node.target in _REPLAYS:

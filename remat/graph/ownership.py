@@ -1,4 +1,4 @@
-"""Find the node that owns each storage of a joint graph, and the storages that stay alive anyway.
+"""Find the node that owns each storage of a joint graph, and the storages that are free to save.
 
 Storages that the step keeps alive in every plan (inputs it does not mutate, the user's outputs)
 cost nothing to save.
@@ -26,13 +26,14 @@ class Storages:
     Attributes:
         owner: position of the first node on the same storage. A node without a tensor owns itself.
         nbytes: bytes of the storage at its owner's position; 0 at every other position.
-        alive: at owners' positions, whether the storage outlives forward in every plan.
-        mutated: owners of the storages that forward writes to. Backward cannot read the value from
-            before the write.
-        rewritten: by owner's position, the position of the last write to the storage. Holds the
-            storages in ``mutated`` that are read after this write or that forward allocated.
-            Backward may receive their values from after this write. (AOTAutograd writes only to
-            primals, after everything else has run, unless functionalization is off.)
+        alive: at owners' positions, whether the storage outlives forward in every plan, so that
+            saving it costs nothing.
+        mutated: positions of the owners of storages that forward writes to. Backward cannot read a
+            value from before the write.
+        rewritten: by owner's position, the position of the last write to the storage. Contains
+            those storages in ``mutated`` that are read after this write or that forward allocated.
+            Backward may receive the values that they have after this write. AOTAutograd writes only
+            to primals, after everything else has run, unless functionalization is off.
         user_mutated: positions of the primals that the user may write to before backward. Backward
             cannot read these primals again.
     """
@@ -60,9 +61,10 @@ def find_storages(
 
     Args:
         joint: the joint graph.
-        index: its node positions.
-        roles: its classification.
-        count_outputs: if True, count forward's outputs at their bytes instead of as free.
+        index: node positions of the joint graph.
+        roles: roles of its placeholders.
+        count_outputs: if True, saving an output of forward costs its bytes. If False, it costs
+            nothing, because the user holds the output anyway.
         user_mutated: names of the primals that the user may write to before backward.
     """
     n = len(index)
@@ -113,12 +115,12 @@ def find_storages(
 
 
 def _mutated(joint: JointGraph, index: GraphIndex, owner: list[int]) -> dict[int, int]:
-    """Return the storages that forward or AOTAutograd writes to.
+    """Return the last write to each storage that forward or AOTAutograd writes to.
 
     Returns:
-        A dict from the position of a storage's owner to the position of the last write to the
-        storage. For a placeholder that AOTAutograd overwrites after forward, the position of the
-        write is the length of the graph.
+        A dict from the position of a storage's owner to the position of the last write. For a
+        placeholder that AOTAutograd overwrites after forward, the position of the write is the
+        length of the graph.
     """
     mutated: dict[int, int] = {}
     for i in index.special:
@@ -131,12 +133,12 @@ def _mutated(joint: JointGraph, index: GraphIndex, owner: list[int]) -> dict[int
 
 
 def _rewritten(index: GraphIndex, owner: list[int], mutated: dict[int, int]) -> dict[int, int]:
-    """Return the mutated storages that are read after their last write, or that forward allocated.
+    """Select the mutated storages that are read after their last write, or that forward allocated.
 
     Args:
         index: node positions.
         owner: for each position, the position of the owner of its storage.
-        mutated: result of `_mutated`.
+        mutated: by owner's position, the position of the last write to the storage.
 
     Returns:
         The selected items of ``mutated``.

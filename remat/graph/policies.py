@@ -1,7 +1,8 @@
 """Policies by module: whether the values of a part of the model are saved, recomputed or offloaded.
 
 A pattern is a glob over the names of `torch.nn.Module.named_modules`, in which ``*`` matches dots
-too. The last pattern that matches a module decides. `region` marks code that has no module.
+too. If several patterns match a module, the last one decides. `region` marks code that has no
+module.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _SHOWN = 6
 
 
 class Treatment(enum.Enum):
-    """What happens to the values of a part of the model."""
+    """What remat does with the values of a part of the model."""
 
     SAVE = "save"
     RECOMPUTE = "recompute"
@@ -44,12 +45,13 @@ class Treatment(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What happens to the values of the modules that a pattern matches.
+    """What remat does with the values that the modules matching a pattern compute.
 
     Attributes:
         pattern: a glob over names of modules; for a `region`, the region's name.
-        treatment: what happens to the values.
-        saved_bytes: the most bytes that each matched module may save, if the treatment is a budget.
+        treatment: whether the values are saved, recomputed, offloaded or under a budget.
+        saved_bytes: the most bytes that each matched module may save; 0 unless the treatment is a
+            budget.
         in_code: whether the user's code sets the policy with `region`.
     """
 
@@ -66,12 +68,15 @@ class Policy:
 
     @property
     def value(self) -> str:
-        """The treatment as text, as `read_policies` parses it."""
+        """The treatment as text: ``"save"``, ``"recompute"``, ``"offload"`` or ``"saved:NB"``.
+
+        N is the number of bytes of a budget. `read_policies` parses this text.
+        """
         is_budget = self.treatment is Treatment.BUDGET
         return f"saved:{self.saved_bytes}B" if is_budget else self.treatment.value
 
     def matches(self, name: str) -> bool:
-        """Whether the pattern matches the name of a module."""
+        """Return whether the pattern matches the name of a module."""
         # In a block that is compiled by itself, names begin inside of the block: ``*.mlp`` is ``mlp`` there.
         pattern = self.pattern
         return fnmatchcase(name, pattern) or (
@@ -81,11 +86,12 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A module with its submodules, or a region of code, that a policy applies to.
+    """A module with its submodules, or a region of code, to which one policy applies.
 
     Attributes:
-        policy: what happens to its values.
-        name: the outermost module that the pattern matches, or the number of the region.
+        policy: the policy for the values computed in this part.
+        name: name of the outermost module that the pattern matches, or ``"region N"`` with the
+            number of the region.
     """
 
     policy: Policy
@@ -106,7 +112,11 @@ class Policies:
         return json.dumps({p.pattern: p.value for p in self.given}) if self.given else ""
 
     def parts(self, nodes: Sequence[fx.Node]) -> list[Part | None]:
-        """Return the part that each node belongs to; None for nodes of no part. Regions override patterns."""
+        """Return the part of the model that each node belongs to, with the policy for it.
+
+        None for a node without a policy. The policy of a `region` in code overrides those by
+        pattern.
+        """
         of_path = functools.cache(self._part_of)
         found: list[Part | None] = []
         number, before = 0, None
@@ -127,13 +137,19 @@ class Policies:
         return None
 
     def unmatched(self, nodes: Iterable[fx.Node]) -> list[Policy]:
-        """Return the policies whose patterns match no module of a graph, overridden policies included."""
+        """Return the policies whose patterns match no module of a graph.
+
+        A policy that matches only modules for which later policies decide is not returned.
+        """
         names = module_names(nodes)
         return [p for p in self.given if not any(map(p.matches, names))]
 
 
 def module_names(nodes: Iterable[fx.Node]) -> list[str]:
-    """Return the names of the modules that nodes belong to, with enclosing modules, in graph order."""
+    """Return the names of the modules that nodes belong to, in graph order.
+
+    Enclosing modules are included, each before its submodules.
+    """
     paths = dict.fromkeys(map(module_path, nodes))
     return list(dict.fromkeys(name for path in paths for name in enclosing_modules(path)))
 
@@ -142,9 +158,10 @@ def read_policies(given: object) -> Policies:
     """Parse policies by module.
 
     Args:
-        given: a dict of values by pattern, its JSON text, or texts ``"PATTERN=VALUE"`` as on the
-            command line. A value is ``"save"``, ``"recompute"``, ``"offload"``, or a budget:
-            ``{"budget": remat.Saved("1GiB")}``, as text ``"saved:1GiB"``.
+        given: policies in one of three forms: a dict of values by pattern, this dict as JSON text,
+            or a list of texts ``"PATTERN=VALUE"``. A value is ``"save"``, ``"recompute"``,
+            ``"offload"``, or a budget: ``{"budget": remat.Saved("1GiB")}`` or the text
+            ``"saved:1GiB"``.
 
     Raises:
         ProblemError: ``given`` has another form.
@@ -216,12 +233,12 @@ def region(policy: str, name: str = "") -> contextlib.AbstractContextManager[Non
 
 
 def is_region(mark: str) -> bool:
-    """Whether a text is an annotation of `region`."""
+    """Return whether a text is an annotation by `region`, such as ``"save"`` or ``"save NAME"``."""
     return mark.partition(" ")[0] in _WORDS
 
 
 def region_of(node: fx.Node) -> str | None:
-    """Return the annotation of `region` on a node; None if the node has none."""
+    """Return the text with which `region` annotated a node, or None; see `is_region`."""
     custom = node.meta.get("custom")
     return custom.get(REGION) if isinstance(custom, dict) else None
 
@@ -233,12 +250,12 @@ def _in_code(mark: str, number: int) -> Part:
 
 
 def no_match(policies: Sequence[Policy], names: Sequence[str], graph: str) -> str:
-    """Return the message for patterns that match no module, with the nearest names.
+    """Return an error message for patterns that match no module, with the nearest module names.
 
     Args:
-        policies: the policies without a match.
-        names: the modules of the graph.
-        graph: the name of the graph.
+        policies: the policies whose patterns match no module.
+        names: names of the modules of the graph.
+        graph: name of the graph.
     """
     shown = some_of([f"'{p.pattern}'" for p in policies], _SHOWN)
     if not names:

@@ -82,10 +82,10 @@ def declare_pure(op: Op) -> Op:
     cannot check the declaration. Gradients are wrong if the operator draws random numbers, counts
     its calls, or reads changing state.
 
-    Call this function before a model is compiled, because compiled steps in this process do not
-    change. ``torch.compiler.reset()`` after the declaration makes PyTorch compile them again. Plans
-    and compiled steps in disk caches are not used after declarations have changed. A plugin
-    declares its operators with the hook ``remat_operators``.
+    Call this function before a model is compiled, because it does not change steps that this
+    process has compiled. After the declaration, ``torch.compiler.reset()`` makes PyTorch compile
+    them again. A change of declarations also invalidates plans and compiled steps in disk caches. A
+    plugin declares its operators with the hook ``remat_operators``.
 
     Args:
         op: the operator, in one of these forms: the result of ``torch.library.custom_op``,
@@ -111,10 +111,10 @@ def declare_pure(op: Op) -> Op:
 
 
 def undeclare_pure(op: object) -> None:
-    """Withdraw a declaration of `declare_pure`; without a declaration, do nothing.
+    """Withdraw a declaration by `declare_pure`; do nothing for an undeclared operator.
 
     Args:
-        op: the operator, as in `declare_pure`.
+        op: the operator, in any form that `declare_pure` accepts.
 
     Raises:
         ProblemError: ``op`` is not an operator, or no operator is registered under the name.
@@ -125,7 +125,7 @@ def undeclare_pure(op: object) -> None:
 def declared() -> tuple[str, ...]:
     """Return the names of all operators declared pure, sorted.
 
-    Includes the names that `also_declared` adds.
+    Inside of an `also_declared` block, the names given to it are included.
     """
     # Unary plus drops names whose number of jobs is 0.
     return tuple(sorted({*_DECLARED, *+_SENT}))
@@ -133,7 +133,10 @@ def declared() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def also_declared(names: Iterable[str]) -> Iterator[None]:
-    """Apply another process's declarations in a ``with`` block that does a job for that process.
+    """Count operators as declared pure inside of a ``with`` block.
+
+    A worker uses the block while it does a job for another process, with that process's
+    declarations.
 
     Args:
         names: names from `declared` in the other process. An operator need not be registered here
@@ -150,7 +153,7 @@ def also_declared(names: Iterable[str]) -> Iterator[None]:
 
 
 def is_declared(target: Any) -> bool:
-    """Return whether `declare_pure` or `also_declared` declares an operator pure."""
+    """Return whether `declare_pure` or an `also_declared` block declares an operator pure."""
     name = name_of(target)
     return name in _DECLARED or _SENT[name] > 0
 
@@ -177,7 +180,7 @@ def has_complete_schema(target: Any) -> bool:
 def is_shipped(target: OpOverload) -> bool:
     """Return whether PyTorch's or torchvision's own code registered an operator.
 
-    Other packages may register operators in PyTorch's namespaces; these are not shipped.
+    False for operators that other packages register in PyTorch's namespaces.
     """
     if target.namespace not in _NAMESPACES:
         return False
@@ -225,7 +228,9 @@ def _module(thing: Any) -> str:
 
 
 def _found(op: object) -> list[Any]:
-    """Return the overloads or the higher-order operator that an argument of `declare_pure` denotes.
+    """Return the operators that the argument of `declare_pure` denotes.
+
+    These are all overloads of an operator, a single overload, or a higher-order operator.
 
     Raises:
         ProblemError: the argument is not an operator, or no operator is registered under the name.
@@ -245,7 +250,9 @@ def _found(op: object) -> list[Any]:
 
 
 def overload_named(name: str) -> OpOverload:
-    """Return the overload whose `name_of` is ``name``.
+    """Return the registered overload with a name such as ``"aten::add.Tensor"``.
+
+    A name without an overload, such as ``"aten::mm"``, means the default overload.
 
     Raises:
         ProblemError: no overload is registered under the name.
@@ -284,7 +291,7 @@ def _named(name: str) -> list[Any]:
 
 
 def _contradiction(op: Any) -> str | None:
-    """Return why an operator is known not to be pure; None if nothing contradicts a declaration."""
+    """Return the reason why an operator cannot be pure; None if no reason is known."""
     if torch_compat.get_effect(op) is not None:
         return "an effect is registered for it"
     if isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags:

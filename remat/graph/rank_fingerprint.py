@@ -28,7 +28,9 @@ SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """Outline of a joint graph, one entry per node.
+    """What the plan of a joint graph depends on, with one entry per node.
+
+    Ranks whose graphs have equal outlines can share a plan.
 
     Attributes:
         names: name of each node; not part of the digest.
@@ -54,7 +56,7 @@ class Outline:
 
 
 def outline(joint: JointGraph) -> Outline:
-    """Return the outline of a joint graph."""
+    """Return the outline of a joint graph: operators, edges, and the tensors between them."""
     nodes = list(joint.graph.nodes)
     position = {n: i for i, n in enumerate(nodes)}
     devices: dict[torch.device, str] = {}
@@ -74,9 +76,10 @@ def first_difference(one: Outline, other: Outline, whose: tuple[str, str]) -> st
     """Describe the first difference between two outlines; None if they are equal.
 
     Args:
-        one: outline of the first graph.
-        other: outline of the second graph.
-        whose: names of the two sides for the message, such as ``("rank 1", "rank 0")``.
+        one: outline of one graph.
+        other: outline of the other graph.
+        whose: for the message, who runs ``one`` and who runs ``other``, such as ``("rank 1", "rank
+            0")``.
     """
     here, there = whose
     alone = [
@@ -102,8 +105,9 @@ def first_difference(one: Outline, other: Outline, whose: tuple[str, str]) -> st
 
 
 def _beyond(one: Outline, other: Outline) -> list[int]:
-    """Return the positions of the nodes in ``one`` that ``other`` lacks or has fewer of.
+    """Return the positions of nodes in ``one`` that have no counterpart in ``other``.
 
+    Each node of ``other`` is the counterpart of at most one node with the same text in ``calls``.
     The output node is left out.
     """
     left = Counter(other.calls)
@@ -136,7 +140,7 @@ def _reads(node: fx.Node, position: dict[fx.Node, int]) -> tuple[int, ...]:
 
 
 def _target(node: fx.Node) -> str:
-    """Return the name of a node's call target, equal in every process."""
+    """Return the name of a node's call target, or the role of a placeholder, as text."""
     if node.op == "placeholder":
         return role_of(node).value
     if node.op != "call_function":
@@ -145,7 +149,11 @@ def _target(node: fx.Node) -> str:
 
 
 def _gaps(node: fx.Node) -> str:
-    """Return a text that marks each output as a value (``x``) or as None (``-``)."""
+    """Return a text with one letter per output of a graph: ``x`` for a value, ``-`` for None.
+
+    Args:
+        node: the output node.
+    """
     values = leaves_of(node.args)
     return "".join("x" if isinstance(v, fx.Node) else "-" for v in values)
 
@@ -153,12 +161,12 @@ def _gaps(node: fx.Node) -> str:
 def _describe(value: Any, devices: dict[torch.device, str]) -> str:
     """Describe dtype, shape, strides and device of a value.
 
-    Devices of a type are numbered in order of their first appearance, because ranks use different
-    device indices.
+    Ranks use different device indices. Therefore the devices of a type are numbered in the order in
+    which they first appear.
 
     Args:
         value: a fake value.
-        devices: texts of the devices seen so far; new devices are added.
+        devices: text of each device seen so far; a new device is added.
     """
     if isinstance(value, torch.Tensor):
         count = sum(d.type == value.device.type for d in devices)

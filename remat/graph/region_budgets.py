@@ -1,10 +1,10 @@
 """Budgets that the user's code sets with ``torch.autograd.graph.region_activation_memory_budget``.
 
-As in PyTorch, whose messages the errors begin with, the context applies to a whole graph. It must
-cover the graph's forward and set one ratio. Regions with different ratios must be in different
-graphs. AOTAutograd and Inductor add operators that no user can cover: writes to mutated inputs, and
-seeds of random numbers. PyTorch 2.13 refuses a batch norm for this reason; here such operators are
-ignored.
+As in PyTorch, this context manager applies to a whole graph. It must cover the graph's forward and
+set one budget ratio. The errors begin with PyTorch's messages. Regions with different ratios must
+be in different graphs. AOTAutograd and Inductor add operators that no user can cover: writes to
+mutated inputs, and seeds of random numbers. PyTorch 2.13 refuses a batch norm for this reason; here
+such operators are ignored.
 """
 
 from __future__ import annotations
@@ -32,8 +32,16 @@ _SHOWN = 5
 def region_budget(joint: JointGraph, index: GraphIndex, roles: Roles) -> float | None:
     """Return the budget ratio that the user's code sets for a graph; None if it sets none.
 
+    The code sets it with ``torch.autograd.graph.region_activation_memory_budget``.
+
+    Args:
+        joint: the joint graph.
+        index: node positions of the graph.
+        roles: classification of the nodes as forward or backward.
+
     Raises:
-        BudgetError: the code sets several ratios, or covers only part of the forward.
+        BudgetError: the code sets several ratios, or covers only part of the forward although
+            PyTorch requires all.
     """
     shares: dict[float, fx.Node] = {}
     uncovered: list[fx.Node] = []
@@ -77,7 +85,7 @@ def region_budget(joint: JointGraph, index: GraphIndex, roles: Roles) -> float |
 
 
 def _annotated(node: fx.Node) -> float | None:
-    """Return the budget ratio recorded on a node; None if there is none."""
+    """Return the budget ratio that PyTorch recorded on a node; None if there is none."""
     custom = node.meta.get("custom")
     share = custom.get(MEMORY_BUDGET_ANNOTATION_KEY) if isinstance(custom, dict) else None
     return None if share is None else float(share)
@@ -91,7 +99,7 @@ def _nested(index: GraphIndex, roles: Roles) -> Iterable[fx.Node]:
 
 
 def _must_cover() -> bool:
-    """Return whether a context must cover the whole forward.
+    """Return whether the user's context manager for a budget must cover the whole forward.
 
     Always True before PyTorch 2.15, because earlier versions have no option that permits less.
     """

@@ -2,9 +2,9 @@
 
 AOTAutograd first hands a partitioner the joint graph of each region. Then it hands over the outer
 joint graph, in which the forward of a region is a call that returns the values saved for its
-backward. A budget applies to the whole step, so it is spent on the outer graph: the results of a
-call are saved, or recomputed by another call. Each region itself is partitioned for the shortest
-run time.
+backward. A budget applies to the whole step, so it is spent on the outer graph. There, the results
+of a call are saved, or recomputed by another call. Each region itself is partitioned for the
+shortest run time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 
 def is_region(module: fx.GraphModule, joint_inputs: Sequence[object]) -> bool:
-    """Return whether a joint graph belongs to a region.
+    """Return whether a joint graph is that of a nested compile region.
 
     AOTAutograd gives no example inputs for a region, and numbers its placeholders from 0.
     """
@@ -51,11 +51,16 @@ def split_region(
     static_lifetime_input_indices: Sequence[int] | None = None,
     **_: Any,
 ) -> Modules:
-    """Partition the joint graph of a region by PyTorch's minimum cut without a budget.
+    """Partition the joint graph of a nested region by PyTorch's minimum cut, without a budget.
 
-    Capture and compilation both call this function, because a plan for the outer graph only fits
-    the same partition of its regions. Operators that may have undeclared effects are saved, even in
-    a checkpointed part of the region.
+    Capture and compilation both call this function. A plan for the outer graph is only valid for
+    the same partition of its regions. Results of operators that may have undeclared effects are
+    saved, even in a checkpointed part of the region.
+
+    Args:
+        module: the joint graph of the region.
+        num_fwd_outputs: number of leading outputs that belong to forward.
+        static_lifetime_input_indices: positions of inputs whose memory outlives the step.
 
     Returns:
         Forward and backward graph modules.
@@ -79,14 +84,14 @@ def split_region(
 
 
 def separate_calls(graph: fx.Graph) -> int:
-    """Give the results of each region call a storage of their own in the fake values.
+    """Give the fake results of each nested region's call storages of their own.
 
     AOTAutograd gives every call the fake values of the region itself, as if all calls returned the
-    same memory. If a region returns an input unchanged, readers of this result then read the input
-    itself.
+    same memory. If a region returns an input unchanged, nodes that read this result are rewired to
+    the input.
 
     Returns:
-        Number of calls that were rewritten.
+        Number of region calls in the graph.
     """
     calls = 0
     for node in list(graph.nodes):
@@ -101,7 +106,10 @@ def separate_calls(graph: fx.Graph) -> int:
 
 
 def _separate(call: fx.Node, region: fx.GraphModule) -> None:
-    """Rewrite the fake values and the views of one region call; see `separate_calls`."""
+    """Give the fake results of one region call storages of their own.
+
+    Results that are views of inputs or of other results are rebuilt outside of the region.
+    """
     inputs = [n for n in region.graph.nodes if n.op == "placeholder"]
     returned: Any = output_node(region.graph).args[0]
     # The first two arguments of `invoke_subgraph` are the graph and its identifier.
@@ -129,15 +137,16 @@ def _separate(call: fx.Node, region: fx.GraphModule) -> None:
 
 
 def _base(inner: fx.Node, known: Mapping[Any, Any]) -> tuple[fx.Node | None, list[fx.Node]]:
-    """Follow a view of a region to the known node whose memory it shows.
+    """Follow a view inside of a region to the known node whose memory the view shows.
 
     Args:
-        inner: the view.
+        inner: a node of the region.
         known: nodes at which the search ends.
 
     Returns:
-        The known node, and the views from ``inner`` to that node, ``inner`` first. A node that is
-        not a view is returned without views. None if the search reaches no known node.
+        The known node, and the views from ``inner`` to that node, ``inner`` first. If ``inner`` is
+        not a view, ``inner`` itself and no views. None and no views if the search reaches no known
+        node.
     """
     if inner.op == "placeholder" or aliased_argument(inner) is None:
         return inner, []
@@ -152,16 +161,18 @@ def _base(inner: fx.Node, known: Mapping[Any, Any]) -> tuple[fx.Node | None, lis
 
 
 def _taken_outside(element: fx.Node, inner: Any, outside: dict[Any, Any]) -> fx.Node | None:
-    """Rebuild a result of a region call as a view outside of the region, and return its node.
+    """Return the node that computes a region call's result as a view outside of the region.
+
+    Missing views are added to the graph that calls the region.
 
     Args:
         element: node that takes the result from the call.
-        inner: the region's output for this result.
-        outside: for nodes of the region, their counterparts outside; new views are added.
+        inner: node of the region that computes the result.
+        outside: for nodes of the region, their counterparts outside. New views are added to it.
 
     Returns:
-        The node of the view, which reads an input or another result of the call. None if the
-        result cannot be rebuilt.
+        The node, which is or reads an input of the call or another result. None if the result
+        cannot be rebuilt.
     """
     if not isinstance(inner, fx.Node):
         return None
@@ -180,7 +191,7 @@ def _taken_outside(element: fx.Node, inner: Any, outside: dict[Any, Any]) -> fx.
 
 
 def _element(call: fx.Node, k: int) -> fx.Node:
-    """Insert a node that takes result ``k`` of a call right after the call, and return it."""
+    """Insert a ``getitem`` node for result ``k`` of a call after the call, and return the node."""
     with call.graph.inserting_after(call):
         element = call.graph.call_function(operator.getitem, (call, k))
     element.meta = {**call.meta, "val": call.meta["val"][k]}
@@ -190,12 +201,12 @@ def _element(call: fx.Node, k: int) -> fx.Node:
 def _own_values(call: fx.Node, given: dict[fx.Node, Any], returned: Any) -> tuple[Any, ...]:
     """Return new fake values for the results of a region call.
 
-    A result that shares memory with an input of the region gets the storage of the operand that the
-    call passes for this input. All other results get new storages.
+    A result that shares memory with an input of the region gets the storage of the argument that
+    the call passes for this input. All other results get new storages.
 
     Args:
         call: the call.
-        given: for each placeholder of the region, the operand that the call passes.
+        given: for each placeholder of the region, the argument that the call passes.
         returned: outputs of the region.
     """
     values = call.meta["val"]
@@ -228,9 +239,9 @@ def _own_values(call: fx.Node, given: dict[fx.Node, Any], returned: Any) -> tupl
 
 
 def _viewer(base: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that maps a fake tensor to a view of ``base``.
+    """Return a function that creates views of ``base``.
 
-    The view has the sizes, strides, offset and dtype of the fake tensor.
+    Its argument is a fake tensor, and the view has the argument's sizes, strides, offset and dtype.
     """
 
     def view(like: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Decide which nodes may run twice; a random operator then replays its draw from a saved state."""
+"""Decide which random operators can run again with the same result (from a saved state)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Replays:
     """Decides which random operators of a graph can run again from a saved generator state.
 
     PyTorch saves and restores the state of the *current* device's default generator only. If
-    operators draw on several accelerators, this is the wrong generator for all but one device. Then
-    no draw on an accelerator is replayed, and the results are saved instead.
+    operators draw on several accelerators, this is the wrong generator for all but one device. In
+    that case no operator on an accelerator is replayed, and the results are saved instead.
 
     Args:
         nodes: the random operators of the graph; other nodes are ignored.
@@ -45,9 +45,10 @@ class Replays:
         return kind == "cpu" or (kind in _STATE_BYTES and not self._several)
 
     def forbid(self, node: fx.Node) -> bool:
-        """Return whether a second run would be observable, so that a recompute tag must be ignored.
+        """Return whether a node must not run again, because a second run would be observable.
 
-        For an element of a tuple, the operator that computes the tuple decides.
+        A recompute tag on such a node must be ignored. An element of a tuple is judged by the
+        operator that computes the tuple.
         """
         maker = maker_of(node)
         if maker.op != "call_function":
@@ -58,7 +59,7 @@ class Replays:
 
 
 def is_read_uninitialised(node: fx.Node) -> bool:
-    """Return whether a node allocates memory that is read without having been written."""
+    """Return whether a node allocates uninitialised memory whose content another node reads."""
     return ops.is_uninitialised(node) and not all(ops.ignores_content(u) for u in node.users)
 
 
@@ -67,9 +68,9 @@ def is_element(node: fx.Node) -> bool:
 
 
 def maker_of(node: fx.Node) -> fx.Node:
-    """Return the operator that computes the tuple of which a node is an element.
+    """Return the node that computes the tuple from which a ``getitem`` node takes an element.
 
-    Any other node is its own maker.
+    For any other node, return the node itself.
     """
     while is_element(node) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
@@ -98,7 +99,7 @@ def random_device(node: fx.Node) -> torch.device:
 
 
 def _dispatched_to(node: fx.Node) -> str | None:
-    """Return the device type on which PyTorch replays an operator, derived from its arguments.
+    """Return the device type on which PyTorch replays a random operator, from its arguments.
 
     None if no argument has a device.
     """
@@ -110,9 +111,9 @@ def _dispatched_to(node: fx.Node) -> str | None:
 
 
 def _is_seed_source(node: fx.Node) -> bool:
-    """Return whether a node is one of Inductor's seed operators.
+    """Return whether a node is one of Inductor's operators that create random seeds.
 
-    Their few bytes are saved, and the operators that expand a seed are pure.
+    The few bytes of a seed are saved, so these operators need no replay.
     """
     name = str(node.target)
     return "inductor_seed" in name or "inductor_rand_eager_offset" in name

@@ -22,8 +22,10 @@ class Roles:
         placeholders: role of each placeholder, by position.
         required_forward: whether forward must run the node, because a forward output, an effect or
             a random draw of forward depends on it.
-        tangent_closure: whether the node depends on a tangent, or may run in backward only.
-        required_backward: whether the node is in the tangent closure or is a backward output.
+        tangent_closure: whether the node must run in backward, because it depends on a tangent or
+            on another node that must run there.
+        required_backward: whether backward needs the node: it is in the tangent closure or is a
+            backward output.
         forward_order: index of the node among the required forward nodes; -1 for all other nodes.
     """
 
@@ -41,10 +43,10 @@ class Roles:
 def classify(joint: JointGraph, index: GraphIndex) -> Roles:
     """Classify the nodes of a joint graph, as ``torch/_functorch/partitioners.py`` does.
 
-    Random operators, operators with effects and operators that may have undeclared effects
-    (`ops.is_opaque`) are required even if no node reads their results. Otherwise the random state
-    after a step would depend on the plan. Such a node belongs to the tangent closure if it was
-    traced in the user's backward, and to required forward otherwise.
+    Random operators, operators with effects and operators that may have undeclared effects must run
+    even if no node reads their results. Otherwise the random state after a step would depend on the
+    plan. Such a node belongs to backward (``tangent_closure``) if AOTAutograd traced it in the
+    user's backward, and to forward (``required_forward``) otherwise.
     """
     n = len(index)
     fwd_outputs, bwd_outputs, _, _ = split_outputs(joint)

@@ -14,7 +14,7 @@ from remat.graph.storages import SYMBOLIC
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stamp:
-    """Record of a graph's nodes, their targets, arguments and recompute tags at one point in time.
+    """Record of a graph's nodes at one point in time, to detect later changes of the graph.
 
     Attributes:
         rows: for each node: the node, its name, target, args, kwargs and recompute tag.
@@ -24,7 +24,10 @@ class Stamp:
 
     @classmethod
     def of(cls, graph: fx.Graph) -> Stamp:
-        """Record a graph. Arguments are immutable, so they are not copied."""
+        """Record the current nodes of a graph.
+
+        Arguments of nodes are immutable, so they are not copied.
+        """
         return cls(
             tuple(
                 (n, n.name, n.target, n.args, n.kwargs, n.meta.get("recompute"))
@@ -68,7 +71,7 @@ def alike(a: Any, b: Any, same_value: Callable[[Any, Any], bool]) -> bool:
     Args:
         a: a value. Tuples, lists and dicts are compared recursively; a node equals only itself.
         b: the value to compare with ``a``.
-        same_value: compares two other values of the same type.
+        same_value: returns whether two other values of the same type are equal.
     """
     if a is b:
         return True

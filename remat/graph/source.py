@@ -24,7 +24,8 @@ def user_frame(frames: Iterable[FrameSummary]) -> FrameSummary | None:
         frames: the frames, innermost first.
 
     Returns:
-        The innermost frame of all if none is in the user's code; None without frames.
+        The frame. If no frame is in the user's code, the innermost frame of all. None without
+        frames.
     """
     first: FrameSummary | None = None
     for frame in frames:
@@ -52,9 +53,9 @@ def frames_of(trace: str) -> Iterator[FrameSummary]:
 def source_line(node: fx.Node) -> str:
     """Return the user's line that produced a node, formatted as ``"file.py:12 code"``.
 
-    Without a recorded frame, as for an ``nn.Sequential`` called by itself, the text names the
-    node's innermost modules instead: ``"Sequential / Linear"``. The text is empty if nothing is
-    recorded.
+    If PyTorch recorded no line, the text names the node's innermost modules instead, such as
+    ``"Sequential / Linear"``. This happens for an ``nn.Sequential`` called by itself. Empty if
+    nothing is recorded.
     """
     trace = node.meta.get("stack_trace")
     if not trace:
@@ -66,7 +67,7 @@ def source_line(node: fx.Node) -> str:
 
 
 def located(node: fx.Node) -> str:
-    """Describe a node for messages: its name, its operator, and the line that produced it."""
+    """Describe a node for messages: its name, operator and the user's line that produced it."""
     what = node.name if node.op == "placeholder" else f"{node.name} = {node.target}"
     line = source_line(node)
     return f"{what}    # {line}" if line else what
@@ -82,7 +83,10 @@ def module_path(node: fx.Node) -> str:
 
 
 def enclosing_modules(path: str) -> list[str]:
-    """Return the names of the modules around a path, outermost first: ``layers``, ``layers.0``, ``layers.0.mlp``."""
+    """Return the prefixes of a module's path, the outermost module first.
+
+    For ``layers.0.mlp``, these are ``layers``, ``layers.0`` and ``layers.0.mlp``.
+    """
     parts = path.split(".") if path else []
     return [".".join(parts[: k + 1]) for k in range(len(parts))]
 

@@ -1,11 +1,12 @@
-"""Build the step problem of a joint graph: the possible runs and the memory of each.
+"""Build the scheduling problem of a joint graph: when each node runs, or runs again, in a step.
 
-Nodes of the problem are storages. A joint-graph node that allocates memory becomes a node, with a
-part for each further storage that it allocates. Views become no nodes, because readers of a view
-read its base. The peak of a schedule then equals `remat.graph.liveness.simulate_peak` of the
-forward and backward graphs that run this schedule. There is one exception: a value is kept
-although its node runs again. The problem then assumes that later readers read the value of the
-later run.
+Nodes of the problem are storages. A joint-graph node that allocates memory becomes a problem node.
+Each further storage that it allocates becomes a part of this problem node. Views have no problem
+nodes, because readers of a view read its base. The peak of a schedule then equals
+`remat.graph.liveness.simulate_peak` of the forward and backward graphs that run this schedule.
+
+There is one exception. If a value is kept although its node runs again, the problem assumes that
+later readers read the value of the later run.
 """
 
 from __future__ import annotations
@@ -35,15 +36,16 @@ _SNAPSHOT = "_snapshot"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoweredStep:
-    """A step problem and the map from its nodes to the joint graph.
+    """The scheduling problem of a step, and the map from its nodes to the joint graph.
 
     Attributes:
-        problem: the problem, without a capacity.
-        of_name: problem node by joint-graph name. ``NAME_drawn`` stands for the generator state
-            that the random operator NAME saves, and ``NAME_snapshot`` for the copy of the input
-            NAME. Nodes that are only views are left out.
-        of_value: for each joint-graph node with a single storage, the problem node that holds this
-            storage.
+        problem: the problem, without a limit on memory. A solution says which node runs when, and
+            how often.
+        of_name: index of the problem node, by joint-graph name. ``NAME_drawn`` stands for the
+            generator state that the random operator NAME saves, and ``NAME_snapshot`` for the copy
+            of the input NAME. Nodes that are only views are left out.
+        of_value: by name of each joint-graph node with a single storage, the index of the problem
+            node that holds this storage.
     """
 
     problem: ScheduleProblem
@@ -51,29 +53,29 @@ class LoweredStep:
     of_value: dict[str, int]
 
     def runs_of(self, name: str) -> tuple[int, ...]:
-        """Return the problem nodes for one run of a joint-graph node in forward, in their order.
+        """Return the problem nodes for one run of a joint-graph node in forward, in order.
 
         For a random operator whose generator state is saved, the state comes first. Empty for
-        nodes that the problem does not have.
+        joint-graph nodes without a problem node, such as views.
         """
         at, state = self.of_name.get(name), self.of_name.get(name + _DRAWN)
         return () if at is None else (at,) if state is None else (state, at)
 
     @property
     def copies(self) -> list[int]:
-        """Problem nodes for the copies of inputs, which run first."""
+        """Problem nodes for the copies of inputs (snapshots), which run first."""
         return [at for name, at in self.of_name.items() if name.endswith(_SNAPSHOT)]
 
     @property
     def optional(self) -> list[int]:
-        """Problem nodes for generator states and copies of inputs, which need not be kept."""
+        """Problem nodes for generator states and copies of inputs; a schedule may omit them."""
         return [at for name, at in self.of_name.items() if name.endswith((_DRAWN, _SNAPSHOT))]
 
     @property
     def least_peak(self) -> int:
         """Lower bound on the peak of every schedule, in bytes.
 
-        Generator states and copies of inputs count 0 bytes, because they need not be kept.
+        Generator states and copies of inputs count 0 bytes, because a schedule may omit them.
         """
         optional = set(self.optional)
         sizes = enumerate(self.problem.size)
@@ -83,7 +85,7 @@ class LoweredStep:
     def schedule(
         self, forward: fx.GraphModule, backward: fx.GraphModule
     ) -> tuple[tuple[int, ...], int]:
-        """Return the schedule that a forward and a backward graph run.
+        """Return the schedule in which a forward and a backward graph run the problem nodes.
 
         Returns:
             Problem nodes in the order of their runs, and the position at which backward begins.
@@ -127,18 +129,18 @@ def lower_step(
     recomputed: Iterable[str] = (),
     once: Iterable[int] = (),
 ) -> LoweredStep:
-    """Build the step problem of a joint graph.
+    """Build the scheduling problem of a joint graph: when each node runs, or runs again, in a step.
 
     Args:
         joint: the joint graph.
-        index: its node positions.
-        roles: its classification.
-        costs: cost of each position.
+        index: node positions of the joint graph.
+        roles: classification of the nodes as forward or backward.
+        costs: cost of running the node at each position once.
         unit: unit of the costs.
-        decision: decision whose snapshots of inputs are part of the problem.
+        decision: decision whose copies of inputs (snapshots) are part of the problem.
         recomputed: names of the random operators that are replayed, so that their generator state
             is saved.
-        once: positions of nodes that may not run again, which the graph problem determines.
+        once: positions of nodes that may not run again.
     """
     return _Lowering(joint, index, roles).lower(
         costs, unit, decision, frozenset(recomputed), frozenset(once)
@@ -146,7 +148,7 @@ def lower_step(
 
 
 class _Row(NamedTuple):
-    """A node of the step problem under construction.
+    """A node of the scheduling problem under construction.
 
     Attributes:
         name: name of the node.
@@ -167,7 +169,7 @@ class _Row(NamedTuple):
 
 
 class _Lowering:
-    """State of building one step problem."""
+    """State of building the scheduling problem of one joint graph."""
 
     def __init__(self, joint: JointGraph, index: GraphIndex, roles: Roles) -> None:
         self._joint, self._index, self._roles = joint, index, roles
@@ -189,7 +191,15 @@ class _Lowering:
         replayed: frozenset[str],
         never_again: frozenset[int],
     ) -> LoweredStep:
-        """Build the step problem; see `lower_step`."""
+        """Build the scheduling problem.
+
+        Args:
+            costs: cost of running the node at each position once.
+            unit: unit of the costs.
+            decision: decision whose copies of inputs (snapshots) are part of the problem.
+            replayed: names of the random operators that are replayed.
+            never_again: positions of nodes that may not run again.
+        """
         index, roles, sizes = self._index, self._roles, self._sizes
         early = [
             index.nodes[i]
@@ -221,7 +231,7 @@ class _Lowering:
         def touches_written(i: int) -> bool:
             """Return whether a node has effects or reads memory that is written to.
 
-            Such a node must keep its order.
+            Such a node must keep its order. ``i`` is the node's position.
             """
             if not index.plain[i] and ops.may_have_effects(index.nodes[i]):
                 return True
@@ -319,7 +329,12 @@ class _Lowering:
         return LoweredStep(problem=problem, of_name=of_name, of_value=of_value)
 
     def _snapshot(self, name: str, of_name: dict[str, int], once: list[int]) -> int:
-        """Add a problem node for the copy of an input, and return it.
+        """Add a problem node for the copy of an input, and return its index.
+
+        Args:
+            name: name of the input.
+            of_name: index of the problem node by name; the copy is added.
+            once: problem nodes that may not run again; the copy is added.
 
         Raises:
             PlanError: the graph has no node of this name.
@@ -335,7 +350,7 @@ class _Lowering:
         return at
 
     def _to_end(self) -> tuple[int, ...]:
-        """Return the storages that live to the end of the step: forward outputs and gradients."""
+        """Return the problem nodes of outputs and gradients, which live to the end of the step."""
         outputs, gradients, _, _ = split_outputs(self._joint)
         nodes = [value for value in (*outputs, *gradients) if isinstance(value, fx.Node)]
         keys = self._sizes.of_all(nodes)

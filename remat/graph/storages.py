@@ -73,7 +73,10 @@ def storage_of(value: Any) -> torch.UntypedStorage | None:
 
 
 def storage_key(value: Any) -> int | None:
-    """Return an integer that identifies the storage of a value; None if it has no storage."""
+    """Return an integer that identifies the storage of a value; None if it has no storage.
+
+    Tensors that share a storage have the same key.
+    """
     storage = storage_of(value)
     return None if storage is None else torch_compat.storage_id(storage)
 
@@ -81,7 +84,8 @@ def storage_key(value: Any) -> int | None:
 def storage_bytes(value: Any) -> int:
     """Return the bytes of the storage behind a fake tensor; 0 for a value that is not a tensor.
 
-    Symbolic sizes count by their hint. A tensor without a storage counts `tensor_bytes`.
+    Symbolic sizes count by their hint. A tensor without a storage, such as a sparse tensor, counts
+    the bytes of its elements.
     """
     if not isinstance(value, torch.Tensor):
         return 0
@@ -90,7 +94,10 @@ def storage_bytes(value: Any) -> int:
 
 
 def tensor_bytes(value: Any) -> int:
-    """Return the bytes of a tensor's elements, or of all tensors in a tuple or list, else 0."""
+    """Return the bytes of a tensor's elements.
+
+    For a tuple or list, return the sum over the tensors in it. Any other value counts 0.
+    """
     if isinstance(value, torch.Tensor):
         if value.layout is torch.strided and not torch_compat.has_symbolic_sizes(value):
             return int(value.nbytes)
@@ -101,7 +108,9 @@ def tensor_bytes(value: Any) -> int:
 
 
 def extent_of(tensor: torch.Tensor) -> int:
-    """Return the number of elements that a tensor spans in its storage, from its first to its last.
+    """Return the length of the part of a storage that a tensor spans, in elements.
+
+    The part reaches from the tensor's first element to its last, including gaps.
 
     A tensor without strides, such as a sparse tensor, counts all its elements.
     """
@@ -114,9 +123,9 @@ def extent_of(tensor: torch.Tensor) -> int:
 def hint(size: Any) -> int:
     """Return a size as a nonnegative int.
 
-    A symbolic size is evaluated with the numbers of `sizes_at`. Symbols without such a number are
-    replaced by their hints. A negative result counts as 0. For example, ``3 - u0`` is negative
-    if the number substituted for ``u0`` exceeds 3.
+    A symbolic size is evaluated with the numbers that a `sizes_at` block gives to symbols. Any
+    other symbol is replaced by its hint from tracing, or by 4096 without a hint. A negative result
+    counts as 0. For example, ``3 - u0`` is negative if the number substituted for ``u0`` exceeds 3.
     """
     if type(size) is int:
         return size
@@ -137,12 +146,13 @@ def hint(size: Any) -> int:
 
 @contextlib.contextmanager
 def sizes_at(sizes: Mapping[str, int]) -> Iterator[None]:
-    """Substitute numbers for symbolic sizes in `hint`, inside of a ``with`` block.
+    """Substitute numbers for symbolic sizes inside of a ``with`` block.
 
-    Plans and byte counts made inside of the block then apply to these sizes.
+    Plans and byte counts made inside of the block then apply to these sizes, because `hint` uses
+    them.
 
     Args:
-        sizes: number for each symbol, by symbol name.
+        sizes: size by symbol name, such as ``{"s0": 32}``.
     """
     token = _SIZES.set(sizes)
     try:
@@ -152,7 +162,7 @@ def sizes_at(sizes: Mapping[str, int]) -> Iterator[None]:
 
 
 def planned_sizes() -> Mapping[str, int]:
-    """Return the numbers that `sizes_at` substitutes for symbols, by symbol name; empty if none."""
+    """Return the numbers of the current `sizes_at` block, by symbol name; empty without one."""
     return _SIZES.get() or {}
 
 
@@ -160,7 +170,8 @@ def expression_of(size: Any) -> Any:
     """Return the sympy expression of a symbolic size.
 
     Returns:
-        None for an int, for an expression without free symbols, and for a ragged dimension.
+        The expression. None for an int, for an expression without free symbols, and for a ragged
+        dimension.
     """
     if not isinstance(size, torch.SymInt) or size.node.is_nested_int():
         return None
@@ -174,7 +185,7 @@ def numbers_of(value: Any) -> tuple[Any, ...]:
 
 
 def has_symbols(values: Iterable[Any], *, learned: bool = False) -> bool:
-    """Return whether any size of the given tensors, or any given number, has a symbol.
+    """Return whether any given number, or any size of the given tensors, contains a symbol.
 
     Args:
         values: tensors and numbers.
@@ -189,9 +200,13 @@ def has_symbols(values: Iterable[Any], *, learned: bool = False) -> bool:
 
 
 class Memories:
-    """Cache of the storage record of each value, shared by the passes over a graph.
+    """Cache of the storage behind each value, shared by the passes over a graph.
 
-    A record is (storage key, storage, value); see `Memory`.
+    The cache returns a record (storage key, storage, value). The key is an integer that identifies
+    the storage. Key and storage are None for a value without a storage.
+
+    Args:
+        known: records by ``id`` of the value; None starts an empty cache.
     """
 
     def __init__(self, known: dict[int, Memory] | None = None) -> None:
@@ -202,7 +217,7 @@ class Memories:
         return Memories(dict(self._known))
 
     def of(self, value: Any) -> Memory:
-        """Return the record (storage key, storage, value) of a value."""
+        """Return the record (storage key, storage, value) of a value, and cache it."""
         found = self._known.get(id(value))
         if found is None:
             storage = storage_of(value)
@@ -222,7 +237,7 @@ class Memories:
 
 
 class Sizes:
-    """Keys and bytes of the storages behind the values of nodes.
+    """Lookup of the keys and bytes of the storages behind the values of nodes.
 
     A tensor whose layout has no single storage, such as a sparse tensor, counts as a storage of its
     own.
@@ -251,7 +266,13 @@ class Sizes:
         return known
 
     def rename(self, node: fx.Node, key: int, other: int) -> None:
-        """Replace a storage key of a node's value by another key."""
+        """Replace one of a node's storage keys by another key.
+
+        Args:
+            node: the node.
+            key: storage key to replace.
+            other: the new storage key.
+        """
         if key != other:
             self._known[node] = tuple(other if k == key else k for k in self.keys(node))
 
@@ -262,7 +283,7 @@ class Sizes:
     def each(self, values: Iterable[Any]) -> list[int | None]:
         """Return the storage key of each value; None for a value that is not a tensor.
 
-        Also records the bytes of every storage found.
+        Also records the bytes of every storage in ``nbytes``.
         """
         keys: list[int | None] = []
         for key, storage, value in self._memories.of_all(values):
@@ -280,7 +301,7 @@ class Sizes:
         return keys
 
     def copy(self, key: int, other: int) -> None:
-        """Give the storage ``key`` the bytes of the storage ``other``."""
+        """Record for the storage ``key`` the same bytes as for the storage ``other``."""
         self.nbytes[key] = self.nbytes[other]
         if other in self.symbolic:
             self.symbolic[key] = self.symbolic[other]
@@ -292,7 +313,7 @@ class Sizes:
                 self.symbolic[key] = expression
 
     def first_of(self, nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
-        """Return, for each storage behind the values of nodes, the first node that uses it."""
+        """Return the first of the nodes that uses each storage, by storage key."""
         found: dict[int, fx.Node] = {}
         for node in nodes:
             for key in self.keys(node):

@@ -1,8 +1,8 @@
-"""Find the tensors that a user may write to between forward and backward, and protect backward.
+"""Find tensors that the user may overwrite between forward and backward, and protect backward.
 
 Examples are a loader's pinned buffer and a step's logits. Eager PyTorch allows writes to tensors
 that autograd has not saved, and raises for writes to saved ones. The joint graph shows which
-tensors eager autograd saves: nodes traced in backward read exactly the forward values that autograd
+tensors eager autograd saves. Nodes traced in backward read exactly the forward values that autograd
 had saved.
 """
 
@@ -41,7 +41,8 @@ def user_mutable_inputs(joint: JointGraph) -> frozenset[str]:
     excluded, and so are inputs that autograd saves, directly or as a view.
 
     Args:
-        joint: the joint graph as traced. Merging equal nodes would hide which node read an input.
+        joint: the joint graph as traced. After a merge of equal nodes, it would no longer show
+            which node read an input.
     """
     inputs = joint.graph.find_nodes(op="placeholder")
     static = {inputs[k] for k in joint.static_inputs if k < len(inputs)}
@@ -53,15 +54,15 @@ def user_mutable_inputs(joint: JointGraph) -> frozenset[str]:
 
 
 def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> None:
-    """Make the step return copies of the outputs that backward might read.
+    """Make a joint graph return copies of those user outputs that backward might read.
 
-    Users may then write to the returned tensors. Outputs in the memory of inputs are not copied,
-    nor are outputs whose memory no other node reads.
+    The user may then overwrite the returned tensors before backward. Outputs that share memory with
+    an input are not copied, nor are outputs whose memory no other node reads.
 
     Args:
         joint: the joint graph, which is changed.
-        places: indices of the user's outputs to copy, together with outputs on the same memory.
-            None: all outputs that eager autograd does not save.
+        places: indices of the user's outputs to copy. Outputs that share memory with them are
+            copied too. None: copy all outputs that eager autograd does not save.
     """
     root = _Roots(joint)
     position = {n: i for i, n in enumerate(joint.graph.nodes)}
@@ -103,12 +104,14 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
 
 
 def unversioned_outputs(joint: JointGraph) -> tuple[int, ...]:
-    """Return the indices of the user's outputs on which autograd may miss a write before backward.
+    """Return the indices of user outputs that autograd cannot protect from writes before backward.
 
-    Autograd compares version counters of saved tensors. A saved output has the same counter that
-    its user sees. An output that shares memory with a saved tensor may have a counter of its own.
-    Such outputs come from operators (``_unsafe_view``, which PyTorch 2.15 traces in a linear
-    layer), from AOTAutograd and from Inductor. For them, autograd also misses writes that eager
+    Autograd detects a write by comparing version counters of saved tensors. A saved output has the
+    same counter that its user sees. An output that shares memory with a saved tensor may have a
+    counter of its own, so autograd misses the write.
+
+    Such outputs come from AOTAutograd, from Inductor, and from operators such as ``_unsafe_view``,
+    which PyTorch 2.15 traces in a linear layer. For them, autograd also misses writes that eager
     autograd would detect.
     """
     found = _copyable_outputs(joint, _Roots(joint))
@@ -144,15 +147,25 @@ def reread_outputs(joint: JointGraph, handed: Iterable[Any]) -> tuple[int, ...]:
 
 
 def _place(desc: Any) -> int | None:
-    """Return the index of an output among the user's outputs; None if the user does not see it."""
+    """Return the index of an output among the user's outputs; None if the user does not see it.
+
+    Args:
+        desc: AOTAutograd's descriptor of the output.
+    """
     return desc.idx if isinstance(desc, torch_compat.descriptors.PlainAOTOutput) else None
 
 
 def _copyable_outputs(joint: JointGraph, root: _Roots) -> dict[fx.Node, list[tuple[fx.Node, Any]]]:
-    """Group forward's outputs by the node that owns their memory; leave out memory of inputs.
+    """Group forward's outputs by the node that owns their memory.
+
+    Outputs that share memory with an input are left out.
+
+    Args:
+        joint: the joint graph.
+        root: map from each node to the node that owns its memory.
 
     Returns:
-        For each owner, the outputs on its memory with their descriptors.
+        For each owner, the outputs in its memory as (node, AOTAutograd's descriptor).
     """
     memories = {storage_key(n.meta.get("val")) for n in joint.graph.find_nodes(op="placeholder")}
     outputs, _, descs, _ = split_outputs(joint)
@@ -207,7 +220,8 @@ class _Roots(dict[fx.Node, fx.Node]):
 def _hidden_base(node: fx.Node, sizes: Sizes) -> fx.Node | None:
     """Return the argument that shares memory with a call's result, according to the fake values.
 
-    The schema need not declare the alias. None if no argument shares the memory.
+    Unlike `aliased_argument`, this also finds views that the operator's schema does not declare.
+    None if no argument shares the memory.
     """
     if node.op != "call_function":
         return None
@@ -219,9 +233,9 @@ def _hidden_base(node: fx.Node, sizes: Sizes) -> fx.Node | None:
 
 
 def _looked_through(node: fx.Node, base: fx.Node, sizes: Sizes) -> Iterator[fx.Node]:
-    """Yield a node that is a view of ``base``, and the views between it and ``base``.
+    """Yield the chain of views from ``node`` to ``base``, from which ``node`` is derived.
 
-    Each node is a view of the next one; ``base`` itself is left out.
+    Each node is a view of the next one. ``node`` comes first, and ``base`` is left out.
     """
     while node is not base:
         yield node
@@ -231,9 +245,13 @@ def _looked_through(node: fx.Node, base: fx.Node, sizes: Sizes) -> Iterator[fx.N
 
 
 def _saved_by_autograd(joint: JointGraph, root: _Roots) -> set[fx.Node]:
-    """Return the owners of the memory that eager autograd saves for backward.
+    """Return the nodes that own the memory which eager autograd saves for backward.
 
-    These are the owners of the forward values that nodes traced in backward read.
+    Nodes traced in backward read the saved forward values.
+
+    Args:
+        joint: the joint graph.
+        root: map from each node to the node that owns its memory.
     """
     late: set[fx.Node] = set()
     saved: set[fx.Node] = set()
@@ -252,7 +270,7 @@ def _saved_by_autograd(joint: JointGraph, root: _Roots) -> set[fx.Node]:
 
 
 def describe_input(graph: fx.Graph, name: str) -> str:
-    """Describe an input for a message: its name, dtype, shape, and the first line that reads it."""
+    """Describe an input for a message: its name, dtype, shape and the user's line that reads it."""
     for node in graph.find_nodes(op="placeholder"):
         if node.name == name:
             value = node.meta["val"]

@@ -16,7 +16,7 @@ SHOWN = 5
 
 
 def verify(split: Split) -> None:
-    """Check every rule on a partitioned graph.
+    """Check every rule of `remat.graph.rules` on a partitioned graph.
 
     Raises:
         VerifyError: a rule is broken. The message names the first broken rule, the nodes that break

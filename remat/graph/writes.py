@@ -28,9 +28,9 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 
 
 def is_destination(argument: fx.Node, node: fx.Node) -> bool:
-    """Return whether a call writes to an argument, so that the call must get this very tensor.
+    """Return whether a call writes to an argument, so that no other tensor can take its place.
 
-    A copy or a recomputed value would not receive the write.
+    If the call got a copy or a recomputed value, the write would be lost.
     """
     return argument in written_by(node)
 
@@ -41,9 +41,9 @@ def aliased_argument(node: fx.Node) -> fx.Node | None:
 
 
 def root_of(node: fx.Node) -> fx.Node:
-    """Follow aliased arguments from a node to the node that owns the memory, and return it.
+    """Return the node that owns the memory of a node's result.
 
-    A node that is not a view is its own root.
+    The search follows views to their bases. A node that is not a view owns its own memory.
     """
     while (base := aliased_argument(node)) is not None:
         node = base
@@ -51,7 +51,7 @@ def root_of(node: fx.Node) -> fx.Node:
 
 
 def aliased_arguments(nodes: Sequence[fx.Node]) -> list[fx.Node | None]:
-    """Return `aliased_argument` of each node."""
+    """Return for each node the argument whose memory its result is a view of, or None."""
     return [
         None if places == () else _aliased(node, places)
         for node, places in zip(nodes, by_target(nodes, _may_alias), strict=True)
@@ -59,13 +59,13 @@ def aliased_arguments(nodes: Sequence[fx.Node]) -> list[fx.Node | None]:
 
 
 def by_target(nodes: Iterable[fx.Node], ask: Callable[[fx.Node], T]) -> list[T]:
-    """Return an answer for each node, asking once per operator instead of once per node.
+    """Return the result of a function for each node, computed once per operator.
 
     Operators are compared by identity, because hashing an overload takes longer.
 
     Args:
         nodes: the nodes.
-        ask: computes the answer; its result may depend on the node's operator only.
+        ask: function of a node, whose result depends on the node's operator only.
     """
     known: dict[int, T] = {}
     found: list[T] = []
@@ -80,7 +80,7 @@ def by_target(nodes: Iterable[fx.Node], ask: Callable[[fx.Node], T]) -> list[T]:
 
 @functools.cache
 def aliased_places(target: Any) -> tuple[Place, ...]:
-    """Return position and name of each argument that an operator's result may be a view of.
+    """Return (position, name) of each argument that an operator's result may be a view of.
 
     Empty for operators with several results.
     """
@@ -97,7 +97,7 @@ def aliased_places(target: Any) -> tuple[Place, ...]:
 
 @functools.cache
 def written_places(target: Any) -> tuple[Place, ...]:
-    """Return position and name of each argument that an operator writes to."""
+    """Return (position, name) of each argument that an operator writes to."""
     if not (isinstance(target, torch_compat.OpOverload) and torch_compat.schema(target).is_mutable):
         return ()
     return tuple(
@@ -108,7 +108,12 @@ def written_places(target: Any) -> tuple[Place, ...]:
 
 
 def _given(node: fx.Node, place: Place) -> list[fx.Node]:
-    """Return the nodes that a call receives for the argument with a position and name."""
+    """Return the nodes that a call receives for one argument, including elements of a list.
+
+    Args:
+        node: the call.
+        place: position and name of the argument in the operator's schema.
+    """
     k, name = place
     value: Any = node.args[k] if k < len(node.args) else node.kwargs.get(name)
     values = value if isinstance(value, (tuple, list)) else (value,)
@@ -116,7 +121,7 @@ def _given(node: fx.Node, place: Place) -> list[fx.Node]:
 
 
 def _may_alias(node: fx.Node) -> tuple[Place, ...] | None:
-    """Return position and name of each argument that a call's result may be a view of.
+    """Return (position, name) of each argument that a call's result may be a view of.
 
     None for ``getitem``, whose answer depends on the node that computes the tuple.
     """

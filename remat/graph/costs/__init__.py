@@ -21,5 +21,5 @@ from remat.graph.costs.store import CostWarning as CostWarning
 
 
 def builtin_cost_models() -> list[type[CostModel]]:
-    """Return remat's own cost models in the order in which they are listed."""
+    """Return the classes of remat's own cost models, the default model first."""
     return [Auto, Roofline, RooflineFused, Inductor, Profile, Flops, Unit]

@@ -22,9 +22,9 @@ _PRESETS = {"cpu": "epyc"}
 
 @dataclass(frozen=True, slots=True)
 class Auto(CostModel):
-    """``roofline-fused`` if Inductor compiles the step, ``roofline`` if its graphs run eagerly.
+    """Default cost model: ``roofline-fused`` for steps compiled by Inductor, else ``roofline``.
 
-    Both models use the preset for the device type of the step's tensors.
+    Both models use the preset rates for the device type of the step's tensors.
     """
 
     name: ClassVar[str] = "auto"
@@ -54,10 +54,10 @@ class Auto(CostModel):
         return kind(DEVICES[preset_of(device_type_of(joint))])
 
     def cost(self, node: fx.Node) -> int:
-        """Return the cost of a node under `Roofline`.
+        """Return the cost of a node under `Roofline` on an H100, in picoseconds.
 
-        A node alone does not tell whether Inductor compiles its graph. `on` chooses the model of a
-        known graph.
+        A node alone does not tell whether Inductor compiles its graph. For a known graph, use the
+        model that `on` returns.
         """
         return Roofline().cost(node)
 
@@ -66,12 +66,16 @@ class Auto(CostModel):
 
 
 def preset_of(device_type: str) -> str:
-    """Return the name of the preset whose rates are used for a device type."""
+    """Return the name of the preset device whose rates are used for a device type."""
     return _PRESETS.get(device_type, "h100")
 
 
 def is_for_cpu(cost: CostModel) -> bool:
-    """Return whether a cost model is for a CPU; False for models without a device."""
+    """Return whether a cost model prices a CPU.
+
+    False for models without a device, except that `Profile` without a named device counts as for a
+    CPU.
+    """
     # Without a device, `Profile` runs operators on the device of the tensors.
     if isinstance(cost, Profile):
         return cost.device is None or cost.device.startswith("cpu")
@@ -80,12 +84,12 @@ def is_for_cpu(cost: CostModel) -> bool:
 
 
 def is_cpu(device: Device) -> bool:
-    """Return whether a device is a CPU: a preset, or this machine's measured CPU."""
+    """Return whether a device is a CPU, from a preset or measured on this machine."""
     return device.name.startswith("cpu") or device.name == preset_of("cpu")
 
 
 def device_type_of(joint: JointGraph) -> str:
-    """Return the device type of most inputs of a graph; empty without tensor inputs."""
+    """Return the device type of most input tensors of a graph; empty without input tensors."""
     values = [n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder")]
     types = [v.device.type for v in values if isinstance(v, torch.Tensor)]
     return max(types, key=types.count, default="")

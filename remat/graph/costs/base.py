@@ -30,12 +30,14 @@ _REPORT: ContextVar[Callable[[str], None] | None] = ContextVar("remat_costs_repo
 
 
 class CostModel:
-    """Base of cost models; plugins subclass it and return the class from `remat_cost_models`.
+    """Base class of cost models.
+
+    A plugin subclasses it and returns the subclass from the hook ``remat_cost_models``.
 
     Attributes:
-        name: name of the model in ``cost="name"``; an argument may follow a colon.
-        unit: unit of the costs.
-        summary: one line for ``remat costs``.
+        name: name of the model, as in ``cost="name"`` or ``cost="name:argument"``.
+        unit: unit of the costs, such as ``"ps"``.
+        summary: one-line description, which the command ``remat costs`` prints.
         contextual: whether a cost also depends on a node's neighbours. If False, calls with the
             same operator, constants, shapes, strides, dtypes and devices are priced once.
     """
@@ -63,15 +65,18 @@ class CostModel:
 
     @classmethod
     def arguments(cls) -> Mapping[str, str]:
-        """Return the arguments that may follow the colon, with descriptions for ``remat costs``."""
+        """Return descriptions of the arguments in ``cost="name:argument"``, by argument.
+
+        The command ``remat costs`` prints them.
+        """
         return {}
 
     def on(self, joint: JointGraph) -> CostModel:
-        """Return the model to use for one graph; by default this model."""
+        """Return the model that prices the nodes of one graph; by default this model itself."""
         return self
 
     def cost(self, node: fx.Node) -> int:
-        """Return the cost of running ``node`` once, in `unit`: 0 or more.
+        """Return the cost of running ``node`` once, in the model's ``unit``: 0 or more.
 
         Args:
             node: a ``call_function`` node whose inputs and result carry ``meta["val"]``.
@@ -86,17 +91,21 @@ class CostModel:
         return [self.cost(node) for node in nodes]
 
     def fallbacks(self, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
-        """Describe the nodes that the model could not price by its own method, and the substitute.
+        """Describe the nodes that the model priced by another method than its own.
 
         Call this method after `costs`.
 
         Returns:
-            One line for each distinct call, in the order of ``nodes``.
+            One line for each distinct call, with the method used instead, in the order of
+            ``nodes``.
         """
         return ()
 
     def key(self) -> str:
-        """Return a text for cache keys that covers all that costs depend on besides the graph."""
+        """Return a text for cache keys, which differs if the model may give other costs.
+
+        The text need not describe the graph.
+        """
         return str(self)
 
     def __str__(self) -> str:
@@ -132,10 +141,10 @@ def node_costs(
     Identical calls are priced once, unless the model depends on neighbours.
 
     Args:
-        index: the graph.
-        storages: storages of its values.
+        index: node positions of the graph.
+        storages: storages of the values in the graph.
         model: the cost model.
-        positions: positions to price; None means all. Other positions cost 0.
+        positions: node positions to price; None means all. Other positions cost 0.
 
     Returns:
         One cost per position, in the model's unit; 0 for views, tuple elements, sizes and
@@ -174,10 +183,11 @@ def node_costs(
 
 
 def _bodies(node: fx.Node) -> list[list[fx.Node]]:
-    """Return the calls of each graph that an operator calls.
+    """Return the call nodes of each graph that a higher-order operator calls, one list per graph.
 
-    Empty for operators that a model prices as a whole. Attention is one of them: it has formulas of
-    its own, and its graphs compute single scores.
+    Views and other free nodes are left out. Empty for operators that a model prices as a whole.
+    ``flex_attention`` is one of them, because it has formulas of its own and its graphs compute
+    single scores.
     """
     if "flex_attention" in str(node.target):
         return []
@@ -192,10 +202,15 @@ def _bodies(node: fx.Node) -> list[list[fx.Node]]:
 
 
 def _nested_cost(model: CostModel, node: fx.Node, called: Sequence[Sequence[fx.Node]]) -> int:
-    """Return the cost of an operator as the cost of the graphs it calls, times the number of calls.
+    """Return the cost of a higher-order operator, from the costs of the graphs it calls.
 
-    For a condition, the most expensive branch counts. A loop with an unknown number of rounds
-    counts as one round.
+    The sum over these graphs is multiplied by the number of calls. For a condition, the most
+    expensive branch counts. A loop with an unknown number of rounds counts as one round.
+
+    Args:
+        model: the cost model.
+        node: the higher-order operator.
+        called: call nodes of each graph that it calls.
     """
     each = []
     for body in called:
@@ -207,9 +222,10 @@ def _nested_cost(model: CostModel, node: fx.Node, called: Sequence[Sequence[fx.N
 
 
 def _rounds(node: fx.Node) -> int:
-    """Return how often an operator calls its graph: the length of the sequence that it loops over.
+    """Return how many times an operator calls its graph.
 
-    1 for operators other than ``scan`` and ``map``.
+    For ``scan`` and ``map``, this is the length of the sequence that they loop over. 1 for all
+    others.
     """
     name = str(node.target)
     if name not in ("scan", "map_impl"):
@@ -221,7 +237,11 @@ def _rounds(node: fx.Node) -> int:
 
 
 def _ask(model: CostModel, nodes: list[fx.Node]) -> list[int]:
-    """Return the model's costs of nodes, checked and converted to integers."""
+    """Return the model's costs of nodes, checked and converted to integers.
+
+    Raises:
+        ProblemError: the model raises, or returns a wrong number of costs or an invalid cost.
+    """
     # Nodes are priced one by one if possible, so that an error can name the node.
     if type(model).costs is CostModel.costs:
         answers = [_guarded(model, [n], f" for '{n.name}' ({n.target})")[0] for n in nodes]
@@ -236,7 +256,16 @@ def _ask(model: CostModel, nodes: list[fx.Node]) -> list[int]:
 
 
 def _guarded(model: CostModel, nodes: list[fx.Node], where: str) -> list[Any]:
-    """Return the model's costs of nodes; raise a `ProblemError` if the model raises."""
+    """Return the model's costs of nodes, unchecked.
+
+    Args:
+        model: the cost model.
+        nodes: the nodes.
+        where: text for the error message that names the node; may be empty.
+
+    Raises:
+        ProblemError: the model raises.
+    """
     try:
         return list(model.costs(nodes))
     except RematError:
@@ -269,11 +298,13 @@ def _is_free(node: fx.Node) -> bool:
 
 
 def _signature(node: fx.Node, known: dict[int, Any]) -> Any:
-    """Return a hashable key of a call: the operator, its constants and its tensor inputs.
+    """Return a hashable key that is equal for calls of equal cost.
+
+    The key consists of the operator, its constants and descriptions of its tensor inputs.
 
     Args:
         node: the call.
-        known: cache of value descriptions by `id`.
+        known: cache of value descriptions, by ``id`` of the value.
     """
     seen: dict[fx.Node, int] = {}
     kwargs = _describe(node.kwargs, seen, known) if node.kwargs else None
@@ -289,8 +320,8 @@ def _describe(x: Any, seen: dict[fx.Node, int], known: dict[int, Any]) -> Any:
 
     Args:
         x: the argument.
-        seen: number of each node so far.
-        known: cache of value descriptions by `id`.
+        seen: numbers of the nodes so far; a new node is added.
+        known: cache of value descriptions, by ``id`` of the value.
     """
     if isinstance(x, fx.Node):
         which = seen.setdefault(x, len(seen))

@@ -32,9 +32,9 @@ _RUNS_S = 0.04
 def calibrate(device: str | torch.device = "here") -> Device:
     """Measure the rates of a device of this machine, in about 1 s.
 
-    Times matrix products in two precisions, a copy, random numbers, tanh and max pooling. For
-    each of them, the fastest run counts. Products of float32 use the precision set with
-    `torch.set_float32_matmul_precision`.
+    The function times matrix products in two precisions, a copy, random numbers, tanh and max
+    pooling. For each of them, the fastest run counts. Products of float32 use the precision set
+    with `torch.set_float32_matmul_precision`.
 
     Args:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or ``"here"`` for the current CUDA device, or
@@ -61,12 +61,15 @@ def calibrate(device: str | torch.device = "here") -> Device:
 
 
 def calibrated(device: str | torch.device = "here") -> Device:
-    """Return the result of `calibrate`, measured once per device and process."""
+    """Return the measured rates of a device of this machine; see `calibrate`.
+
+    Each process measures a device only once.
+    """
     return _calibrated(str(_resolve(device)))
 
 
 def is_here(text: str) -> bool:
-    """Return whether a text names a device type that `calibrate` can measure, present or not."""
+    """Return whether a text is ``"here"`` or names a CPU or CUDA device, present or not."""
     if text == "here":
         return True
     try:
@@ -81,7 +84,7 @@ def _calibrated(device: str) -> Device:
 
 
 def _resolve(device: str | torch.device) -> torch.device:
-    """Return the device that an argument of `calibrate` names.
+    """Return the device that the argument of `calibrate` names.
 
     Raises:
         ProblemError: the text names no device, or the machine has no such device.
@@ -104,7 +107,7 @@ def _resolve(device: str | torch.device) -> torch.device:
 
 
 def _tflops(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the best rate of square matrix products, in TFLOP/s."""
+    """Measure the best rate of square matrix products of several sizes, in TFLOP/s."""
     best = 0.0
     generator = torch.Generator(device).manual_seed(0)
     for side in _SIDES:
@@ -126,7 +129,7 @@ def _tflops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _tbps(device: torch.device) -> float:
-    """Return the bandwidth of a copy in TB/s; bytes read and bytes written both count."""
+    """Measure the bandwidth of a copy in TB/s; bytes read and bytes written both count."""
     count = max(2**20, min(_COPY_BYTES, free_bytes(device) // 8))
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -134,7 +137,7 @@ def _tbps(device: torch.device) -> float:
 
 
 def _pooled_per_ps(device: torch.device) -> float:
-    """Return the number of elements that max-pooling windows read per picosecond."""
+    """Measure how many elements max-pooling windows read per picosecond."""
     x, window = torch.ones(16, 32, 48, 48, device=device), 3
     # With stride 2 in two dimensions, there is one window for four elements.
     count = x.numel() // 4 * window**2
@@ -143,11 +146,11 @@ def _pooled_per_ps(device: torch.device) -> float:
 
 
 def _per_ps(elementwise: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> float:
-    """Return the number of elements that an elementwise operator computes per picosecond."""
+    """Measure how many elements an elementwise operator computes per picosecond."""
     x = torch.ones(2**20, device=device)
     return x.numel() / _fastest_ps(functools.partial(elementwise, x), device)
 
 
 def _fastest_ps(run: functools.partial[torch.Tensor], device: torch.device) -> int:
-    """Return the picoseconds of the fastest of several runs."""
+    """Return the duration of the fastest of several runs, in picoseconds."""
     return max(1, min(durations_ps(run, device, seconds=_RUNS_S, most=10)))

@@ -28,7 +28,7 @@ _MAX_POOLS = {
 
 @dataclass(frozen=True, slots=True)
 class Unit(CostModel):
-    """Every operator costs 1."""
+    """Cost model in which every operator costs 1."""
 
     name: ClassVar[str] = "unit"
     unit: ClassVar[str] = "op"
@@ -40,7 +40,10 @@ class Unit(CostModel):
 
 @dataclass(frozen=True, slots=True)
 class Flops(CostModel):
-    """Floating-point operations by PyTorch's own formulas, at least 1 per operator."""
+    """Cost model that counts floating-point operations by PyTorch's own formulas.
+
+    Every operator costs at least 1.
+    """
 
     name: ClassVar[str] = "flops"
     unit: ClassVar[str] = "FLOP"
@@ -56,7 +59,7 @@ def count_flops(node: fx.Node) -> int:
     """Return the floating-point operations of one run of a node; 0 for operators without a formula.
 
     The formulas are PyTorch's, with two additions. Attention on a CPU, which PyTorch's registry
-    lacks, counts as on a GPU. Grouped products of mixtures of experts have a formula of remat's
+    lacks, counts as on a GPU. Grouped matrix products (``_grouped_mm``) have a formula of remat's
     own.
     """
     from torch.utils.flop_counter import flop_registry
@@ -76,13 +79,16 @@ def count_flops(node: fx.Node) -> int:
 
 
 def count_draws(node: fx.Node) -> int:
-    """Return the number of random numbers that one run of a node draws, taken from its result."""
+    """Return how many random numbers one run of a node draws.
+
+    The number is one per element of the result, and 0 for operators that are not random.
+    """
     drawn = str(ops.packet(node.target)) in _SEEDED or ops.is_random(node)
     return _elements(node) if drawn else 0
 
 
 def count_tanh(node: fx.Node) -> int:
-    """Return the number of hyperbolic tangents that one run of a node computes."""
+    """Return how many hyperbolic tangents one run of a node computes; 0 for most operators."""
     packet, args = ops.packet(node.target), node.args
     if packet is torch.ops.aten.tanh:
         return _elements(node)
@@ -92,7 +98,7 @@ def count_tanh(node: fx.Node) -> int:
 
 
 def count_pooled(node: fx.Node) -> int:
-    """Return the number of elements that the windows of a max pooling read in one run."""
+    """Return how many elements the windows of a max pooling read in one run; 0 for other nodes."""
     spatial = _MAX_POOLS.get(str(ops.packet(node.target)))
     if spatial is None:
         return 0
@@ -128,7 +134,7 @@ def _shaped(x: Any) -> Any:
 
 
 def _grouped_product(x: torch.Tensor, y: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Return the operations of ``_grouped_mm``, which splits a ragged dimension into groups.
+    """Return the FLOPs of ``_grouped_mm``, which splits a ragged dimension into groups.
 
     If one operand is a stack of matrices, the groups split the rows of ``x`` or the columns of
     ``y``. If both operands are matrices, the groups split the summed dimension. In these cases all
@@ -142,7 +148,7 @@ def _grouped_product(x: torch.Tensor, y: torch.Tensor, *_: Any, **__: Any) -> in
 
 @functools.cache
 def _further() -> Mapping[Any, Callable[..., int]]:
-    """Return formulas for operators that PyTorch's registry lacks, by operator."""
+    """Return FLOP formulas for operators that PyTorch's registry lacks, by operator."""
     from torch.utils.flop_counter import flop_registry
 
     attention = flop_registry[torch.ops.aten._scaled_dot_product_flash_attention]

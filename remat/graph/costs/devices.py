@@ -30,19 +30,19 @@ _OPTIONAL = ("ranks_tbps", "draws_tops", "tanh_tops", "pooled_tops")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """Peak rates of a device, for dense operators, from data sheets or measured.
+    """Peak rates of a device for dense operators, from a data sheet or measured.
 
     Attributes:
         name: name of the device, as in ``"roofline:NAME"``.
-        label: name in tables; `name` if empty.
+        label: name shown in tables; if empty, `name` is shown.
         half_tflops: peak of bfloat16 and float16 matrix products, TFLOP/s.
         single_tflops: peak of float32 matrix products (TF32 if the device has it), TFLOP/s.
         memory_tbps: memory bandwidth, TB/s.
         ranks_tbps: bandwidth from one rank to the other ranks of its node, TB/s; 0 means the memory
             bandwidth.
-        draws_tops: random numbers, 10¹² per second; 0 means limited by memory only.
-        tanh_tops: hyperbolic tangents, as in GPT-2's GELU, 10¹² per second; 0 means limited by
-            memory only.
+        draws_tops: random numbers drawn, 10¹² per second; 0 means limited by memory only.
+        tanh_tops: hyperbolic tangents computed (as in GPT-2's GELU), 10¹² per second; 0 means
+            limited by memory only.
         pooled_tops: elements read by max-pooling windows, 10¹² per second; 0 means limited by
             memory only.
 
@@ -68,11 +68,14 @@ class Device:
 
     @property
     def sent_per_ps(self) -> float:
-        """Bytes that a rank sends to other ranks per picosecond."""
+        """Bytes that a rank can send to other ranks per picosecond."""
         return self.ranks_tbps or self.memory_tbps
 
     def flops_per_ps(self, dtype: torch.dtype) -> float:
-        """Return the peak operations per picosecond of a dtype; equal to the rate in TFLOP/s."""
+        """Return the peak rate for a dtype, in floating-point operations per picosecond.
+
+        One operation per picosecond is 1 TFLOP/s.
+        """
         if dtype in (torch.bfloat16, torch.float16):
             return self.half_tflops
         if dtype.is_floating_point and dtype.itemsize == 1:
@@ -115,7 +118,9 @@ class Device:
         return cls(**data)
 
     def to_toml(self, path: str | Path) -> Path:
-        """Write the device to a TOML file for ``roofline:PATH`` and return the path.
+        """Write the device to a TOML file, and return the path.
+
+        The cost model ``roofline:PATH`` reads the file.
 
         The write is atomic: the file is complete or unchanged.
 

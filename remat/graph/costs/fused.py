@@ -19,12 +19,13 @@ from remat.graph.writes import aliased_argument
 
 @dataclass(frozen=True, slots=True)
 class RooflineFused(Roofline):
-    """Roofline of a graph whose pointwise operators and reductions are fused, in picoseconds.
+    """Cost model: `Roofline` for fused pointwise operators and reductions, in picoseconds.
 
     A node costs ``max(operations / peak, external bytes / bandwidth)``, at least 1 ps. Two nodes
     fuse if one reads the other, directly or through views and elements of tuples, and if three more
-    conditions hold. Both are pointwise operators, reductions or random draws
-    (`OpTaxonomy.is_fusible`), neither writes to an argument, and both are on the same device.
+    conditions hold. Both are pointwise operators, reductions or random draws. Neither writes to an
+    argument. Both are on the same device.
+
     External bytes of a node that may fuse are
 
     - the bytes that it reads from nodes that do not fuse with it: inputs, products, convolutions,
@@ -35,9 +36,9 @@ class RooflineFused(Roofline):
     A node that never fuses (a product, for example) moves all its bytes, as under `Roofline`. No
     cost is above `Roofline`'s on the same device.
 
-    The model is additive, so it cannot know the plan. A saved value is read from memory, but this
-    model assumes that it stays in a register. Siblings that share a read each pay for it. Readers
-    in forward and in backward count the same.
+    The costs of nodes are added up, so a cost cannot depend on the plan. A saved value is read from
+    memory, but this model assumes that it stays in a register. If several nodes read one value,
+    each pays for its own read. Readers in forward and in backward count the same.
     """
 
     name: ClassVar[str] = "roofline-fused"
@@ -45,7 +46,10 @@ class RooflineFused(Roofline):
     contextual: ClassVar[bool] = True
 
     def moved_bytes(self, node: fx.Node) -> int:
-        """Return the bytes that one run reads from and writes to memory, given its neighbours."""
+        """Return the bytes that one run of a node reads from and writes to memory.
+
+        Values that pass between the node and fused neighbours move no bytes.
+        """
         return moved_by(node, fuse) if may_fuse(node) else all_bytes(node)
 
 
@@ -54,11 +58,11 @@ Fuse = Callable[[fx.Node, fx.Node], bool]
 
 
 def moved_by(node: fx.Node, fuse: Fuse) -> int:
-    """Return the bytes that a node reads from producers and writes for readers outside its kernel.
+    """Return the bytes that a node reads from and writes for nodes outside of its kernel.
 
     Args:
         node: the node.
-        fuse: returns whether two nodes are in one kernel.
+        fuse: returns whether two nodes are fused into one kernel.
     """
     read = sum(
         tensor_bytes(n.meta.get("val"))
@@ -75,24 +79,29 @@ def moved_by(node: fx.Node, fuse: Fuse) -> int:
 
 
 def is_written(node: fx.Node, value: fx.Node, fuse: Fuse) -> bool:
-    """Return whether ``value``, which ``node`` computes, must be written to memory.
+    """Return whether a value must be written to memory.
 
-    False only if there are readers and all of them fuse with ``node``.
+    False only if other nodes read the value and all of them fuse with ``node``.
+
+    Args:
+        node: the node that computes the value.
+        value: ``node`` itself, or the node that takes this element of its result.
+        fuse: returns whether two nodes are fused into one kernel.
     """
     readers = list(readers_of(value))
     return not readers or not all(fuse(node, reader) for reader in readers)
 
 
 def fuse(a: fx.Node, b: fx.Node) -> bool:
-    """Return whether two nodes, one of which reads the other, may fuse.
+    """Return whether a compiler may fuse two nodes, one of which reads the other.
 
-    The answer depends on their operators and devices only.
+    The result depends on their operators and devices only.
     """
     return may_fuse(a) and may_fuse(b) and _device(a) == _device(b)
 
 
 def may_fuse(node: fx.Node) -> bool:
-    """Return whether a fusing compiler may merge the node with others."""
+    """Return whether a compiler may fuse the node with other nodes."""
     taxonomy = ops.default_taxonomy()
     return (
         node.op == "call_function"
@@ -109,7 +118,10 @@ def is_passed_on(node: fx.Node) -> bool:
 
 
 def producer_of(node: fx.Node) -> fx.Node:
-    """Return the node that computes a value, found through views and elements of tuples."""
+    """Return the node that computes the data of a view or tuple element.
+
+    Any other node is returned itself.
+    """
     while is_passed_on(node) and not ops.is_mutating(node):
         base = node.args[0] if node.target is operator.getitem else aliased_argument(node)
         if not isinstance(base, fx.Node):

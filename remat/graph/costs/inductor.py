@@ -1,4 +1,4 @@
-"""Roofline of the kernels that Inductor's scheduler forms of a joint graph, without compiling."""
+"""Roofline of the kernels that Inductor's scheduler would form, without compiling them."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ class Inductor(Roofline):
     Inductor lowers the whole joint graph, and its scheduler forms the kernels for the device of the
     graph's tensors. Rates come from the device of this model, by default the preset for the
     tensors' device. A node costs ``max(operations / peak, external bytes / bandwidth)``, at least 1
-    ps. External bytes are read from nodes outside of the node's kernels, or written for such nodes.
-    If a value stays in registers, saving it would add a write and a read. Recomputing it avoids
-    them, so the bytes of this write and read are subtracted from the node's external bytes.
+    ps. External bytes are those that the node reads from, or writes for, nodes outside of its
+    kernels. If the node's result stays in registers, saving it would add a write and a read.
+    Recomputing the node avoids them, so their bytes are subtracted from its external bytes.
 
-    Takes about 3 ms per node. If Inductor cannot lower a graph, `RooflineFused` prices the graph.
+    Pricing takes about 3 ms per node. If Inductor cannot lower a graph, `RooflineFused` prices the
+    graph.
 
     Attributes:
         by_tensors: whether the rates come from the preset for the device of the graph's tensors.
@@ -62,9 +63,12 @@ class Inductor(Roofline):
 
     @classmethod
     def parse(cls, argument: str | None) -> Self:
-        """Build the model from a device, as `Roofline` does.
+        """Build the model from a device, such as ``h100``, ``cpu``, ``here`` or ``FILE.toml``.
 
         If ``argument`` is None, the rates come from the preset for the graph's device.
+
+        Raises:
+            ProblemError: the device is unknown, or the file is unusable.
         """
         return cls(by_tensors=True) if argument is None else super(Inductor, cls).parse(argument)
 
@@ -81,11 +85,14 @@ class Inductor(Roofline):
         return self.name if self.by_tensors else super(Inductor, self).__str__()
 
     def cost(self, node: fx.Node) -> int:
-        """Return the time of one run in picoseconds, given the graph of the node."""
+        """Return the time of one run in picoseconds; kernels come from the node's whole graph."""
         return self.costs([node])[0]
 
     def costs(self, nodes: Sequence[fx.Node]) -> Sequence[int]:
-        """Return the times of nodes of one graph, in picoseconds."""
+        """Return the time of one run of each node, in picoseconds.
+
+        All nodes must belong to one graph.
+        """
         if not nodes:
             return []
         report(f"asking Inductor for the kernels of {len(nodes)} operators")
@@ -111,7 +118,11 @@ class Inductor(Roofline):
 
 
 def _together(kernels: Kernels) -> Fuse:
-    """Return a function that returns whether two nodes fuse and share a kernel."""
+    """Return a function that returns whether two nodes fuse and share a kernel.
+
+    Args:
+        kernels: set of kernel ids by node name, as `kernels_of` returns it.
+    """
     none: frozenset[int] = frozenset()
 
     def share(a: fx.Node, b: fx.Node) -> bool:
@@ -151,7 +162,7 @@ def _layouts(node: fx.Node) -> tuple[str, ...]:
 
 
 def _asked(graph: fx.Graph) -> Kernels | None:
-    """Ask Inductor for the kernels of a graph; see `kernels_of`."""
+    """Return the kernel ids of each node by name, from Inductor; None if Inductor raises."""
     try:
         with torch.no_grad():
             written = _written_by(_copy(graph))
@@ -169,7 +180,11 @@ def _asked(graph: fx.Graph) -> Kernels | None:
 
 
 def _written_by(module: fx.GraphModule) -> dict[str, set[int]]:
-    """Return the numbers of the kernels that write each node's result to memory, by node name."""
+    """Return the kernels that write each node's result to memory.
+
+    Returns:
+        Set of kernel ids by node name. Nodes whose results are not written are missing.
+    """
     place = {node.name: k for k, node in enumerate(module.graph.nodes)}
     inputs = [n.meta["val"] for n in module.graph.find_nodes(op="placeholder")]
     # As in `compile_fx`: layout optimisation may change strides, for which a view would fail.
@@ -197,7 +212,7 @@ def _written_by(module: fx.GraphModule) -> dict[str, set[int]]:
 
 
 def _copy(graph: fx.Graph) -> fx.GraphModule:
-    """Return a copy of the graph as a module whose outputs are one list."""
+    """Return a copy of the graph as a module that returns its outputs as one list."""
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph, {}))
     return fx.GraphModule(graph.owning_module or {}, copy)

@@ -26,7 +26,7 @@ _BITS = "; a small b stands for bits: 25Gb/s are 3.125GB/s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A link to the host, whose two directions are equally fast and independent.
+    """Link between a device and its host, with two equally fast, independent directions.
 
     Attributes:
         bytes_per_s: bytes per second in each direction.
@@ -50,8 +50,8 @@ class Link:
         """Convert a value to a link.
 
         Args:
-            value: a `Link`, a name from `LINKS`, ``str(link)``, or bytes per second such as
-                ``"25GB/s"`` or ``25e9``.
+            value: a `Link`, a name from `LINKS` such as ``"pcie5"``, the result of ``str(link)``,
+                or bytes per second such as ``"25GB/s"`` or ``25e9``.
 
         Raises:
             ProblemError: the value has none of these forms.
@@ -76,11 +76,11 @@ class Link:
         )
 
     def time_ps(self, nbytes: int) -> int:
-        """Return the picoseconds to copy a number of bytes, rounded up."""
+        """Return the time to copy ``nbytes`` bytes in picoseconds, rounded up."""
         return -(-nbytes * _PS_PER_S // self.bytes_per_s)
 
     def bytes_in(self, time_ps: int) -> int:
-        """Return the bytes that pass in one direction in a time in picoseconds."""
+        """Return the bytes that pass in one direction in ``time_ps`` picoseconds, rounded down."""
         return time_ps * self.bytes_per_s // _PS_PER_S
 
     def __str__(self) -> str:
@@ -91,7 +91,10 @@ class Link:
 
 
 def _rate(value: object) -> float:
-    """Return the bytes per second that a number or a text states; NaN for anything else."""
+    """Return the bytes per second that a number or a text such as ``"25GB/s"`` states.
+
+    NaN for anything else.
+    """
     if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
         return math.nan
     try:

@@ -34,7 +34,11 @@ def this_device() -> torch.device:
 
 
 def whole(device: torch.device) -> torch.device:
-    """Return a device with its index, if its type has indices and the device exists."""
+    """Return a device in full form: ``cuda`` becomes the current CUDA device, with its index.
+
+    A CUDA device with an index, or on a machine without CUDA, stays unchanged. Devices of other
+    types lose their index.
+    """
     if device.type != "cuda":
         return torch.device(device.type)
     index: int | None = device.index
@@ -44,7 +48,10 @@ def whole(device: torch.device) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """Return the product name of a device, for a CPU with the number of PyTorch's threads."""
+    """Return the product name of a device.
+
+    For a CPU, the number of PyTorch's threads is added.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -61,17 +68,17 @@ def free_bytes(device: torch.device) -> int:
 def durations_ps(
     run: Callable[[], object], device: torch.device, *, seconds: float, most: int = 20
 ) -> list[int]:
-    """Return the picoseconds of several runs of a function, after a warm-up run.
+    """Return the durations of several runs of a function in picoseconds, after a warm-up run.
 
-    A run that takes more than twice as long as the fastest was disturbed by other work on the
-    machine. Its time is left out of the result.
+    A run that takes more than twice as long as the fastest counts as disturbed by other work on the
+    machine. Its duration is left out of the result.
 
     Args:
         run: function to time; its result is dropped after the clock has stopped.
         device: device that runs it; CUDA devices are timed by events.
-        seconds: time after which no further run starts. At least three runs are made (one, if a
-            run is slow). On a CPU, the limit is five times as long until that many runs are
-            undisturbed.
+        seconds: limit on the total time of the runs, after which no further run starts. At least
+            three runs are made, or one if the warm-up run took more than 1 s. On a CPU, the limit
+            is five times as long until this least number of runs is undisturbed.
         most: the largest number of runs.
     """
     warm_s = _once_s(run, device)
@@ -103,13 +110,16 @@ def _once_s(run: Callable[[], object], device: torch.device) -> float:
 
 
 def undisturbed_ps(times: Sequence[int]) -> list[int]:
-    """Return the times that are at most twice the shortest time."""
+    """Return those durations that are at most twice the shortest one, all in picoseconds."""
     limit = 2 * min(times)
     return [t for t in times if t <= limit]
 
 
 def _cuda_ps(run: Callable[[], object], device: torch.device, count: int) -> list[int]:
-    """Return the picoseconds of each of ``count`` runs on a CUDA device, timed by events."""
+    """Return the duration of each of ``count`` runs on a CUDA device in picoseconds.
+
+    The runs are timed by CUDA events.
+    """
     flush_bytes = min(_FLUSH_BYTES, free_bytes(device) // 4)
     with torch.cuda.device(device):
         flush = torch.empty(flush_bytes, dtype=torch.uint8, device=device)
@@ -128,11 +138,14 @@ def _cuda_ps(run: Callable[[], object], device: torch.device, count: int) -> lis
 
 @contextlib.contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Run operators on real tensors, independent of the caller's context and without side effects.
+    """Let a ``with`` block run operators on real tensors without side effects.
 
-    Inside of the ``with`` block, dispatch modes (such as a fake mode during ``torch.compile``),
-    autograd and autocast are off, and warnings are dropped. Afterwards, the generators' states are
+    Inside of the block, dispatch modes (such as a fake mode during ``torch.compile``), autograd and
+    autocast are off, and warnings are dropped. Afterwards, the states of random generators are
     restored.
+
+    Args:
+        device: device that runs the operators.
     """
     cuda = [device.index] if device.type == "cuda" else []
     with (
@@ -158,7 +171,7 @@ def _processor() -> str:
 
 
 def _available_bytes() -> int:
-    """Return the bytes of memory that the operating system still has available."""
+    """Return the bytes of host memory that the operating system still has available."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable:"):
@@ -170,7 +183,10 @@ def _available_bytes() -> int:
 
 
 def _group_bytes() -> list[int]:
-    """Return the bytes that a container's control group still allows; empty without a limit."""
+    """Return the bytes of memory that a container's control group (cgroup) still allows.
+
+    The list has one entry, or none if there is no limit.
+    """
     groups = Path("/sys/fs/cgroup")
     for limit, used in (
         ("memory.max", "memory.current"),

@@ -1,4 +1,4 @@
-"""Measured time: runs every distinct call of an operator once and stores the time on disk."""
+"""Measured time: times every distinct call of an operator and stores the time on disk."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _FLUSH_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Profile(CostModel):
-    """Median time of each distinct call on its device, in picoseconds.
+    """Cost model that measures the median time of each distinct call, in picoseconds.
 
     A call is an operator with its constants and the shapes, strides, dtypes and devices of its
     tensors. It runs alone in eager PyTorch on generated tensors. User tensors and generator states
     stay unchanged. On a CPU, the time includes PyTorch's own overhead of a few microseconds. Times
-    are stored on disk by PyTorch version, device and number of threads. The first measurement
-    written to disk applies to all processes.
+    are stored on disk by PyTorch version, device and number of threads. The first time written to
+    disk for a call applies to all processes.
 
     Some calls cannot run: they have effects, need more than half of the free memory, raise, or
     their device is missing. Such calls cost as much as under the roofline of their device, and
@@ -61,7 +61,7 @@ class Profile(CostModel):
 
     @classmethod
     def parse(cls, argument: str | None) -> Profile:
-        """Build the model from ``cpu``, ``cuda``, ``cuda:1``, or None.
+        """Build the model from ``cpu``, ``cuda``, ``cuda:1``, or None for the tensors' own devices.
 
         Raises:
             ProblemError: the argument is not a device, or the machine does not have the device.
@@ -92,7 +92,7 @@ class Profile(CostModel):
         return self.costs([node])[0]
 
     def costs(self, nodes: Sequence[fx.Node]) -> list[int]:
-        """Return the times of calls in picoseconds; measure and store the unknown ones."""
+        """Return the time of each call in picoseconds; measure and store unknown times."""
         known = store(cache_path())
         requests = [self._request(n) for n in nodes]
         places = list(map(_place, requests))
@@ -107,7 +107,7 @@ class Profile(CostModel):
         ]
 
     def fallbacks(self, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
-        """Describe the nodes that were not measured, each with the reason and the substitute."""
+        """Describe the calls that were not measured, with the reason and the model used instead."""
         known = store(cache_path())
         if not known.unmeasured:
             return ()
@@ -133,7 +133,14 @@ class Profile(CostModel):
 
 
 def _measure_all(known: Store, missing: Mapping[Place, Request]) -> None:
-    """Measure missing calls; store finished times even if an error or interrupt ends the loop."""
+    """Measure missing calls, and store their times.
+
+    Finished times are stored even if an error or interrupt ends the loop.
+
+    Args:
+        known: the store of times.
+        missing: the calls to measure, by their key in the store.
+    """
     fresh: dict[Place, int] = {}
     flushed_s = time.monotonic()
     try:
@@ -176,17 +183,20 @@ def _measure(request: Request) -> int | str:
 
 
 def _fallback(request: Request) -> Roofline:
-    """Return the roofline of a call's device; the default roofline if the device is missing."""
+    """Return the roofline model for a call's device; for an H100 if the device is missing."""
     return Roofline(calibrated(request.device)) if is_present(request.device) else Roofline()
 
 
 def _place(request: Request) -> Place:
-    """Return the key of a call in the store: environment and call text."""
+    """Return the key of a call in the store, as (environment, text of the call)."""
     return _environment(request.device), request.key
 
 
 def _environment(device: torch.device) -> str:
-    """Return a text of all that a time depends on besides the call."""
+    """Return a text of all that a call's time depends on besides the call.
+
+    These are PyTorch's version, the device with its threads, and the precision of float32 products.
+    """
     name = describe_device(device) if is_present(device) else str(device)
     precision = torch.get_float32_matmul_precision()
     return f"torch {torch.__version__}; {name}; float32 products {precision}"

@@ -19,18 +19,18 @@ from remat.torch_compat import pytree
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A call of an operator on fake tensors.
+    """A call of an operator on fake tensors, to be timed on real ones.
 
     Attributes:
         target: the operator.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
         override: device to move every tensor to; None keeps each tensor on its device.
-        devices: all devices of its tensors.
-        nbytes: bytes of its tensors and of its result.
+        devices: all devices of the call's tensors.
+        nbytes: bytes of the call's input tensors and of its result.
         refusal: why the call must not run; None if it may.
-        key: the call as text, equal for calls with equal cost. Devices appear without their index,
-            because each rank has its own.
+        key: the call as text, equal for calls with equal cost. Device indices are left out, because
+            each rank has a device of its own.
     """
 
     target: Any
@@ -44,19 +44,20 @@ class Request:
 
     @property
     def device(self) -> torch.device:
-        """Device that runs the call."""
+        """Device that runs the call: the first that is not a CPU, or else the CPU."""
         return _main(self.devices)
 
 
 def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
     """Return the call that a node makes.
 
-    Symbolic sizes count by their hint, or as 4096 without one.
+    Symbolic sizes are replaced by their hints from tracing, or by 4096 without a hint.
 
     Args:
         node: a ``call_function`` node.
-        override: device to move every tensor to, whatever the graph says. Without it, tensors on
-            the meta device go to this machine's GPU, or else its CPU.
+        override: device to run the call on, whatever the graph says. None: keep each tensor's
+            device, but move tensors on the meta device to this machine's GPU, or to its CPU without
+            one.
     """
     refusal = _refusal(node)
 
@@ -86,7 +87,10 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
     number = {id(v): k for k, v in enumerate(read, start=1)}
 
     def text_of(x: Any) -> str:
-        """Return an argument as text; floats keep all digits, and 1.0 differs from 1."""
+        """Return an argument as text.
+
+        Floats keep all digits, and 1.0 differs from 1.
+        """
         if isinstance(x, (list, tuple)):
             return f"[{', '.join(map(text_of, x))}]"
         if isinstance(x, dict):
@@ -111,9 +115,10 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
 
 
 def with_inputs(request: Request) -> Request:
-    """Return the request with real tensors instead of fake ones: random floats, and zero integers.
+    """Return the request with real tensors instead of fake ones.
 
-    Zero is a valid index into any nonempty dimension, and False is a valid mask.
+    Floats are random. Integers are 0, a valid index into any nonempty dimension. Booleans are
+    False, a valid mask.
     """
     made: dict[int, torch.Tensor] = {}
 
@@ -129,7 +134,13 @@ def with_inputs(request: Request) -> Request:
 
 
 def _real(like: torch.Tensor, device: torch.device, seed: int) -> torch.Tensor:
-    """Return a real tensor with the layout and dtype of a fake one."""
+    """Return a real tensor with the sizes, strides and dtype of a fake one.
+
+    Args:
+        like: the fake tensor.
+        device: device of the real tensor.
+        seed: seed of the random floats.
+    """
     dtype, extent = like.dtype, extent_of(like)
     if dtype.is_floating_point or dtype.is_complex:
         generator = torch.Generator(device).manual_seed(seed)
@@ -141,7 +152,12 @@ def _real(like: torch.Tensor, device: torch.device, seed: int) -> torch.Tensor:
 
 
 def _placed(device: torch.device, override: torch.device | None) -> torch.device:
-    """Return the device for a tensor that the graph has on ``device``."""
+    """Return the device on which to create the real tensor for a fake one.
+
+    Args:
+        device: device of the fake tensor.
+        override: device to use instead; None keeps ``device``, except for the meta device.
+    """
     if override is not None:
         return override
     return this_device() if device.type == "meta" else whole(device)
@@ -166,7 +182,7 @@ def _stride(value: torch.Tensor) -> tuple[int, ...]:
 
 
 def _refusal(node: fx.Node) -> str | None:
-    """Return why a node must not be run for timing, whatever its arguments; None if it may."""
+    """Return why a node's operator must not be run for timing; None if it may."""
     target: Any = node.target
     if isinstance(target, torch_compat.HigherOrderOperator):
         if str(target).startswith("triton_kernel_wrapper"):

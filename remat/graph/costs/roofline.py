@@ -1,4 +1,4 @@
-"""Modelled time: the larger of arithmetic time and memory time on a device."""
+"""Modelled time of an operator: the larger of its arithmetic time and its memory time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from remat.graph.storages import tensor_bytes, tensors_of
 
 @dataclass(frozen=True, slots=True)
 class Roofline(CostModel):
-    """The larger of arithmetic time and memory time on a device, in picoseconds.
+    """Cost model: the larger of arithmetic time and memory time on a device, in picoseconds.
 
-    For collectives, the time to send to other ranks counts too. The default device is an H100,
+    For collectives, the time to send to other ranks is compared too. The default device is an H100,
     whatever machine makes the plan, so that plans are equal on every machine.
 
     Attributes:
@@ -42,7 +42,8 @@ class Roofline(CostModel):
     def parse(cls, argument: str | None) -> Self:
         """Build the model from ``h100``, ``cpu``, ``cuda:1``, ``here``, ``FILE.toml``, or None.
 
-        None means ``h100``. This machine's devices are measured, once per process (about 1 s).
+        None means ``h100``. ``cpu``, ``cuda:1`` and ``here`` are devices of this machine, which
+        each process measures once, in about 1 s.
 
         Raises:
             ProblemError: the device is unknown, or the file is unusable.
@@ -74,7 +75,12 @@ class Roofline(CostModel):
         return self.of(node, self.moved_bytes(node))
 
     def of(self, node: fx.Node, moved_bytes: int) -> int:
-        """Return the time of one run that moves ``moved_bytes``, in picoseconds, at least 1."""
+        """Return the time of one run of a node in picoseconds, at least 1.
+
+        Args:
+            node: the node.
+            moved_bytes: bytes that the run reads from and writes to memory.
+        """
         tensors = tensors_of(node.meta.get("val"))
         dtype = tensors[0].dtype if tensors else torch.float32
         device = self.device
@@ -88,7 +94,7 @@ class Roofline(CostModel):
         return max(1, math.ceil(max(arithmetic, memory, sent)))
 
     def moved_bytes(self, node: fx.Node) -> int:
-        """Return the bytes that one run reads from memory and writes to it."""
+        """Return the bytes that one run of a node reads from and writes to memory."""
         return all_bytes(node)
 
     def key(self) -> str:
@@ -101,8 +107,8 @@ class Roofline(CostModel):
 def sent_bytes(node: fx.Node) -> int:
     """Return the bytes that a rank sends in a collective; 0 for other nodes.
 
-    The number of ranks is unknown, so the bytes are the limit for many ranks. In a ring, gathered
-    or scattered data is sent once, and all-reduced data twice.
+    The number of ranks is unknown, so the result is the limit for many ranks. In a ring algorithm,
+    gathered or scattered data is sent once, and all-reduced data twice.
     """
     if not ops.is_collective(node) or node.target is torch.ops._c10d_functional.wait_tensor.default:
         return 0

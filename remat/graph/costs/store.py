@@ -27,19 +27,19 @@ Place = tuple[str, str]
 
 
 class CostWarning(RuntimeWarning):
-    """The cache of measured costs is unusable; planning goes on without it."""
+    """Warning that the cache of measured costs is unusable; planning goes on without it."""
 
 
 class Store:
-    """Picoseconds by environment and call, backed by a file that many processes share.
+    """Measured times of calls in picoseconds, backed by a file that many processes share.
 
     The file keeps the first time written for a call, so all processes plan with equal times.
 
     Attributes:
         path: the file; None keeps all times in memory.
-        times: time in picoseconds, by environment and call.
-        unmeasured: reason why a call was not measured, by environment and call; never written to
-            the file.
+        times: time in picoseconds, by (environment, call text).
+        unmeasured: reason why a call was not measured, by (environment, call text); never written
+            to the file.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -49,7 +49,11 @@ class Store:
         self._warned = False
 
     def lacks(self, place: Place) -> bool:
-        """Return whether a call was neither measured nor recorded as unmeasurable."""
+        """Return whether a call was neither measured nor recorded as unmeasurable.
+
+        Args:
+            place: key of the call, (environment, call text).
+        """
         return place not in self.times and place not in self.unmeasured
 
     def merge(self, fresh: Mapping[Place, int]) -> None:
@@ -57,6 +61,9 @@ class Store:
 
         A file that is not a database is renamed and rebuilt. If the file cannot be used, a
         `CostWarning` is issued and the times stay in memory.
+
+        Args:
+            fresh: new times in picoseconds, by (environment, call text).
         """
         self.times = {**fresh, **self.times}
         if self.path is None:
@@ -80,10 +87,13 @@ class Store:
         self.times.update(found)
 
     def _warn(self, message: str) -> None:
-        """Warn about the cache once, because a problem with the folder recurs at every access.
+        """Issue a `CostWarning` about the cache file, but only the first time.
+
+        A problem with the folder recurs at every access.
 
         Args:
-            message: the problem, as the predicate of a sentence about the cache.
+            message: the problem, as the end of a sentence that begins with the cache, such as ``"is
+                corrupt"``.
         """
         if not self._warned:
             self._warned = True
@@ -92,7 +102,14 @@ class Store:
 
 
 def _exchange(path: Path, fresh: Mapping[Place, int]) -> dict[Place, int]:
-    """Write new times to the database, and return all times in it."""
+    """Write new times to the database file, and return all times in it.
+
+    A time that the database already has for a call is not replaced.
+
+    Args:
+        path: the file, which is created if it is missing.
+        fresh: new times in picoseconds, by (environment, call text).
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(sqlite3.connect(path, timeout=LOCK_S)) as database, database:
         database.execute(_TABLE)
@@ -105,7 +122,7 @@ def _exchange(path: Path, fresh: Mapping[Place, int]) -> dict[Place, int]:
 
 
 def cache_path() -> Path | None:
-    """Return the path of the cache file.
+    """Return the path of the file that caches measured times.
 
     The file is in ``$REMAT_CACHE``, or in ``remat`` in the user's cache folder. None if neither
     folder is known.
@@ -124,5 +141,9 @@ def cache_path() -> Path | None:
 
 @functools.cache
 def store(path: Path | None) -> Store:
-    """Return this process's store for a file."""
+    """Return this process's store for a file, which is the same at each call.
+
+    Args:
+        path: the file; None for a store that is kept in memory only.
+    """
     return Store(path)

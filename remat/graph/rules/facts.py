@@ -18,12 +18,13 @@ class Split:
     """A partitioned joint graph to verify.
 
     Attributes:
-        joint: the joint graph.
-        forward: its forward module.
-        backward: its backward module.
-        capacity: most bytes that may be saved; None for no limit.
-        count_outputs: whether forward's outputs count as saved.
-        saved_bytes: total of `saved_storages` of forward; None if it must be computed.
+        joint: the joint graph before it was partitioned.
+        forward: the forward module.
+        backward: the backward module.
+        capacity: most bytes that forward may save for backward; None for no limit.
+        count_outputs: whether a saved value that is also an output of forward counts against the
+            capacity.
+        saved_bytes: bytes that forward saves for backward; None if they must be computed.
         user_mutated: names of inputs that backward may not read, because the user may have written
             to them.
     """
@@ -73,7 +74,10 @@ class Facts:
 
     @cached_property
     def special(self) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
-        """Nodes that are not plain (`ops.is_plain`), in the joint graph, forward and backward."""
+        """Nodes that are not plain, in the joint graph, in forward and in backward.
+
+        They draw random numbers, have effects, or return uninitialised memory; see `ops.is_plain`.
+        """
         joint, fwd, bwd = (
             [n for n, plain in zip(nodes, are_plain(nodes), strict=True) if not plain]
             for nodes in (list(self.joint.values()), *self.split_nodes)
@@ -114,9 +118,13 @@ class Facts:
         return joint, fwd, bwd
 
     def is_same(self, mine: Any, theirs: Any) -> bool:
-        """Return whether a value of forward or backward stands for a value of the joint graph.
+        """Return whether a value of forward or backward corresponds to a value of the joint graph.
 
-        A node that the joint graph lacks may stand for any node.
+        A node whose name the joint graph lacks may correspond to any node.
+
+        Args:
+            mine: a node or constant of forward or backward.
+            theirs: a node or constant of the joint graph.
         """
         if isinstance(mine, fx.Node) and isinstance(theirs, fx.Node):
             return mine.name == theirs.name or mine.name not in self.joint
@@ -141,5 +149,5 @@ def called(node: fx.Node) -> str:
 
 
 def nodes_of(*values: Any) -> tuple[fx.Node, ...]:
-    """Return the nodes among values, without repeated names."""
+    """Return those arguments that are nodes; of several nodes with one name, only the first."""
     return tuple({v.name: v for v in values if isinstance(v, fx.Node)}.values())

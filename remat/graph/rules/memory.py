@@ -21,7 +21,7 @@ from remat.graph.writes import aliased_argument, is_destination, root_of, writte
 
 
 def tags_hold(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each node that is recomputed or saved against its checkpoint tag."""
+    """Yield a fault for each node recomputed despite MUST_SAVE, or saved despite MUST_RECOMPUTE."""
     tags = {name: tag for name, n in facts.joint.items() if (tag := n.meta.get("recompute"))}
     if not tags:
         return
@@ -51,7 +51,7 @@ def tags_hold(facts: Facts) -> Iterator[Fault]:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Return whether a node is a view, which may run again although its tag says MUST_SAVE.
+    """Return whether a node is a view, which may run again despite the tag MUST_SAVE.
 
     The storage behind the view is saved instead.
     """
@@ -65,7 +65,10 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def values_are_known(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each node without a fake value, unless its joint-graph node has none."""
+    """Yield a fault for each call or placeholder without a fake value.
+
+    Nodes that lack a fake value in the joint graph too are exempt.
+    """
     for node in (*facts.split_nodes[0], *facts.split_nodes[1]):
         if node.op in ("call_function", "placeholder") and "val" not in node.meta:
             source = facts.joint.get(node.name)
@@ -93,7 +96,10 @@ def the_budget_holds(facts: Facts) -> Iterator[Fault]:
 
 
 def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each read of a value after the value was overwritten."""
+    """Yield a fault for each read on the wrong side of a write to the same memory.
+
+    A read in forward or backward must see the value that it sees in the joint graph.
+    """
     key = _memory(facts)
     writes = [
         {n: {key(w) for w in written_by(n)} for n in nodes if ops.is_mutating(n)}
@@ -121,9 +127,9 @@ def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
 
 
 def _is_behind(facts: Facts, node: fx.Node, write: int) -> bool:
-    """Return whether a node runs after a write in the joint graph.
+    """Return whether a node of forward or backward stands after a write in the joint graph.
 
-    For a view, it is enough that all nodes that read the view run after the write.
+    For a view, it is enough that all nodes that read the view stand after the write.
 
     Args:
         facts: the partitioned graph.
@@ -140,11 +146,11 @@ def _is_behind(facts: Facts, node: fx.Node, write: int) -> bool:
 
 
 def _last_writes(facts: Facts, writes: Mapping[fx.Node, set[Any]]) -> dict[Any, int]:
-    """Return the joint-graph position of forward's last write to each memory.
+    """Return the joint-graph position of forward's last write to each memory, by memory key.
 
     Args:
         facts: the partitioned graph.
-        writes: for each writing node, the keys of the memory that it writes to.
+        writes: for each node of forward that writes, the keys of the memory that it writes to.
     """
     last: dict[Any, int] = {}
     for node, keys in writes.items():
@@ -169,9 +175,9 @@ def nothing_user_mutated_is_read(facts: Facts) -> Iterator[Fault]:
 def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
     """Return a function that maps a node to a key of its memory.
 
-    Distinct inputs may share a storage only if they do not overlap, because AOTAutograd merges
-    overlapping inputs into one. For such inputs, the key is the name of the input instead of the
-    storage.
+    The key is usually the storage. Distinct inputs may share a storage, but they then do not
+    overlap, because AOTAutograd merges overlapping inputs into one. For such inputs, the key is the
+    input's name instead.
     """
     storage = Memories().key
     keys = [storage(n.meta.get("val")) for n in facts.placeholders[0]]
@@ -191,13 +197,12 @@ def _reordered(
 ) -> Iterator[Fault]:
     """Yield a fault for each read that moved past a write to the same memory.
 
-    Such a read is before the write in the joint graph and after the write in ``nodes``, or the
-    reverse.
+    Such a read precedes the write in the joint graph and follows it in ``nodes``, or the reverse.
 
     Args:
         facts: the partitioned graph.
         nodes: nodes of forward or of backward.
-        written: for each writing node, the keys of the memory that it writes to.
+        written: for each of ``nodes`` that writes, the keys of the memory that it writes to.
         key: maps a node to the key of its memory.
     """
     here = {n: i for i, n in enumerate(nodes)}

@@ -17,7 +17,7 @@ from remat.graph.rules.facts import Facts, Fault, called
 
 
 def nothing_random_runs_twice(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each random operator that draws again instead of replaying its state."""
+    """Yield a fault for each random operator that draws again instead of replaying its draw."""
     drawn: set[str] = set()
     for which, nodes in zip(("forward", "backward"), facts.special[1:], strict=True):
         for node in nodes:
@@ -31,7 +31,10 @@ def nothing_random_runs_twice(facts: Facts) -> Iterator[Fault]:
 
 
 def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each second run of an effectful, undeclared or collective operator."""
+    """Yield a fault for each second run of an operator that must run once.
+
+    Such an operator is a collective, has effects, or is custom and not declared pure.
+    """
     again = [n for nodes in facts.special[1:] for n in nodes if RUN_OF in n.meta]
     for node in (*again, *(n for n in facts.special[2] if n.name in facts.calls)):
         where = "twice" if RUN_OF in node.meta else "in both graphs"
@@ -50,7 +53,10 @@ def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
 
 
 def nothing_special_is_lost(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each random operator or effect that neither forward nor backward runs."""
+    """Yield a fault for each operator that must run but is in neither forward nor backward.
+
+    Such an operator is random, has effects, or is custom and not declared pure.
+    """
     ran = {n.name for nodes in facts.split_nodes for n in nodes}
     for node in facts.special[0]:
         if node.name in ran:
@@ -65,7 +71,7 @@ def nothing_special_is_lost(facts: Facts) -> Iterator[Fault]:
 
 
 def order_is_kept(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each random operator or effect out of the joint graph's order."""
+    """Yield a fault for each random operator or effect that runs out of joint-graph order."""
     for backward, nodes in enumerate(facts.special[1:]):
         for is_kind in (ops.draws_in_order, _is_ordered_effect):
             last: fx.Node | None = None
@@ -83,7 +89,7 @@ def order_is_kept(facts: Facts) -> Iterator[Fault]:
 
 
 def copies_are_alike(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each rerun that differs from its first run in operator or inputs."""
+    """Yield a fault for each rerun whose operator or inputs differ from the first run's."""
     for which, nodes in zip(("forward", "backward"), facts.split_nodes, strict=True):
         for node in nodes:
             again = RUN_OF in node.meta
@@ -113,9 +119,10 @@ def copies_are_alike(facts: Facts) -> Iterator[Fault]:
 
 
 def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
-    """Return the operator that a node computes, and the nodes that it reads.
+    """Return the operator that a node runs, and the nodes that the operator reads.
 
-    For a node that saves or replays a generator state, the operator is the random operator inside.
+    For a node that saves or restores a generator state, this is the random operator that the node
+    calls.
     """
     target: Any = node.target
     reads = list(inputs_of(node))
@@ -142,7 +149,10 @@ _REPLAYS = (
 
 
 def _drawn(node: fx.Node) -> str:
-    """Return a node's joint-graph name, without the suffix of runs that save a generator state."""
+    """Return the joint-graph name of a node.
+
+    The suffix ``_drawn``, which marks a run that saves a generator state, is removed.
+    """
     return run_of(node).removesuffix("_drawn")
 
 

@@ -38,9 +38,9 @@ def graphs_are_complete(facts: Facts) -> Iterator[Fault]:
 
 
 def _is_in_order(graph: fx.Graph) -> bool:
-    """Return whether nodes read earlier nodes only, names are unique and an output ends the graph.
+    """Return whether nodes read only earlier nodes, names are unique and an output node is last.
 
-    Takes a third of the time of `check_structure` and finds most of its faults.
+    This check takes a third of the time of `check_structure` and finds most of its faults.
     """
     seen: set[fx.Node] = set()
     for node in graph.nodes:
@@ -57,7 +57,7 @@ def forward_takes_the_inputs(facts: Facts) -> Iterator[Fault]:
 
 
 def forward_returns_the_outputs(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each output of forward for the user that differs from the joint graph's."""
+    """Yield a fault for each user output of forward that differs from the joint graph's output."""
     outputs = split_outputs(facts.split.joint)[0]
     yield from _returned(facts, "output", facts.returned[0], outputs, "forward")
 
@@ -75,7 +75,7 @@ def _returned(
 
     Args:
         facts: the partitioned graph.
-        what: noun for one output.
+        what: noun for one output in the message, such as ``"gradient"``.
         mine: outputs of the graph.
         theirs: outputs of the joint graph.
         which: ``"forward"`` or ``"backward"``.
@@ -93,7 +93,7 @@ def _compared(
     """Yield a fault for each position at which two lists of placeholders differ in name.
 
     Args:
-        what: noun for one placeholder.
+        what: noun for one placeholder in the message, such as ``"input"``.
         mine: placeholders of a graph.
         theirs: the expected placeholders.
         which: ``"forward"`` or ``"backward"``.
@@ -106,7 +106,8 @@ def _compared(
 def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
     """Yield faults if forward saves other values than backward receives, or in another order.
 
-    Forward returns saved values in the order of `HandedKind`. Backward takes symbolic sizes first.
+    Forward must return saved values sorted by kind: tensors, tensors without a version check,
+    objects, sizes. Backward takes the sizes first.
     """
     for value in facts.returned[1]:
         if not isinstance(value, fx.Node):
@@ -141,9 +142,10 @@ def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
 
 
 def backward_takes_tangents_behind(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each input of backward after the saved values that is not the expected one.
+    """Yield a fault for each unexpected input of backward after the saved values.
 
-    Expected are the tangents, then the seeds of backward, then AOTAutograd's backward state.
+    The expected inputs are the tangents, then backward's random seeds, then AOTAutograd's backward
+    state.
     """
     mine = facts.placeholders[2][len(facts.handed) :]
     yield from _compared("input behind what was saved", mine, _behind(facts), "backward")

@@ -1,4 +1,4 @@
-"""Write and read a node's descriptor, marks and source comment."""
+"""Write and read the parts of a node's line besides its call: descriptor, marks and comment."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ def _descriptors() -> dict[str, type[Any]]:
 
 
 def write_descriptor(desc: Any) -> str:
-    """Write a descriptor as a call of its class; write other objects as opaque objects."""
+    """Return the text of an AOTAutograd descriptor, such as ``PlainAOTInput(0)``.
+
+    An object of another class is written as ``opaque("module.Class", "repr")``.
+    """
     if isinstance(desc, (int, str)):
         return quoted(desc) if isinstance(desc, str) else str(desc)
     kind = type(desc)
@@ -56,7 +59,13 @@ def write_descriptor(desc: Any) -> str:
 
 
 def read_descriptor(source: Source, node: ast.expr) -> Any:
-    """Build a descriptor from literals and nested descriptors.
+    """Return the AOTAutograd descriptor that an expression such as ``PlainAOTInput(0)`` denotes.
+
+    For ``opaque(…)``, return a stand-in for the original object.
+
+    Args:
+        source: the text, for error messages.
+        node: syntax tree of the expression.
 
     Raises:
         ProblemError: the expression is not a descriptor of AOTAutograd.
@@ -86,23 +95,24 @@ def read_descriptor(source: Source, node: ast.expr) -> Any:
 
 
 def number_regions(nodes: Iterable[fx.Node]) -> dict[int, int]:
-    """Number the checkpointed regions of a graph in their order.
+    """Number the checkpointed regions of a graph from 0.
 
-    AOTAutograd's own numbers count over the whole process, so they would differ between runs.
+    AOTAutograd numbers regions (``ac_graph_id``) over the whole process, so its numbers would
+    differ between runs.
 
     Returns:
-        Number in this graph of each ``ac_graph_id``.
+        New number of each ``ac_graph_id``, in the order of these ids.
     """
     met = {region for n in nodes if type(region := n.meta.get("ac_graph_id")) is int}
     return {region: k for k, region in enumerate(sorted(met))}
 
 
 def write_marks(node: fx.Node, regions: Mapping[int, int]) -> list[str]:
-    """Return the marks of a node, which steer passes, in the order in which they follow the call.
+    """Return the texts that follow a node's call and steer passes, such as ``must_save``.
 
     Args:
         node: the node.
-        regions: result of `number_regions` for the node's graph.
+        regions: number of each checkpointed region, as `number_regions` returns it.
 
     Raises:
         ProblemError: the recompute tag is not a `CheckpointPolicy`.
@@ -131,7 +141,12 @@ def write_marks(node: fx.Node, regions: Mapping[int, int]) -> list[str]:
 
 
 def read_mark(source: Source, node: ast.expr, meta: dict[str, Any]) -> None:
-    """Read one mark and store it in the metadata of its node.
+    """Read one mark after a node's call, such as ``must_save``, and store it in metadata.
+
+    Args:
+        source: the text, for error messages.
+        node: syntax tree of the mark.
+        meta: metadata of the graph node, to which the mark is added.
 
     Raises:
         ProblemError: the mark is unknown.
@@ -160,14 +175,17 @@ def read_mark(source: Source, node: ast.expr, meta: dict[str, Any]) -> None:
 
 
 def write_comment(node: fx.Node) -> str:
-    """Return the source line of a node as one line of printable characters."""
+    """Return the user's line that produced a node, as one line of printable characters."""
     text = source_line(node).strip()
     # A control character could end the line of the comment.
     return text if text.isprintable() else "".join(c if c.isprintable() else "�" for c in text)
 
 
 def read_comment(text: str) -> Mapping[str, Any]:
-    """Return metadata from which `write_comment` writes the same comment again."""
+    """Return node metadata that hold the user's line in a comment.
+
+    From this metadata, `write_comment` writes the same comment again.
+    """
     if not text:
         return {}
     match = _COMMENT.fullmatch(text)

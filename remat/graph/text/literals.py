@@ -89,7 +89,7 @@ class Opaque:
 
 
 def write_opaque(value: Any) -> str:
-    """Write an object without a text form by its class and its ``repr``."""
+    """Return ``opaque("module.Class", "repr")`` for an object that has no text form of its own."""
     text = repr(value)
     if isinstance(value, Opaque):
         name, text = value.kind, value.text
@@ -104,7 +104,13 @@ def write_opaque(value: Any) -> str:
 
 
 def read_opaque(source: Source, node: ast.expr) -> Opaque:
-    """Return a stand-in with the class name of the original object; no class is looked up.
+    """Return a stand-in for an object that was written as ``opaque("module.Class", "text")``.
+
+    The stand-in has a new class with the original's class name. No class is looked up.
+
+    Args:
+        source: the text, for error messages.
+        node: syntax tree of the expression.
 
     Raises:
         ProblemError: the expression is not ``opaque("module.Class", "text")``.
@@ -122,10 +128,10 @@ def read_opaque(source: Source, node: ast.expr) -> Opaque:
 
 
 class ArgumentWriter:
-    """Writes arguments as text.
+    """Writes the arguments of nodes as text.
 
     Attributes:
-        symbols: the symbols in the arguments written so far.
+        symbols: SymPy symbols of the sizes in the arguments written so far.
     """
 
     def __init__(self) -> None:
@@ -135,7 +141,8 @@ class ArgumentWriter:
         """Return the text of an argument.
 
         Raises:
-            ProblemError: the argument is a container without a text form, such as a named tuple.
+            ProblemError: the argument has no text form, or contains a value without one, such as a
+                named tuple.
         """
         kind = type(value)
         if isinstance(value, fx.Node):
@@ -169,7 +176,13 @@ class ArgumentWriter:
         return write_opaque(value)
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Return the text of a call."""
+        """Return the text of a call.
+
+        Args:
+            name: dotted name of the operator or function.
+            args: positional arguments of the call.
+            kwargs: keyword arguments of the call.
+        """
         parts = [self.write(a) for a in args]
         if all(IDENTIFIER.fullmatch(k) and not keyword.iskeyword(k) for k in kwargs):
             parts += [f"{k}={self.write(v)}" for k, v in kwargs.items()]
@@ -179,12 +192,12 @@ class ArgumentWriter:
 
 
 class ArgumentReader:
-    """Reads arguments from text.
+    """Reads the arguments of nodes from text.
 
     Args:
-        source: the text.
-        node: returns the graph node of a name; None if no node is allowed.
-        symbolic: returns the symbolic number for ``SymInt[…]`` and the like; None if none is
+        source: the text, for error messages.
+        node: maps a name in the text to the graph node; None if names of nodes are not allowed.
+        symbolic: maps ``SymInt[…]`` and the like to a symbolic number; None if these are not
             allowed.
     """
 
@@ -200,7 +213,7 @@ class ArgumentReader:
         self._targets: dict[str, Any] = {}
 
     def read(self, node: ast.expr) -> Any:
-        """Convert the syntax node of an argument to the argument's value.
+        """Convert the syntax tree of an argument to the argument's value.
 
         Raises:
             ProblemError: the expression is not a valid argument.
@@ -232,7 +245,7 @@ class ArgumentReader:
         raise self._refusal(node)
 
     def call(self, node: ast.Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the positional and keyword arguments of a call."""
+        """Return the positional and keyword arguments that the syntax tree of a call denotes."""
         args = tuple(self.read(a) for a in node.args)
         kwargs: dict[str, Any] = {}
         for given in node.keywords:
@@ -249,7 +262,7 @@ class ArgumentReader:
         return args, kwargs
 
     def target(self, node: ast.expr) -> Any:
-        """Return the operator or function that a dotted name or ``op("…")`` denotes.
+        """Return the operator or function that a dotted name, or ``op("NAME")``, denotes.
 
         Raises:
             ProblemError: the operator is unknown.
@@ -325,7 +338,7 @@ _CALLS: dict[str | None, tuple[range, tuple[type[Any], ...], Callable[..., Any]]
 
 
 def write_target(target: Any) -> str:
-    """Return the dotted name of an operator or function.
+    """Return the dotted name of an operator or function, such as ``aten.mm.default``.
 
     Raises:
         ProblemError: the target cannot be looked up by a name.
@@ -341,7 +354,7 @@ def write_target(target: Any) -> str:
 
 @functools.cache
 def _name(target: Any) -> str | None:
-    """Return the dotted name under which `read_target` finds a target; None if there is none."""
+    """Return the dotted name under which `read_target` finds an operator or function, or None."""
     if isinstance(target, torch_compat.OpOverload):
         name = str(target)
     elif isinstance(target, torch_compat.HigherOrderOperator):
@@ -356,7 +369,7 @@ def _name(target: Any) -> str | None:
 
 
 def write_call(name: str) -> str:
-    """Return the text before the parenthesis of a call, given the target's dotted name.
+    """Return the text before the parenthesis of a call to an operator, given its dotted name.
 
     This is the name itself, or ``op("NAME")`` if part of the name is a Python keyword.
     """
@@ -365,7 +378,7 @@ def write_call(name: str) -> str:
 
 @functools.cache
 def _functions() -> dict[str, Callable[..., Any]]:
-    """Return the functions of `_FUNCTIONS` by dotted name."""
+    """Return the Python functions that a text may call, by dotted name such as ``math.floor``."""
     modules: dict[str, Any] = {m.__name__: m for m in (operator, math, torch, builtins)}
     return {
         f"{where}.{name}": getattr(modules[where], name)
@@ -378,7 +391,7 @@ def read_target(name: str) -> Any:
     """Return the operator or function with a dotted name.
 
     Raises:
-        LookupError: no target has this name; the message says what was expected.
+        LookupError: no operator or function has this name. The message is the expected form only.
     """
     if not _TARGET.fullmatch(name):
         raise LookupError("a name such as aten.mm.default")
@@ -422,13 +435,16 @@ def _overload(namespace: str, name: str, overload: str) -> Any:
 
 
 def _registered(namespace: str, find: Callable[[], Any]) -> Any:
-    """Return the result of a lookup; None if it fails.
+    """Look up an operator, and import the modules that may register it.
 
-    A failed lookup is repeated after importing each module that registers such operators.
+    The lookup is repeated after each import until it succeeds.
 
     Args:
         namespace: namespace of the operator.
         find: the lookup; returns None if the operator is not registered yet.
+
+    Returns:
+        The operator; None if it is not registered.
     """
     found = find()
     for module in torch_compat.REGISTERED_BY.get(namespace, ()):

@@ -31,10 +31,11 @@ from remat.graph.text.values import ValueReader, read_constant
 
 
 def parse_joint(text: str) -> JointGraph:
-    """Return the joint graph that `print_joint` wrote, with the fingerprint of the original.
+    """Parse a joint graph from the text that `print_joint` wrote.
 
-    Values are fake tensors in a new fake mode, whatever their size. Symbols get the hints and
-    ranges in the text. The module takes flat arguments: primals, then tangents.
+    The graph has the fingerprint of the original. Its values are fake tensors in a new fake mode.
+    Symbols get the hints and ranges in the text. The graph module takes flat arguments: primals,
+    then tangents.
 
     Raises:
         ProblemError: the text is not a joint graph, is cut off or too large, or contains something
@@ -46,10 +47,13 @@ def parse_joint(text: str) -> JointGraph:
 
 
 def parse_graph(text: str) -> fx.GraphModule:
-    """Return the graph that `print_graph` wrote, with fake values as in `parse_joint`.
+    """Parse a graph from the text that `print_graph` wrote.
+
+    Its values are fake tensors in a new fake mode.
 
     Raises:
-        ProblemError: as in `parse_joint`.
+        ProblemError: the text is not a graph, is cut off or too large, or contains something
+            unknown. The message states the position, the text found, and what was expected.
     """
     return _parse(text, "graph")[2]
 
@@ -65,7 +69,12 @@ def read_joint(path: str | os.PathLike[str]) -> JointGraph:
 
 
 def _parse(text: str, kind: str) -> tuple[str, dict[str, Any], fx.GraphModule]:
-    """Parse a text and return the name, the header fields and the graph."""
+    """Parse a text, and return the graph's name, the header fields and the graph.
+
+    Args:
+        text: the text.
+        kind: ``"joint"``, or ``"graph"`` for any other graph.
+    """
     source = Source(text)
     first, second, *_ = *source.body, None, None
     name, device, fields = _read_header(source, first, kind)
@@ -86,8 +95,8 @@ class _Parser:
     """Parses one graph; each subgraph has a parser of its own.
 
     Args:
-        source: the text.
-        values: reads the values of this graph's nodes.
+        source: the text, parsed to a syntax tree.
+        values: creates the values of this graph's nodes from their types in the text.
         forward_outputs: number of forward outputs of a joint graph; None for other graphs.
     """
 
@@ -110,7 +119,7 @@ class _Parser:
         self._path = ""
 
     def module(self, statements: Sequence[ast.stmt]) -> fx.GraphModule:
-        """Build a graph from statements, the last of which must be a return."""
+        """Build a graph module from statements, the last of which must be ``return …``."""
         last = statements[-1] if statements else None
         if not isinstance(last, ast.Return) or last.value is None:
             raise self._source.error(last, "return …; is the text cut off?", "the end of a graph")
@@ -132,14 +141,14 @@ class _Parser:
         return make_module(self._attributes, self._graph)
 
     def _node_of(self, node: ast.Name) -> fx.Node:
-        """Return the node that a name denotes; the node must be on an earlier line."""
+        """Return the graph node of a name, which an earlier line must define."""
         found = self._nodes.get(node.id)
         if found is None:
             raise self._source.error(node, "a node of a line above", f"the name {node.id[:60]!r}")
         return found
 
     def _statement(self, statement: ast.AnnAssign | ast.Assign) -> None:
-        """Read the line of one node: name, type, call, marks and comment."""
+        """Read the line of one node (name, type, call, marks, comment), and create the node."""
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         target = targets[0]
         if len(targets) > 1 or not isinstance(target, ast.Name) or statement.value is None:
@@ -173,7 +182,7 @@ class _Parser:
                 raise self._source.error(call, expected, f"'{node.name}' as {kind}(…)")
 
     def _declaration(self, call: ast.Call) -> None:
-        """Read ``part(…)``, ``module(…)``, ``constant(…)`` or ``attribute(…)``."""
+        """Read a statement ``part(…)``, ``module(…)``, ``constant(…)`` or ``attribute(…)``."""
         if (args := arguments(call, "part", 1, 1)) is not None:
             part = args[0].value if isinstance(args[0], ast.Constant) else False
             if part is not None and part not in PARTS:
@@ -207,7 +216,13 @@ class _Parser:
         self._attributes[name] = inner.module(statement.body)
 
     def _node(self, name: ast.Name, call: ast.expr, meta: dict[str, Any]) -> fx.Node:
-        """Create the node that a call describes, and store its descriptor in ``meta``."""
+        """Create the graph node for one line of the text.
+
+        Args:
+            name: name of the node.
+            call: the expression after ``=``, without marks.
+            meta: metadata of the node, to which a placeholder's descriptor is added.
+        """
         if isinstance(call, ast.Subscript) and isinstance(call.value, ast.Name):
             whole, key = self._node_of(call.value), self._source.integer(call.slice)
             return self._create(name, "call_function", operator.getitem, (whole, key), {})
@@ -230,7 +245,7 @@ class _Parser:
         return self._create(name, "call_function", target, *self._literals.call(call))
 
     def _placeholder(self, name: ast.Name, call: ast.Call, meta: dict[str, Any]) -> fx.Node:
-        """Create a placeholder node."""
+        """Create a placeholder, and store its descriptor in ``meta``."""
         if len(call.args) > 1 or any(k.arg != "target" for k in call.keywords):
             raise self._source.error(call, "a descriptor, and target=…")
         if call.args:
@@ -243,7 +258,7 @@ class _Parser:
     def _create(
         self, name: ast.Name, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> fx.Node:
-        """Create a node and check that it got the name in the text."""
+        """Create a node, and check that FX gave it the name in the text."""
         node = self._graph.create_node(op, target, name=name.id)
         # Arguments are set afterwards, because `create_node` warns about symbolic sizes in arguments.
         if args:
@@ -256,7 +271,10 @@ class _Parser:
         return node
 
     def _outputs(self, value: ast.expr) -> None:
-        """Read the returned value: a literal, or one call per output with its descriptor."""
+        """Create the output node from the returned expression.
+
+        This is a literal, or one call per output with its descriptor.
+        """
         count = self._forward_outputs
         kinds = ("output",) if count is None else ("forward", "backward")
         listed = value.elts if isinstance(value, (ast.List, ast.Tuple)) else []
@@ -285,10 +303,16 @@ class _Parser:
 def _read_header(
     source: Source, node: ast.stmt | None, kind: str
 ) -> tuple[str, torch.device, dict[str, Any]]:
-    """Read the first statement of a text.
+    """Read the header of a text: ``joint("name", …)`` or ``graph("name", …)``.
+
+    Args:
+        source: the text, for error messages.
+        node: the first statement; None if the text is empty.
+        kind: ``"joint"`` or ``"graph"``.
 
     Returns:
-        Name, default device and fields of the graph; see `FIELDS`.
+        Name of the graph, default device of its tensors, and the fields of the `JointGraph` by
+        name.
     """
     literals = ArgumentReader(source)
     call = node.value if isinstance(node, ast.Expr) else None
@@ -321,9 +345,9 @@ def _has_form(value: Any, form: Any) -> bool:
 
     Args:
         value: the value.
-        form: the example. An int stands for ints at least as large, and a text for a nonempty text.
-            A tuple stands for values with the forms of its elements. A list with one element stands
-            for any number of values of this element's form.
+        form: the example. An int stands for ints at least as large, and a string for any nonempty
+            string. A tuple stands for values with the forms of its elements. A list with one
+            element stands for any number of values of this element's form.
     """
     if isinstance(form, (list, tuple)):
         if type(value) is not tuple:
@@ -334,11 +358,11 @@ def _has_form(value: Any, form: Any) -> bool:
 
 
 def _check_name(source: Source, node: ast.expr, taken: Mapping[str, Any]) -> str:
-    """Return the name of an attribute, dotted or not, after checking that it is free.
+    """Return the name of a graph module's attribute, after checking that it is free.
 
     Args:
         source: the text.
-        node: the string literal with the name.
+        node: syntax tree of the string literal with the name, which may be dotted.
         taken: attributes defined so far, by name.
 
     Raises:

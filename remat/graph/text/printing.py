@@ -58,13 +58,13 @@ def print_joint(joint: JointGraph, *, sources: bool = True, modules: bool = Fals
     """Return a joint graph as text, which `parse_joint` reads.
 
     The text holds all data that planning uses. It leaves out the numbers of constants with more
-    than 64 elements, all of a stack trace except the innermost user line, and knowledge of ShapeEnv
-    about symbols beyond hints and ranges.
+    than 64 elements, all of a stack trace except the innermost user line, and what the ShapeEnv
+    knows about symbols beyond hints and ranges.
 
     Args:
         joint: the joint graph.
         sources: whether to end each line with the user's line that produced the node.
-        modules: whether to name the module of each node, which policies by module need.
+        modules: whether to state the module of each node. Policies by module need it.
 
     Raises:
         ProblemError: something in the graph has no text form. The message names the node.
@@ -77,20 +77,27 @@ def print_joint(joint: JointGraph, *, sources: bool = True, modules: bool = Fals
 
 
 def print_graph(module: fx.GraphModule, name: str = "graph", *, sources: bool = True) -> str:
-    """Return any graph of operators, such as a forward graph, as text for `parse_graph`.
+    """Return any graph of operators, such as a forward graph, as text, which `parse_graph` reads.
+
+    Args:
+        module: the graph.
+        name: name of the graph in the text.
+        sources: whether to end each line with the user's line that produced the node.
 
     Raises:
-        ProblemError: as in `print_joint`.
+        ProblemError: something in the graph has no text form. The message names the node.
     """
     return _print("graph", name, module, {}, sources)
 
 
 def write_joint(path: str | os.PathLike[str], joint: JointGraph) -> None:
-    """Write a joint graph to a file; the file is complete or unchanged.
+    """Write a joint graph to a file as text.
+
+    The write is atomic: the file is complete or unchanged.
 
     Raises:
         ProblemError: the graph has no text form, or its text exceeds the size that can be read.
-        RematError: the file cannot be written. An existing file stays unchanged.
+        RematError: the file cannot be written.
     """
     text = print_joint(joint)
     check_size(text)
@@ -106,7 +113,16 @@ def _print(
     sources: bool,
     modules: bool = False,
 ) -> str:
-    """Return the text of a graph with its header."""
+    """Return the text of a graph with its header.
+
+    Args:
+        kind: ``"joint"``, or ``"graph"`` for any other graph.
+        name: name of the graph.
+        module: the graph.
+        fields: for a joint graph, the fields of `JointGraph` besides the graph itself.
+        sources: whether to end each line with the user's line that produced the node.
+        modules: whether to state the module of each node.
+    """
     values = [v for n in module.graph.nodes for v in leaves_of(n.meta.get("val"))]
     devices = Counter(str(v.device) for v in values if isinstance(v, torch.Tensor))
     device = devices.most_common(1)[0][0] if devices else "cpu"
@@ -149,7 +165,13 @@ class _Printer:
         self._fetched: set[str] = set()
 
     def lines(self, num_fwd_outputs: int | None) -> list[str]:
-        """Return all lines of the graph: nodes, attributes before their first use, and outputs."""
+        """Return all lines of the graph below the header.
+
+        These are the nodes, the attributes before their first use, and the outputs.
+
+        Args:
+            num_fwd_outputs: number of forward outputs of a joint graph; None for other graphs.
+        """
         joint = num_fwd_outputs is not None
         lines: list[str] = []
         for node in self._module.graph.nodes:
@@ -178,7 +200,10 @@ class _Printer:
         return f'part("{part}")' if part is not None else "part(None)"
 
     def _attribute(self, target: str) -> list[str]:
-        """Return the lines that declare a subgraph or constant; empty if it is declared already."""
+        """Return the lines that declare an attribute (subgraph or constant) before its first use.
+
+        Empty if an earlier line declares the attribute.
+        """
         if target in self._fetched:
             return []
         self._fetched.add(target)
@@ -228,6 +253,9 @@ class _Printer:
         """Return the lines of the return statement.
 
         A joint graph, or a graph with descriptors, has one line per output.
+
+        Args:
+            num_fwd_outputs: number of forward outputs of a joint graph; None for other graphs.
         """
         out = output_node(self._module.graph)
         (returned,) = out.args
@@ -259,14 +287,14 @@ class _Printer:
 def _header(
     kind: str, name: str, device: str, fields: Mapping[str, Any], symbols: Iterable[Symbol]
 ) -> list[str]:
-    """Return the lines of a header.
+    """Return the lines of a header, including the declarations of symbols.
 
     Args:
         kind: ``"joint"``, or ``"graph"`` for any other graph.
         name: name of the graph.
         device: default device of the tensors in the text.
         fields: for a joint graph, the fields of `JointGraph` besides the graph itself.
-        symbols: symbols of the sizes.
+        symbols: declarations of the symbols in sizes.
     """
     parts = [quoted(name), f"version={VERSION}", f"device={quoted(device)}"]
     for key, value in fields.items():
@@ -280,7 +308,7 @@ def _header(
 
 
 def _list(values: tuple[Any, ...]) -> str:
-    """Write positions as a list, over several lines if they are long."""
+    """Return the text of a list, over several lines if it is long."""
     text = str(list(values))
     # 20 columns are left for the name of the field.
     if len(text) <= _WIDTH - 20:
@@ -290,7 +318,12 @@ def _list(values: tuple[Any, ...]) -> str:
 
 
 def _call(name: str, parts: list[str]) -> list[str]:
-    """Write a call on one line if it fits, otherwise with one line per argument."""
+    """Return the lines of a call: one line if the call fits, otherwise one per argument.
+
+    Args:
+        name: name of the called function.
+        parts: texts of the arguments.
+    """
     line = f"{name}({', '.join(parts)})"
     if len(line) <= _WIDTH and "\n" not in line:
         return [line]

@@ -1,6 +1,6 @@
 """Write and read symbolic sizes such as ``(s77//2) + 1``, their symbols, and fake values.
 
-SymPy prints expressions. The reader walks the syntax tree and evaluates nothing.
+SymPy prints the expressions. The reader walks the syntax tree and executes no text.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ _PLAIN = (
 
 @functools.cache
 def _functions() -> dict[str, Any]:
-    """Return the SymPy functions that are written as calls, by name."""
+    """Return the SymPy functions that the text writes as calls, by name."""
     opaque = [n for n in vars(functions) if n.startswith(("OpaqueUnaryFn_", "BitwiseFn_"))]
     found = {n: getattr(functions, n) for n in (*_PLAIN.split(), *opaque)}
     return {**found, "And": sympy.And, "Or": sympy.Or, "Not": sympy.Not}
 
 
 def size_of(value: Any) -> Size:
-    """Convert a size, stride or number of bytes to an int or an expression."""
+    """Convert a size, stride or number of bytes to an int or a SymPy expression."""
     if type(value) is int:
         return value
     expression = expression_of(value) if hasattr(value, "node") else value
@@ -90,10 +90,10 @@ def expression_of(value: Any) -> Any:
 
 
 def read_size(text: str) -> Size:
-    """Parse a size that `write_expression` wrote; symbols are created by name.
+    """Parse a size that `write_expression` wrote, and create a SymPy symbol for each name in it.
 
     Raises:
-        ProblemError: the text is not an expression of sizes.
+        ProblemError: the text is not an expression over sizes.
     """
     source = Source(text)
     if len(source.body) != 1 or not isinstance(source.body[0], ast.Expr):
@@ -105,7 +105,7 @@ def read_size(text: str) -> Size:
 
 
 def write_expression(expression: Size, used: set[sympy.Symbol]) -> str:
-    """Return the text of an expression.
+    """Return the text of a size or symbolic expression, such as ``(s77//2) + 1``.
 
     Args:
         expression: an int or a SymPy expression.
@@ -127,7 +127,7 @@ def write_expression(expression: Size, used: set[sympy.Symbol]) -> str:
 
 
 def _has_text(part: Any) -> bool:
-    """Return whether a part of an expression can be read back, if its own parts can."""
+    """Return whether a SymPy expression has a text form, without looking at its operands."""
     if isinstance(part, sympy.Symbol):
         return SYMBOL.fullmatch(part.name) is not None
     if isinstance(part, sympy.Pow):
@@ -137,7 +137,7 @@ def _has_text(part: Any) -> bool:
 
 
 class _Printer(StrPrinter):  # type: ignore[misc]
-    """SymPy's printer, with ``//`` for integer quotients and all digits of floats."""
+    """SymPy's printer, except that it writes ``//`` for integer quotients and floats in full."""
 
     def _print(self, expr: Any, **kwargs: Any) -> str:
         kind = type(expr)
@@ -170,7 +170,12 @@ _PLAIN_KINDS = (
 
 
 class Expressions:
-    """Parses expressions over declared symbols."""
+    """Parses expressions over declared symbols from syntax trees.
+
+    Args:
+        source: the text, for error messages.
+        symbols: SymPy symbols by name.
+    """
 
     def __init__(self, source: Source, symbols: Mapping[str, sympy.Symbol]) -> None:
         self._source = source
@@ -178,10 +183,10 @@ class Expressions:
         self._known: dict[str, Any] = {}
 
     def size(self, node: ast.expr) -> Size:
-        """Return an int, or an expression with integer values.
+        """Return the size that an expression denotes: an int, or a SymPy expression.
 
         Raises:
-            ProblemError: the expression is not an integer.
+            ProblemError: the expression is invalid, or its values are not integers.
         """
         if isinstance(node, ast.Constant):
             return self._source.integer(node)
@@ -193,7 +198,12 @@ class Expressions:
         return found
 
     def read(self, node: ast.expr) -> Any:
-        """Return any expression as a SymPy object."""
+        """Convert the syntax tree of any expression to a SymPy object.
+
+        Raises:
+            ProblemError: the expression is invalid, or has an undeclared symbol or an infinite
+                value.
+        """
         # The same sizes recur in most lines of a text, and SymPy is slow.
         key = node.id if isinstance(node, ast.Name) else ast.dump(node)
         if key not in self._known:
@@ -241,7 +251,16 @@ class Expressions:
         return self._apply(node, function, *args)
 
     def _apply(self, node: ast.expr, make: Callable[..., Any], *args: ast.expr) -> Any:
-        """Apply a function to expressions; refuse an infinite result."""
+        """Convert operands to SymPy objects, and apply a function to them.
+
+        Args:
+            node: syntax tree of the whole expression, for error messages.
+            make: the function.
+            args: syntax trees of the operands.
+
+        Raises:
+            ProblemError: the function fails, or its result is infinite.
+        """
         values = [self._read(x) for x in args]
         try:
             made = make(*values)
@@ -257,10 +276,10 @@ class Expressions:
 
 
 def _factors(node: ast.expr) -> tuple[list[ast.expr], list[ast.expr]]:
-    """Return all factors and all divisors of a product.
+    """Return all factors and all divisors of a product, as syntax trees.
 
-    The caller multiplies all of them in one call, because SymPy would distribute numbers over sums
-    in a product of two factors.
+    The caller multiplies all of them in one call. In a product of only two factors, SymPy would
+    distribute a number over a sum.
     """
     match node:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -276,10 +295,10 @@ def _factors(node: ast.expr) -> tuple[list[ast.expr], list[ast.expr]]:
 
 
 def _product(factors: int, *values: Any) -> Any:
-    """Multiply the first values and divide by the others.
+    """Multiply the factors among some values, and divide by the others.
 
     Args:
-        factors: number of factors among the values.
+        factors: number of factors at the start of ``values``.
         values: the factors, then the divisors.
     """
     return sympy.Mul(*values[:factors], *(1 / x for x in values[factors:]))
@@ -287,14 +306,14 @@ def _product(factors: int, *values: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symbol:
-    """Declaration of a symbol.
+    """Declaration of a symbol in sizes, as the text of a graph states it.
 
     Attributes:
         name: ShapeEnv's name: s for sizes, u for unbacked sizes, zf or zuf for floats.
-        hint: its value in the traced run; None for an unbacked symbol.
-        min: lower end of its range; None for minus infinity.
-        max: upper end of its range; None for infinity.
-        positive: whether SymPy may assume that it is positive.
+        hint: value of the symbol in the traced run; None for an unbacked symbol.
+        min: lower end of the symbol's range; None for minus infinity.
+        max: upper end of the symbol's range; None for infinity.
+        positive: whether SymPy may assume that the symbol is positive.
         size_like: whether an unbacked symbol is the size of a tensor.
     """
 
@@ -311,7 +330,7 @@ class Symbol:
 
 
 class Fakes:
-    """Creates fake values in one fake mode.
+    """Creates fake tensors and symbolic numbers in one fake mode.
 
     Args:
         symbols: declarations of the symbols in sizes.
@@ -352,11 +371,11 @@ class Fakes:
         return made
 
     def number(self, kind: str, expression: Any) -> Any:
-        """Return a symbolic number.
+        """Return a symbolic number for an expression.
 
         Args:
             kind: ``"SymInt"``, ``"SymFloat"`` or ``"SymBool"``.
-            expression: its expression.
+            expression: the SymPy expression.
         """
         key = (kind, expression)
         if key not in self._made:
@@ -368,7 +387,10 @@ class Fakes:
         return self._made[key]
 
     def _known(self, value: Any) -> Any:
-        """Return the value of an expression in the traced run; None if it has unbacked symbols."""
+        """Return an expression's value in the traced run; None if it has unbacked symbols.
+
+        The symbols are replaced by their hints.
+        """
         hints: Mapping[Any, Any] = self._env.backed_var_to_val
         return value.xreplace(hints) if value.free_symbols <= hints.keys() else None
 
@@ -384,11 +406,11 @@ class Fakes:
         return size if type(size) is int else self.number("SymInt", size)
 
     def without_guards(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which questions about symbols use hints and add no guards."""
+        """Return a context manager in which evaluating symbols uses hints and adds no guards."""
         return self._env.suppress_guards()
 
     def memory(self, nbytes: Size) -> torch.UntypedStorage:
-        """Return a meta storage of a number of bytes."""
+        """Return a storage of ``nbytes`` bytes on the meta device."""
         flat = torch.empty((self.size(nbytes),), dtype=torch.uint8, device="meta")
         return flat.untyped_storage()
 
@@ -403,7 +425,7 @@ class Fakes:
         device: torch.device,
         grad: bool = False,
     ) -> torch_compat.FakeTensor:
-        """Return a strided fake tensor on a storage.
+        """Return a strided fake tensor that uses a given storage.
 
         Args:
             dtype: dtype of the tensor.
@@ -432,7 +454,7 @@ class Fakes:
     def sparse(
         self, dtype: torch.dtype, sizes: Sequence[Size], layout: torch.layout, device: torch.device
     ) -> torch.Tensor:
-        """Return a fake tensor of a layout without strides."""
+        """Return a fake tensor of a layout without strides, such as a sparse one."""
         with self.mode:
             return torch.empty(
                 tuple(map(self.size, sizes)), dtype=dtype, layout=layout, device=device
@@ -459,11 +481,11 @@ def write_symbol(symbol: Symbol) -> str:
 
 
 def symbols_of(used: Iterable[sympy.Symbol], env: ShapeEnv | None) -> list[Symbol]:
-    """Return declarations of symbols, sorted by name.
+    """Return the declarations of symbols, sorted by name.
 
     Args:
-        used: the symbols.
-        env: environment that has their hints and ranges; None if there is none.
+        used: the SymPy symbols to declare.
+        env: environment with the hints and ranges of the symbols; None declares them without these.
     """
     # By letters, then by number, so that s9 comes before s10.
     ordered = sorted(used, key=lambda s: (s.name.rstrip("0123456789"), len(s.name), s.name))
@@ -484,7 +506,7 @@ def symbols_of(used: Iterable[sympy.Symbol], env: ShapeEnv | None) -> list[Symbo
 
 
 def _number(value: Any) -> int | float | None:
-    """Convert a hint or a bound to a number; None if it is infinite or missing."""
+    """Convert a hint or a bound of a range to a number; None if it is infinite or missing."""
     if isinstance(value, (int, sympy.Integer)):
         return int(value)
     if isinstance(value, (float, sympy.Float)) and math.isfinite(value):
@@ -493,7 +515,7 @@ def _number(value: Any) -> int | float | None:
 
 
 def read_symbols(source: Source, node: ast.stmt | None) -> list[Symbol] | None:
-    """Read a ``symbols(…)`` statement; return None for any other statement."""
+    """Return the declarations in a ``symbols(…)`` statement; None for any other statement."""
     call = node.value if isinstance(node, ast.Expr) else None
     if not isinstance(call, ast.Call) or call_name(call) != "symbols":
         return None
@@ -503,7 +525,7 @@ def read_symbols(source: Source, node: ast.stmt | None) -> list[Symbol] | None:
 
 
 def _read_symbol(source: Source, given: ast.keyword) -> Symbol:
-    """Read the declaration of one symbol."""
+    """Read one symbol's declaration, such as ``s0=symbol(8, min=2, max=64)``."""
     name, call = given.arg or "", given.value
     if not SYMBOL.fullmatch(name):
         got = f"a symbol called {name[:60]!r}"

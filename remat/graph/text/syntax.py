@@ -1,6 +1,6 @@
 """Parse text to Python's syntax tree, and report errors with their position.
 
-No code in this package compiles, imports or evaluates the contents of a text.
+No code in ``remat/graph/text`` compiles, imports or evaluates the contents of a text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def check_size(text: str) -> None:
-    """Check that a text is small enough to be read.
+    """Raise if the text of a graph is too large to be read.
 
     Raises:
         ProblemError: the text exceeds `MAX_BYTES` characters.
@@ -66,12 +66,12 @@ class Source:
             raise ProblemError(TOO_DEEP) from None
 
     def error(self, at: ast.AST | None, expected: str, got: str = "{}") -> ProblemError:
-        """Return an error about an expression or statement of the text.
+        """Return an error that states the position of an expression or statement in the text.
 
         Args:
-            at: the syntax node; None means the end of the text.
+            at: syntax tree of the invalid part; None means the end of the text.
             expected: description of the valid forms.
-            got: description of the invalid part; ``{}`` is replaced by its text.
+            got: description of the invalid part; ``{}`` in it is replaced by the part's own text.
         """
         if at is None:
             return _error_at(len(self._lines), len(self._lines[-1]), got, expected)
@@ -130,10 +130,10 @@ class Source:
         raise self.error(node, "a string in quotes")
 
     def dotted(self, node: ast.expr) -> str:
-        """Return a dotted name of at least two parts.
+        """Return the text of an expression that is a dotted name, such as ``aten.mm.default``.
 
         Raises:
-            ProblemError: the expression is not a dotted name.
+            ProblemError: the expression is not a dotted name of at least two parts.
         """
         parts: list[str] = []
         at = node
@@ -150,9 +150,9 @@ def _error_at(line: int, offset: int, got: str, expected: str) -> ProblemError:
 
 
 def arguments(node: ast.AST | None, name: str, least: int, most: int) -> list[ast.expr] | None:
-    """Return the positional arguments of a call of a plain name.
+    """Return the positional arguments if an expression is a call ``name(…)``.
 
-    None if the expression is another call, has keyword arguments, or has fewer than ``least`` or
+    None if the expression is anything else, has keyword arguments, or has fewer than ``least`` or
     more than ``most`` arguments.
     """
     if not isinstance(node, ast.Call) or call_name(node) != name or node.keywords:
@@ -168,11 +168,19 @@ def call_name(node: ast.AST | None) -> str | None:
 
 
 def written_call(name: str, parts: Iterable[str]) -> str:
-    """Return the text of a call."""
+    """Return the text of a call.
+
+    Args:
+        name: name of the called function.
+        parts: texts of the arguments.
+    """
     return f"{name}({', '.join(parts)})"
 
 
 def quoted(text: str) -> str:
-    """Return a string literal, in double quotes if the text contains none."""
+    """Return the Python literal of a string.
+
+    It is in double quotes, unless ``text`` contains double quotes.
+    """
     written = repr(text)
     return f'"{written[1:-1]}"' if written[0] == "'" and '"' not in text else written

@@ -38,11 +38,11 @@ _SYMBOLIC = tuple(kind.__name__ for kind in SYMBOLIC)
 
 
 def base_of(node: fx.Node) -> Any:
-    """Return the value whose storage a node's value uses by default.
+    """Return the value whose storage a node's value uses if the text does not say otherwise.
 
     For a node that takes an element of a tuple, this is the element in the value of the tuple's
-    node. For an operator whose schema lets its only result alias arguments, this is the value of
-    the first such argument. None for other nodes.
+    node. If the schema lets the node's only result alias arguments, this is the value of the first
+    such argument. None for other nodes.
     """
     if node.op != "call_function":
         return None
@@ -60,11 +60,11 @@ def base_of(node: fx.Node) -> Any:
 
 
 def element(base: Any, k: int) -> Any:
-    """Return the value whose storage an element of a tuple uses by default; None if there is none.
+    """Return the value whose storage an element of a tuple uses by default, or None.
 
     Args:
-        base: value whose storage the whole tuple uses by default. If it is a tuple too, the result
-            is its element at the same index; otherwise ``base`` itself.
+        base: value whose storage the whole tuple uses by default. If ``base`` is a tuple too, the
+            result is its element ``k`` (None without one). Otherwise the result is ``base``.
         k: index of the element.
     """
     if not isinstance(base, (tuple, list)):
@@ -73,7 +73,7 @@ def element(base: Any, k: int) -> Any:
 
 
 def contiguous(sizes: Sequence[Size]) -> tuple[Size, ...]:
-    """Return the strides of a contiguous tensor."""
+    """Return the strides, in elements, of a contiguous tensor with the given sizes."""
     strides: list[Size] = []
     step: Size = 1
     for size in reversed(sizes):
@@ -84,12 +84,12 @@ def contiguous(sizes: Sequence[Size]) -> tuple[Size, ...]:
 
 
 def extent(sizes: Sequence[Size], strides: Sequence[Size], offset: Size, itemsize: int) -> Size:
-    """Return the bytes that a tensor needs from the start of its storage.
+    """Return the least size in bytes of a storage that can hold a tensor.
 
     Args:
         sizes: sizes of the tensor.
         strides: strides, in elements.
-        offset: storage offset, in elements.
+        offset: storage offset of the tensor, in elements.
         itemsize: bytes of an element.
     """
     if any(type(s) is int and s == 0 for s in sizes):
@@ -107,11 +107,11 @@ def extent(sizes: Sequence[Size], strides: Sequence[Size], offset: Size, itemsiz
 
 
 class ValueWriter:
-    """Writes the values of the nodes of one graph, in graph order.
+    """Writes the values of one graph's nodes as types such as ``f32[8, 4]``, in graph order.
 
     Args:
-        literals: writes constants, and collects symbols.
-        device: default device, which is not written.
+        literals: writes constants, and collects the symbols in them and in sizes.
+        device: default device, which the types leave out.
         graph: name of the graph with the names of its outer graphs: ``"joint.true_graph_0"``.
     """
 
@@ -122,29 +122,32 @@ class ValueWriter:
         self._places: dict[int, tuple[str, str]] = {}  # by storage: the first tensor on it
 
     def nested(self, name: str) -> ValueWriter:
-        """Return a writer for a subgraph, whose values may share storages with outer values."""
+        """Return a writer for the subgraph ``name``.
+
+        Values of the subgraph may share storages with values of this graph.
+        """
         inner = ValueWriter(self._literals, self._device, f"{self._graph}.{name}")
         inner._places = self._places
         return inner
 
     def write(self, node: fx.Node) -> str:
-        """Return the type of a node's value."""
+        """Return the text of a node's value, which is a type such as ``f32[8, 4](1, 8)``."""
         return self._write(node.meta["val"], node.name, base_of(node))
 
     def constant(self, tensor: torch.Tensor) -> str:
         """Return the text of a constant tensor's type.
 
-        The text never says that the tensor shares its storage with other tensors.
+        The text does not state whether the tensor shares its storage with other tensors.
         """
         return self._tensor(tensor, owns=True)
 
     def _write(self, value: Any, place: str, base: Any) -> str:
-        """Return the type of a value.
+        """Return the text of a value, which is a type such as ``f32[8, 4](1, 8)``.
 
         Args:
             value: the value.
             place: name of the value in the text, such as ``split[1]``.
-            base: value whose storage it uses by default; None for a storage of its own.
+            base: value whose storage ``value`` uses by default; None for a storage of its own.
         """
         if isinstance(value, torch.Tensor):
             return self._placed(value, place, base)
@@ -162,7 +165,10 @@ class ValueWriter:
         return write_opaque(value)
 
     def _placed(self, tensor: torch.Tensor, place: str, base: Any) -> str:
-        """Return the type of a tensor, with its storage if it differs from the default."""
+        """Return the text of a tensor's type, with its storage.
+
+        The storage follows ``@``. It is left out if it is the default one.
+        """
         key = storage_key(tensor)
         if key is None:
             return self._tensor(tensor, owns=True)
@@ -198,7 +204,14 @@ class ValueWriter:
         return written_call(text, extra) if extra else text
 
     def _memory(self, tensor: torch.Tensor, sizes: list[Size], owns: bool) -> list[str]:
-        """Return strides, offset and storage size, as far as they do not follow from the sizes."""
+        """Return the texts of strides, offset and storage size that do not follow from the sizes.
+
+        Args:
+            tensor: the tensor.
+            sizes: its sizes.
+            owns: whether the tensor is the first on its storage; only then is the storage size
+                written.
+        """
         said: list[str] = []
         strides = tuple(size_of(s) for s in tensor.stride())
         if strides != contiguous(sizes):
@@ -220,7 +233,7 @@ class ValueWriter:
 
 @dataclass(slots=True)
 class _Type:
-    """The type of a tensor, as far as the text states it."""
+    """The type of a tensor as the text states it: dtype, sizes and memory layout."""
 
     dtype: torch.dtype
     sizes: list[Size]
@@ -233,11 +246,11 @@ class _Type:
 
 
 class ValueReader:
-    """Reads the values of the nodes of one graph, in graph order.
+    """Creates the values of one graph's nodes from types such as ``f32[8, 4]``, in graph order.
 
     Args:
-        source: the text.
-        fakes: creates fake values.
+        source: the text, for error messages.
+        fakes: creates fake tensors and symbolic numbers.
         expressions: reads sizes.
         device: default device, for types without a device.
         graph: name of the graph with the names of its outer graphs: ``"joint.true_graph_0"``.
@@ -260,7 +273,10 @@ class ValueReader:
         self._literals = ArgumentReader(source, symbolic=self.symbolic)
 
     def nested(self, name: str) -> ValueReader:
-        """Return a reader for a subgraph, whose values may share storages with outer values."""
+        """Return a reader for the subgraph ``name``.
+
+        Values of the subgraph may share storages with values of this graph.
+        """
         graph = f"{self._graph}.{name}"
         inner = ValueReader(self._source, self._fakes, self._expressions, self._device, graph)
         inner._places = self._places
@@ -279,7 +295,7 @@ class ValueReader:
         return self._read(written, f"{self._graph}.{node.name}", base_of(node))
 
     def constant(self, written: ast.expr) -> torch.Tensor:
-        """Return a fake tensor on a storage of its own."""
+        """Return the fake tensor for the type of a constant, on a storage of its own."""
         return self._tensor(written, None)
 
     def symbolic(self, node: ast.Subscript) -> Any:
@@ -296,7 +312,13 @@ class ValueReader:
             raise self._source.error(node, str(error), "{}, which has no value") from error
 
     def _read(self, node: ast.expr, place: str, base: Any) -> Any:
-        """Return the value of a type; see `ValueWriter._write` for the arguments."""
+        """Create the value for a type in the text, such as ``f32[8, 4](1, 8)``.
+
+        Args:
+            node: syntax tree of the type.
+            place: full name of the value, such as ``joint.split[1]``.
+            base: value whose storage it uses by default; None for a storage of its own.
+        """
         match node:
             case ast.Tuple(elts=elts) | ast.List(elts=elts):
                 items = [
@@ -320,7 +342,12 @@ class ValueReader:
         return made
 
     def _placed(self, node: ast.expr, base: Any) -> torch.Tensor:
-        """Return a tensor on the storage that the text names, or on the default storage."""
+        """Return a tensor on the storage that the text names after ``@``, or on the default one.
+
+        Args:
+            node: syntax tree of the type, with ``@`` or without.
+            base: value whose storage the tensor uses by default; None for a storage of its own.
+        """
         if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)):
             return self._tensor(node, None if storage_key(base) is None else base)
         if isinstance(node.right, ast.Constant) and node.right.value is None:
@@ -334,7 +361,7 @@ class ValueReader:
         return self._tensor(node.left, owner)
 
     def _type(self, node: ast.expr) -> _Type:
-        """Parse the type of a tensor."""
+        """Parse the type of a tensor, such as ``f32[8, 4](1, 8)``."""
         inner = node.func if isinstance(node, ast.Call) else node
         name = inner.value if isinstance(inner, ast.Subscript) else inner
         if not isinstance(name, ast.Name) or name.id not in _DTYPES:
@@ -352,7 +379,7 @@ class ValueReader:
         return found
 
     def _details(self, node: ast.Call, found: _Type) -> None:
-        """Parse the properties in parentheses after the sizes."""
+        """Parse the properties in parentheses after the sizes, and store them in ``found``."""
         found.strides = tuple(self._size(x) for x in node.args)
         if found.strides and len(found.strides) != len(found.sizes):
             expected = f"{len(found.sizes)}, one for each dimension"
@@ -392,7 +419,7 @@ class ValueReader:
             raise self._source.error(node, f"one with a value ({error})", "the size {}") from error
 
     def _tensor(self, node: ast.expr, base: Any) -> torch.Tensor:
-        """Return a tensor of a type, on the storage of ``base`` or on a storage of its own."""
+        """Return a tensor of a type on the storage of ``base``; None means a storage of its own."""
         t = self._type(node)
         if t.layout is not torch.strided:
             return self._made(
@@ -421,6 +448,10 @@ class ValueReader:
     def _made(self, node: ast.expr, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return the tensor that a function creates.
 
+        Args:
+            node: syntax tree of the tensor's type, for the error message.
+            make: the function.
+
         Raises:
             ProblemError: PyTorch refuses the tensor; the message names the position in the text.
         """
@@ -432,15 +463,15 @@ class ValueReader:
 
 
 def has_numbers(value: object) -> bool:
-    """Return whether a constant's numbers are written as text.
+    """Return whether the text of a constant states its numbers.
 
-    True for a small dense tensor whose numbers are known.
+    True for a dense tensor of at most `MAX_CONSTANT` elements whose numbers are known.
     """
     return _real(value) is not None
 
 
 def _real(value: object) -> torch.Tensor | None:
-    """Return the real tensor with a constant's numbers; None if there are too many or none."""
+    """Return a real tensor with a constant's numbers; None if they are too many or unknown."""
     real = getattr(value, "constant", None) if hasattr(value, "fake_mode") else value
     if not isinstance(real, torch.Tensor) or real.layout is not torch.strided:
         return None
@@ -465,10 +496,19 @@ def write_numbers(tensor: torch.Tensor, literals: ArgumentWriter) -> str | None:
 def read_constant(
     source: Source, values: ValueReader, literals: ArgumentReader, args: list[ast.expr]
 ) -> torch.Tensor:
-    """Return the constant that the arguments of ``constant(…)`` describe: name, type, numbers.
+    """Return the tensor that ``constant(name, type, numbers)`` in the text describes.
 
     The constant is a real tensor if the text states its numbers and the type is a plain contiguous
     CPU tensor. Otherwise the constant is a fake tensor.
+
+    Args:
+        source: the text, for error messages.
+        values: creates the tensor from its type.
+        literals: reads the numbers.
+        args: syntax trees of the arguments; the numbers may be missing.
+
+    Raises:
+        ProblemError: the shape of the numbers is not that of the type.
     """
     fake = values.constant(args[1])
     if len(args) == 2:

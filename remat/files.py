@@ -142,14 +142,14 @@ class Form:
 
 
 def write_record(record: Any) -> str:
-    """Serialise the public fields of a dataclass with a ``form`` as JSON for `read_record`."""
+    """Return the public fields of a dataclass with a `Form` as JSON, which `read_record` parses."""
     return json.dumps(_plain(record), indent=2) + "\n"
 
 
 def read_record(
     kind: type[T], text: Any, *, error: type[RematError] = ProblemError, **known: Any
 ) -> T:
-    """Parse the JSON of `write_record` strictly.
+    """Parse the JSON of `write_record` strictly, and return the dataclass.
 
     The version must match, each field must have its declared type, and unknown fields are refused.
     A field with a default may be missing, since older files lack newer fields.
@@ -263,7 +263,7 @@ def _plain(value: Any) -> Any:
 
 @functools.cache
 def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Return each public field of a dataclass with its type and whether it may be missing."""
+    """Return, by name of each public field of a dataclass, its type and whether JSON may lack it."""
     hints = get_type_hints(kind)
     return {
         f.name: (hints[f.name], f.default is not MISSING)

@@ -146,7 +146,7 @@ class _Reader:
         )
 
     def next(self) -> str:
-        """Skip whitespace and return the next character, or an empty string at the end."""
+        """Skip whitespace, then return the next character without consuming it; empty at the end."""
         while self.at < len(self._text) and self._text[self.at].isspace():
             self.at += 1
         return self._text[self.at : self.at + 1]

@@ -159,8 +159,9 @@ class State:
             eager autograd permits.
         reread_inputs: whether backward may read the ``user_mutable`` inputs nevertheless.
         operators: digest of the operators of the graph as captured; empty if unknown.
-        policies: policies by module that set tags, as text; empty without such policies.
-        without_policies: the same state without the tags of policies; None if no policy set a tag.
+        policies: text of the policies by module, as in `remat.plan`; empty if none were given.
+        without_policies: the state without the tags that policies set on nodes; None if no module
+            and no region of the user's code has a policy.
     """
 
     joint: JointGraph

@@ -36,7 +36,8 @@ class Budgeted(Pass):
 
     Attributes:
         solver: the solver that decides; set by the code that composes the pipeline.
-        budget: the budget, as `remat.plan` reads it.
+        budget: the limit on the saved bytes. Running the pass under a budget on the peak raises a
+            `BudgetError`.
         cost: the cost model.
         time_limit: time limit of the solver in seconds; 0: no limit.
     """
@@ -142,8 +143,9 @@ class Budgeted(Pass):
 
         Args:
             state: the state with the joint graph.
-            every: whether to compute the cuts under looser rules, which only some solvers use.
-            full: whether the strictest cut fits the budget; then looser cuts are not computed.
+            every: whether the solver uses cuts under looser rules. If False, only the cut under the
+                strictest rules is returned.
+            full: whether the strictest cut fits the budget. If True, only this cut is returned.
         """
         rules = state.cut_rules
         if full or not every:
@@ -243,7 +245,7 @@ def capacity_under(
             bytes and the ratio's bytes holds.
         full: bytes that the runtime-optimal partition saves.
         least: fewest bytes that any plan saves.
-        why: reasons and remedies for ``least``, as in `Budget.capacity`.
+        why: for the error message: why no plan saves fewer bytes, and how to lower them.
 
     Raises:
         BudgetError: a byte budget is below ``least``.

@@ -74,7 +74,8 @@ def chosen_by(graph: fx.Graph, *, signs: bool = True) -> set[fx.Node]:
 
     Args:
         graph: the graph.
-        signs: whether to include inputs of the graph of which a comparison reads only the sign.
+        signs: whether to include inputs of the graph from which a comparison or step reads only the
+            sign.
     """
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):  # users before their inputs

@@ -25,7 +25,7 @@ class AgreeRanks(Pass):
     """Adopt the decision of the first rank that decided on this graph, usually rank 0.
 
     The pass does nothing without a process group of at least two ranks. A decision that saves more
-    bytes than this rank is allowed is not adopted.
+    bytes than this rank may save is not adopted.
 
     Attributes:
         asked: planning options as text; ranks with other options share no decision.

@@ -112,11 +112,11 @@ class PassError(RematError):
 
 
 class BudgetWarning(UserWarning):
-    """Warning that a step exceeds its budget, or that a budget or policy has less effect than meant."""
+    """Warning that a step exceeds its budget, or that a budget or policy does less than meant."""
 
 
 class PeakWarning(UserWarning):
-    """Warning that a plan does not lower the peak of a step as expected, or that a peak is incomplete.
+    """Warning that a plan does not lower a step's peak as expected, or that a peak is incomplete.
 
     A plan under a budget on saved bytes may not have a lower peak than the plan at budget 1. A plan
     of a frontier may have a higher peak than its point. A peak is incomplete if it leaves out

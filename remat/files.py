@@ -263,7 +263,7 @@ def _plain(value: Any) -> Any:
 
 @functools.cache
 def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Return, by name of each public field of a dataclass, its type and whether JSON may lack it."""
+    """Return the type of each public field of a dataclass, and whether the field has a default."""
     hints = get_type_hints(kind)
     return {
         f.name: (hints[f.name], f.default is not MISSING)

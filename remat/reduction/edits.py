@@ -74,7 +74,7 @@ def fault_of(joint: JointGraph) -> str | None:
 
 
 def _behind_tangents(joint: JointGraph) -> set[fx.Node]:
-    """Return the nodes of backward: its inputs, and all nodes that depend on them."""
+    """Return backward's inputs, such as tangents, and all nodes that depend on these inputs."""
     found: set[fx.Node] = set()
     for node in joint.graph.nodes:
         late = node.op == "placeholder" and role_of(node).in_backward
@@ -88,7 +88,8 @@ def _outputs(joint: JointGraph, kept: Sequence[tuple[int, Any]]) -> None:
 
     Args:
         joint: the graph.
-        kept: for each new output, the position of the old output whose descriptor it takes, and the value.
+        kept: for each new output, a pair: the position of the old output whose descriptor the new output gets,
+            and the value.
     """
     out = output_node(joint.graph)
     descs = out.meta.get("desc") or ()
@@ -218,7 +219,7 @@ def _make_inputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 
 
 def _cut_out(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    """Replace results of calls by new inputs, and make the calls' arguments outputs, which keeps them in the graph.
+    """Replace results of calls by new inputs, and keep the calls' arguments in the graph by returning them.
 
     If forward runs the call, an argument becomes an output of forward. If backward runs the call or reads its
     result, or the result is a gradient, an argument becomes a gradient, because backward must compute it.
@@ -278,10 +279,9 @@ def _bypass_to(node: fx.Node) -> fx.Node | None:
 
 
 def _alike(joint: JointGraph) -> dict[fx.Node, fx.Node]:
-    """Return the inputs that an earlier input of the same role, shape and type can replace.
+    """Return, for each input, the first input of the same role, shape and type, which can replace it.
 
-    Returns:
-        The replacement of each input; inputs without users are left out.
+    Inputs without users, and inputs that are the first themselves, are left out.
     """
     first: dict[Any, fx.Node] = {}
     found: dict[fx.Node, fx.Node] = {}

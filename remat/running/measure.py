@@ -198,8 +198,9 @@ class _Seed(torch.autograd.Function):
 def as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator[None]:
     """Restore buffers, inputs, gradients and random states at the end of the ``with`` block.
 
-    Frozen parameters are not copied, because they may be most of the memory, and a step should only
-    read them.
+    The block begins with gradients of None, since gradients to accumulate into would change the
+    peak. Frozen parameters are not copied, because they may be most of the memory, and a step
+    should only read them.
 
     Args:
         tensors: parameters, buffers and inputs of the step.
@@ -234,7 +235,7 @@ def as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator
 
 
 def _is_frozen(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is a frozen parameter with contiguous memory."""
+    """Return whether a tensor is a contiguous parameter that does not require a gradient."""
     return (
         type(tensor) is torch.nn.Parameter
         and not tensor.requires_grad
@@ -245,7 +246,7 @@ def _is_frozen(tensor: torch.Tensor) -> bool:
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    """Return the sum of a tensor's elements as integers.
+    """Return the sum of a tensor's elements, with the bits of each element read as an integer.
 
     The sum is taken over chunks, so no large copy is made. The version counter cannot replace the
     sum, because a write through ``.data`` does not change the counter.

@@ -146,7 +146,7 @@ class _Reader:
         )
 
     def next(self) -> str:
-        """Skip whitespace, then return the next character without consuming it; empty at the end."""
+        """Skip whitespace; return the next character without consuming it, or "" at the end."""
         while self.at < len(self._text) and self._text[self.at].isspace():
             self.at += 1
         return self._text[self.at : self.at + 1]

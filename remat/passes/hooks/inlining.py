@@ -290,7 +290,7 @@ def _inline(
 
 
 def _symbol(node: fx.Node) -> str | None:
-    """Return the text of a node's value if the value is a number, such as a symbolic size; else None."""
+    """Return the text of a node's value if the value is a number or a symbolic size; else None."""
     value = node.meta.get("val")
     if isinstance(value, SYMBOLIC):
         return str(value.node.expr)

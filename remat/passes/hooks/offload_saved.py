@@ -72,9 +72,9 @@ def traced_offloads(
         offloads: the values to offload.
 
     Returns:
-        A list of pairs: the node of a saved value in forward, and its traced copies (``pack`` copies
-        to the host, ``unpack`` back). A dict with an entry for every value that cannot be
-        offloaded: from its name to the reason.
+        A list of pairs: the node of a saved value in forward, and its traced copies (``pack`` to
+        the host, ``unpack`` back). A dict with an entry for every value that cannot be offloaded:
+        from its name to the reason.
 
     Raises:
         PlanError: the state is not partitioned.

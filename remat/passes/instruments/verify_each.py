@@ -149,8 +149,8 @@ class _Before:
     """Snapshot of a state before a pass.
 
     Attributes:
-        graphs: for each module of the state: the module, a `Stamp` of its nodes, its analysis cache,
-            and the cache's count of edits.
+        graphs: for each module of the state, the module, a `Stamp` of its nodes, its analysis
+            cache, and the cache's count of edits.
     """
 
     graphs: tuple[tuple[fx.GraphModule, Stamp, AnalysisCache, int], ...]

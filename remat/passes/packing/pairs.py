@@ -55,9 +55,9 @@ class SavedTensorHooks:
             row (the logsumexp of attention, the deviations of a normalisation) and random numbers
             stay unpacked. So do values from which backward computes a comparison, a step function
             or an index.
-        keeps_signs: whether unpack returns numbers with the same signs, and zeros for zeros. Numbers
-            of negligible magnitude may become 0. Such a pair also packs values of which backward
-            reads only the sign, as the backward of a ReLU does.
+        keeps_signs: whether unpack returns numbers with the same signs, and zeros for zeros.
+            Numbers of negligible magnitude may become 0. Such a pair also packs values of which
+            backward reads only the sign, as the backward of a ReLU does.
         name: name in pipelines and messages.
 
     Raises:
@@ -300,7 +300,7 @@ def pack_float8(x: torch.Tensor) -> Packed:
 
 
 def unpack_float8(packed: Packed) -> torch.Tensor:
-    """Return the tensor that `pack_float8` packed, in its original dtype, with infinities and NaN."""
+    """Return the tensor that `pack_float8` packed, with its dtype, infinities and NaN."""
     kept, scale = packed
     most = torch.finfo(scale.dtype).max
     code = kept.view(torch.uint8)

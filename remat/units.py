@@ -305,7 +305,7 @@ def _format_ratio(ratio: float | None) -> str:
 
 
 def bytes_of_share(share: float, full: int) -> int:
-    """Return the largest number of bytes ``b`` whose float quotient ``b / full`` is at most ``share``.
+    """Return the most bytes ``b`` whose float quotient ``b / full`` is at most ``share``.
 
     Float rounding of ``share`` therefore loses no byte: ``k / n`` of n equal tensors is k tensors,
     and 0.3 of 10 bytes is 3 bytes. The result never falls as ``share`` rises.

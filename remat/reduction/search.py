@@ -164,8 +164,8 @@ class _Search:
     def _fails(self, joint: JointGraph, text: str) -> bool:
         """Return whether a graph still fails; the result for an equal text is cached.
 
-        A graph that cannot be split into forward and backward counts as not failing, unless the graph at the start
-    could not be split either.
+        A graph that cannot be split into forward and backward counts as not failing, unless the graph at the
+        start could not be split either.
         """
         key = hashlib.sha256(text.encode()).digest()
         if key in self._seen:

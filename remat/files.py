@@ -127,7 +127,7 @@ class Form:
 
     Attributes:
         what: kind of the record, for messages, such as ``"plan"``.
-        key: key of the JSON object that holds the version.
+        key: JSON key under which the record stores its version.
         version: version of the fields; a file of any other version is refused.
         dropped: fields of earlier versions, as (name, reason). A file in which such a field is not
             empty is refused with that reason.
@@ -263,7 +263,7 @@ def _plain(value: Any) -> Any:
 
 @functools.cache
 def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Return the type of each public field of a dataclass, and whether the field has a default."""
+    """Return type, and whether there is a default, of each public field of a dataclass, by name."""
     hints = get_type_hints(kind)
     return {
         f.name: (hints[f.name], f.default is not MISSING)

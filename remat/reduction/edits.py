@@ -166,7 +166,7 @@ def _drop_unused(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 
 
 def _results(joint: JointGraph) -> list[Item]:
-    """Return the names of calls that return a tensor; empty if inputs cannot be added to the graph."""
+    """Return the names of the calls that return a tensor; an empty list if the graph can get no more inputs."""
     if not _has_a_gradient_each(joint):
         return []
     return [
@@ -197,7 +197,7 @@ def _add_input(joint: JointGraph, like: fx.Node, *, late: bool, gradient: Any = 
 
 
 def _insert_output(joint: JointGraph, at: int, value: Any) -> None:
-    """Insert an output at a position, with an empty descriptor if outputs have descriptors."""
+    """Insert the output ``value`` at position ``at``; if outputs have descriptors, its descriptor is None."""
     out = output_node(joint.graph)
     values, descs = outputs_of(joint.graph), out.meta.get("desc")
     if descs is not None:

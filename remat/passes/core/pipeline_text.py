@@ -195,6 +195,9 @@ class _Reader:
 
         Returns:
             The parsed values by field name.
+
+        Raises:
+            ProblemError: an argument is invalid, or a parenthesis is not closed.
         """
         types = dict(_option_types(kind))
         values: dict[str, Any] = {}

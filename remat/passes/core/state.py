@@ -81,7 +81,7 @@ class AnalysisCache:
     _computing: list[set[Analysis[Any]]] = field(default_factory=list)
 
     def get(self, key: Analysis[T], state: State) -> T:
-        """Return the result of the analysis ``key``, computed on the first request.
+        """Return the result of the analysis ``key`` for ``state``, computed on the first request.
 
         Raises:
             ProblemError: the graph is being edited, so the result would soon be stale.

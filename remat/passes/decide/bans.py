@@ -142,6 +142,11 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
     Views, aliases, nodes that forward does not require, and nodes tagged for recomputation are
     never banned. Other operators with the tag MUST_SAVE or PREFER_SAVE, except ``getitem``, are
     banned under any rules.
+
+    Args:
+        state: the state with the joint graph.
+        rules: the heuristics to apply.
+        fusion: tells whether two nodes fuse.
     """
     index, required, owner = state.index, state.roles.required_forward, state.storages.owner
     ban, may_ban = bytearray(len(index)), bytearray(len(index))
@@ -262,7 +267,7 @@ def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
     """Return the positions at which a chain of fusible nodes becomes longer than `LONG_CHAIN`.
 
     The length of a chain is the distance of its ends in forward's order. No chain continues
-    through a position with 1 in ``ban``.
+    through a position that ``ban`` marks with 1.
     """
     index, roles = state.index, state.roles
     order = roles.forward_order

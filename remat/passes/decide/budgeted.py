@@ -95,8 +95,8 @@ class Budgeted(Pass):
             limits: the result of the method `limits`.
 
         Returns:
-            The best solution of the graph problem; and a copy of ``limits`` that also has the
-            solver, the time it took, and the lower bound it proved.
+            The best solution of the graph problem; and a copy of ``limits`` with the solver's name,
+            its time and its proven lower bound.
 
         Raises:
             PlanError: the pass has no solver, or recompute tags conflict.
@@ -288,7 +288,7 @@ class RegionBudget(Analysis[float | None]):
 
 
 def full_and_least(state: State) -> tuple[int, int]:
-    """Return the bytes saved by the runtime-optimal cut, and the fewest bytes of any decision."""
+    """Return the bytes that the runtime-optimal cut saves, and the fewest that a decision can save."""
     size = state.lowered().problem.size
     least = sum(size[i] for i in least_decision(state))
     return max(least, sum(size[i] for i in state.get(RuntimeOptimalCut(state.cut_rules)))), least

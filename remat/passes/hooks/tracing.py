@@ -288,6 +288,11 @@ def _refuse_kept(which: str, traced: fx.GraphModule, made: _Made) -> None:
 
     Such a hook runs eagerly instead, where it gets real tensors.
 
+    Args:
+        which: ``"pack"`` or ``"unpack"``, for the message.
+        traced: the traced hook.
+        made: recorder of the tensors that the trace received and made.
+
     Raises:
         UntraceableError: a traced tensor is still referenced, or a fake tensor is a constant of the
             graph.

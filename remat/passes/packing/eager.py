@@ -108,7 +108,8 @@ def unpack_eagerly(
         device: device of the saved tensor.
 
     Raises:
-        PlanError: the packed value is gone, unpack raised, or its result does not fit.
+        PlanError: the packed value is gone, unpack raised, or unpack returned no tensor of this size,
+            dtype and device.
     """
     hooks = find(key)
     number = int(ticket)

@@ -160,7 +160,13 @@ def _verdict(state: State, decision: Decision, ranks: Ranks) -> Verdict:
 
 
 def _refusal(state: State, decision: Decision, capacity: int | None) -> str | None:
-    """Return why another rank's decision does not fit this rank's graph or limit; None if it fits."""
+    """Return why another rank's decision does not fit this rank; None if it fits.
+
+    Args:
+        state: the state with this rank's joint graph.
+        decision: the other rank's decision.
+        capacity: bytes that the decision may save on this rank; None without a limit.
+    """
     lowered = state.lowered()
     try:
         nbytes = evaluate(lowered.problem, lowered.saved_of(decision)).saved_bytes

@@ -158,7 +158,8 @@ class Ranks:
         """Return the largest ``number`` among the ranks that use the decision of the last `settle`.
 
         All ranks get the same result, because the first claim of a largest number wins. A rank that
-        calls later gets the claimed result even if its own number is larger.
+        calls later gets the claimed result even if its own number is larger. If `settle` was not
+        called, or the store fails, the result is ``number``.
 
         Args:
             number: this rank's number.

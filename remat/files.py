@@ -263,7 +263,7 @@ def _plain(value: Any) -> Any:
 
 @functools.cache
 def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Return type, and whether there is a default, of each public field of a dataclass, by name."""
+    """Return the public fields of a dataclass, by name: type, and whether there is a default."""
     hints = get_type_hints(kind)
     return {
         f.name: (hints[f.name], f.default is not MISSING)

@@ -156,7 +156,8 @@ def run_forward(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     """Call ``fn`` and return a pair for `run_backward`.
 
     Returns:
-        The result of the call; and an empty tensor whose ``backward()`` runs backward of all outputs.
+        The result of the call; and an empty tensor, whose ``backward()`` runs backward of all
+        outputs.
 
     Raises:
         CaptureError: no output requires a gradient.
@@ -348,7 +349,7 @@ _ON_CPU: Mapping[str, _Way] = {"storages": _by_storages, "allocator": _by_profil
 
 
 def _bytes_of(tensors: Iterable[torch.Tensor], block: int) -> int:
-    """Return the bytes of all distinct storages, each rounded up to a multiple of ``block`` bytes."""
+    """Return the bytes of all distinct storages, each rounded up to a multiple of ``block``."""
     sizes = {s.data_ptr(): s.nbytes() for s in _storages(tensors)}
     return sum(-(-n // block) * block for n in sizes.values())
 

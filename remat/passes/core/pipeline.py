@@ -34,7 +34,7 @@ class Instrument:
         """Called once before a pipeline runs on ``state``."""
 
     def should_run(self, p: Pass, state: State, path: tuple[str, ...]) -> bool:
-        """Return whether the pass ``p`` runs. Any instrument that returns False makes it skipped."""
+        """Return whether the pass ``p`` runs. One instrument's False skips the pass."""
         return True
 
     def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:

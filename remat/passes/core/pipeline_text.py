@@ -253,7 +253,7 @@ class _Reader:
         """Parse the text of an option's value and return the value.
 
         The first declared type that has a reader decides which reader is used. If no declared type
-        has a reader, the text is returned.
+        has a reader, the text is returned. The text ``none`` gives None if the types permit None.
 
         Args:
             types: the declared types of the option.

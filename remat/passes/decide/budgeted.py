@@ -288,20 +288,20 @@ class RegionBudget(Analysis[float | None]):
 
 
 def full_and_least(state: State) -> tuple[int, int]:
-    """Return the bytes that the runtime-optimal cut saves, and the fewest that a decision can save."""
+    """Return the bytes that the runtime-optimal cut saves, and the fewest that are possible."""
     size = state.lowered().problem.size
     least = sum(size[i] for i in least_decision(state))
     return max(least, sum(size[i] for i in state.get(RuntimeOptimalCut(state.cut_rules)))), least
 
 
 def least_decision(state: State) -> tuple[int, ...]:
-    """Return the saved nodes of the decision that saves the fewest bytes of all decisions."""
+    """Return the nodes of the graph problem that the decision with the fewest saved bytes saves."""
     return state.get(LeastDecision())
 
 
 @dataclass(frozen=True)
 class LeastDecision(Analysis[tuple[int, ...]]):
-    """The saved nodes of the decision that saves the fewest bytes of all decisions."""
+    """The nodes of the graph problem that the decision with the fewest saved bytes saves."""
 
     name: ClassVar[str] = "least-decision"
     summary: ClassVar[str] = "the decision that saves the fewest bytes"

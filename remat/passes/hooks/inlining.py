@@ -89,6 +89,10 @@ class Inlining:
     def _inline_pack(self, saved: fx.Node, traced: Traced) -> list[fx.Node]:
         """Insert pack after the last use of the tensor's memory in forward.
 
+        Args:
+            saved: the saved tensor in forward.
+            traced: the traced hooks.
+
         Returns:
             The nodes to hand over to backward, one for each result of pack.
         """

@@ -131,8 +131,8 @@ class Handed:
 
     Attributes:
         tensors: nodes in forward of the saved tensors.
-        alive: for each value of `SavedTensorHooks.filter`, the storages that it excludes: a dict
-            from the storage's key to a node on the storage.
+        alive: for each name of a filter (see `SavedTensorHooks`), the storages that the filter
+            excludes: a dict from the storage's key to a node on the storage.
         sharing: number of saved tensors on each storage, by the storage's key.
         written: storages that backward writes to: a dict from the key to a node on the storage.
         taken: placeholders of backward by name.

@@ -167,7 +167,11 @@ class _Before:
         )
 
     def untold(self, result: PassResult) -> str | None:
-        """Return a message about the first change that the pass of ``result`` did not report, or None."""
+        """Return a message about the first change that a pass did not report; None if there is none.
+
+        Args:
+            result: the result of the pass.
+        """
         mine = {id(m): known for m, known in _modules(result.state)}
         for module, stamp, known, edits in self.graphs:
             difference = stamp.difference(Stamp.of(module.graph))

@@ -91,7 +91,7 @@ class Saved:
     """A budget on the bytes that forward saves for backward; the peak of the step is not bounded.
 
     Attributes:
-        nbytes: bytes.
+        nbytes: most bytes that forward may save.
     """
 
     nbytes: int

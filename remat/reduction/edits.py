@@ -197,7 +197,7 @@ def _add_input(joint: JointGraph, like: fx.Node, *, late: bool, gradient: Any = 
 
 
 def _insert_output(joint: JointGraph, at: int, value: Any) -> None:
-    """Insert the output ``value`` at position ``at``; if outputs have descriptors, its descriptor is None."""
+    """Insert the output ``value`` at position ``at``, with the descriptor None if outputs have descriptors."""
     out = output_node(joint.graph)
     values, descs = outputs_of(joint.graph), out.meta.get("desc")
     if descs is not None:
@@ -253,7 +253,7 @@ def _cut_out(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 
 
 def _own(value: torch.Tensor) -> torch.Tensor:
-    """Return a fake tensor with the shape, strides and type of another one, in storage of its own."""
+    """Return a fake tensor with the shape, strides and type of ``value``, on a new storage."""
     with value.fake_mode, torch.no_grad():  # type: ignore[attr-defined]
         if value.layout is not torch.strided:
             return torch.empty_like(value)

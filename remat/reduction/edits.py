@@ -45,7 +45,10 @@ class GraphEdit:
 
 
 def tidy(joint: JointGraph) -> JointGraph:
-    """Erase unused calls that have no side effect, and repair the aliases of fake values; return the same graph."""
+    """Erase unused calls that have no side effect, and repair which fake values share storages.
+
+    The graph is changed in place and returned.
+    """
     # `is_impure` is true for random calls. An edit of its own erases them, so that the test decides.
     for node in reversed(list(joint.graph.nodes)):
         if node.op in ("call_function", "get_attr") and not node.users and not node.is_impure():

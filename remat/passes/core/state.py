@@ -157,7 +157,8 @@ class State:
         hooks: saved-tensor hooks to apply after partitioning; None without hooks.
         user_mutable: names of inputs that user code may write to between forward and backward, as
             eager autograd permits.
-        reread_inputs: whether backward may read the ``user_mutable`` inputs nevertheless.
+        reread_inputs: whether backward may read the ``user_mutable`` inputs again, without a copy
+            that forward saves.
         operators: digest of the operators of the graph as captured; empty if unknown.
         policies: text of the policies by module, as in `remat.plan`; empty if none were given.
         without_policies: the state without the tags that policies set on nodes; None if no module

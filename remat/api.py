@@ -195,6 +195,8 @@ def plan(
             saved plan is for another graph.
         SolverError: the solver is unknown or unavailable, refuses the problem, raises, or answers
             wrongly.
+        ProblemError: an argument is invalid, or two arguments conflict.
+        PassError: a pass of ``pipeline`` fails.
     """
     from remat.planning.plan_set import plan_graphs
     from remat.planning.planner import plan_graph

@@ -77,7 +77,8 @@ def knapsack_fn(
 
     Returns:
         A function ``(memory, runtimes, max_memory) -> (runtime saved, indices to save, indices to
-        allow recomputing)``. The runtime saved is the total runtime of the items to save.
+        allow recomputing)``. ``memory`` and ``runtimes`` have one number per item. The runtime
+        saved is the total runtime of the items to save.
 
     Raises:
         SolverError: the solver is unknown or unavailable.
@@ -156,11 +157,11 @@ def plan(
             name of a plugin's model.
         time_limit: seconds for the solver; None: no time limit.
         plan: a saved plan to apply to this graph instead of deciding again: a `Plan`, its JSON
-            text, or a path to the JSON file. If ``budget`` is given too, a graph for which no saved
-            plan was made is planned under that budget.
+            text, or a path to the JSON file. A graph without a saved plan is planned under
+            ``budget`` if ``budget`` is given too; otherwise such a graph raises an error.
         pipeline: passes to run instead of the default ones, as text or as a pipeline; see
-            `remat.default_pipeline`. These passes contain the budget, the solver and the cost
-            model.
+            `remat.default_pipeline`. The budget, the solver and the cost model are options of
+            these passes, so they cannot be given as arguments too.
         count_outputs: whether forward's outputs that backward reads count as saved bytes; by
             default they count as free.
         hooks: saved-tensor hooks that pack saved values after forward and unpack them in backward:
@@ -171,7 +172,7 @@ def plan(
         reread_inputs: whether backward may read the inputs of the step again. If False, backward
             reads only parameters, buffers, and inputs that eager autograd would have saved too.
             Other inputs may then be overwritten between forward and backward, as in eager PyTorch,
-            and so may the outputs of the step. A saved plan contains this option.
+            and so may the outputs of the step. A saved plan records this option.
         isolation: ``"process"``: run the solver in a separate process. None: run it in this
             process.
         offload: the link to the host: bytes per second such as ``"25GB/s"``, or ``"pcie4"``,
@@ -179,21 +180,23 @@ def plan(
             then be copied to host memory. A value is copied if that costs less time than other ways
             to meet the budget. `Plan.offloaded` names the copied values.
         policies: what happens to the values of modules, by globs over the modules' names, in which
-            ``*`` matches dots too: ``{"*.self_attn": "save", "*.mlp": "recompute"}``. Other values
-            are ``"offload"`` and ``{"budget": remat.Saved("1GiB")}``. The last pattern that matches
-            a module decides. The plan follows the policies at every budget. A saved plan contains
-            them.
+            ``*`` matches dots too: ``{"*.self_attn": "save", "*.mlp": "recompute"}``. The other
+            policies are ``"offload"`` and ``{"budget": remat.Saved("1GiB")}``. The last pattern
+            that matches a module decides. The plan follows the policies at every budget. A saved
+            plan records the policies.
 
     Returns:
         A `Plan` for one joint graph; a `PlanSet` for a list of joint graphs.
 
     Raises:
-        BudgetError: the budget cannot be parsed, or is below the least possible, which the message
-            names.
+        BudgetError: the budget cannot be parsed, or is too small for any plan. If it is too small,
+            the message names the least possible budget.
         PlanError: the step has nothing to differentiate, its checkpointing tags conflict, or the
             saved plan is for another graph.
         SolverError: the solver is unknown or unavailable, refuses the problem, raises, or answers
             wrongly.
+        ProblemError: an argument is invalid, or two arguments conflict.
+        PassError: a pass of ``pipeline`` fails.
     """
     from remat.planning.plan_set import plan_graphs
     from remat.planning.planner import plan_graph

@@ -86,7 +86,7 @@ class RereadError(RematError, RuntimeError):
 
 
 class VerifyError(PlanError):
-    """Raised if forward or backward breaks a rule of the verifier, which is the fault of a pass."""
+    """Raised if a pass leaves a forward or backward graph that breaks a rule of the verifier."""
 
 
 class PassError(RematError):
@@ -95,7 +95,7 @@ class PassError(RematError):
     Attributes:
         pass_name: name of the failed pass.
         completed: names of the passes that ran before the failed pass, in order.
-        found_by: the check of an instrument that found the failure; empty if the pass itself
+        found_by: name of the instrument's check that found the failure; empty if the pass itself
             raised.
     """
 
@@ -112,14 +112,15 @@ class PassError(RematError):
 
 
 class BudgetWarning(UserWarning):
-    """Warning about a budget whose effect may surprise the user."""
+    """Warning that a step exceeds its budget, or that a budget or policy does less than meant."""
 
 
 class PeakWarning(UserWarning):
-    """Warning about a step whose peak differs from the expected effect of its plan.
+    """Warning that a plan does not lower a step's peak as expected, or that a peak is incomplete.
 
-    Either a plan under a budget on saved bytes has a higher peak than the plan at budget 1, or some
-    memory is not counted.
+    A plan under a budget on saved bytes may not have a lower peak than the plan at budget 1. A plan
+    of a frontier may have a higher peak than its point. A peak is incomplete if it leaves out
+    memory that operators allocate internally.
     """
 
 

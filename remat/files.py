@@ -127,7 +127,7 @@ class Form:
 
     Attributes:
         what: kind of the record, for messages, such as ``"plan"``.
-        key: key of the JSON object that holds the version.
+        key: JSON key under which the record stores its version.
         version: version of the fields; a file of any other version is refused.
         dropped: fields of earlier versions, as (name, reason). A file in which such a field is not
             empty is refused with that reason.
@@ -142,14 +142,14 @@ class Form:
 
 
 def write_record(record: Any) -> str:
-    """Serialise the public fields of a dataclass with a ``form`` as JSON for `read_record`."""
+    """Return the public fields of a dataclass with a `Form` as JSON, which `read_record` parses."""
     return json.dumps(_plain(record), indent=2) + "\n"
 
 
 def read_record(
     kind: type[T], text: Any, *, error: type[RematError] = ProblemError, **known: Any
 ) -> T:
-    """Parse the JSON of `write_record` strictly.
+    """Parse the JSON of `write_record` strictly, and return the dataclass.
 
     The version must match, each field must have its declared type, and unknown fields are refused.
     A field with a default may be missing, since older files lack newer fields.
@@ -263,7 +263,7 @@ def _plain(value: Any) -> Any:
 
 @functools.cache
 def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Return each public field of a dataclass with its type and whether it may be missing."""
+    """Return the public fields of a dataclass, by name: type, and whether there is a default."""
     hints = get_type_hints(kind)
     return {
         f.name: (hints[f.name], f.default is not MISSING)

@@ -125,7 +125,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {}
 
 
 def _homes() -> dict[str, tuple[str, ...]]:
-    """Return the places where PyTorch may define each name, as ``module:name``.
+    """Return, for each private name, the places where PyTorch may define it, as ``module:name``.
 
     The first place is the one imported under ``TYPE_CHECKING``.
     """

@@ -91,7 +91,7 @@ class Saved:
     """A budget on the bytes that forward saves for backward; the peak of the step is not bounded.
 
     Attributes:
-        nbytes: bytes.
+        nbytes: most bytes that forward may save.
     """
 
     nbytes: int
@@ -305,14 +305,14 @@ def _format_ratio(ratio: float | None) -> str:
 
 
 def bytes_of_share(share: float, full: int) -> int:
-    """Return the most bytes whose float quotient by ``full`` is at most ``share``.
+    """Return the most bytes ``b`` whose float quotient ``b / full`` is at most ``share``.
 
     Float rounding of ``share`` therefore loses no byte: ``k / n`` of n equal tensors is k tensors,
     and 0.3 of 10 bytes is 3 bytes. The result never falls as ``share`` rises.
 
     Args:
         share: ratio from 0 to 1.
-        full: bytes that the ratio refers to. Below 2**53, rounding adds no byte.
+        full: bytes that the ratio refers to. Below 2**53, different ``b`` have different quotients.
     """
     if full == 0:
         return 0

@@ -45,7 +45,10 @@ class GraphEdit:
 
 
 def tidy(joint: JointGraph) -> JointGraph:
-    """Erase unused calls that have no side effect, and repair the aliases of fake values; return the same graph."""
+    """Erase unused calls that have no side effect, and repair which fake values share storages.
+
+    The graph is changed in place and returned.
+    """
     # `is_impure` is true for random calls. An edit of its own erases them, so that the test decides.
     for node in reversed(list(joint.graph.nodes)):
         if node.op in ("call_function", "get_attr") and not node.users and not node.is_impure():
@@ -74,7 +77,7 @@ def fault_of(joint: JointGraph) -> str | None:
 
 
 def _behind_tangents(joint: JointGraph) -> set[fx.Node]:
-    """Return the nodes of backward: its inputs, and all nodes that depend on them."""
+    """Return backward's inputs, such as tangents, and all nodes that depend on these inputs."""
     found: set[fx.Node] = set()
     for node in joint.graph.nodes:
         late = node.op == "placeholder" and role_of(node).in_backward
@@ -88,7 +91,8 @@ def _outputs(joint: JointGraph, kept: Sequence[tuple[int, Any]]) -> None:
 
     Args:
         joint: the graph.
-        kept: for each new output, the position of the old output whose descriptor it takes, and the value.
+        kept: for each new output, a pair: the position of the old output whose descriptor the new output gets,
+            and the value.
     """
     out = output_node(joint.graph)
     descs = out.meta.get("desc") or ()
@@ -165,7 +169,7 @@ def _drop_unused(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 
 
 def _results(joint: JointGraph) -> list[Item]:
-    """Return the names of calls that return a tensor; empty if inputs cannot be added to the graph."""
+    """Return the names of the calls that return a tensor; an empty list if the graph can get no more inputs."""
     if not _has_a_gradient_each(joint):
         return []
     return [
@@ -196,7 +200,7 @@ def _add_input(joint: JointGraph, like: fx.Node, *, late: bool, gradient: Any = 
 
 
 def _insert_output(joint: JointGraph, at: int, value: Any) -> None:
-    """Insert an output at a position, with an empty descriptor if outputs have descriptors."""
+    """Insert the output ``value`` at position ``at``, with the descriptor None if outputs have descriptors."""
     out = output_node(joint.graph)
     values, descs = outputs_of(joint.graph), out.meta.get("desc")
     if descs is not None:
@@ -218,7 +222,7 @@ def _make_inputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 
 
 def _cut_out(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    """Replace results of calls by new inputs, and make the calls' arguments outputs, which keeps them in the graph.
+    """Replace results of calls by new inputs, and keep the calls' arguments in the graph by returning them.
 
     If forward runs the call, an argument becomes an output of forward. If backward runs the call or reads its
     result, or the result is a gradient, an argument becomes a gradient, because backward must compute it.
@@ -252,7 +256,7 @@ def _cut_out(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 
 
 def _own(value: torch.Tensor) -> torch.Tensor:
-    """Return a fake tensor with the shape, strides and type of another one, in storage of its own."""
+    """Return a fake tensor with the shape, strides and type of ``value``, on a new storage."""
     with value.fake_mode, torch.no_grad():  # type: ignore[attr-defined]
         if value.layout is not torch.strided:
             return torch.empty_like(value)
@@ -278,10 +282,9 @@ def _bypass_to(node: fx.Node) -> fx.Node | None:
 
 
 def _alike(joint: JointGraph) -> dict[fx.Node, fx.Node]:
-    """Return the inputs that an earlier input of the same role, shape and type can replace.
+    """Return, for each input, the first input of the same role, shape and type, which can replace it.
 
-    Returns:
-        The replacement of each input; inputs without users are left out.
+    Inputs without users, and inputs that are the first themselves, are left out.
     """
     first: dict[Any, fx.Node] = {}
     found: dict[fx.Node, fx.Node] = {}

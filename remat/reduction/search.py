@@ -27,8 +27,9 @@ class Reduced:
         before: number of nodes of the graph at the start; placeholders and the output node count.
         nodes: number of nodes of ``joint``.
         tests: how often the test was called.
-        known: candidates that were not tested, because an equal graph had been tested before.
-        refused: candidates that were not tested, because they were not valid joint graphs.
+        known: number of candidates that were not tested, because an equal graph had been tested before.
+        refused: number of candidates that were not tested, because they were invalid, unchanged, or could not be
+            written as text or split.
         interrupted: whether Ctrl-C ended the search.
     """
 
@@ -51,13 +52,13 @@ def reduce(
 
     Edits drop gradients and outputs, turn results into inputs, leave out calls and merge inputs. The search
     ends when no single edit makes the graph smaller. Every graph that the test gets is a valid joint graph,
-    and was written as text and read back. It can be split, unless the graph at the start cannot. The order of
-    candidates is the same in every run, and no graph is tested twice.
+    and was written as text and read back. The graph can be split into forward and backward, unless the graph at
+    the start cannot. The order of candidates is the same in every run, and no graph is tested twice.
 
     Args:
         joint: the graph; it is not changed.
         test: returns True if a graph still fails. Exceptions of the test are not caught. A test that looks for
-            an exception must catch it, and return whether it is the exception that is looked for.
+            an exception must catch each exception, and return whether it is the one looked for.
         progress: called with a line of text before each candidate.
 
     Returns:
@@ -163,7 +164,8 @@ class _Search:
     def _fails(self, joint: JointGraph, text: str) -> bool:
         """Return whether a graph still fails; the result for an equal text is cached.
 
-        A graph that cannot be split counts as not failing, unless the graph at the start could not be split.
+        A graph that cannot be split into forward and backward counts as not failing, unless the graph at the
+        start could not be split either.
         """
         key = hashlib.sha256(text.encode()).digest()
         if key in self._seen:
@@ -195,7 +197,7 @@ def _measure(joint: JointGraph) -> tuple[int, int, int, int]:
 
 
 def _split_is_legal(joint: JointGraph) -> bool:
-    """Return whether the forward and backward graphs of a split break no rule of the verifier."""
+    """Return whether remat's passes split a graph into forward and backward graphs that the verifier accepts."""
     try:
         state = pipelines.split(pipelines.prepare(joint))
         assert state.forward is not None

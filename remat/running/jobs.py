@@ -116,7 +116,7 @@ def run_jobs(
 
 
 def _declaring(work: Callable[[Job], Answer], declared: Sequence[str], job: Job) -> Answer:
-    """Run one job in a worker and return its answer, with more operators declared pure.
+    """Declare operators pure in a worker process, then run one job and return its answer.
 
     Args:
         work: computes the answer.
@@ -139,7 +139,8 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 def _safe_path() -> Iterator[None]:
     """Set the environment variable ``PYTHONSAFEPATH`` inside the ``with`` block, then restore it.
 
-    Worker processes that start in the block inherit the variable.
+    Worker processes that start in the block inherit the variable. Python then keeps the working
+    directory out of their ``sys.path``.
     """
     before = os.environ.get(_SAFE_PATH)
     _put_safe_path("1")

@@ -156,7 +156,8 @@ def run_forward(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     """Call ``fn`` and return a pair for `run_backward`.
 
     Returns:
-        The result of the call; and an empty tensor whose backward runs backward of all outputs.
+        The result of the call; and an empty tensor, whose ``backward()`` runs backward of all
+        outputs.
 
     Raises:
         CaptureError: no output requires a gradient.
@@ -198,8 +199,9 @@ class _Seed(torch.autograd.Function):
 def as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator[None]:
     """Restore buffers, inputs, gradients and random states at the end of the ``with`` block.
 
-    Frozen parameters are not copied, because they may be most of the memory, and a step should only
-    read them.
+    The block begins with gradients of None, since gradients to accumulate into would change the
+    peak. Frozen parameters are not copied, because they may be most of the memory, and a step
+    should only read them.
 
     Args:
         tensors: parameters, buffers and inputs of the step.
@@ -234,7 +236,7 @@ def as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator
 
 
 def _is_frozen(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is a frozen parameter with contiguous memory."""
+    """Return whether a tensor is a contiguous parameter that does not require a gradient."""
     return (
         type(tensor) is torch.nn.Parameter
         and not tensor.requires_grad
@@ -245,7 +247,7 @@ def _is_frozen(tensor: torch.Tensor) -> bool:
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    """Return the sum of a tensor's elements as integers.
+    """Return the sum of a tensor's elements, with the bits of each element read as an integer.
 
     The sum is taken over chunks, so no large copy is made. The version counter cannot replace the
     sum, because a write through ``.data`` does not change the counter.
@@ -347,7 +349,7 @@ _ON_CPU: Mapping[str, _Way] = {"storages": _by_storages, "allocator": _by_profil
 
 
 def _bytes_of(tensors: Iterable[torch.Tensor], block: int) -> int:
-    """Return the bytes of all distinct storages, each rounded up to whole blocks."""
+    """Return the bytes of all distinct storages, each rounded up to a multiple of ``block``."""
     sizes = {s.data_ptr(): s.nbytes() for s in _storages(tensors)}
     return sum(-(-n // block) * block for n in sizes.values())
 

@@ -184,7 +184,7 @@ def trace_optimizer(
 def _work_at_once(optimizer: torch.optim.Optimizer) -> None:
     """Select an optimizer's foreach implementation, which PyTorch selects by default on a GPU.
 
-    An optimizer without that choice, or with a choice by the user, stays as it is.
+    An optimizer that has no such option, or whose user set the option, stays as it is.
     """
     kinds = [k for k in type(optimizer).__mro__ if k not in torch.optim.Optimizer.__mro__]
     modules = (sys.modules.get(kind.__module__) for kind in kinds)

@@ -118,7 +118,8 @@ def copy_of(value: Any, copies: dict[int, torch.Tensor]) -> Any:
 
     Args:
         value: the value.
-        copies: copies of storages by key. Tensors that share a storage share its copy.
+        copies: copies of storages that were made so far, by the storage's key; a new copy is added.
+            Tensors that share a storage share its copy.
     """
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value

@@ -95,7 +95,8 @@ def workspace_bytes(op: Any, args: Any, kwargs: Any, results: Any) -> int:
 def _cached(op: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> int:
     """Return the workspace bytes of a call, measured once for each kind of call.
 
-    Calls of one kind have the same operator, sizes, strides, dtypes, numbers and thread count.
+    Calls of one kind have the same operator, sizes, strides, dtypes, numbers and thread count. A
+    call whose measurement fails counts as 0 bytes.
 
     Args:
         op: an overload of an operator.
@@ -244,10 +245,10 @@ def note_workspaces(graph: fx.Graph) -> None:
 def _may_take(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether a call may have a workspace.
 
-    Only PyTorch's own operators that are not views may have one. An elementwise operator may have
-    one only if it is known to allocate, is random, or has a tensor that is complex or not dense.
-    The same holds for an operator in `_TAKE_NOTHING`, which may also have one if a tensor is 16-bit
-    floating-point.
+    Only PyTorch's own operators that are not views may have a workspace. An elementwise operator
+    may have one only if it is known to allocate, is random, or has a tensor that is complex or not
+    dense. The same holds for an operator in `_TAKE_NOTHING`. Such an operator may also have a
+    workspace if a tensor is 16-bit floating-point.
 
     Args:
         op: an overload of an operator.
@@ -282,10 +283,10 @@ def _is_dense(value: torch.Tensor) -> bool:
 
 
 def in_proportion(nbytes: int, values: Any) -> Any:
-    """Return bytes as an expression that grows with the symbolic sizes of tensors.
+    """Return bytes as a symbolic expression that grows in proportion to the bytes of tensors.
 
     Args:
-        nbytes: bytes at the hints of the symbols.
+        nbytes: bytes at the hints of the symbolic sizes.
         values: the tensors; if none has a symbolic size, the result is ``nbytes``.
     """
     sizes: list[Any] = [t.numel() * t.element_size() for t in tensors_of(values)]
@@ -302,7 +303,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _described(value: Any) -> Any:
-    """Return an argument's part of a cache key: sizes, strides and dtype, or a number as text."""
+    """Return a cache key for one argument: a tensor's sizes, strides and dtype, else text."""
     if not isinstance(value, torch.Tensor):
         return repr(_number(value))
     return (*map(_numbers, (value.shape, value.stride())), value.dtype)

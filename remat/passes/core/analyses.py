@@ -17,11 +17,11 @@ from remat.passes.core.state import Positions as Positions
 
 @dataclass(frozen=True)
 class Distances(Analysis[tuple[int, ...]]):
-    """Least number of edges from each node to a node that forward does not require.
+    """Least number of edges from each node, along the data flow, to a node outside of forward.
 
-    The result is a tuple indexed by position in the joint graph. The value is 0 for nodes that
-    forward does not require, and `remat.graph.roles.UNREACHABLE` for nodes from which no path
-    leads to such a node.
+    A node is outside of forward if forward does not require the node. The result is a tuple indexed
+    by position in the joint graph. The value is 0 for nodes outside of forward, and
+    `remat.graph.roles.UNREACHABLE` for nodes from which no path leads out of forward.
     """
 
     name: ClassVar[str] = "distances"

@@ -50,12 +50,12 @@ class BanRules:
     """Switches for the heuristics that ban nodes from recomputation in the minimum cut.
 
     Attributes:
-        ban_used_far_apart: if a value has several users, ban the fusible users that run after the
-            first unfusible node on any path from these users.
+        ban_used_far_apart: if a value has several users, ban the late ones. Late users are fusible
+            and run after the first unfusible node on any path that begins at the users.
         ban_long_fusible_chains: ban a node where a chain of fusible nodes grows longer than
             `remat.passes.decide.bans.LONG_CHAIN`.
-        ban_materialized_backward: ban values that a backward node reads without being fusible with
-            them, because backward then writes them to memory.
+        ban_materialized_backward: ban values that a backward node reads but cannot fuse with.
+            Recomputing such a value is not free, because backward writes the value to memory.
         ban_not_in_allowlist: ban every operator that is not known to be cheap. If False, ban only
             random and compute-intensive operators.
         ban_reductions: ban results with less than a quarter of the bytes of their inputs.

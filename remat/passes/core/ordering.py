@@ -10,7 +10,7 @@ from remat.passes.core.control import Composite
 
 
 def flat(passes: Iterable[Pass]) -> Iterator[Pass]:
-    """Yield all passes in one possible order, with composites replaced by their inner passes.
+    """Yield all passes in an order in which they can run, with composites replaced by inner passes.
 
     The inner passes of a repeating composite come twice, because the last inner pass also runs
     before the first inner pass of the next round.

@@ -34,14 +34,14 @@ class Instrument:
         """Called once before a pipeline runs on ``state``."""
 
     def should_run(self, p: Pass, state: State, path: tuple[str, ...]) -> bool:
-        """Return whether the pass runs. A pass is skipped if any instrument returns False."""
+        """Return whether the pass ``p`` runs. One instrument's False skips the pass."""
         return True
 
     def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:
-        """Called before a pass runs on ``state``."""
+        """Called before the pass ``p`` runs on ``state``; ``path`` ends with the pass's name."""
 
     def after(self, p: Pass, result: PassResult, path: tuple[str, ...]) -> None:
-        """Called after a pass has returned ``result``."""
+        """Called after the pass ``p`` has returned ``result``."""
 
     def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
         """Called if a pass, the check of its result, or an instrument raised ``error``.
@@ -79,7 +79,7 @@ class Pipeline:
         return write_pipeline(self.passes)
 
     def flat(self) -> Iterator[Pass]:
-        """Yield all passes in one possible order, with composites replaced by inner passes."""
+        """Yield all passes in an order in which they can run, see `remat.passes.core.ordering`."""
         return flat(self.passes)
 
     def run(

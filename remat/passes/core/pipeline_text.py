@@ -146,7 +146,7 @@ class _Reader:
         )
 
     def next(self) -> str:
-        """Skip whitespace and return the next character, or an empty string at the end."""
+        """Skip whitespace; return the next character without consuming it, or "" at the end."""
         while self.at < len(self._text) and self._text[self.at].isspace():
             self.at += 1
         return self._text[self.at : self.at + 1]
@@ -195,6 +195,9 @@ class _Reader:
 
         Returns:
             The parsed values by field name.
+
+        Raises:
+            ProblemError: an argument is invalid, or a parenthesis is not closed.
         """
         types = dict(_option_types(kind))
         values: dict[str, Any] = {}
@@ -250,7 +253,7 @@ class _Reader:
         """Parse the text of an option's value and return the value.
 
         The first declared type that has a reader decides which reader is used. If no declared type
-        has a reader, the text is returned.
+        has a reader, the text is returned. The text ``none`` gives None if the types permit None.
 
         Args:
             types: the declared types of the option.

@@ -81,7 +81,7 @@ class AnalysisCache:
     _computing: list[set[Analysis[Any]]] = field(default_factory=list)
 
     def get(self, key: Analysis[T], state: State) -> T:
-        """Return the result of the analysis ``key``, computed on the first request.
+        """Return the result of the analysis ``key`` for ``state``, computed on the first request.
 
         Raises:
             ProblemError: the graph is being edited, so the result would soon be stale.
@@ -157,10 +157,12 @@ class State:
         hooks: saved-tensor hooks to apply after partitioning; None without hooks.
         user_mutable: names of inputs that user code may write to between forward and backward, as
             eager autograd permits.
-        reread_inputs: whether backward may read the ``user_mutable`` inputs nevertheless.
+        reread_inputs: whether backward may read the ``user_mutable`` inputs again, without a copy
+            that forward saves.
         operators: digest of the operators of the graph as captured; empty if unknown.
-        policies: policies by module that set tags, as text; empty without such policies.
-        without_policies: the same state without the tags of policies; None if no policy set a tag.
+        policies: text of the policies by module, as in `remat.plan`; empty if none were given.
+        without_policies: the state without the tags that policies set on nodes; None if no module
+            and no region of the user's code has a policy.
     """
 
     joint: JointGraph

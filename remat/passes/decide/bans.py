@@ -82,7 +82,7 @@ class Fusion:
         return found
 
     def is_materialized(self, i: int) -> bool:
-        """Return whether the value at position ``i`` is in memory in any case.
+        """Return whether the value at position ``i`` is written to memory even if it is not saved.
 
         This holds for an input of the graph, and for a value that some user does not fuse with.
         """
@@ -95,8 +95,8 @@ def _looked_up(node: fx.Node) -> tuple[bool, ...]:
     """Return the properties of an operator that `Fusion` needs.
 
     Returns:
-        Whether the operator is a view, computes, is cheap, is expensive, and may swallow inputs
-        (see `_may_swallow`).
+        Five bools, whether the operator: is a view; is a call other than ``getitem``; is cheap to
+        recompute; is compute-intensive; can have inputs written into its result (`_may_swallow`).
     """
     taxonomy = ops.default_taxonomy()
     return (
@@ -142,6 +142,11 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
     Views, aliases, nodes that forward does not require, and nodes tagged for recomputation are
     never banned. Other operators with the tag MUST_SAVE or PREFER_SAVE, except ``getitem``, are
     banned under any rules.
+
+    Args:
+        state: the state with the joint graph.
+        rules: the heuristics to apply.
+        fusion: tells whether two nodes fuse.
     """
     index, required, owner = state.index, state.roles.required_forward, state.storages.owner
     ban, may_ban = bytearray(len(index)), bytearray(len(index))
@@ -259,9 +264,10 @@ def _first_unfusible(
 
 
 def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
-    """Return the positions at which a chain of fusible nodes exceeds `LONG_CHAIN`.
+    """Return the positions at which a chain of fusible nodes becomes longer than `LONG_CHAIN`.
 
-    A chain ends at a position with 1 in ``ban``.
+    The length of a chain is the distance of its ends in forward's order. No chain continues
+    through a position that ``ban`` marks with 1.
     """
     index, roles = state.index, state.roles
     order = roles.forward_order
@@ -286,15 +292,16 @@ def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
 
 
 def cut_weights(state: State, fusion: Fusion, size: list[int]) -> list[int]:
-    """Return the weight in the minimum cut of saving each position.
+    """Return, for each position, the weight in the minimum cut of saving the value.
 
-    The weight is the bytes times 1.1 to the power of the distance from backward in edges. It is
-    twice as large for a value that fusion would otherwise keep out of memory.
+    The weight is the value's bytes times 1.1 to the power of the distance from backward. The
+    distance is counted in edges and limited to the range from 1 to 100. The weight is twice as
+    large for a value that fusion would keep out of memory if the value were not saved.
 
     Args:
         state: the state with the joint graph.
         fusion: tells whether two nodes fuse.
-        size: bytes of each position.
+        size: bytes of the value at each position.
     """
     distances = state.get(Distances())
     weights = [0] * len(size)

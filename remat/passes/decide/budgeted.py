@@ -36,7 +36,8 @@ class Budgeted(Pass):
 
     Attributes:
         solver: the solver that decides; set by the code that composes the pipeline.
-        budget: the budget, as `remat.plan` reads it.
+        budget: the limit on the saved bytes. Running the pass under a budget on the peak raises a
+            `BudgetError`.
         cost: the cost model.
         time_limit: time limit of the solver in seconds; 0: no limit.
     """
@@ -94,8 +95,8 @@ class Budgeted(Pass):
             limits: the result of the method `limits`.
 
         Returns:
-            The best solution of the graph problem; and a copy of ``limits`` that also has the
-            solver, the time it took, and the lower bound it proved.
+            The best solution of the graph problem; and a copy of ``limits`` with the solver's name,
+            its time and its proven lower bound.
 
         Raises:
             PlanError: the pass has no solver, or recompute tags conflict.
@@ -142,8 +143,9 @@ class Budgeted(Pass):
 
         Args:
             state: the state with the joint graph.
-            every: whether to compute the cuts under looser rules, which only some solvers use.
-            full: whether the strictest cut fits the budget; then looser cuts are not computed.
+            every: whether the solver uses cuts under looser rules. If False, only the cut under the
+                strictest rules is returned.
+            full: whether the strictest cut fits the budget. If True, only this cut is returned.
         """
         rules = state.cut_rules
         if full or not every:
@@ -243,7 +245,7 @@ def capacity_under(
             bytes and the ratio's bytes holds.
         full: bytes that the runtime-optimal partition saves.
         least: fewest bytes that any plan saves.
-        why: reasons and remedies for ``least``, as in `Budget.capacity`.
+        why: for the error message: why no plan saves fewer bytes, and how to lower them.
 
     Raises:
         BudgetError: a byte budget is below ``least``.
@@ -286,20 +288,20 @@ class RegionBudget(Analysis[float | None]):
 
 
 def full_and_least(state: State) -> tuple[int, int]:
-    """Return the bytes saved by the runtime-optimal cut, and the fewest bytes of any decision."""
+    """Return the bytes that the runtime-optimal cut saves, and the fewest that are possible."""
     size = state.lowered().problem.size
     least = sum(size[i] for i in least_decision(state))
     return max(least, sum(size[i] for i in state.get(RuntimeOptimalCut(state.cut_rules)))), least
 
 
 def least_decision(state: State) -> tuple[int, ...]:
-    """Return the saved nodes of the decision that saves the fewest bytes of all decisions."""
+    """Return the nodes of the graph problem that the decision with the fewest saved bytes saves."""
     return state.get(LeastDecision())
 
 
 @dataclass(frozen=True)
 class LeastDecision(Analysis[tuple[int, ...]]):
-    """The saved nodes of the decision that saves the fewest bytes of all decisions."""
+    """The nodes of the graph problem that the decision with the fewest saved bytes saves."""
 
     name: ClassVar[str] = "least-decision"
     summary: ClassVar[str] = "the decision that saves the fewest bytes"

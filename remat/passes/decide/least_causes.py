@@ -68,7 +68,7 @@ def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
 
 
 def _roots(lowered: Lowered, saved: Sequence[int]) -> Iterator[int]:
-    """Yield the nodes that make a decision save bytes, because they cannot be recomputed.
+    """Yield the nodes that cannot be recomputed and therefore make a decision save bytes.
 
     Each is a saved node, or a node from which a saved node would be recomputed.
 
@@ -92,9 +92,9 @@ def _roots(lowered: Lowered, saved: Sequence[int]) -> Iterator[int]:
 
 
 def _tagged(state: State) -> dict[int, str]:
-    """Return the tags of values that must be saved, by position.
+    """Return the tags of nodes that must be saved, by position in the joint graph.
 
-    A tagged view also marks the position of the value that owns the view's memory.
+    The tag of a view is also given at the position of the value that owns the view's memory.
     """
     marked = [(i, tag_of(node)) for i, node in enumerate(state.index.nodes) if must_save(node)]
     return {at: tag for i, tag in marked for at in (i, state.storages.owner[i])}

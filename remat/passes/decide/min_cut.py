@@ -135,7 +135,7 @@ def find_cut(state: State, lowered: Lowered, fixed: list[bool], *, biased: bool)
     """Return the saved nodes of the minimum cut of a graph problem.
 
     Args:
-        state: the state.
+        state: the state with the joint graph.
         lowered: the state's graph problem.
         fixed: for each node of the problem, whether the node may not be recomputed.
         biased: True: weigh bytes by distance and materialisation (`cut_weights`); False: use plain
@@ -155,7 +155,7 @@ def explain_conflict(state: State, lowered: Lowered, error: InfeasibleCutError) 
     """Return a message that explains why no cut exists, with the user's source lines.
 
     Args:
-        state: the state.
+        state: the state with the joint graph.
         lowered: the state's graph problem.
         error: the error; its ``chain`` has the nodes of the problem that conflict.
     """

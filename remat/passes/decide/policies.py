@@ -37,7 +37,12 @@ _TAGS = {
 
 
 def has_policies(state: State, policies: Policies) -> bool:
-    """Return whether the options, or regions in the user's code, set a policy for a graph."""
+    """Return whether ``policies`` is not empty, or the user's code marks a region of the graph.
+
+    Args:
+        state: the state with the joint graph.
+        policies: the option ``policies`` of `remat.plan`.
+    """
     return bool(policies) or any(region_of(n) is not None for n in state.joint.graph.nodes)
 
 
@@ -45,7 +50,7 @@ def check_matched(policies: Policies, graphs: Sequence[fx.Graph], name: str) -> 
     """Check that the pattern of each policy matches a module in some graph of a step.
 
     Args:
-        policies: policies of the options.
+        policies: the option ``policies`` of `remat.plan`.
         graphs: the graphs of the step.
         name: name of a graph, for the message.
 
@@ -68,14 +73,15 @@ def tag_policies(state: State, policies: Policies) -> None:
       backward reads them.
     - Policy recompute: a value that forward reads only inside the module or region is not saved.
       Values that forward reads outside get no tag. Operators that must run once get no tag either:
-      random operators without a replay, collectives, effects, and operators not declared pure.
+      random operators that cannot be replayed, collectives, operators with effects, and operators
+      that are not declared pure (`remat.declare_pure`).
 
     `tag_budgets` sets the tags for budgets of modules. Nodes outside of all modules and regions
     with a policy, such as sums of gradients, get no tag.
 
     Args:
-        state: a graph without dead code and common subexpressions.
-        policies: policies of the options. Regions are annotated in the graph.
+        state: a state whose joint graph has no dead code and no common subexpressions.
+        policies: the option ``policies`` of `remat.plan`. Regions are annotated in the graph.
 
     Raises:
         PlanError: a tag of the user's code contradicts a policy.
@@ -94,7 +100,9 @@ def _set_tags(state: State, tags: Mapping[int, Part]) -> None:
 
 
 def _tags(state: State, parts: Sequence[Part | None]) -> Iterator[tuple[int, Part]]:
-    """Yield the nodes to tag for policies other than budgets, as pairs of position and part.
+    """Yield the nodes to tag for policies other than budgets.
+
+    Each is a pair of a position in the joint graph and the module or region with the policy.
 
     Args:
         state: the state with the joint graph.
@@ -131,7 +139,7 @@ def _tags(state: State, parts: Sequence[Part | None]) -> Iterator[tuple[int, Par
 def _can_run(problem: GraphProblem) -> bytearray:
     """Return a bytearray with 1 at each node of the problem that can run again.
 
-    Each input of such a node can be saved, or can run again itself.
+    The node is recomputable, and each of its inputs can be saved or can run again itself.
     """
     found = bytearray(len(problem))
     for k, reads in enumerate(problem.inputs):
@@ -145,8 +153,8 @@ def tag_budgets(
     """Tag values as MUST_RECOMPUTE so that each module with a budget saves no more than its budget.
 
     Args:
-        state: a prepared graph, with the tags of the other policies.
-        policies: policies of the options.
+        state: a state on which `tag_policies` has run.
+        policies: the option ``policies`` of `remat.plan`.
         deciding: the pass whose solver decides which values of a module are saved.
         at_budget: True: only the decision at the budget of ``deciding`` must keep to the budgets of
             modules, so a module gets tags only if that decision exceeds its budget. False: every
@@ -200,16 +208,16 @@ def _left_out(
 ) -> list[int]:
     """Return the positions of a module's values that must be recomputed to keep to its budget.
 
-    For each decision in ``known``, the values that it saves in the module stay saved if all of them
-    still fit the budget. A solver decides on the module's other values, as if values outside of the
-    module took no bytes.
+    The decisions in ``known`` come first, in order. The values that such a decision saves in the
+    module stay saved, if they fit the budget together with the values that stay saved already. A
+    solver decides on the module's other values, as if values outside of the module took no bytes.
 
     Args:
         lowered: the graph problem.
         part: the module with the budget.
         inside: nodes of the graph problem that count against the budget.
         deciding: the pass whose solver decides.
-        known: saved nodes of earlier decisions.
+        known: sets of nodes that earlier decisions save.
 
     Raises:
         BudgetError: the module must save more bytes than its budget.
@@ -254,7 +262,7 @@ def check_budgets(state: State, policies: Policies) -> None:
 
     Args:
         state: the state; without a decision, nothing is checked.
-        policies: policies of the options.
+        policies: the option ``policies`` of `remat.plan`.
 
     Raises:
         BudgetError: a module saves more bytes than its budget.
@@ -295,7 +303,7 @@ def _results(state: State, parts: Sequence[Part | None]) -> Mapping[int, None]:
 
 
 def _is_inside(node: fx.Node, own: Part | None, part: Part) -> bool:
-    """Return whether a node is in a module or region, counting submodules with another policy.
+    """Return whether a node is in a module or region; a module includes all of its submodules.
 
     Args:
         node: the node.

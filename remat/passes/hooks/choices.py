@@ -74,7 +74,8 @@ def chosen_by(graph: fx.Graph, *, signs: bool = True) -> set[fx.Node]:
 
     Args:
         graph: the graph.
-        signs: whether to include inputs of the graph of which a comparison reads only the sign.
+        signs: whether to include inputs of the graph from which a comparison or step reads only the
+            sign.
     """
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):  # users before their inputs
@@ -89,7 +90,7 @@ def chosen_by(graph: fx.Graph, *, signs: bool = True) -> set[fx.Node]:
 
 
 def asks_for_signs(node: fx.Node) -> bool:
-    """Return whether a comparison or step in ``node`` depends only on the sign of its argument.
+    """Return whether ``node`` is a comparison or step function that reads only its argument's sign.
 
     Examples are comparisons with 0 and the derivatives of ReLU functions.
     """
@@ -102,7 +103,7 @@ def asks_for_signs(node: fx.Node) -> bool:
 
 
 def compared_by(node: fx.Node) -> list[fx.Node]:
-    """Return the floating-point inputs on which a comparison, index or step in ``node`` depends.
+    """Return the float inputs on which a comparison, index or step function in ``node`` depends.
 
     These are inputs from which the node computes booleans or integers, and inputs of step
     functions. If the node is the derivative of a function with a kink, the incoming gradient is

@@ -89,6 +89,10 @@ class Inlining:
     def _inline_pack(self, saved: fx.Node, traced: Traced) -> list[fx.Node]:
         """Insert pack after the last use of the tensor's memory in forward.
 
+        Args:
+            saved: the saved tensor in forward.
+            traced: the traced hooks.
+
         Returns:
             The nodes to hand over to backward, one for each result of pack.
         """
@@ -128,8 +132,8 @@ class Inlining:
             saved: the saved tensor in forward.
 
         Returns:
-            The nodes to hand over to backward, one for each result. For a size that forward already
-            hands over, this is the node that it hands over.
+            The nodes to hand over to backward, one for each result. If forward already hands over
+            an equal size, the node of that size takes the place of the result.
         """
         handed: list[fx.Node] = []
         for k, node in enumerate(results):
@@ -158,7 +162,7 @@ class Inlining:
         return candidate
 
     def _take(self, packed: fx.Node, saved: fx.Node, taken: fx.Node) -> fx.Node:
-        """Return backward's placeholder for a value that is handed over, created on first use.
+        """Return backward's placeholder for a value that forward hands over; create it if missing.
 
         Args:
             packed: the node of the value in forward.
@@ -219,7 +223,8 @@ class Inlining:
     def finish(self) -> None:
         """Make forward return the packed values, and recompute outdated fake values in backward.
 
-        The outdated fake values are those of views of unpacked tensors.
+        Views of unpacked tensors have outdated fake values (``meta["val"]``), which still refer to
+        the storage of the replaced tensor.
         """
         out = output_node(self._forward.graph)
         handed = self._outputs[self._own :]
@@ -289,7 +294,7 @@ def _inline(
 
 
 def _symbol(node: fx.Node) -> str | None:
-    """Return the size in a node's value as text; None if the value is not a size."""
+    """Return the text of a node's value if the value is a number or a symbolic size; else None."""
     value = node.meta.get("val")
     if isinstance(value, SYMBOLIC):
         return str(value.node.expr)

@@ -72,8 +72,9 @@ def traced_offloads(
         offloads: the values to offload.
 
     Returns:
-        A list of pairs: the node of a saved value in forward, and its traced copies. A dict with an
-        entry for every other value: from its name to the reason why it cannot be offloaded.
+        A list of pairs: the node of a saved value in forward, and its traced copies (``pack`` to
+        the host, ``unpack`` back). A dict with an entry for every value that cannot be offloaded:
+        from its name to the reason.
 
     Raises:
         PlanError: the state is not partitioned.
@@ -101,7 +102,7 @@ def traced_offloads(
 def wait_for_copies(
     forward: fx.GraphModule, backward: fx.GraphModule, offloads: Iterable[Offload]
 ) -> None:
-    """Insert operators that wait for copies, and move the start of each copy to the device.
+    """Insert operators that wait for copies, and move the start of each copy back to the device.
 
     Args:
         forward: the forward module, which begins the copies to the host.

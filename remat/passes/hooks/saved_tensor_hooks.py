@@ -131,9 +131,10 @@ class Handed:
 
     Attributes:
         tensors: nodes in forward of the saved tensors.
-        alive: for each filter, the storages that the filter excludes, by key.
-        sharing: number of saved tensors on each storage, by key.
-        written: storages that backward writes to, by key.
+        alive: for each name of a filter (see `SavedTensorHooks`), the storages that the filter
+            excludes: a dict from the storage's key to a node on the storage.
+        sharing: number of saved tensors on each storage, by the storage's key.
+        written: storages that backward writes to: a dict from the key to a node on the storage.
         taken: placeholders of backward by name.
         choosing: names of the nodes in backward that `chosen_by` returns; one set for
             ``signs=True`` and one for ``signs=False``.
@@ -175,7 +176,7 @@ class Handed:
 
 
 def _memory(nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
-    """Return the first node on each storage of ``nodes``, by key of the storage."""
+    """Return the first of ``nodes`` on each storage, by the storage's key."""
     return Sizes().first_of(nodes)
 
 
@@ -245,15 +246,15 @@ LOSSY_RULES: tuple[_Rule, ...] = (
 
 
 def refusal_once_traced(saved: fx.Node, traced: Traced | None, hooks: SavedTensorHooks) -> str:
-    """Return why a traced tensor stays unpacked; empty if the tensor is packed.
+    """Return why a tensor stays unpacked after its hooks were traced; empty if there is no reason.
 
     The reasons are that pack declined, or that the packed form is not smaller. The second reason
     counts only for a lossy pair, or for hooks that run outside the graph.
 
     Args:
         saved: the saved tensor in forward.
-        traced: the traced hooks; None if a rule already forbids packing, so that the result is
-            empty.
+        traced: the traced hooks; None if the hooks were not traced, because an earlier rule forbids
+            packing. The result is then empty.
         hooks: the hooks.
     """
     if traced is None:

@@ -70,7 +70,8 @@ class Traces:
         """Return the traced hooks for tensors like the fake tensor ``value``.
 
         Raises:
-            PlanError: pack writes to its argument, or unpack returns a tensor of another kind.
+            PlanError: a hook writes to its argument, or unpack returns no tensor of the size, dtype
+                and device of ``value``.
         """
         kind = (tuple(value.shape), value.stride(), value.dtype, value.device)
         if not all(type(s) is int for s in (*value.shape, *value.stride())):
@@ -111,7 +112,7 @@ def trace(hooks: SavedTensorHooks, value: torch.Tensor, lower: str) -> Traced:
 
     Args:
         hooks: the hooks.
-        value: a fake tensor of the kind to trace for.
+        value: a fake tensor with the size, strides, dtype and device to trace for.
         lower: as in `Traces`.
 
     Raises:
@@ -244,9 +245,9 @@ def _traced(
 
 
 def _own(value: Any) -> Any:
-    """Return a fresh fake tensor with the same symbols as ``value``; any other value as it is.
+    """Return a new fake tensor with the symbolic sizes of ``value``; any other value as it is.
 
-    A fresh tensor stays alive only if the traced function keeps it, which `_refuse_kept` detects.
+    Nothing but the traced function can keep the new tensor alive, which `_refuse_kept` detects.
     """
     fake = isinstance(value, torch_compat.FakeTensor)
     return torch_compat.fast_detach(value.fake_mode, value) if fake else value
@@ -286,6 +287,11 @@ def _refuse_kept(which: str, traced: fx.GraphModule, made: _Made) -> None:
     """Refuse a hook that keeps tensors which exist only during the trace.
 
     Such a hook runs eagerly instead, where it gets real tensors.
+
+    Args:
+        which: ``"pack"`` or ``"unpack"``, for the message.
+        traced: the traced hook.
+        made: recorder of the tensors that the trace received and made.
 
     Raises:
         UntraceableError: a traced tensor is still referenced, or a fake tensor is a constant of the

@@ -29,7 +29,7 @@ _BY_IDENTITY: Any = object.__eq__
 
 
 class VerifyEach(Instrument):
-    """Instrument that checks after every pass that graphs are valid and reported changes are true.
+    """Instrument that checks the graphs, and the changes that a pass reports, after every pass.
 
     The rules are:
 
@@ -126,7 +126,8 @@ class VerifyEach(Instrument):
             name: path of the pass as text, for a later message.
 
         Returns:
-            The difference; None if there is none, or while an operator draws anew in backward.
+            The difference as text; None if there is none, or while an operator draws anew in
+            backward.
         """
         drawn = _drawn_twice(state)
         self._draws_twice = () if drawn is None else (name, drawn)
@@ -149,8 +150,8 @@ class _Before:
     """Snapshot of a state before a pass.
 
     Attributes:
-        graphs: for each module, a stamp of its graph, its analysis cache, and the cache's count of
-            edits.
+        graphs: for each module of the state, the module, a `Stamp` of its nodes, its analysis
+            cache, and the cache's count of edits.
     """
 
     graphs: tuple[tuple[fx.GraphModule, Stamp, AnalysisCache, int], ...]
@@ -166,7 +167,11 @@ class _Before:
         )
 
     def untold(self, result: PassResult) -> str | None:
-        """Return the first change that the pass did not report; None if there is none."""
+        """Return a message about the first change that a pass did not report; None if there is none.
+
+        Args:
+            result: the result of the pass.
+        """
         mine = {id(m): known for m, known in _modules(result.state)}
         for module, stamp, known, edits in self.graphs:
             difference = stamp.difference(Stamp.of(module.graph))
@@ -192,7 +197,10 @@ class _Before:
         )
 
     def stale(self, state: State) -> str | None:
-        """Return which preserved analysis gives another result when recomputed; None if none does."""
+        """Return a message about the first preserved analysis that is stale in ``state``, or None.
+
+        An analysis is stale if recomputing it gives another result.
+        """
         edits = {id(known): count for _, _, known, count in self.graphs}
         fresh = dataclasses.replace(
             state, _joint_cache=AnalysisCache(()), _partitioned_cache=AnalysisCache(())

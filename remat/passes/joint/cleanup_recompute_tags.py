@@ -29,7 +29,8 @@ class CleanupRecomputeTags(Pass):
       regions would be recomputed as one region;
     - the result of a region with a backward hook, as FSDP2 sets. Recomputation would wait for the
       hook, which waits for a gradient that needs the recomputed value;
-    - a value that forward writes to an input which backward also writes to.
+    - a value that forward copies into an input which backward also writes to. Recomputing the value
+      would apply the mutation twice.
     """
 
     name: ClassVar[str] = "cleanup-recompute-tags"
@@ -48,7 +49,7 @@ class CleanupRecomputeTags(Pass):
 
 
 def _boundaries(graph: fx.Graph) -> list[fx.Node]:
-    """Return the nodes to tag as MUST_SAVE."""
+    """Return the nodes that `CleanupRecomputeTags` tags as MUST_SAVE."""
     found: list[fx.Node] = []
     mutated_in_backward: set[fx.Node] = set()
     sources: list[tuple[fx.Node, fx.Node]] = []

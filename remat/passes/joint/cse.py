@@ -152,7 +152,7 @@ def _key(node: fx.Node, mutations: int) -> Any:
 
 
 def _describe_all(xs: Iterable[Any]) -> Any:
-    """Return a value that is equal only for arguments with equal types and equal bits."""
+    """Return a hashable key that two lists of arguments share only if types and bits are equal."""
     kinds = tuple(map(type, xs))
     if _EXACT.issuperset(kinds):
         return (kinds, tuple(xs))
@@ -160,7 +160,7 @@ def _describe_all(xs: Iterable[Any]) -> Any:
 
 
 def _describe(x: Any) -> Any:
-    """Return a value that is equal only for arguments with equal bits."""
+    """Return a hashable key that two arguments of one type share only if their bits are equal."""
     if isinstance(x, (tuple, list)):
         return _describe_all(x)
     if isinstance(x, dict):

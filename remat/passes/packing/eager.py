@@ -64,7 +64,7 @@ def _called(hooks: SavedTensorHooks, which: str, given: Any) -> Any:
 # A CUDA graph would replay the kernels without calling the hooks, hence `cudagraph_unsafe`.
 @torch.library.custom_op("remat::pack_eagerly", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def pack_eagerly(x: torch.Tensor, key: str) -> torch.Tensor:
-    """Pack a tensor and return a ticket for the packed value.
+    """Pack a tensor and return a ticket, by which `unpack_eagerly` finds the packed value.
 
     Args:
         x: the saved tensor.
@@ -108,7 +108,8 @@ def unpack_eagerly(
         device: device of the saved tensor.
 
     Raises:
-        PlanError: the packed value is gone, unpack raised, or its result does not fit.
+        PlanError: the packed value is gone, unpack raised, or unpack returned no tensor of this
+            size, dtype and device.
     """
     hooks = find(key)
     number = int(ticket)

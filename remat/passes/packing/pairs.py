@@ -55,9 +55,9 @@ class SavedTensorHooks:
             row (the logsumexp of attention, the deviations of a normalisation) and random numbers
             stay unpacked. So do values from which backward computes a comparison, a step function
             or an index.
-        keeps_signs: whether unpack returns numbers with the same signs, and zeros for zeros, except
-            for negligible magnitudes. Such a pair also packs values of which backward reads only
-            the sign, as it does for a ReLU.
+        keeps_signs: whether unpack returns numbers with the same signs, and zeros for zeros.
+            Numbers of negligible magnitude may become 0. Such a pair also packs values of which
+            backward reads only the sign, as the backward of a ReLU does.
         name: name in pipelines and messages.
 
     Raises:
@@ -285,6 +285,7 @@ def pack_float8(x: torch.Tensor) -> Packed:
     """Return a tensor as float8_e4m3fn, paired with one scale for the whole tensor.
 
     A tensor that is not floating-point, or has one byte per number, is returned as it is.
+
     A float8 covers magnitudes over a range of 2^17. One scale therefore suffices for rows that
     differ in magnitude by up to a thousand times, at the same relative precision of 1/16 at worst.
     A scale per row would take memory and gain no precision.
@@ -299,7 +300,7 @@ def pack_float8(x: torch.Tensor) -> Packed:
 
 
 def unpack_float8(packed: Packed) -> torch.Tensor:
-    """Return the tensor that `pack_float8` packed, in its original dtype, with infinities."""
+    """Return the tensor that `pack_float8` packed, with its dtype, infinities and NaN."""
     kept, scale = packed
     most = torch.finfo(scale.dtype).max
     code = kept.view(torch.uint8)
@@ -312,8 +313,8 @@ def unpack_float8(packed: Packed) -> torch.Tensor:
 def pack_int8(x: torch.Tensor) -> Packed:
     """Return a tensor as int8 in 253 even steps, paired with one scale per row.
 
-    A tensor that is not floating-point, has one byte per number, or has no dimension is returned as
-    it is.
+    A row runs along the last dimension. A tensor that is not floating-point, has one byte per
+    number, or has no dimension is returned as it is.
 
     A step is at least the smallest normal number of the dtype. In float16, this limits the
     precision of rows whose largest magnitude is below 0.008.

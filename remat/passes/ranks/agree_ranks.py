@@ -25,7 +25,7 @@ class AgreeRanks(Pass):
     """Adopt the decision of the first rank that decided on this graph, usually rank 0.
 
     The pass does nothing without a process group of at least two ranks. A decision that saves more
-    bytes than this rank is allowed is not adopted.
+    bytes than this rank may save is not adopted.
 
     Attributes:
         asked: planning options as text; ranks with other options share no decision.
@@ -160,7 +160,13 @@ def _verdict(state: State, decision: Decision, ranks: Ranks) -> Verdict:
 
 
 def _refusal(state: State, decision: Decision, capacity: int | None) -> str | None:
-    """Return why another rank's decision does not fit this rank's graph or limit; None if it fits."""
+    """Return why another rank's decision does not fit this rank; None if it fits.
+
+    Args:
+        state: the state with this rank's joint graph.
+        decision: the other rank's decision.
+        capacity: bytes that the decision may save on this rank; None without a limit.
+    """
     lowered = state.lowered()
     try:
         nbytes = evaluate(lowered.problem, lowered.saved_of(decision)).saved_bytes

@@ -48,7 +48,7 @@ class Question:
 
     Attributes:
         graph: name of the graph, for messages.
-        outline: outline of the graph, which is equal on ranks with the same graph.
+        outline: call targets, results and edges of the graph's nodes, for comparison between ranks.
         asked: planning options of the decision, as text.
     """
 
@@ -155,10 +155,11 @@ class Ranks:
             return own
 
     def largest(self, number: int, wait_s: float) -> int:
-        """Return the largest number of all ranks that use the decision of the last `settle` call.
+        """Return the largest ``number`` among the ranks that use the decision of the last `settle`.
 
         All ranks get the same result, because the first claim of a largest number wins. A rank that
-        calls later gets the claimed result even if its own number is larger.
+        calls later gets the claimed result even if its own number is larger. If `settle` was not
+        called, or the store fails, the result is ``number``.
 
         Args:
             number: this rank's number.
@@ -253,8 +254,8 @@ class Ranks:
         """Wait until rank 0 has decided on the same graph, for at most ``wait_s`` seconds.
 
         The wait ends early if rank 0 plans another graph in the compilation ``place``. If rank 0
-        does not begin this compilation in time, later calls do not wait. Calls wait again once rank
-        0 has begun the missed compilation, or the compilation of the later call.
+        does not begin this compilation in time, later calls do not wait. A later call waits again
+        if rank 0 has begun the missed compilation, or the later call's own compilation.
 
         Args:
             place: text of the compilation, from `_next_place`.
@@ -359,7 +360,7 @@ def other_ranks() -> Ranks | None:
 
 
 def _packed(data: dict[str, Any]) -> str:
-    """Return data as compressed text for a store.
+    """Return data as compressed text, which a store can hold and `_unpacked` reads.
 
     Raises:
         PlanError: the text is longer than `LONGEST`.

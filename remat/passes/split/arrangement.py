@@ -1,4 +1,4 @@
-"""Order the nodes of forward and backward as a decision with node orders says."""
+"""Complete the node orders of a decision to orders of the whole forward and backward graphs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Arrangement:
     Attributes:
         forward: positions that forward runs, including views; a repeated position runs again.
         backward: positions that backward runs, including views; a repeated position runs again.
-        read: positions whose values forward hands to backward.
-        snapshots: positions of inputs of which backward reads a copy.
+        read: positions of the values that forward hands to backward.
+        snapshots: positions of the inputs of which backward reads a copy taken before forward.
     """
 
     forward: tuple[int, ...]

@@ -40,5 +40,10 @@ def write_output(out: fx.Node, values: Sequence[Any], descs: Sequence[Any]) -> N
 
 
 def own_descriptors(out: fx.Node, num_fwd_outputs: int) -> list[Any]:
-    """Return one descriptor for each of forward's own outputs; None for unknown descriptors."""
+    """Return the descriptor of each of forward's own outputs, or None where it is unknown.
+
+    Args:
+        out: the output node of the forward graph.
+        num_fwd_outputs: number of forward's own outputs.
+    """
     return list(out.meta.get("desc") or [None] * num_fwd_outputs)[:num_fwd_outputs]

@@ -41,11 +41,12 @@ class Extraction:
             read an overwritten input.
 
     Attributes:
-        saved: nodes whose tensors forward hands to backward, in the order of the joint graph.
-        unchecked: like ``saved``, for tensors whose version counter autograd does not check.
-        objects: nodes whose opaque objects forward hands over.
-        sizes: nodes whose symbolic sizes forward hands over.
-        snapshots: positions of the inputs of which forward hands over a copy.
+        saved: nodes of the tensors that forward hands to backward, in the order of the joint graph.
+            Autograd checks the version counters of these tensors.
+        unchecked: like ``saved``, for tensors whose version counters autograd does not check.
+        objects: nodes of the opaque objects that forward hands to backward.
+        sizes: nodes of the symbolic sizes that forward hands to backward.
+        snapshots: positions of the inputs of which forward hands a copy to backward.
     """
 
     def __init__(self, state: State, decision: Decision) -> None:
@@ -87,8 +88,8 @@ class Extraction:
             over.
 
         Raises:
-            PlanError: backward would read an input after a write, and the decision keeps no
-                snapshot.
+            PlanError: backward needs an input as it was before a write by forward or the user, and
+                the decision keeps no snapshot of the input.
         """
         index, roles = self._index, self._roles
         _, outputs, _, _ = split_outputs(self._joint)
@@ -139,7 +140,8 @@ class Extraction:
     def _is_destination(self, i: int) -> bool:
         """Return whether backward may take input ``i`` itself instead of a snapshot.
 
-        This holds if backward writes to the input, or may read the value from after a write.
+        This holds if backward writes to the input, or may read the value that forward's write
+        leaves in the input.
         """
         node = self._index.nodes[i]
         return i in self._state.storages.rewritten or any(

@@ -81,10 +81,10 @@ def drawn_again(forward: fx.Graph, backward: fx.Graph) -> list[tuple[fx.Node, li
 
 
 def _save_state(fwd: fx.Node) -> fx.Node:
-    """Make a random run in forward also return the generator's state, and return the state's node.
+    """Make a random operator in forward also return the generator's state; return the state's node.
 
     Args:
-        fwd: the run, which becomes element 1 of the new operator's result.
+        fwd: the operator's node. It becomes element 1 of the result of a new node, which draws.
 
     Raises:
         PlanError: the operator is a higher-order operator, whose draw cannot be replayed.
@@ -114,10 +114,10 @@ def _save_state(fwd: fx.Node) -> fx.Node:
 
 
 def _replay(node: fx.Node, state: fx.Node) -> None:
-    """Rewrite a run so that it draws from a saved generator state.
+    """Rewrite a random operator so that it draws from a saved generator state.
 
     Args:
-        node: the run to rewrite in place.
+        node: the operator's node, rewritten in place.
         state: the node with the saved state, in the same graph as ``node``.
     """
     # `run_with_rng_state` keeps the generator's current state in host memory while the run draws. On a
@@ -131,8 +131,8 @@ def _replay(node: fx.Node, state: fx.Node) -> None:
 def _hand_over(state: State, drawn: list[tuple[fx.Node, list[fx.Node]]]) -> None:
     """Make later runs replay forward's draws, and hand the generator states from forward to backward.
 
-    A state is a saved tensor with a checked version counter, so the states come last among such
-    tensors.
+    The generator states are saved tensors whose version counters autograd checks. They come after
+    the other such tensors.
 
     Args:
         state: the partitioned state.

@@ -60,7 +60,7 @@ def show(table: Table, *, ruled: bool = False) -> None:
 
 
 def totals(stats: SACStats) -> str:
-    """Return the summary line of a module: bytes, milliseconds, and whether random results are stored."""
+    """Return a module's summary line: bytes, milliseconds, whether random results are stored."""
     return (
         f"Total Memory: {sum(stats.memory)} B Total Runtime: {sum(stats.runtimes):.6g} ms "
         f"Store Random: {stats.force_store_random}"

@@ -48,7 +48,8 @@ class Estimate:
         sac_mod_greedy_order_meta: dict from module name to the module's greedy order: operators by
             freed bytes per recompute time, largest first.
         sac_mod_tradeoff_stats: dict from module name to the curve of recompute time over freed
-            memory along this order, with lines above it; filled by `pwlf_sac_tradeoff_curve`.
+            memory along this order, and to straight lines fitted above the curve.
+            `pwlf_sac_tradeoff_curve` fills it.
         sac_mod_calls: dict from module name to the number of the module's calls.
         sac_mod_unsteady: dict from the name of each module whose calls run different operators to a
             text that says so. Such a module has no statistics, order or trade-off, and no plan.
@@ -181,7 +182,7 @@ class Estimate:
         raise ProblemError(why or f"module '{module}' was not estimated; some that were: {known}")
 
     def _take(self, name: str, stats: SACStats) -> None:
-        """Add the statistics of one module call.
+        """Add the statistics of one call of the module ``name``.
 
         The first call of the module in a run defines the module's statistics. If a later call of
         the run has different operators, the module moves to `sac_mod_unsteady`.
@@ -296,9 +297,10 @@ class SACEstimator(Estimate):
         self._contexts.close()
 
     def record(self, given: Iterable[torch.Tensor] = ()) -> StepRecorder:
-        """Return a recorder that adds the statistics of the modules that run to this estimator.
+        """Return a recorder of module calls that adds their statistics to this estimator.
 
-        The recorder adds them when a call of an outermost module ends.
+        The recorder is a dispatch mode. It adds the statistics when a call of an outermost module
+        ends.
 
         Args:
             given: tensors that exist before the run.

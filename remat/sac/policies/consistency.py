@@ -48,10 +48,11 @@ class RandomOps:
     def settle(
         self, verdict: CheckpointPolicy, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> CheckpointPolicy:
-        """Return the verdict for an operator, adjusted to the verdicts for earlier random operators.
+        """Return an operator's verdict, adjusted to the verdicts for earlier random operators.
 
         PREFER_RECOMPUTE becomes PREFER_SAVE if recomputing the operator would draw different
-        numbers.
+        numbers. So does it for an operator that is not declared pure, unless the operator writes in
+        place.
 
         Args:
             verdict: verdict of the region's policy.
@@ -94,12 +95,14 @@ class RandomOps:
 
 
 def _has_generator(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Return whether an argument is a `torch.Generator`; checkpointing does not restore its state."""
+    """Return whether an argument is a `torch.Generator`, which checkpointing does not restore."""
     return any(isinstance(x, torch.Generator) for x in (*args, *kwargs.values()))
 
 
 class Writes:
-    """Tracks the tensors of one run of a region and the in-place writes to them."""
+    """Tracks the tensors of one run of a region and the in-place writes to them, to keep verdicts
+    consistent.
+    """
 
     def __init__(self) -> None:
         # Keys are storage ids. `_made` holds a tensor's maker and whether the maker is saved, `_read` the
@@ -114,10 +117,10 @@ class Writes:
     def settle(
         self, verdict: CheckpointPolicy, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> CheckpointPolicy:
-        """Return the verdict for an operator, adjusted to earlier verdicts on the tensors it writes to.
+        """Return an operator's verdict, adjusted to the verdicts for the tensors that it writes to.
 
-        Only PREFER verdicts change. `record` raises an error for a MUST verdict that is
-        inconsistent.
+        The verdict for a tensor is that of the operator that made it. Only PREFER verdicts change.
+        `record` raises an error for a MUST verdict that is inconsistent.
 
         Args:
             verdict: verdict of the region's policy.
@@ -230,7 +233,7 @@ class Writes:
                 )
 
     def accept(self, cache: dict[Any, dict[int, Any]]) -> None:
-        """Update version counters in PyTorch's cache, so that writes within the region are no error.
+        """Update version numbers in PyTorch's cache, so that writes within the region are no error.
 
         In backward, PyTorch compares each saved tensor's version with the version in its cache
         entry. After this call, only later writes to a saved tensor raise an error. Results of

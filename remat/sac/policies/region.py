@@ -70,7 +70,7 @@ def context_fn(
 
 
 def _contexts(run: _Run, allow_cache_entry_mutation: bool) -> tuple[Any, Any]:
-    """Return PyTorch's two context managers for a run of a region: for forward and recomputation."""
+    """Return PyTorch's pair of context managers for a region: for forward and recomputation."""
     make: Any = create_selective_checkpoint_contexts
     forward, recompute = make(run, allow_cache_entry_mutation=allow_cache_entry_mutation)
     return forward, recompute
@@ -116,7 +116,7 @@ class _Run:
         """Finish the region's forward.
 
         Args:
-            cache: the results that PyTorch has saved in the region; see `Writes.accept`.
+            cache: PyTorch's dict of the results that the region has saved; see `Writes.accept`.
 
         Raises:
             PolicyError: raised by the region's policy, for example if operators of a plan are
@@ -149,7 +149,7 @@ class _Run:
 
 
 class _Forward:
-    """PyTorch's context for forward, which also calls `_Run.end` unless forward raised an exception."""
+    """PyTorch's context for forward, which at its end also calls `_Run.end` unless forward raised."""
 
     def __init__(self, mode: Any, run: _Run) -> None:
         self._mode = mode

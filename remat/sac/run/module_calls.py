@@ -89,7 +89,7 @@ class Watcher(Protocol):
         """Handle the begin of a module call."""
 
     def end(self, call: ModuleCall, out: Any) -> None:
-        """Handle the end of a module call; ``out`` is its result, or None if it raised an exception."""
+        """Handle the end of a module call; ``out`` is the call's result, or None if it raised."""
 
 
 @contextlib.contextmanager

@@ -183,13 +183,15 @@ def sweep(
 def _stage(
     missing: Mapping[str, int], at: int, wanted: int, jobs: int | None, output: Path | None
 ) -> str:
-    """Return the name of the current stage: one model, or with several processes all models.
+    """Return the text for the current stage of progress.
+
+    A stage is the planning of one model or, with several processes, of all models.
 
     Args:
-        missing: number of rows to plan by model, in the order of planning.
-        at: index of the current model.
+        missing: dict from each model to the number of rows to plan, in the order of planning.
+        at: position of the current model in ``missing``.
         wanted: number of requested rows.
-        jobs: number of processes; None for this process.
+        jobs: number of worker processes; None if this process plans.
         output: the table's file; None for no file.
     """
     from remat.report.explanation import counted
@@ -204,7 +206,7 @@ def _stage(
 
 
 def _taken(rows: int, output: Path | None) -> str:
-    """Return text that says how many requested rows the table has already; empty for none.
+    """Return text that says how many requested rows the table's file has already; empty for none.
 
     Args:
         rows: number of these rows.

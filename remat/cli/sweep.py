@@ -34,7 +34,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Named:
-    """A model given by its MODEL text and built when called, so that workers can receive it.
+    """Callable that builds MODEL. Worker processes receive this object instead of a built model.
 
     Attributes:
         spec: MODEL as typed.

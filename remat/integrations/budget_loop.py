@@ -226,7 +226,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
 
         Args:
             gm: the graph from Dynamo.
-            inputs: example inputs.
+            inputs: example inputs of the compilation.
             patches: Inductor settings.
 
         Returns:
@@ -319,7 +319,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         return compiled
 
     def finish(self) -> None:
-        """Give the plan the figures of the compiled code, and cache it beside the compiled graphs.
+        """Give the plan the figures of the compiled code, and write the plan to the plan cache.
 
         The figures come from simulating the generated code. If this code cannot be simulated, the
         plan keeps its estimated figures.
@@ -573,9 +573,9 @@ class CompiledBudget:
     def is_open(self, made: Plan, request: PlanRequest) -> bool:
         """Return whether a later process must plan this step itself instead of loading its plan.
 
-        True if the compiled step exceeds its budget, and either the budget is a ratio of the peak
-        or the step was also planned for its least peak. Only the process that planned the step
-        knows how many bytes a ratio of the peak means.
+        True if the compiled step exceeds its budget, in two cases: the budget is a ratio of the
+        peak, or the step was also planned for its least peak. Only the process that planned the
+        step knows how many bytes a ratio of the peak means.
 
         Args:
             made: the plan, with the figures of the compiled step.

@@ -221,10 +221,10 @@ class _Sizes:
     def of_step(self, size: Any) -> Any:
         """Translate a size of the generated code into symbols of the step; None for a plain number.
 
-        Backward recomputes operators of forward. A data-dependent symbol of backward therefore
-        becomes the maximum of forward's data-dependent symbols. If forward does not return a
-        data-dependent size, the step has no symbol for it; a new symbol, whose name ends with "?",
-        is used.
+        A data-dependent symbol that only the code of backward has stems from a recomputed operator.
+        The maximum of forward's data-dependent symbols takes its place. If forward does not return
+        a data-dependent size, the step has no symbol for this size; a new symbol, whose name ends
+        with "?", is used.
         """
         expression = expression_of(size)
         if expression is None:
@@ -314,7 +314,7 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return [x.size for x in self._lives]
 
     def begin_backward(self) -> None:
-        """End forward: later program points belong to backward."""
+        """Mark the end of forward; program points that are recorded later belong to backward."""
         # A graph without kernels counts as one program point, as in `Timeline`.
         if not self._moments:
             self._moments.append("")

@@ -20,16 +20,16 @@ class NearFusions(InductorChoices):
     operator is one for which Inductor generates no kernel, such as a matrix product. Distances
     below are counted in the schedule before the fusion.
 
-    Two kernels that read the same value are not fused if the later one depends on an extern
-    operator more than `_NEAR` nodes behind the earlier one. In a backward that recomputes layers,
-    such a fusion moves whole layers ahead. With such fusions, a GPT-2 that recomputes its attention
-    took 9 % more memory.
+    Two kernels that read the same value are fused only if they are near. They are not near if the
+    later kernel depends on an extern operator more than `_NEAR` nodes behind the earlier kernel. In
+    a backward that recomputes layers, such a fusion moves whole layers ahead. With such fusions, a
+    GPT-2 that recomputes its attention took 9 % more memory.
 
-    A reduction is not fused with its reader if more than `NEAR_SUMS` extern operators lie between
-    the reduction and the last extern operator that the reader depends on. The result of the
-    reduction is small, but its inputs would stay alive until then. Gradients of weights that
-    several layers or time steps share are sums of such reductions. With such fusions, a network
-    that uses two layers six times took 1.9 times as much memory.
+    A reduction is not fused with a reader that must wait for more than `NEAR_SUMS` extern operators
+    which run after the reduction. The result of the reduction is small, but its inputs would stay
+    alive until then. Gradients of weights that several layers or time steps share are sums of such
+    reductions. With such fusions, a network that uses two layers six times took 1.9 times as much
+    memory.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,11 @@ class NearFusions(InductorChoices):
     def can_fuse_horizontal(  # type: ignore[override]  # a static method there, called on an instance
         self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
     ) -> bool:
-        """Return whether to fuse two kernels that read the same value; Inductor calls this method."""
+        """Return whether to fuse two kernels that read the same value; Inductor calls this method.
+
+        The arguments are passed on to Inductor's own rule. If that rule allows the fusion, the rule
+        of `NearFusions` decides.
+        """
         if not InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score):
             return False
         stands, waits = self._places(scheduler, node1, node2)
@@ -54,7 +58,11 @@ class NearFusions(InductorChoices):
     def can_fuse_vertical(  # type: ignore[override]  # likewise
         self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
     ) -> bool:
-        """Return whether to fuse a kernel with a reader of its result; Inductor calls this method."""
+        """Return whether to fuse a kernel with a reader of its result; Inductor calls this method.
+
+        The arguments are passed on to Inductor's own rule. If that rule allows the fusion and the
+        first kernel is a reduction, the rule of `NearFusions` decides.
+        """
         if not InductorChoices.can_fuse_vertical(scheduler, node1, node2, shared_data_score):
             return False
         if not node1.is_reduction():

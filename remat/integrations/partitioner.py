@@ -308,11 +308,11 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
 
 class StepPartition:
-    """Partition the graphs of one compilation with a partitioner's options, and list their plans.
+    """Partition the graphs of one compilation, and add their plans to `remat.plans`.
 
     Args:
-        options: the partitioner.
-        plan_graph: plans a joint graph in place.
+        options: the partitioner, which holds the options of planning.
+        plan_graph: function that plans a joint graph in place.
         watched: whether the backend checks, when the step runs, its sizes and writes to its
             outputs.
 
@@ -398,7 +398,11 @@ class StepPartition:
         return self.split(joint_of(gm, self.options.lower, **convention))
 
     def split(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Plan a graph in place, list the plan, and return the forward and backward graphs."""
+        """Plan a graph in place, and return its forward and backward graphs.
+
+        The plan is added to `remat.plans`. If nothing in the graph is differentiable, there is no
+        plan.
+        """
         primals = [node.meta.get("val") for node in primals_of(joint)]
         self.stage("planning")
         try:

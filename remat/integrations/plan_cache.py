@@ -60,7 +60,7 @@ class CachedPlan:
     timeline: str = ""
 
     def warn_again(self) -> None:
-        """Repeat the warnings of planning."""
+        """Issue the warnings again that planning issued when the step was compiled."""
         for module, name, text in self.warnings:
             warnings.warn(text, _category(module, name), stacklevel=2)
 
@@ -100,7 +100,7 @@ def _made_again(plan: Plan, joint: str, hooks: Any, reread_inputs: bool) -> Plan
 
 
 def _category(module: str, name: str) -> type[Warning]:
-    """Return remat's warning class of this name; `UserWarning` for any other class.
+    """Return the warning class ``name`` of a module of remat; `UserWarning` for any other module.
 
     A cache file must not cause imports of other modules.
     """

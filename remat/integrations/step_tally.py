@@ -126,9 +126,10 @@ class GraphMemory:
 
 
 def _highest(made: Plan) -> tuple[int, int]:
-    """Return the most bytes alive at one time in forward, and the same number for backward.
+    """Return the most bytes alive at one time in forward, and the most in backward.
 
-    Inputs are left out of both numbers, and outputs are left out of backward's.
+    Neither number includes the step's inputs. The number for backward does not include forward's
+    outputs either.
     """
     try:
         timeline: Timeline = made.timeline

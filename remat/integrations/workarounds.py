@@ -120,7 +120,8 @@ def planned_order_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[None]
     """Keep the order of operators if several draw random numbers, or if values are offloaded.
 
     To lower the peak, Inductor's scheduler reorders operators, also those that draw random numbers.
-    The new order depends on the rest of the graph, hence on the plan.
+    The new order depends on the rest of the graph, hence on the plan. This context manager switches
+    the reordering off while Inductor compiles such a graph.
     """
     drawn = sum(n.op == "call_function" and ops.draws_in_order(n) for n in graph.nodes)
     ordered = drawn > 1 or any(n.target in (OFFLOAD, RELOAD) for n in graph.nodes)

@@ -267,8 +267,8 @@ def _timed(
 def _distance(first: Sequence[torch.Tensor | None], second: Sequence[torch.Tensor | None]) -> float:
     """Return the norm of the difference between two lists of gradients, relative to the first list.
 
-    The distance is infinite if a parameter has a gradient in only one list, or if the lists differ
-    and the norm of the first list is 0.
+    The distance is infinite if a parameter has a gradient in only one list. It is also infinite if
+    the lists differ and the norm of the first list is 0.
 
     Args:
         first: gradients of all parameters in order; None for a parameter without a gradient.

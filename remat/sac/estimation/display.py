@@ -87,7 +87,7 @@ def steps(order: SACGreedyOrderMeta, stats: SACStats) -> Table:
     """Return a table of a module's greedy order, with cumulated bytes and milliseconds in each row.
 
     The first rows are operators that are always recomputed. Candidates in greedy order follow, then
-    items that are always stored. The figures of stored items are cumulated, too.
+    operators that are always stored. The figures of these last rows are cumulated, too.
     """
     table = _table()
     table.add_column("Op Names", overflow="fold")

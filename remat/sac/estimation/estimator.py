@@ -306,8 +306,8 @@ class SACEstimator(Estimate):
             given: tensors that exist before the run.
 
         Raises:
-            ProblemError: a ``FakeTensorMode`` is needed but not active, or is active although
-                `fake` is False.
+            ProblemError: a ``FakeTensorMode`` is needed but not active. Or it is active although
+                the estimator was called with ``fake=False``.
         """
         in_fake = torch_compat.active_fake_mode() is not None
         if in_fake and not self._needs_fake:

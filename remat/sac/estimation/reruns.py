@@ -95,7 +95,8 @@ def time_reruns(
         model: the model.
         args: positional arguments of a call.
         kwargs: keyword arguments of a call.
-        names: names of the modules to checkpoint, as in ``model.named_modules()``; none is nested.
+        names: names of the modules to checkpoint, as in ``model.named_modules()``. None of these
+            modules may contain another one.
 
     Returns:
         The times; None if one of the modules fails when it runs again.

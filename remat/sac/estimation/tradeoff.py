@@ -149,8 +149,8 @@ def upper_envelope(
 def merge_corners(corners: Sequence[Point], most: int) -> list[Point]:
     """Merge neighbouring corners of a rising staircase, so that at most ``most`` remain.
 
-    Each merged corner is no further right and no lower than the corners that it replaces. So a line
-    fitted above the result is above all ``corners``.
+    A corner is a point (x, y). Each merged corner is no further right and no lower than the corners
+    that it replaces. So a line fitted above the result is above all ``corners``.
     """
     if len(corners) <= most:
         return list(corners)

@@ -1,5 +1,8 @@
 """Keep the verdicts of one checkpointed region consistent for random operators and in-place writes.
 
+A region is the code that one call of `torch.utils.checkpoint.checkpoint` runs. A verdict is the
+`CheckpointPolicy` that a policy returns for an operator of the region.
+
 Recomputation is correct if every operator that runs again finds the inputs and the generator state
 that it had in forward. A saved operator does not run again. During recomputation it therefore
 neither draws random numbers nor writes to its arguments. This leads to three rules:
@@ -40,7 +43,7 @@ _CONSTANT = torch.ops.aten.lift_fresh.default
 
 
 class RandomOps:
-    """Tracks the random operators of one run of a region, to decide which of them must be saved."""
+    """Track the random operators of one run of a region, to decide which of them must be saved."""
 
     def __init__(self) -> None:
         self._saved: Any = None  # the last saved operator that may have drawn random numbers
@@ -100,9 +103,7 @@ def _has_generator(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 class Writes:
-    """Tracks the tensors of one run of a region and the in-place writes to them, to keep verdicts
-    consistent.
-    """
+    """Track the tensors of one run of a region, to keep in-place writes to them consistent."""
 
     def __init__(self) -> None:
         # Keys are storage ids. `_made` holds a tensor's maker and whether the maker is saved, `_read` the
@@ -258,7 +259,7 @@ class Writes:
 
 
 def _keys_written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
-    """Return the ids of the storages that an operator writes to; empty if it is not in place."""
+    """Return the ids of storages that an operator writes to in place; empty if there are none."""
     return _keys(declared_writes(op, args, kwargs)) if _is_in_place(op) else []
 
 

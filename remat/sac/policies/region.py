@@ -1,4 +1,4 @@
-"""Context managers of one checkpointed region, which apply policies to its operators."""
+"""Context managers of one checkpointed region, which apply policies to the region's operators."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def context_fn(
 ) -> ContextFn:
     """Convert policies to the ``context_fn`` argument of `torch.utils.checkpoint.checkpoint`.
 
-    Unlike PyTorch's own contexts, these keep the verdicts of a region consistent. A random operator
-    is saved instead of recomputed if an earlier random operator is saved. An operator that writes
-    in place to a saved tensor is saved as well. If a MUST verdict forbids saving, the region raises
-    a `PolicyError`.
+    Unlike PyTorch's own contexts, these keep the policies' verdicts on the operators of a
+    checkpointed region consistent. A random operator is saved instead of recomputed if an earlier
+    random operator is saved. An operator that writes in place to a saved tensor is saved as well.
+    If a MUST verdict forbids saving, the region raises a `PolicyError`.
 
     A saved operator of the region may write to a saved tensor. Any other change to a saved tensor
     is an error in backward.

@@ -46,8 +46,8 @@ class Call:
         made: (storage, bytes) of each storage of the results that is not a storage of the
             arguments.
         skipped: whether selective checkpointing ignores the operator.
-        view: a key of operator, storages, sizes, strides and offsets if all results are views of
-            arguments; otherwise None.
+        view: a key made of operator, storages, sizes, strides and offsets if all results are views
+            of arguments; otherwise None.
         is_random: whether the operator draws random numbers.
         is_opaque: whether it is unknown if the operator depends on its inputs only. It may then
             draw random numbers.
@@ -447,8 +447,8 @@ def without_replays(calls: Sequence[Call], returned: Iterable[fx.Node]) -> list[
     replay. If the model's own tensors are plain, a policy never sees these replays, so they must
     not be counted.
 
-    A call is taken as a replay if it repeats an earlier view, the viewed memory was written to in
-    between, and nothing uses the result. A result that a module returns counts as used.
+    A call counts as a replay if it repeats an earlier view after a write to the viewed memory, and
+    nothing uses its result. A result that a module returns counts as used.
 
     Args:
         calls: operators that ran, in order.

@@ -35,9 +35,10 @@ def plan_modules(
 
     Among the plans whose peak stays within the budget, the returned plan has the least recompute
     time, up to ``gap``. It checkpoints no leaf, no module within a checkpointed module, and no
-    module that contains an FSDP unit. For each module that may be checkpointed, an integer program
-    selects one of several Pareto-optimal sets of operators to store, or leaves the module as it is.
-    The plan's peak comes from a simulation of the step moment by moment (`remat.sac.solve.peaks`).
+    module that contains an FSDP unit. For each module that may be checkpointed, there are several
+    Pareto-optimal sets of operators to store. An integer program selects one of them, or leaves the
+    module as it is. The plan's peak comes from a simulation of the step moment by moment
+    (`remat.sac.solve.peaks`).
 
     Args:
         tree: the modules.

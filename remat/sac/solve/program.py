@@ -233,7 +233,7 @@ class _Program:
 
         Args:
             k: position of the module that runs again.
-            i: position of the module's call for which it runs again.
+            i: position, among the module's calls, of the call that is recomputed.
         """
         module = self._tree.modules[k]
         call = module.calls[i]

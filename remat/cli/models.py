@@ -66,7 +66,7 @@ def load(
 def takes_batch(function: Any) -> bool:
     """Return whether a function is called with the batch size as its first argument.
 
-    It is if that argument has no default or is named ``batch``.
+    The result is True if the function's first argument has no default or is named ``batch``.
     """
     try:
         parameters = inspect.signature(function).parameters.values()

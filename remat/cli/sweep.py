@@ -219,7 +219,7 @@ def _taken(rows: int, output: Path | None) -> str:
 
 @contextlib.contextmanager
 def _resumable(output: Path | None) -> Iterator[None]:
-    """Print the command that continues the sweep if Ctrl-C interrupts the block.
+    """If Ctrl-C interrupts the block, print the command that continues the sweep.
 
     Args:
         output: the table's file; None for no file, in which case nothing is printed.

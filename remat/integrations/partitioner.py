@@ -621,11 +621,12 @@ class StepPartition:
             return self._plan_graph(joint, asked, agree)
 
     def _described(self) -> tuple[str, dict[str, str], str]:
-        """Return a triple of texts for a reproducer.
+        """Return what was planned, for a reproducer of a failure.
 
         Returns:
-            The pipeline, the arguments of `remat.plan` by name, and a note. The pipeline is empty
-            if no single pipeline repeats the decision, and the note may be empty.
+            A triple: the pipeline as text, the arguments of `remat.plan` as text by name, and a
+            note. The pipeline is empty if no single pipeline repeats the decision. The note may be
+            empty.
         """
         asked, note = self.asked, ""
         if asked.plan is not None:

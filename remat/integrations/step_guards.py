@@ -76,7 +76,7 @@ class Size:
 
 
 def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
-    """Return the symbolic sizes of inputs by the names of their symbols."""
+    """Return a dict from symbol names to the symbolic sizes of inputs that are single symbols."""
     found: dict[str, Size] = {}
     marks: dict[Any, tuple[bool, bool]] | None = None
     for k, value in enumerate(example_inputs):

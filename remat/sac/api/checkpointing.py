@@ -104,9 +104,11 @@ def plan(
         fake: whether the step runs on fake tensors, which need neither memory nor a GPU. None: use
             fake tensors unless all parameters, buffers and inputs are on the CPU.
         units: names or patterns of the modules that may be checkpointed; None: all modules.
-        fsdp_units: names or patterns of the modules that FSDP gathers as one unit.
+        fsdp_units: names or patterns of the modules that FSDP gathers as one unit. A module that
+            contains such a unit is not checkpointed.
         world_size: number of ranks over which parameters and gradients are sharded.
-        time_limit: time limit of the integer program in seconds.
+        time_limit: time limit of the integer program in seconds; None: branch-and-bound nodes are
+            limited instead.
         gap: the integer program may stop if its plan is proven to be this close to the optimum, as
             a fraction. 0: stop only at a proven optimum.
 

@@ -113,7 +113,7 @@ class Estimate:
         """Print the operators and the greedy order of each module.
 
         Args:
-            depth: deepest modules to print; the outermost module has depth 1.
+            depth: depth of the deepest modules to print; the outermost module has depth 1.
             print_tabular: whether tables on a terminal have a box around them.
         """
         for name, stats in self.sac_mod_stats.items():
@@ -270,11 +270,12 @@ class SACEstimator(Estimate):
         Args:
             estimate_mode_type: ``"operator-level-benchmark"`` runs and times every distinct call,
                 on tensors made for it (see `remat.graph.costs.Profile`).
-                ``"operator-level-cost-model"`` is a roofline of `gpu_type` on any machine.
+                ``"operator-level-cost-model"`` computes runtimes by a roofline model of the device
+                ``gpu_type``, on any machine.
             cost: cost model to use instead of the mode's own, such as ``Roofline.parse("a100")``.
-            fake: False to record a run on real tensors. Some models run different operators on
-                real tensors than on fake ones. ``transformers``, for example, can inspect the
-                values of a mask only on real tensors.
+            fake: False to record a run on real tensors. Some models run different operators on real
+                tensors than on fake ones. ``transformers``, for example, can inspect the values of
+                a mask only on real tensors.
 
         Returns:
             The estimator itself.

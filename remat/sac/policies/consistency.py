@@ -98,7 +98,7 @@ class RandomOps:
 
 
 def _has_generator(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Return whether an argument is a `torch.Generator`, which checkpointing does not restore."""
+    """Return whether an argument is a `torch.Generator`, whose state is not restored."""
     return any(isinstance(x, torch.Generator) for x in (*args, *kwargs.values()))
 
 

@@ -211,7 +211,8 @@ class _Watch:
     def _place(self, module: nn.Module) -> str | None:
         """Return the name of a module inside a known outermost module; None if it is in none.
 
-        This finds modules that were added to an outermost module after it was adopted.
+        This also finds modules that were added to an outermost module after `adopt` had seen its
+        submodules.
         """
         for name, root in self._roots.items():
             for path, part in root.named_modules(prefix=name):

@@ -241,7 +241,8 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         """Record a tensor that autograd saves.
 
         Returns:
-            A pair: position of the innermost module call that runs, or -1, and the tensor itself.
+            A pair: the position in ``spans`` of the innermost module call that runs, and the tensor
+            itself. The position is -1 outside of all module calls.
         """
         self.saved |= self.known([self._fake(x)])
         for position in self._inside:

@@ -565,8 +565,9 @@ class StepPartition:
     def runs_anyway(self) -> bool:
         """Whether the current graph is to run even if its budget in bytes cannot be met.
 
-        True for a recompilation, or if other graphs of the step hold memory; a refusal would end a
-        training that has begun. Always False with the option ``strict``.
+        True for a recompilation, where a refusal would end a training that has begun. Also True if
+        other graphs of the step hold memory. Always False with the option ``strict``, for a ratio
+        as budget, and for a saved plan or a pipeline of the user's.
         """
         asked = self.options.request
         if self.options.strict or not asked.decides:

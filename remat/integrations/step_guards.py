@@ -174,7 +174,7 @@ def largest_declared(example_inputs: Sequence[Any]) -> dict[str, Size]:
 
 @contextlib.contextmanager
 def at_declared_sizes(example_inputs: Sequence[Any], *, in_bytes: bool) -> Iterator[None]:
-    """Plan for the sizes of `largest_declared` in the ``with`` block, if a budget in bytes applies.
+    """Make planning in the ``with`` block use the sizes of `largest_declared`, under a budget in bytes.
 
     Args:
         example_inputs: example inputs of the step.

@@ -255,7 +255,14 @@ def _check_real(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 def _timed(
     step: Any, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
 ) -> float:
-    """Run forward and backward of one step, and return the milliseconds that they take."""
+    """Run forward and backward of one step, and return the milliseconds that they take.
+
+    Args:
+        step: function that runs the model's forward; see `loss_only`.
+        args: positional arguments of a call.
+        kwargs: keyword arguments of a call.
+        device: device of the model; a GPU is synchronised before each reading of the clock.
+    """
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.synchronize(device)

@@ -78,14 +78,14 @@ class _Group(click.Group):
     """
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        """Add a command, and append its example from `HELP` to its help."""
+        """Add a command, and append its example from the table `HELP` to the command's help."""
         super().add_command(cmd, name)
         for examples in HELP.values():
             if (name or cmd.name) in examples:
                 cmd.epilog = f"Example: {examples[name or cmd.name or '']}"
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands by section of `HELP`; commands of plugins come last."""
+        """List the commands in the sections of the table `HELP`, then all other commands."""
         grouped = [name for group in HELP.values() for name in group]
         others = [name for name in self.list_commands(ctx) if name not in grouped]
         for title, names in (*HELP.items(), ("More", others)):
@@ -282,11 +282,14 @@ REQUEST_OPTIONS = (
 def takes_request(command: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a command so that its `REQUEST_OPTIONS` arrive as one checked argument ``request``.
 
-    Apply this decorator directly above the function, below its options. A ``budget`` of None counts
-    as not given.
+    Apply this decorator directly above the function, below its options. If ``budget`` is None, the
+    request has no budget, as from `plan_request` without one.
 
     Args:
-        command: a command function with an argument ``request``.
+        command: a command function with an argument ``request``, a `PlanRequest`.
+
+    Returns:
+        A function that takes the options instead of ``request``.
     """
 
     @functools.wraps(command)
@@ -300,7 +303,7 @@ def takes_request(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def plan_request(**options: Any) -> PlanRequest:
-    """Parse options as the user typed them into a request of the running command.
+    """Parse options, as the user typed them for the running command, into a `PlanRequest`.
 
     Args:
         options: arguments of `remat.planning.request.PlanRequest.of`. If ``budget`` is missing,
@@ -317,7 +320,7 @@ def plan_request(**options: Any) -> PlanRequest:
 
 @contextlib.contextmanager
 def wrong_usage(option: str = "") -> Iterator[None]:
-    """Convert a `RematError` of the block to a `click.BadParameter` of the running command.
+    """Convert a `RematError` raised in the block to a `click.BadParameter` of the running command.
 
     Args:
         option: name of the invalid option; if empty, the option that the error names.
@@ -341,8 +344,9 @@ def wrong_usage(option: str = "") -> Iterator[None]:
 def users_output() -> Iterator[None]:
     """Redirect standard output to standard error, and hide PyTorch's error logs, within the block.
 
-    The model's code may print, but standard output is for results. The error that remat raises
-    contains the errors that PyTorch logs. If ``TORCH_LOGS`` is set, logs are shown.
+    The model's code may print, but standard output is for results. PyTorch's error logs would
+    repeat what remat's own error says. If the environment variable ``TORCH_LOGS`` is set, logs are
+    shown.
     """
     before = logging.root.manager.disable
     if "TORCH_LOGS" not in os.environ:
@@ -360,10 +364,10 @@ def capture_model(
     """Build MODEL and capture its training step as one joint graph.
 
     Args:
-        progress: shows the stages.
+        progress: shows the stages of the command.
         model: MODEL as typed.
         overrides: ``key=value`` texts for the config of an ``hf`` model.
-        options: further arguments of `capture_graphs`.
+        options: further arguments of `capture_graphs`, such as ``lower`` and ``device``.
 
     Returns:
         The model's call, the joint graph, and the seconds that capturing took.
@@ -390,21 +394,23 @@ def capture_graphs(
     """Build MODEL and capture its training step as joint graphs.
 
     Args:
-        progress: shows the stages.
+        progress: shows the stages of the command.
         model: MODEL as typed.
         overrides: ``key=value`` texts for the config of an ``hf`` model.
-        lower: ``"inductor"`` or ``"eager"``, as in `remat.capture`.
+        lower: ``"inductor"`` to lower the graphs by Inductor's decompositions, ``"eager"`` not to.
         device: the device to trace for; None: the device of the tensors.
         fullgraph: whether graph breaks are refused.
-        run: whether forward runs once on real tensors, if ``fullgraph`` is False.
-        options: ``batch`` and ``seq``, as in `remat.cli.models.load`.
+        run: whether forward runs once on real tensors while graphs are captured; used only if
+            ``fullgraph`` is False.
+        options: ``batch`` (batch size) and ``seq`` (sequence length), as in
+            `remat.cli.models.load`.
 
     Returns:
         The model's call, its joint graphs, and the seconds that capturing took.
 
     Raises:
-        CaptureError: as from `remat.capture`. The advice names options of the command instead of
-            arguments.
+        CaptureError: the step cannot be captured as requested. The advice names options of the
+            command instead of arguments of `remat.capture`.
     """
     from remat.cli.models import load
     from remat.graph.capture import capture

@@ -62,8 +62,8 @@ def compare(
     """Plan MODEL with several solvers at several budgets, side by side.
 
     The best plans of each budget carry a star. The gap is the part of a plan's cost above a proven
-    lower bound, as a ratio of the cost. A solver that is named with --solvers searches as long as
-    in `remat plan`.
+    lower bound, as a ratio of the cost. A solver that is named with --solvers does the same search
+    as in `remat plan`.
     """
     from remat import api
     from remat.cli import tables

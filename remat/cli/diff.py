@@ -88,7 +88,7 @@ def _show(a: Plan, b: Plan, first: str, second: str) -> None:
 
 
 def _saved_only(one: Plan, other: Plan) -> list[str]:
-    """Return the nodes that ``one`` saves and ``other`` does not, in the order of ``one``."""
+    """Return names of nodes that ``one`` saves and ``other`` does not, in the order of ``one``."""
     there = {*other.saved, *other.snapshots}
     return list(dict.fromkeys(n for n in (*one.saved, *one.snapshots) if n not in there))
 

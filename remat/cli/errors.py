@@ -25,7 +25,7 @@ def asks_for_json(args: Sequence[str]) -> bool:
 def echo_error(
     error: RematError | click.ClickException, result: Mapping[str, Any] | None = None
 ) -> None:
-    """Print an error as a JSON object, together with the results of the command.
+    """Print an error as a JSON object, together with results of the command.
 
     Args:
         error: the error.
@@ -37,7 +37,7 @@ def echo_error(
 
 
 def fail(error: RematError, result: Mapping[str, Any] | None) -> NoReturn:
-    """End a command that has results but failed.
+    """End a command that failed after it has results.
 
     Args:
         error: the reason for the failure.
@@ -73,9 +73,9 @@ def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def tell_refused_plugins() -> None:
-    """Print each refused plugin in one line.
+    """Print, for each plugin that remat refused to load, one line with the reason.
 
-    Nothing is printed if the command loaded no plugins.
+    The lines go to standard error. Nothing is printed if the command did not look for plugins.
     """
     registries = sys.modules.get("remat.plugins.registry")
     if registries is None:

@@ -141,8 +141,8 @@ def _literal(text: str) -> Any:
 def _model(kind: str, auto: Any, config: Any, device: str) -> Any:
     """Build the model on a device.
 
-    A constructor that reads values fails on the meta device. The model is then built with fake
-    tensors.
+    A constructor that reads tensor values fails on the meta device. The model is then built with
+    fake tensors.
 
     Raises:
         CaptureError: `transformers` fails to build the model.
@@ -171,8 +171,8 @@ def _model(kind: str, auto: Any, config: Any, device: str) -> Any:
 def _trainable(model: Any) -> Any:
     """Put a model into train mode, and set its loss if `transformers` knows none for its class.
 
-    `transformers` would choose the same loss, with a warning in the middle of the step, which
-    Dynamo cannot trace.
+    Otherwise `transformers` would choose the same loss when the model runs, and log a warning,
+    which Dynamo cannot trace.
     """
     from transformers.loss.loss_utils import LOSS_MAPPING
 

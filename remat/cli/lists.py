@@ -138,7 +138,7 @@ def costs(as_json: bool) -> None:
 
 
 def _options(kind: Any) -> dict[str, str]:
-    """Return the options of a pass or analysis with their defaults as text.
+    """Return a dict from each option of a pass or analysis to its default value as text.
 
     The text is empty for an option without a default, or whose default a pipeline cannot write.
     """
@@ -156,11 +156,11 @@ def _options(kind: Any) -> dict[str, str]:
 
 
 def _show(columns: Mapping[str, str], rows: list[Row]) -> None:
-    """Print a table whose first column is never cut and whose other columns wrap.
+    """Print a table whose first column stays on one line and whose other columns wrap.
 
     Args:
-        columns: heading of each column, with the key of its cells.
-        rows: one dictionary per line. Rows with a ``reason`` are dimmed.
+        columns: dict from the heading of each column to the key of the column's cells in a row.
+        rows: one dictionary of cells per row. Rows with a non-empty ``reason`` are dimmed.
     """
     from remat.cli import tables
 

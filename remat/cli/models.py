@@ -66,7 +66,7 @@ def load(
 def takes_batch(function: Any) -> bool:
     """Return whether a function is called with the batch size as its first argument.
 
-    It is if that argument has no default or is named ``batch``.
+    The result is True if the function's first argument has no default or is named ``batch``.
     """
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -117,7 +117,7 @@ def called(function: Any, spec: str, *args: Any) -> Example:
     Args:
         function: the function.
         spec: MODEL as typed, for messages.
-        args: arguments for the function: the batch size, or none.
+        args: arguments for the function: the batch size, or no argument.
 
     Raises:
         CaptureError: the function raised, or did not return a model and its arguments.
@@ -130,7 +130,7 @@ def called(function: Any, spec: str, *args: Any) -> Example:
 
 
 def _tell_allocated(example: Example, spec: str) -> None:
-    """Print a note if a model allocates large weights, since planning does not need them."""
+    """Print a note if a model allocates large weights, which planning does not need."""
     import torch
 
     from remat.units import format_bytes

@@ -130,7 +130,7 @@ def read_graph(
     """Read the joint graph that JOINT names: graph text from a file or standard input, or a model.
 
     Args:
-        progress: shows the stages.
+        progress: shows the stages of the command.
         joint: JOINT as typed.
         overrides: ``key=value`` texts for the config of an ``hf`` model.
         lower: lowering of a captured model, ``"inductor"`` or ``"eager"``.
@@ -174,7 +174,10 @@ def _from_stdin() -> JointGraph:
 
 
 def _pipeline(options: dict[str, Any]) -> Pipeline:
-    """Return the pipeline of ``--passes``; without it, the default pipeline with the given options.
+    """Return the pipeline of ``--passes``; without ``--passes``, the default pipeline.
+
+    The default pipeline takes its budget, solver, cost model and time limit from ``options``. The
+    entries that are read are removed from ``options``.
 
     Raises:
         click.UsageError: ``--passes`` is given together with an option of the default pipeline.
@@ -197,13 +200,14 @@ def _pipeline(options: dict[str, Any]) -> Pipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Watch:
-    """The instruments that the options request.
+    """The instruments of the pass manager that the command's options request.
 
     Attributes:
-        instruments: all of them, in the order in which they see a pass.
+        instruments: all requested instruments, in the order in which they see a pass.
         timing: the timing instrument; None if not requested.
         statistics: the statistics instrument; None if not requested.
-        bisected: the bisection instrument; None if not requested.
+        bisected: the instrument that limits how many passes run, to find a faulty one; None if not
+            requested.
     """
 
     instruments: Sequence[Instrument]

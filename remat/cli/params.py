@@ -24,7 +24,8 @@ class Checked(ParamType):
 
     Args:
         name: name of the type in the help.
-        read: converts the text to the value. A `RematError` that it raises becomes wrong usage.
+        read: function that converts the text to the value. A `RematError` that ``read`` raises
+            becomes wrong usage.
     """
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:

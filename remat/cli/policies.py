@@ -40,10 +40,11 @@ def policies(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """List the modules of MODEL, what a plan saves and recomputes in each, and a line of code to paste.
+    """List the modules of MODEL, what a plan saves and recomputes in each, and code to paste.
 
-    The column "forward" is the cost of one run of a module's forward: recomputing all of it adds that to the step.
-    The line calls torch.compile with policies that describe this plan. Change them as you want.
+    The column "forward" is the cost of running a module's forward once. The step costs that much
+    more if the whole module is recomputed. The code calls torch.compile with policies that describe
+    this plan. Change the policies as you want.
     """
     from remat.planning.planner import plan_graph
     from remat.report.by_module import module_rows, policies_of
@@ -114,9 +115,10 @@ def _table(rows: list[ModuleRow], unit: str) -> list[str]:
 
 
 def _below(pattern: str, rows: list[ModuleRow]) -> str:
-    """Return a pattern without the pattern of the nearest row that encloses it.
+    """Return a module pattern without the part that the nearest enclosing row already shows.
 
-    The pattern is unchanged if no row encloses it.
+    Below the row ``model.layers``, for example, ``model.layers.mlp`` is shown as ``mlp``. The
+    pattern is unchanged if no row encloses it.
     """
     names = {row.pattern for row in rows if pattern.startswith(f"{row.pattern}.")}
     return pattern[len(max(names, key=len)) + 1 :] if names else pattern

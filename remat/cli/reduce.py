@@ -116,10 +116,10 @@ def reduce_(
 
 
 def _fails_alike(recorded: Recorded) -> Callable[[JointGraph], bool]:
-    """Return a test of whether a graph still fails with the recorded kind of error.
+    """Return a function that tests whether a graph still fails with the recorded kind of error.
 
-    The test replays the failure as `remat repro` does. Names and numbers in the message are
-    ignored.
+    The function replays the failure as `remat repro` does. It compares the error's class and
+    message, and ignores names and numbers in the message.
     """
     wanted = recorded.type, _kind(recorded.message)
 
@@ -145,13 +145,14 @@ def _kind(message: str) -> str:
 def _command(
     command: str, timeout_s: float | None, place: Path, in_folder: bool
 ) -> Callable[[JointGraph], bool]:
-    """Return a test of whether a shell command fails on a graph.
+    """Return a function that tests whether a shell command fails on a graph.
 
     Args:
-        command: the command; ``{}`` stands for ``place``.
+        command: the command; ``{}`` in it is replaced by the path ``place``.
         timeout_s: seconds after which the command is ended and counts as not failing; None for no
             limit.
-        place: the file to write the graph to, or a copied reproducer folder.
+        place: the file to write the graph to, or a copied reproducer folder that contains this
+            file.
         in_folder: whether ``place`` is a folder.
     """
     from remat.graph.text import write_joint

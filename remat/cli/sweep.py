@@ -34,7 +34,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Named:
-    """A model given by its MODEL text and built when called, so that workers can receive it.
+    """Callable that builds MODEL. Worker processes receive this object instead of a built model.
 
     Attributes:
         spec: MODEL as typed.
@@ -183,13 +183,15 @@ def sweep(
 def _stage(
     missing: Mapping[str, int], at: int, wanted: int, jobs: int | None, output: Path | None
 ) -> str:
-    """Return the name of the current stage: one model, or with several processes all models.
+    """Return the text for the current stage of progress.
+
+    A stage is the planning of one model or, with several processes, of all models.
 
     Args:
-        missing: number of rows to plan by model, in the order of planning.
-        at: index of the current model.
+        missing: dict from each model to the number of rows to plan, in the order of planning.
+        at: position of the current model in ``missing``.
         wanted: number of requested rows.
-        jobs: number of processes; None for this process.
+        jobs: number of worker processes; None if this process plans.
         output: the table's file; None for no file.
     """
     from remat.report.explanation import counted
@@ -204,7 +206,7 @@ def _stage(
 
 
 def _taken(rows: int, output: Path | None) -> str:
-    """Return text that says how many requested rows the table has already; empty for none.
+    """Return text that says how many requested rows the table's file has already; empty for none.
 
     Args:
         rows: number of these rows.
@@ -217,7 +219,7 @@ def _taken(rows: int, output: Path | None) -> str:
 
 @contextlib.contextmanager
 def _resumable(output: Path | None) -> Iterator[None]:
-    """Print the command that continues the sweep if Ctrl-C interrupts the block.
+    """If Ctrl-C interrupts the block, print the command that continues the sweep.
 
     Args:
         output: the table's file; None for no file, in which case nothing is printed.

@@ -101,7 +101,8 @@ class Backend:
     def has(self, options: Mapping[str, Any], mode: str | None) -> bool:
         """Return whether this backend was created with these options.
 
-        A user may change the options dict after the backend was created with it.
+        Options are compared by value, because a user may change the dict after the backend was
+        created.
         """
         given, given_mode = self._given
         return (
@@ -129,7 +130,7 @@ class Backend:
 
         Raises:
             RematError: the graph cannot be planned. The error is also a ``BackendCompilerFailed``,
-                which Dynamo does not wrap.
+                so that Dynamo raises it unchanged.
         """
         try:
             if more:
@@ -243,20 +244,32 @@ def backend(
     """Build a backend for ``torch.compile(model, backend=remat.backend(budget="40GiB"))``.
 
     Args:
-        budget: as in `remat.plan`. If ``plan`` is given too, graphs without a saved plan are
-            planned under this budget.
-        solver: as in `remat.plan`.
-        cost: as in `remat.plan`.
-        time_limit: as in `remat.plan`.
-        plan: as in `remat.partitioner`.
-        pipeline: as in `remat.plan`.
-        rank_wait_s: as in `remat.partitioner`.
-        hooks: as in `remat.plan`.
-        reread_inputs: as in `remat.plan`.
-        repro: as in `remat.partitioner`.
-        offload: as in `remat.plan`.
-        policies: as in `remat.plan`.
-        strict: as in `remat.partitioner`.
+        budget: a limit on the peak or on the saved bytes, such as ``"40GiB"``; see `remat.plan` for
+            all forms. If ``plan`` is given too, graphs without a saved plan are planned under this
+            budget.
+        solver: name of the solver that decides, or a `remat.Solver`; ``"auto"`` takes the best plan
+            of several solvers.
+        cost: the cost model, such as ``"roofline:a100"``; see `remat.plan` for others.
+        time_limit: seconds for the solver; None: no time limit.
+        plan: saved plans to reuse: a `remat.Plan` or `remat.PlanSet`, its JSON text, or a path to
+            the JSON file. A graph without a saved plan is refused unless ``budget`` is given too.
+        pipeline: passes to run instead of the default ones, as text or as a pipeline; see
+            `remat.default_pipeline`.
+        rank_wait_s: seconds that the other ranks of a job wait for the decision of rank 0. None:
+            every rank decides alone.
+        hooks: saved-tensor hooks that pack saved values after forward and unpack them in backward,
+            such as ``"bf16"``; see `remat.plan` for others.
+        reread_inputs: whether backward may read the inputs of the step again. If False, backward
+            reads only parameters, buffers, and inputs that eager autograd would have saved too.
+        repro: the folder for a reproducer of an unexpected planning error. None: the folder that
+            the environment variable ``REMAT_REPRO_DIR`` names, else a temporary folder. False: no
+            reproducer.
+        offload: speed of the link to the host, such as ``"25GB/s"`` or ``"pcie4"``, over which
+            saved values may be copied; see `remat.plan`. None: no offloading.
+        policies: what happens to the values of modules, by globs over the modules' names, such as
+            ``{"*.mlp": "recompute"}``; see `remat.plan`.
+        strict: whether a recompilation, too, refuses a budget in bytes that cannot be met. By
+            default a recompilation warns once and runs the plan with the least peak.
         lower: ``"inductor"`` to compile the forward and backward graphs with Inductor; ``"eager"``
             to run them uncompiled.
         mode: a mode of Inductor, such as ``"max-autotune"``.
@@ -374,8 +387,8 @@ def _inductor_options(
 ) -> dict[str, Any]:
     """Return the Inductor settings of a step: remat's, those of ``mode``, and the user's.
 
-    A setting of ``mode`` overrides remat's, and the user's overrides both. If a hook has no cache
-    key, Inductor's caches are switched off regardless.
+    A setting of ``mode`` overrides remat's, and the user's overrides both. If a saved-tensor hook
+    has no cache key, Inductor's caches are switched off regardless.
 
     Args:
         partition: the partitioner.

@@ -68,8 +68,9 @@ def compile_within_budget(
 ) -> Callable[..., Any]:
     """Compile a step with Inductor, and replan until the compiled step meets its budget.
 
-    If the budget is a ratio of the peak and is never met, the compiled step with the least peak is
-    returned.
+    The number of replans is limited. If no compiled step meets the budget, the result depends on
+    the budget: a peak in bytes raises, saved bytes warn, and for a ratio of the peak the compiled
+    step with the least peak is returned.
 
     Args:
         step: plans the graph with ``known.plan``.
@@ -82,7 +83,7 @@ def compile_within_budget(
         The compiled step.
 
     Raises:
-        RematError: planning failed, or the budget cannot be met.
+        RematError: planning failed, or no compiled step meets a budget that is a peak in bytes.
     """
     tried: list[tuple[int, Plan, Callable[..., Any]]] = []
     with step.compiling(), known.searching():
@@ -116,7 +117,10 @@ def _compile_once(
     inputs: Sequence[Any],
     patches: dict[str, Any],
 ) -> Callable[..., Any]:
-    """Plan and compile a step, or load it from a cache; set the plan's compiled figures."""
+    """Plan and compile a step once, or load the compiled step with its plan from a cache.
+
+    The plan in ``step.made`` then has the figures of the compiled code, if they are known.
+    """
     # Inductor compiles nested regions as graphs of their own: the step then has more than two graphs.
     whole = not calls_regions(gm)
     if whole and step.options.keeps_steps:
@@ -140,7 +144,7 @@ def _plans_again(step: StepPartition, known: CompiledBudget) -> bool:
     If the result is True, the step's plan is removed from `remat.plans`.
 
     Raises:
-        BudgetError: the step exceeds its budget, and no replan is left.
+        BudgetError: the compiled step exceeds a peak in bytes, and no replan is left.
     """
     made, options = step.made, step.options
     if made is not None and step.applies_saved:
@@ -171,7 +175,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
 
     Args:
         step: plans the joint graph.
-        known: measurements from earlier attempts.
+        known: measurements from earlier compilations of the step.
         whole: whether the step has exactly one forward and one backward graph. If not, nested
             regions are compiled as further graphs.
         traces: a digest to add to AOTAutograd's cache key, from `plan_cache.traces_of`. The whole
@@ -181,8 +185,8 @@ class Attempt(torch_compat.CustomPartitionerFn):
     Attributes:
         is_new: whether a graph was partitioned or compiled; False if the whole step came from
             AOTAutograd's cache.
-        record: the record to store beside the compiled step, still without its plan; None to store
-            no record.
+        record: what to store beside the compiled step, so that a later process can restore the
+            plan. `finish` adds the plan itself. None to store nothing.
     """
 
     def __init__(
@@ -207,11 +211,11 @@ class Attempt(torch_compat.CustomPartitionerFn):
         )
 
     def __reduce__(self) -> Any:
-        """Pickle the options instead of this object.
+        """Pickle the partitioner that holds the step's options, instead of this object.
 
         Inductor and AOTAutograd copy and pickle their settings, of which this object is one. A copy
-        must not keep the step alive. `uuid` returns the other values on which the compilation
-        depends.
+        must not keep the step alive. `uuid`, the cache key, covers everything else that affects the
+        compilation.
         """
         return self._step.options.__reduce_ex__(2)
 
@@ -222,7 +226,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
 
         Args:
             gm: the graph from Dynamo.
-            inputs: example inputs.
+            inputs: example inputs of the compilation.
             patches: Inductor settings.
 
         Returns:
@@ -253,8 +257,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Partition a joint graph into forward and backward graph; Inductor calls this method.
 
-        The method also fills ``record``, by which a later process restores the plan if the compiled
-        step is in a cache.
+        If the whole compiled step may be cached, the method also sets ``record``.
 
         Args:
             gm: the joint graph; it is changed.
@@ -296,6 +299,9 @@ class Attempt(torch_compat.CustomPartitionerFn):
             gm: the graph; a copy is compiled.
             example_inputs: example inputs of the graph.
             kwargs: further arguments of Inductor's ``compile_fx_inner``.
+
+        Returns:
+            The compiled graph, as ``compile_fx_inner`` returns it.
         """
         self.is_new, self._traces = True, ""
         self._step.stage("compiling backward" if self._graphs else "compiling forward")
@@ -313,7 +319,11 @@ class Attempt(torch_compat.CustomPartitionerFn):
         return compiled
 
     def finish(self) -> None:
-        """Set the compiled figures of the plan, and cache the plan with the compiled graphs."""
+        """Give the plan the figures of the compiled code, and write the plan to the plan cache.
+
+        The figures come from simulating the generated code. If this code cannot be simulated, the
+        plan keeps its estimated figures.
+        """
         made = self._step.made
         if not self._whole or len(self._graphs) != 2 or made is None:
             return
@@ -342,8 +352,14 @@ class Attempt(torch_compat.CustomPartitionerFn):
 def _restore(step: StepPartition, gm: fx.GraphModule, compiled: Any) -> bool:
     """Restore the plan of a step that came from AOTAutograd's cache.
 
+    Args:
+        step: receives the plan.
+        gm: the graph from Dynamo.
+        compiled: the compiled step from the cache.
+
     Returns:
-        Whether the step can be used. False if its plan cannot be restored.
+        Whether the compiled step can be used: its plan was restored, or it has no backward and thus
+        no plan.
     """
     keys = plan_cache.graph_keys(compiled)
     if keys is None:
@@ -378,20 +394,22 @@ def restore(step: StepPartition, gm: fx.GraphModule, record: CachedPlan) -> None
 
 @dataclass(slots=True)
 class CompiledBudget:
-    """Measurements of one step's compilations, by which the step is replanned.
+    """Measurements of one step's compilations, which limit the next plan of this step.
 
     Attributes:
         excess: safety margin in bytes by which the estimated peak must be below the budget. It is
             the compiled peak minus the estimated peak, and at least twice the last margin.
-        tighter: a smaller budget on saved bytes to plan under instead of the given one; None before
-            the first replan.
-        peaks: compiled peaks in bytes of the decisions that exceeded the budget.
+        tighter: a smaller budget on saved bytes to plan under instead of the given one. None before
+            the first replan, and under a budget on the peak.
+        peaks: dict from each decision that exceeded the budget once compiled to its compiled peak
+            in bytes.
         lowest: measurements of compilations that were planned for the least peak. Such plans are
             tried before a budget on the peak in bytes is refused. None before the first such plan.
         over: bytes by which the last compiled step exceeds its budget, on the rank that exceeds the
             budget most.
         times: number of replans.
-        search: the search for the last plan, from which the search for the next plan continues.
+        search: state of the search that found the last plan; the search for the next plan continues
+            from it.
     """
 
     excess: int = 0
@@ -410,7 +428,8 @@ class CompiledBudget:
     def searching(self) -> Iterator[None]:
         """Drop ``search`` of this object and of ``lowest`` at the end of the block.
 
-        A search holds traced graphs, and the compiled step holds this object.
+        A search holds traced graphs. The compiled step holds this object, so the graphs would
+        otherwise live as long as the step.
         """
         try:
             yield
@@ -489,7 +508,7 @@ class CompiledBudget:
     ) -> bool:
         """Return whether to replan a step because the compiled step exceeds its budget.
 
-        If the result is True, the next call of `plan` uses a smaller limit.
+        If the result is True, the next call of `plan` plans for fewer bytes.
 
         Args:
             made: the plan, with the figures of the compiled step.
@@ -501,7 +520,8 @@ class CompiledBudget:
             together: whether other ranks may replan too. All ranks then replan equally often.
 
         Raises:
-            BudgetError: the step exceeds a peak in bytes, and no replan is left.
+            BudgetError: the compiled step exceeds a budget that is a peak in bytes, and no replan
+                is left.
         """
         if not request.decides:
             return False
@@ -535,7 +555,13 @@ class CompiledBudget:
         return True
 
     def _is_last(self, asked: Budget, *, can_hold: bool, together: bool) -> bool:
-        """Return whether no replan is left for a step that exceeds its budget."""
+        """Return whether no replan is left for a step that exceeds its budget.
+
+        Args:
+            asked: the requested budget.
+            can_hold: see `replans`.
+            together: see `replans`.
+        """
         if asked.peak_bytes is None or not can_hold:
             most = _OF_PEAKS if asked.on_peak else MOST_REPLANS
             return self.times == (_most(asked) if can_hold else most)
@@ -547,9 +573,9 @@ class CompiledBudget:
     def is_open(self, made: Plan, request: PlanRequest) -> bool:
         """Return whether a later process must plan this step itself instead of loading its plan.
 
-        True if the compiled step exceeds a ratio of the peak, or a peak in bytes that was replanned
-        for the least peak. Only the process that planned the step knows how many bytes a ratio of
-        the peak means.
+        True if the compiled step exceeds its budget, in two cases: the budget is a ratio of the
+        peak, or the step was also planned for its least peak. Only the process that planned the
+        step knows how many bytes a ratio of the peak means.
 
         Args:
             made: the plan, with the figures of the compiled step.
@@ -563,8 +589,8 @@ class CompiledBudget:
         """Return the compiled step's bytes, and the bytes that its budget allows.
 
         Under a budget on the peak, both numbers are bytes of the peak; otherwise they are saved
-        bytes. A budget that is a ratio of the peak allows 1/200 more. Both numbers are 0 if there
-        is no limit to check.
+        bytes. If the budget is a ratio of the peak, its bytes plus 1/200 are allowed. Both numbers
+        are 0 if the compiled bytes are unknown or no limit applies to them.
         """
         asked = request.budget
         if not made.planned_peak_bytes or not request.decides:
@@ -593,7 +619,7 @@ class CompiledBudget:
             made: the plan.
             request: the options that the step was planned under.
             taken: compiled bytes of the step.
-            limit: the budget in bytes.
+            limit: bytes that the budget allows.
             elsewhere: whether only another rank exceeds the budget.
 
         Raises:

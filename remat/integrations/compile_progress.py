@@ -20,7 +20,7 @@ _CLEAR = "\r\x1b[2K"
 
 
 class CompileProgress:
-    """Show the stage of a compilation on a terminal, once it has taken `SILENT_S` seconds.
+    """Show the stage of a compilation on a terminal, after the first `SILENT_S` seconds.
 
     Nothing is written if the stream is not a terminal.
 
@@ -46,7 +46,7 @@ class CompileProgress:
         self._stage = text
 
     def finish(self, plan: Plan) -> None:
-        """Stop, and print the plan's figures if progress was shown."""
+        """Stop showing progress; if any was shown, print one line with the plan's figures."""
         self._stop()
         if self._shown:
             self._write(f"remat: {closing_line(plan)}; details: remat.plans()[-1].explain()\n")

@@ -41,10 +41,10 @@ class CompiledGraph:
     """The forward or backward graph of a step, with the code that Inductor generated for it.
 
     Attributes:
-        given: name and value of each input; the value is a fake tensor, a number or a symbol.
-        returned: name of each output's node; empty if the output is not a node.
+        given: pair (name, value) of each input; the value is a fake tensor, a number or a symbol.
+        returned: name of each output's node; an empty text if the output is not a node.
         values: fake value of each output; None if the output is not a node.
-        own: number of outputs that are the step's own; the remaining outputs are saved for
+        own: number of outputs that belong to the user; the outputs after them are saved for
             backward.
         code: the Python code that Inductor generated.
         constants: tensors that the code reads by name.
@@ -82,7 +82,7 @@ def compiled_timeline(
     """Return the lifetimes of all storages of a compiled step, with one program point per kernel.
 
     Args:
-        forward: the forward graph, whose outputs are its own ones, then the saved values.
+        forward: the forward graph, whose outputs are those for the user, then the saved values.
         backward: the backward graph, whose inputs are the saved values and the tangents.
         symbolic: whether to express bytes as functions of symbolic sizes, which takes longer.
 
@@ -118,7 +118,7 @@ def compiled_timeline(
 
 
 def held_bytes(timeline: Timeline) -> int:
-    """Return the bytes of activations saved for backward, beyond inputs and outputs."""
+    """Return the bytes saved for backward that are neither inputs nor outputs of the step."""
     return sum(x.nbytes for x in timeline.lifetimes if x.kind is StorageKind.SAVED)
 
 
@@ -200,7 +200,8 @@ class _Sizes:
         Args:
             values: fake outputs of the traced graph.
             outputs: outputs of the generated code.
-            nbytes: bytes of every storage allocated so far.
+            nbytes: bytes of every storage allocated so far; symbols that occur only in them are the
+                generated code's data-dependent sizes.
         """
         for value, output in zip(values, outputs, strict=True):
             for size, found in zip(_numbers(value), _numbers(output), strict=False):
@@ -220,10 +221,10 @@ class _Sizes:
     def of_step(self, size: Any) -> Any:
         """Translate a size of the generated code into symbols of the step; None for a plain number.
 
-        Backward recomputes operators of forward. A data-dependent symbol of backward therefore
-        becomes the maximum of forward's data-dependent symbols. If forward does not return a
-        data-dependent size, the step has no symbol for it; a new symbol, whose name ends with "?",
-        is used.
+        A data-dependent symbol that only the code of backward has stems from a recomputed operator.
+        The maximum of forward's data-dependent symbols takes its place. If forward does not return
+        a data-dependent size, the step has no symbol for this size; a new symbol, whose name ends
+        with "?", is used.
         """
         expression = expression_of(size)
         if expression is None:
@@ -278,7 +279,7 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._on_host: set[int] = set()
 
     def given(self, name: str, like: Any, kind: StorageKind) -> Any:
-        """Allocate an input with the size, stride, dtype and device of ``like``.
+        """Allocate an input of a graph with the size, stride, dtype and device of ``like``.
 
         A value that is not a tensor is returned as a number.
 
@@ -313,14 +314,14 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return [x.size for x in self._lives]
 
     def begin_backward(self) -> None:
-        """End forward: later program points belong to backward."""
+        """Mark the end of forward; program points that are recorded later belong to backward."""
         # A graph without kernels counts as one program point, as in `Timeline`.
         if not self._moments:
             self._moments.append("")
         self._boundary = len(self._moments)
 
     def mark(self, values: Sequence[Any], kind: StorageKind, names: Sequence[str] = ()) -> None:
-        """Set the kind of storages that the code allocated, and the names of saved values on them.
+        """Set the kind of storages that the code allocated, and the names of the saved values.
 
         Only storages of the kind ``TEMPORARY``, with which every allocation begins, are changed.
 
@@ -360,7 +361,7 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def _note(self, value: torch.Tensor, node: str, kind: StorageKind) -> None:
-        """Record a storage that is seen for the first time, and have `_gone` called at its end.
+        """Record a storage that is seen for the first time, and call `_gone` when it is freed.
 
         Args:
             value: a tensor on the storage.
@@ -444,12 +445,13 @@ def _runs_kernels(statement: ast.stmt) -> bool:
 
 
 def _without_kernels(statement: ast.stmt) -> ast.stmt | None:
-    """Rewrite a statement of the generated module so that it needs no kernels.
+    """Rewrite a statement of the generated module so that no kernel is compiled or loaded.
 
-    A compiled kernel becomes a function that does nothing.
+    A name that the statement binds to a compiled kernel is bound to a function that does nothing.
 
     Returns:
-        The statement; None to remove it, if it only defines kernels or is not part of the step.
+        The statement; None to remove a statement that only defines kernels or is not part of the
+        step.
     """
     if isinstance(statement, ast.If):  # ``if __name__ == "__main__"``
         return None
@@ -464,7 +466,7 @@ def _without_kernels(statement: ast.stmt) -> ast.stmt | None:
 
 
 class _Ticking(ast.NodeTransformer):
-    """Insert a call of ``__ran__`` after every statement that runs a kernel."""
+    """Insert a call of the callback ``__ran__`` after every statement that runs a kernel."""
 
     def visit_Expr(self, node: ast.Expr) -> Any:
         return self._ticked(node)
@@ -523,8 +525,9 @@ def _reinterpreted(value: torch.Tensor, size: Any, stride: Any, offset: int) -> 
 class _Extern:
     """Give the generated code PyTorch operators in place of Inductor's extern kernels.
 
-    If ``out`` is given, the result is already allocated. The operator then runs only if it may
-    allocate a workspace.
+    An extern kernel is an operator that Inductor calls instead of generating code for it. If a call
+    passes ``out``, its result is already allocated. The operator then runs only if it may allocate
+    a workspace.
     """
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

@@ -15,18 +15,21 @@ _NEAR = 20
 class NearFusions(InductorChoices):
     """Inductor's fusion rules without fusions that would move operators far ahead in backward.
 
-    A fused kernel runs at the place of the first kernel. All operators that the second kernel
-    depends on then run earlier, and their results stay alive longer. Extern operators are operators
-    for which Inductor generates no kernel, such as matrix products.
+    A fused kernel runs at the place of the earlier kernel. All operators that the later kernel
+    depends on must then run before that place, and their results stay alive longer. An extern
+    operator is one for which Inductor generates no kernel, such as a matrix product. Distances
+    below are counted in the schedule before the fusion.
 
-    Two kernels that read the same value are not fused if the second depends on extern operators far
-    behind the first. In a backward that recomputes layers, such a fusion moves whole layers ahead.
-    With such fusions, a GPT-2 that recomputes its attention took 9 % more memory.
+    Two kernels that read the same value are fused only if they are near. They are not near if the
+    later kernel depends on an extern operator more than `_NEAR` nodes behind the earlier kernel. In
+    a backward that recomputes layers, such a fusion moves whole layers ahead. With such fusions, a
+    GPT-2 that recomputes its attention took 9 % more memory.
 
-    A reduction is not fused with its reader if that reader depends on extern operators far behind
-    the reduction. The result of the reduction is small, but its inputs would stay alive until then.
-    Gradients of weights that several layers or time steps share are sums of such reductions. With
-    such fusions, a network that uses two layers six times took 1.9 times as much memory.
+    A reduction is not fused with a reader that must wait for more than `NEAR_SUMS` extern operators
+    which run after the reduction. The result of the reduction is small, but its inputs would stay
+    alive until then. Gradients of weights that several layers or time steps share are sums of such
+    reductions. With such fusions, a network that uses two layers six times took 1.9 times as much
+    memory.
     """
 
     def __init__(self) -> None:
@@ -42,7 +45,11 @@ class NearFusions(InductorChoices):
     def can_fuse_horizontal(  # type: ignore[override]  # a static method there, called on an instance
         self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
     ) -> bool:
-        """Return whether to fuse two kernels that read the same value."""
+        """Return whether to fuse two kernels that read the same value; Inductor calls this method.
+
+        The arguments are passed on to Inductor's own rule. If that rule allows the fusion, the rule
+        of `NearFusions` decides.
+        """
         if not InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score):
             return False
         stands, waits = self._places(scheduler, node1, node2)
@@ -51,7 +58,11 @@ class NearFusions(InductorChoices):
     def can_fuse_vertical(  # type: ignore[override]  # likewise
         self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
     ) -> bool:
-        """Return whether to fuse a kernel with a kernel that reads its result."""
+        """Return whether to fuse a kernel with a reader of its result; Inductor calls this method.
+
+        The arguments are passed on to Inductor's own rule. If that rule allows the fusion and the
+        first kernel is a reduction, the rule of `NearFusions` decides.
+        """
         if not InductorChoices.can_fuse_vertical(scheduler, node1, node2, shared_data_score):
             return False
         if not node1.is_reduction():
@@ -65,9 +76,9 @@ class NearFusions(InductorChoices):
         """Return two positions in the schedule for a pair of kernels.
 
         Returns:
-            The position of the first kernel, and the position of the last extern operator that the
-            second kernel depends on. The second position is -1 if the kernel depends on no extern
-            operator.
+            The position of the kernel that comes first in the schedule, and the position of the
+            last extern operator that the other kernel depends on. The second position is -1 if
+            there is no such operator.
         """
         # Computed once per schedule, since Inductor asks about many pairs of kernels.
         if self._scheduler is not scheduler:
@@ -81,15 +92,17 @@ class NearFusions(InductorChoices):
 
 
 def _placed(scheduler: Any) -> list[Any]:
-    """Return the nodes of a schedule that have a position, in order."""
+    """Return the nodes that have a position in a schedule, in the order of their positions."""
     placed = (n for n in scheduler.name_to_node.values() if hasattr(n, "min_order"))
     return sorted(placed, key=lambda n: n.min_order)
 
 
 def _waits(scheduler: Any) -> dict[str, int]:
-    """Return, for each node of a schedule, the position of the last extern operator it depends on.
+    """Return the last extern operator that each node of a schedule depends on.
 
-    The position is -1 if a node depends on no extern operator.
+    Returns:
+        Dict from the name of each node to the operator's position in the schedule; -1 if the node
+        depends on no extern operator.
     """
     found: dict[str, int] = {}
     for node in _placed(scheduler):

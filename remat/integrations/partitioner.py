@@ -76,17 +76,18 @@ PlanGraph = Callable[[JointGraph, PlanRequest, AgreeRanks | None], Plan]
 
 @dataclass(slots=True, weakref_slot=True)
 class CompiledGraphs:
-    """The graphs that were compiled under the same options.
+    """Record of the graphs that one `Partitioner` has partitioned.
 
     Attributes:
-        planned: identities of the graphs that were planned under the budget: code with parameters,
-            or the fingerprint.
+        planned: identities of the graphs that were planned under the budget. An identity is the
+            result of `code_of` or, if Dynamo is not compiling, the graph's fingerprint.
         met: number of partitioned graphs with each fingerprint. Equal layers share a fingerprint,
             and each takes the next saved plan of that fingerprint.
-        matched: patterns of policies by module that matched a module in any of the graphs.
-        has_breaks: whether a step has graph breaks, so that a pattern may match in another graph.
-        over: code of the graphs that run although their budget cannot be met, with the bytes last
-            warned of.
+        matched: patterns of the option ``policies`` that matched a module in any of the graphs.
+        has_breaks: whether the step has graph breaks. A pattern that matches no module in one graph
+            may then match in another.
+        over: graphs that run although their budget cannot be met: dict from the result of `code_of`
+            to the bytes of the last warning.
     """
 
     planned: set[str] = field(default_factory=set)
@@ -108,9 +109,9 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         lower: the lowering of the graphs, ``"inductor"`` or ``"eager"``.
         agree: the pass by which the ranks of a job agree on a decision; None if every rank decides
             alone.
-        repro: the folder for reproducers; None for no reproducers.
+        repro: the folder for reproducers of planning errors; None for no reproducers.
         strict: whether a budget that cannot be met is refused at every compilation.
-        graphs: the graphs that this partitioner has partitioned.
+        graphs: record of the graphs that this partitioner has partitioned.
         made: the plan of the last call of this object. The plan's modules live as long as this
             object. None for a compilation by the backend, where `StepPartition` holds the plan.
     """
@@ -128,10 +129,12 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
         Args:
             lower: the lowering of the graphs, ``"inductor"`` or ``"eager"``.
-            rank_wait_s: as in `partitioner`.
-            repro: as in `partitioner`.
-            strict: as in `partitioner`.
-            options: the other options of `partitioner`.
+            rank_wait_s: seconds that the other ranks of a job wait for the decision of rank 0.
+                None: every rank decides alone.
+            repro: folder for reproducers of planning errors; None for the default folder, False for
+                no reproducers.
+            strict: whether a recompilation, too, refuses a budget in bytes that cannot be met.
+            options: the other options of the function `partitioner`.
         """
         torch_compat.check_version()
         self.request = PlanRequest.of(**options)
@@ -184,7 +187,10 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
     @property
     def in_bytes(self) -> bool:
-        """Whether a budget in bytes, which must be met at every size, applies to some graph."""
+        """Whether the requested budget, or the budget of a saved plan, is in bytes.
+
+        With dynamic shapes, such a budget must be met at every size.
+        """
         plan = self.request.plan
         plans = plan.plans if isinstance(plan, PlanSet) else (plan,)
         budgets = [self.request.budget, *(p.asked for p in plans if isinstance(p, Plan))]
@@ -196,7 +202,10 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         return self.agree is not None and other_ranks() is not None
 
     def largest(self, number: int) -> int:
-        """Return the largest ``number`` that any rank with the newest plan gives to this method."""
+        """Return the largest ``number`` of all ranks that run the newest plan.
+
+        Each of these ranks must call this method. Without other ranks, ``number`` is returned.
+        """
         ranks = None if self.agree is None else other_ranks()
         if ranks is None or self.agree is None:
             return number
@@ -247,9 +256,9 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         """Return the cache key of a compilation under these options.
 
         Args:
-            graphs_only: whether only compiled forward and backward graphs are looked up, which
-                already contain the decision.
-            more: further values that affect the decision.
+            graphs_only: whether the key is only for caches of compiled forward and backward graphs.
+                Such graphs already contain the decision.
+            more: further values that affect the decision, by name.
         """
         decisive: dict[str, Any] = {
             "options": self.described(graphs_only=graphs_only),
@@ -271,9 +280,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         included by default.
 
         Args:
-            graphs_only: whether only compiled forward and backward graphs are looked up. A solver
-                or cost model of the user's is then described by code and version, not by its
-                identity in this process.
+            graphs_only: see `key`. If True, a solver or cost model of the user's is described by
+                code and version, not by its identity in this process.
         """
         given = {f.name: getattr(self.request, f.name) for f in fields(self.request)}
         given |= {name: value for name, value in vars(self).items() if name not in _DECIDES_NOTHING}
@@ -300,21 +308,23 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
 
 class StepPartition:
-    """Partition the graphs of one compilation with a partitioner's options, and list their plans.
+    """Partition the graphs of one compilation, and add their plans to `remat.plans`.
 
     Args:
-        options: the partitioner.
-        plan_graph: plans a joint graph in place.
+        options: the partitioner, which holds the options of planning.
+        plan_graph: function that plans a joint graph in place.
         watched: whether the backend checks, when the step runs, its sizes and writes to its
             outputs.
 
     Attributes:
         asked: the options for the current graph.
         made: the plan of the current graph. Its modules live as long as this object.
-        over: why the budget cannot be met, if the step runs nevertheless; else empty.
-        tally: counts the bytes of all graphs of the step, under a budget on the peak in bytes; else
-            None.
-        beside: the step's other graphs: number of their pending runs, and bytes that these hold.
+        over: text that says why the budget cannot be met, if the step runs nevertheless; else
+            empty.
+        tally: counts the bytes of all graphs of the step; None unless the budget is a peak in
+            bytes.
+        beside: pair about the step's other graphs: number of their runs whose backward is pending,
+            and bytes that these runs hold.
         is_part: whether the step is known to have other graphs.
         progress: shows the stages of the compilation; None to show nothing.
         ends_frame: whether the user's function ends with the current graph; False at a graph break.
@@ -388,7 +398,11 @@ class StepPartition:
         return self.split(joint_of(gm, self.options.lower, **convention))
 
     def split(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Plan a graph in place, list the plan, and return the forward and backward graphs."""
+        """Plan a graph in place, and return its forward and backward graphs.
+
+        The plan is added to `remat.plans`. If nothing in the graph is differentiable, there is no
+        plan.
+        """
         primals = [node.meta.get("val") for node in primals_of(joint)]
         self.stage("planning")
         try:
@@ -436,10 +450,12 @@ class StepPartition:
         return made.forward, copy_module(made.backward)
 
     def _match_policies(self, joint: JointGraph) -> None:
-        """Check that each pattern matches a module. In a step with graph breaks, only warn.
+        """Check that each pattern of the policies matches a module.
+
+        In a step with graph breaks, a pattern without a match causes a warning instead of an error.
 
         Raises:
-            PlanError: a pattern matches nothing in the only graph of a step.
+            PlanError: a pattern matches no module, and the step has a single graph.
         """
         policies, known = self.options.request.policies, self.graphs.matched
         nodes = list(joint.graph.nodes)
@@ -458,11 +474,11 @@ class StepPartition:
             )
 
     def take(self, made: Plan, kind: str) -> None:
-        """List a plan that came from a cache.
+        """Add a plan that came from a cache to `remat.plans`, and count its graph as planned.
 
         Args:
             made: the plan.
-            kind: code and parameters of the step; see `code_of`.
+            kind: identity of the step's code and parameters; see `code_of`.
         """
         self.meet(kind)
         if self.options.request.decides:
@@ -540,16 +556,18 @@ class StepPartition:
         code.
 
         Args:
-            kind: code and parameters of the graph; see `code_of`.
+            kind: identity of the graph's code and parameters; see `code_of`.
         """
         if self._kind is None:
             self._kind, self._trains = kind, kind != "" and kind in self.graphs.planned
 
     @property
     def runs_anyway(self) -> bool:
-        """Whether the current graph runs although its budget in bytes cannot be met.
+        """Whether the current graph is to run even if its budget in bytes cannot be met.
 
-        A refusal would end a training that has begun, or a step whose other graphs are compiled.
+        True for a recompilation, where a refusal would end a training that has begun. Also True if
+        other graphs of the step hold memory. Always False with the option ``strict``, for a ratio
+        as budget, and for a saved plan or a pipeline of the user's.
         """
         asked = self.options.request
         if self.options.strict or not asked.decides:
@@ -604,7 +622,13 @@ class StepPartition:
             return self._plan_graph(joint, asked, agree)
 
     def _described(self) -> tuple[str, dict[str, str], str]:
-        """Return pipeline text, arguments of `remat.plan`, and a note, for a reproducer."""
+        """Return what was planned, for a reproducer of a failure.
+
+        Returns:
+            A triple: the pipeline as text, the arguments of `remat.plan` as text by name, and a
+            note. The pipeline is empty if no single pipeline repeats the decision. The note may be
+            empty.
+        """
         asked, note = self.asked, ""
         if asked.plan is not None:
             note = "It was split by a saved plan, whose decision is not in here."
@@ -613,12 +637,12 @@ class StepPartition:
         return "" if searched else str(asked.as_pipeline()), asked.to_text(), note
 
     def count_graph(self, kind: str) -> None:
-        """Record a planned graph, and warn once if each graph gets the whole budget in bytes.
+        """Record a planned graph; warn once if several graphs each get the whole budget in bytes.
 
         The warning is given at the second distinct graph.
 
         Args:
-            kind: code and parameters of the graph, or its fingerprint.
+            kind: identity of the graph: the result of `code_of`, or the graph's fingerprint.
         """
         planned = self.graphs.planned
         known = kind in planned
@@ -658,23 +682,30 @@ def partitioner(
     It is passed as ``aot_autograd(partition_fn=…)`` or as Inductor's ``custom_partitioner_fn``.
 
     Args:
-        budget: as in `remat.plan`. If ``plan`` is given too, graphs without a saved plan are
-            planned under this budget.
-        solver: as in `remat.plan`.
-        cost: as in `remat.plan`.
-        time_limit: as in `remat.plan`.
+        budget: a limit on the peak or on the saved bytes, such as ``"40GiB"``; see `remat.plan` for
+            all forms. If ``plan`` is given too, graphs without a saved plan are planned under this
+            budget.
+        solver: name of the solver that decides, or a `remat.Solver`; ``"auto"`` takes the best plan
+            of several solvers.
+        cost: the cost model, such as ``"roofline:a100"``; see `remat.plan` for others.
+        time_limit: seconds for the solver; None: no time limit.
         plan: saved plans to reuse: a `remat.Plan` or `remat.PlanSet`, its JSON text, or a path to
             the JSON file. A graph without a saved plan is refused unless ``budget`` is given too.
-        pipeline: as in `remat.plan`.
+        pipeline: passes to run instead of the default ones, as text or as a pipeline; see
+            `remat.default_pipeline`.
         rank_wait_s: seconds that the other ranks of a job wait for the decision of rank 0. Ranks
             with the same graph share that decision. None: every rank decides alone.
-        hooks: as in `remat.plan`.
-        reread_inputs: as in `remat.plan`.
+        hooks: saved-tensor hooks that pack saved values after forward and unpack them in backward,
+            such as ``"bf16"``; see `remat.plan` for others.
+        reread_inputs: whether backward may read the inputs of the step again. If False, backward
+            reads only parameters, buffers, and inputs that eager autograd would have saved too.
         repro: the folder for a reproducer of an unexpected planning error. None: the folder that
             the environment variable ``REMAT_REPRO_DIR`` names, else a temporary folder. False: no
             reproducer.
-        offload: as in `remat.plan`.
-        policies: as in `remat.plan`.
+        offload: speed of the link to the host, such as ``"25GB/s"`` or ``"pcie4"``, over which
+            saved values may be copied; see `remat.plan`. None: no offloading.
+        policies: what happens to the values of modules, by globs over the modules' names, such as
+            ``{"*.mlp": "recompute"}``; see `remat.plan`.
         strict: whether every compilation refuses a budget in bytes that cannot be met. By default
             only the first compilation of a step refuses it. A recompilation, such as for a longer
             batch during training, warns once and runs the plan with the least peak.
@@ -711,9 +742,10 @@ def _kind_of(joint: JointGraph) -> str:
 
 
 def code_of(parameters: str) -> str:
-    """Return Dynamo's number of the code that it compiles now, with a text of the parameters.
+    """Return an identity of the code that Dynamo compiles now, and of its parameters.
 
-    The result is empty if Dynamo is not compiling.
+    The identity is a text: Dynamo's number of the code, then ``parameters``. It is empty if Dynamo
+    is not compiling.
 
     Args:
         parameters: the result of `parameters_of`.
@@ -737,7 +769,8 @@ def joint_of(gm: fx.GraphModule, lower: str, **convention: Any) -> JointGraph:
     Args:
         gm: the joint graph.
         lower: its lowering, ``"inductor"`` or ``"eager"``.
-        convention: as in `Partitioner.__call__`.
+        convention: ``num_fwd_outputs`` and ``static_lifetime_input_indices``, as AOTAutograd gives
+            them to a partitioner.
     """
     joint = JointGraph(
         graph_module=gm,
@@ -751,10 +784,10 @@ def joint_of(gm: fx.GraphModule, lower: str, **convention: Any) -> JointGraph:
 
 
 def _mark_static_inputs(joint: JointGraph) -> None:
-    """Mark the inputs of a joint graph whose address is the same in every step, for Inductor.
+    """Mark for Inductor which inputs of a joint graph have the same address in every step.
 
-    From PyTorch 2.15 on, Inductor reads this mark, and takes backward inputs without a mark to be
-    static.
+    From PyTorch 2.15 on, Inductor reads this mark. It treats backward inputs without a mark as
+    static, that is, as having the same address in every step.
     """
     for place, node in enumerate(primals_of(joint)):
         node.meta["is_static_input"] = place in joint.static_inputs

@@ -43,7 +43,8 @@ class CachedPlan:
         joint: text of the joint graph as captured. The plan's modules are built from this text on
             first access.
         parameters: shapes and dtypes of the step's parameters.
-        operators: name and properties of each operator that is not PyTorch's own.
+        operators: pair (name, properties as text) of each operator of the graph that is not
+            PyTorch's own.
         warnings: warnings of planning, as (module of the class, name of the class, message).
         timeline: JSON of the compiled step's memory, from `compiled_memory.write_timeline`; empty
             if unknown.
@@ -59,7 +60,7 @@ class CachedPlan:
     timeline: str = ""
 
     def warn_again(self) -> None:
-        """Repeat the warnings of planning."""
+        """Issue the warnings again that planning issued when the step was compiled."""
         for module, name, text in self.warnings:
             warnings.warn(text, _category(module, name), stacklevel=2)
 
@@ -82,13 +83,13 @@ class CachedPlan:
 
 
 def _made_again(plan: Plan, joint: str, hooks: Any, reread_inputs: bool) -> Plan:
-    """Apply a cached plan to the text of its joint graph, and return the plan with its modules.
+    """Apply a cached plan to its joint graph, and return the plan with its graph modules.
 
     Args:
-        plan: the plan without modules.
+        plan: the cached plan, which has no modules.
         joint: text of the joint graph.
         hooks: the saved-tensor hooks that the step was planned with.
-        reread_inputs: as in `remat.plan`.
+        reread_inputs: whether the plan lets backward read the inputs of the step again.
     """
     # An empty version skips the check of a plan's figures, since nobody edits a plan in a cache. ``of_several``
     # because a graph's plan may come from a set with one shared budget.
@@ -99,7 +100,7 @@ def _made_again(plan: Plan, joint: str, hooks: Any, reread_inputs: bool) -> Plan
 
 
 def _category(module: str, name: str) -> type[Warning]:
-    """Return remat's warning class of this name; `UserWarning` for any other class.
+    """Return the warning class ``name`` of a module of remat; `UserWarning` for any other module.
 
     A cache file must not cause imports of other modules.
     """
@@ -113,9 +114,13 @@ def _category(module: str, name: str) -> type[Warning]:
 
 
 def keep(keys: Sequence[str], record: CachedPlan) -> None:
-    """Write a record under the keys of both compiled graphs.
+    """Write a plan's record to the cache, under one key for both compiled graphs.
 
     A failed write is ignored, since it only causes a cache miss later.
+
+    Args:
+        keys: cache keys of the compiled forward and backward graph.
+        record: the record.
     """
     try:
         path = _path(keys)
@@ -126,12 +131,12 @@ def keep(keys: Sequence[str], record: CachedPlan) -> None:
 
 
 def find(keys: Sequence[str]) -> CachedPlan | None:
-    """Return the record of a step; None if it is missing, damaged or outdated.
+    """Return the record that `keep` wrote for a step; None if it is missing, damaged or outdated.
 
     A record is outdated if an operator of the step has changed its schema, tags or declarations.
 
     Args:
-        keys: cache keys of the compiled graphs.
+        keys: cache keys of the compiled forward and backward graph.
     """
     try:
         record = read_record(CachedPlan, _path(keys).read_text(encoding="utf-8"))
@@ -172,11 +177,11 @@ def _known_of(name: str) -> str:
 
 
 def graph_keys(compiled: Any) -> tuple[str, ...] | None:
-    """Return the cache keys of the compiled graphs of a step from AOTAutograd's cache.
+    """Return the Inductor cache keys of both compiled graphs of a step from AOTAutograd's cache.
 
     Returns:
         The keys of forward and backward; only the key of forward if nothing is differentiable. None
-        if the step does not provide its keys.
+        if the keys cannot be read from the step.
     """
     serialize = None
     seen = 0  # bounds the walk, in case wrappers refer to one another
@@ -250,7 +255,7 @@ def _path(keys: Sequence[str]) -> Path:
 
 
 def text_of(joint: Any) -> str | None:
-    """Return the text of a joint graph; None if a plan's modules could not be built from the text alone.
+    """Return the text of a joint graph; None if the text alone is not enough to rebuild the graph.
 
     The text contains the values of small constants, but not those of large ones.
     """

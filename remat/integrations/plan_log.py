@@ -19,8 +19,8 @@ _LOCK = threading.Lock()
 def plans() -> tuple[Plan, ...]:
     """Return the plans that compiled models of this process run, newest last; at most 1,000.
 
-    A plan has its graph modules as long as its compiled step, or another reference to the plan,
-    exists. Afterwards only its figures remain.
+    A plan has its forward and backward modules as long as its compiled step, or another reference
+    to the plan, exists. Afterwards only the plan's figures remain.
     """
     with _LOCK:
         return tuple(plan() or figures for plan, figures in _PLANS)

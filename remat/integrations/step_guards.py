@@ -56,10 +56,10 @@ class Size:
         most: largest possible size; None if unknown.
         source: origin of the size in the user's code, for messages.
         value: the symbolic size itself, from an input; None if no input has this size.
-        place: position of the input that has this size, and the dimension; None if no input has
-            this size. The dimension is None if the input is a number.
-        declared: whether no guard may narrow the range: the user declared it, or the size is
-            data-dependent.
+        place: pair: the position of the input that has this size, and the dimension of that input.
+            The dimension is None if the input is a number. None if no input has this size.
+        declared: whether no guard may narrow the range, because the user declared the range or the
+            size is data-dependent.
         marked: whether the user marked the size as dynamic, so that Dynamo refuses to make it
             constant.
     """
@@ -76,7 +76,7 @@ class Size:
 
 
 def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
-    """Return the symbolic sizes of inputs by the names of their symbols."""
+    """Return a dict from symbol names to the symbolic sizes of inputs that are single symbols."""
     found: dict[str, Size] = {}
     marks: dict[Any, tuple[bool, bool]] | None = None
     for k, value in enumerate(example_inputs):
@@ -105,11 +105,14 @@ def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
 
 
 def _range_of(env: Any, symbol: Any) -> dict[str, Any]:
-    """Return a symbol's range as a dictionary with the keys ``least`` and ``most``, as in `Size`.
+    """Return the least and the largest possible value of a symbol.
 
     Args:
         env: the shape environment of the symbol.
         symbol: the symbol.
+
+    Returns:
+        A dictionary with the keys ``least`` and ``most``, which are attributes of `Size`.
     """
     known = env.var_to_range.get(symbol)
     least, most = (_finite(getattr(known, name, None)) for name in ("lower", "upper"))
@@ -123,10 +126,14 @@ def _finite(bound: Any) -> int | None:
 
 
 def _marks(env: Any) -> dict[Any, tuple[bool, bool]]:
-    """Return for each symbol whether its range was declared, and whether it was marked as dynamic.
+    """Return which symbols have a declared range, and which the user marked as dynamic.
 
     Args:
         env: the shape environment of the symbols.
+
+    Returns:
+        A dict from a symbol to a pair: whether its range was declared, and whether it was marked.
+        Symbols that the user neither declared nor marked are missing.
     """
     found: dict[Any, tuple[bool, bool]] = {}
     for tracked in getattr(env, "tracked_fakes", None) or ():
@@ -167,7 +174,7 @@ def largest_declared(example_inputs: Sequence[Any]) -> dict[str, Size]:
 
 @contextlib.contextmanager
 def at_declared_sizes(example_inputs: Sequence[Any], *, in_bytes: bool) -> Iterator[None]:
-    """Make planning in the block use the sizes of `largest_declared`, under a budget in bytes.
+    """Make planning in the ``with`` block use the sizes of `largest_declared`, under a budget in bytes.
 
     Args:
         example_inputs: example inputs of the step.
@@ -190,7 +197,9 @@ def at_declared_sizes(example_inputs: Sequence[Any], *, in_bytes: bool) -> Itera
 
 
 class SizedBytes:
-    """Function from sizes of a step to the bytes that its budget bounds: peak or saved bytes.
+    """Callable that returns an upper bound of a step's bytes over ranges of the step's sizes.
+
+    The bytes are those that the step's budget limits: the peak or the saved bytes.
 
     Args:
         plan: the step's plan, with the figures of the compiled code if there are any.
@@ -233,11 +242,11 @@ class SizedBytes:
         return int(self._sum(bounds) * self._more)
 
     def _sum(self, bounds: Mapping[Any, int | None]) -> int:
-        """Return the bytes alive at the program point where most are alive.
+        """Return the largest number of bytes that are alive at one program point.
 
         Args:
-            bounds: the number of bytes for each symbolic size of storages. A storage whose symbolic
-                size is missing counts its planned bytes.
+            bounds: dict from a storage's symbolic size to its number of bytes. A storage whose
+                symbolic size is missing counts its planned bytes.
         """
         spans = (
             (bounds.get(size) or 0 if size in bounds else nbytes, first, last)
@@ -260,7 +269,7 @@ def _upper(size: Any, ranges: Mapping[str, tuple[int, int | None]]) -> int | Non
 
 
 def _multiplied(size: Any) -> Any:
-    """Return an expression, expanded if the expansion shows that it grows with all its symbols."""
+    """Return an expression expanded if the expanded form passes `_grows`; otherwise unchanged."""
     # The bound of a growing expression is its value at the largest sizes, which is exact and fast.
     whole = sympy.expand(size)
     return whole if _grows(whole) else size
@@ -294,13 +303,14 @@ def guard_sizes(
 ) -> Look | None:
     """Make Dynamo recompile a step for sizes at which its plan may exceed a budget in bytes.
 
-    A tracer without guards, such as ``aot_function``, does not recompile. If a size can be neither
-    bounded by a guard nor checked when the step runs, the function warns.
+    The function adds guards for the sizes of the traced inputs. A tracer without guards, such as
+    ``aot_function``, does not recompile. If a size can be neither bounded by a guard nor checked
+    when the step runs, the function warns.
 
     Args:
         example_inputs: inputs that the step was traced with.
         made: its plan, with the budget and, if known, the figures of the compiled code.
-        saved: whether the plan is a saved one, which is not replaced by a new plan.
+        saved: whether the plan is a saved one, which no new plan may replace.
         watched: whether the returned callback will be called after each run.
 
     Returns:
@@ -357,11 +367,11 @@ def guard_sizes(
 
 
 def _learned_sizes(made: Plan, names: set[str]) -> list[Size]:
-    """Return ranges and planned values of symbols that are not sizes of inputs.
+    """Return symbolic sizes that no input has, such as data-dependent ones, with their ranges.
 
     Args:
-        made: the plan whose forward graph has these symbols.
-        names: names of the symbols.
+        made: the plan whose forward graph has these sizes.
+        names: names of the sizes' symbols.
     """
     found: dict[str, Size] = {name: Size(name=name, number=UNBACKED_HINT) for name in names}
     left = set(names)
@@ -383,7 +393,9 @@ def _learned_sizes(made: Plan, names: set[str]) -> list[Size]:
 
 
 class _SizeCheck:
-    """Check sizes after each run of a step, and warn once if the step exceeds its budget.
+    """Callback that checks sizes after each run of a step.
+
+    It warns once if the step exceeds its budget at the sizes of a run.
 
     Args:
         made: the step's plan.
@@ -540,7 +552,9 @@ def wrap_step(
 ) -> Callable[..., Any]:
     """Wrap a compiled step so that backward may run twice and writes to reread outputs are refused.
 
-    Writes through NumPy or ``.data`` do not change a tensor's version, so they are not detected.
+    If the user writes to such an output between forward and backward, backward raises a
+    `RereadError`. Writes through NumPy or ``.data`` do not change a tensor's version, so they are
+    not detected.
 
     Args:
         compiled: the compiled step, which returns a flat list of values.
@@ -623,6 +637,12 @@ def _step_of(value: Any) -> Any:
 
 def _check(marks: Sequence[tuple[torch.Tensor, int, str]], advice: str, _: Any) -> None:
     """Raise if an output was written to since `_watch` recorded its version.
+
+    Args:
+        marks: for each output, a tensor that shares its version counter, the recorded version, and
+            the output's name for messages.
+        advice: end of the error message.
+        _: the gradients that autograd passes to the hook; not used.
 
     Raises:
         RereadError: an output was written to.

@@ -45,11 +45,12 @@ class GraphMemory:
         own: parameters and buffers that belong to the graph's module and are not inputs.
         parameters: positions of the inputs that are parameters.
         values: positions of the inputs that are other tensors.
-        sizes: the inputs that are symbolic sizes, each as (position, symbol, planned number).
+        sizes: the inputs that are symbolic sizes, each as (position, name of the symbol, planned
+            value).
         bytes_at: function from sizes to the graph's own peak in bytes; None if that peak does not
             depend on sizes.
-        fixed_bytes: bytes of parameters and buffers, which are the part of the peak that does not
-            depend on sizes.
+        fixed_bytes: bytes of parameters and buffers, the part of the peak that does not depend on
+            sizes.
     """
 
     name: str
@@ -105,7 +106,7 @@ class GraphMemory:
     def scaled(self, arguments: Sequence[Any]) -> float:
         """Return the ratio of a run's bytes at its actual sizes to the planned bytes; at least 1.
 
-        Parameters and buffers are not counted in either number of bytes.
+        Neither the actual nor the planned bytes include parameters and buffers.
 
         Args:
             arguments: arguments of the run.
@@ -125,9 +126,10 @@ class GraphMemory:
 
 
 def _highest(made: Plan) -> tuple[int, int]:
-    """Return the most bytes alive at one time in forward, and the same number for backward.
+    """Return the most bytes alive at one time in forward, and the most in backward.
 
-    Inputs are left out of both numbers, and outputs are left out of backward's.
+    Neither number includes the step's inputs. The number for backward does not include forward's
+    outputs either.
     """
     try:
         timeline: Timeline = made.timeline
@@ -145,8 +147,8 @@ class _Parameters:
     Attributes:
         sizes: bytes of each storage, by storage id.
         gradients: bytes of the gradient of each storage that gets one, by storage id.
-        fleeting_bytes: bytes that exist only while the graph runs, as under FSDP; else 0. If not 0,
-            ``sizes`` and ``gradients`` count one rank's shards.
+        fleeting_bytes: bytes of parameters that are allocated only while the graph runs, as under
+            FSDP; 0 otherwise. If not 0, ``sizes`` and ``gradients`` count one rank's shards.
         refs: weak references to the parameters.
     """
 
@@ -160,7 +162,7 @@ class _Parameters:
 
     @property
     def freed(self) -> bool:
-        """Whether some parameter still exists although its memory is freed, as under FSDP."""
+        """Whether the memory of some existing parameter is freed, as FSDP does after each use."""
         found = [value for ref in self.refs if (value := ref()) is not None]
         return any(not value.untyped_storage().nbytes() for value in found)
 
@@ -208,7 +210,7 @@ class _Run:
 class StepTally:
     """Count the memory of all graphs of a step, and warn if the step exceeds its budget.
 
-    A step begins when a graph runs while no other graph waits for its backward.
+    A new step begins with the first run of a graph while no earlier run waits for its backward.
 
     Args:
         limit: the budget on the peak, in bytes.
@@ -264,7 +266,7 @@ class StepTally:
             return self._bytes - shared + self._alive(own) + sum(self._compiled.values())
 
     def add(self, graph: GraphMemory, inputs: Sequence[Any]) -> None:
-        """Count a graph that was compiled and has not run yet.
+        """Count the bytes that a compiled graph will hold for backward, until its first run.
 
         Args:
             graph: memory of the graph.
@@ -280,7 +282,7 @@ class StepTally:
     def forward(
         self, graph: GraphMemory, arguments: Sequence[Any], outputs: Sequence[Any], step: Any
     ) -> None:
-        """Count a run of a forward graph.
+        """Count the memory of one run of a forward graph, until its backward begins.
 
         Args:
             graph: memory of the graph.
@@ -362,7 +364,7 @@ class StepTally:
             self._bytes -= self._gradients.pop(storage, 0)
 
     def backward(self, run: _Run) -> None:
-        """Count a backward that is about to run."""
+        """Count the memory of a run's backward, which is about to begin."""
         with self._lock:
             if run.keys is None:  # a further backward of the same run
                 return
@@ -394,7 +396,7 @@ class StepTally:
                 self._drop(key)
 
     def _hold(self, key: int, nbytes: int, keys: list[int] | None = None) -> None:
-        """Count a storage once, with its number of holders.
+        """Add a holder of a storage; the storage's bytes are counted once, at its first holder.
 
         Args:
             key: id of the storage.
@@ -419,7 +421,7 @@ class StepTally:
             del self._values[key]
 
     def _alive(self, own: set[int] | None = None) -> int:
-        """Return the bytes of live outputs whose storages are not counted otherwise.
+        """Return the bytes of graphs' outputs that are alive and not counted in another figure.
 
         Args:
             own: ids of further storages to leave out.
@@ -436,10 +438,10 @@ class StepTally:
         """Record the bytes alive while a graph runs, and warn if they exceed the budget.
 
         Args:
-            running: bytes that the running graph allocates.
-            run: its run.
-            held: bytes that other runs save for backward.
-            others: number of these runs.
+            running: bytes that the graph allocates while it runs.
+            run: the run of this graph.
+            held: bytes that other pending runs save for backward.
+            others: number of these other runs.
         """
         taken = self._bytes + self._alive() + running
         if taken > self.limit:
@@ -455,9 +457,9 @@ class StepTally:
             self._warn(run, done=False)
 
     def _forget_others(self) -> None:
-        """Forget parameters that this step has not read, and count shards for freed parameters.
+        """Stop counting parameters that this step has not read; count freed parameters as shards.
 
-        A parameter freed after its graph ran is sharded, as under FSDP.
+        A parameter whose memory is freed after its graph ran is taken to be sharded by FSDP.
         """
         freed = {key[0] for key, found in self._parameters.items() if found.freed}
         for key, parameters in list(self._parameters.items()):

@@ -41,19 +41,21 @@ class TorchSolver(torch_compat.CustomKnapsackSolver):
         node_info: Any,
         all_recomputable_banned_nodes: list[fx.Node],
     ) -> tuple[list[int], list[int]]:
-        """Choose which of PyTorch's candidates to save.
+        """Choose which candidate nodes to save; PyTorch's partitioner calls this method.
 
-        Runtimes come from PyTorch's configured estimator.
+        The recompute time of each candidate comes from the estimator that PyTorch is configured
+        for.
 
         Args:
             memory: size of each candidate relative to all activations, as PyTorch computes it.
             joint_graph: the joint graph; not used.
             max_memory: memory for candidates, in the unit of ``memory``.
             node_info: PyTorch's classification of nodes; not used.
-            all_recomputable_banned_nodes: the candidates.
+            all_recomputable_banned_nodes: the candidates, in the order of ``memory``.
 
         Returns:
-            Indices of the candidates to save, and indices of the candidates to recompute.
+            Two lists of positions in ``memory``: the candidates to save, and the candidates to
+            recompute.
         """
         runtimes = [_runtime(n) for n in all_recomputable_banned_nodes]
         sizes, capacity = _in_bytes(memory, max_memory, all_recomputable_banned_nodes)
@@ -76,8 +78,8 @@ def _in_bytes(
     ones, the arguments are returned unchanged.
 
     Args:
-        memory: relative size of each candidate.
-        max_memory: relative capacity.
+        memory: size of each candidate, relative to the bytes that activations span.
+        max_memory: capacity for the candidates, relative to the same bytes.
         nodes: the candidates.
 
     Returns:

@@ -68,11 +68,11 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: A
 
 @contextlib.contextmanager
 def planned_layouts_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Give operators that repeat a random draw their inputs in the traced layout.
+    """Make each operator that repeats a random draw get its inputs in the traced memory layout.
 
-    These operators draw from a saved generator state (``torch/_prims/rng_prims.py``). For PyTorch's
-    own random operators Inductor keeps the layout, but not for these. In another layout, the same
-    random numbers go to other elements.
+    Such an operator draws from a saved generator state (``torch/_prims/rng_prims.py``). In another
+    layout, the same random numbers go to other elements. Inductor keeps the layout for PyTorch's
+    own random operators, but not for these.
 
     Args:
         graph: the graph; it is changed.
@@ -120,7 +120,8 @@ def planned_order_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[None]
     """Keep the order of operators if several draw random numbers, or if values are offloaded.
 
     To lower the peak, Inductor's scheduler reorders operators, also those that draw random numbers.
-    The new order depends on the rest of the graph, hence on the plan.
+    The new order depends on the rest of the graph, hence on the plan. This context manager switches
+    the reordering off while Inductor compiles such a graph.
     """
     drawn = sum(n.op == "call_function" and ops.draws_in_order(n) for n in graph.nodes)
     ordered = drawn > 1 or any(n.target in (OFFLOAD, RELOAD) for n in graph.nodes)
@@ -130,7 +131,7 @@ def planned_order_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[None]
 
 @contextlib.contextmanager
 def no_unsound_reinplacing(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Keep operators from overwriting their input if the result would be wrong.
+    """Forbid Inductor to let operators overwrite their input, if the result would be wrong.
 
     The cases are described in `_returns_what_is_overwritten` and `_moves_what_is_overwritten`.
     """
@@ -146,7 +147,7 @@ def no_unsound_reinplacing(graph: fx.Graph, is_backward: bool) -> Iterator[None]
 
 @contextlib.contextmanager
 def scalar_tails(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Run the remainders of loops without vector instructions if the graph has strided access.
+    """Compile the remainders of vectorised loops to scalar code, if the graph has strided access.
 
     Associative scans have strided access. With vectorised remainders, PyTorch 2.13 once computed
     wrong gradients of a Mamba model whose scan was recomputed. The fault appeared on one processor
@@ -166,7 +167,8 @@ def replays_on_fakes(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
     On fake tensors, PyTorch 2.13 to 2.15 record the generator's real state
     (``torch/_prims/rng_prims.py``, ``run_and_save_rng_state``). An operator that then gets this
-    real state fails among fake tensors. Therefore non-fake inputs are allowed during compilation.
+    real state fails among fake tensors. Therefore this context manager allows non-fake inputs
+    during compilation.
     """
     mode: Any = torch_compat.TracingContext.get().fake_mode
     replayed = any(
@@ -185,7 +187,7 @@ def replays_on_fakes(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def whole_tiles(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Tile a kernel in one axis if tiling in two axes would write beyond a row or the buffer.
+    """Make Inductor tile a kernel in one axis, if tiles in two axes would write past a row's end.
 
     A kernel may be tiled in two axes and sum over the second axis. The end of the first axis may
     then need a write that is shorter than a vector. To decide this, PyTorch 2.13 to 2.15 inspect
@@ -312,7 +314,7 @@ def _moves_what_is_overwritten(graph: fx.Graph) -> bool:
 
 
 class _ForThread:
-    """A PyTorch method that each thread may replace for itself.
+    """A PyTorch method that a thread may replace for its own calls only.
 
     The method is patched while any thread replaces it. In all other threads the patched method
     calls the original.
@@ -430,7 +432,7 @@ def _is_mask(node: fx.Node) -> bool:
 
 
 def _converted(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    """Append a conversion of a value to another dtype to a graph, and return the new node."""
+    """Append a node to a graph that converts a value to another dtype, and return the new node."""
     made: fx.Node = graph.call_function(torch.ops.prims.convert_element_type.default, (node, dtype))
     made.meta = {**node.meta, "val": node.meta["val"].to(dtype)}
     return made

@@ -40,11 +40,14 @@ def apply(
     Args:
         model: the model for which the plan was made, or a model with the same modules.
         plan: the modules to checkpoint, and the operators whose results each module stores.
-        policies: further policies to compose with the plan's; see `remat.sac.policy`.
-        firm: whether the plan's verdicts are MUST_SAVE and MUST_RECOMPUTE; see
-            `remat.sac.policy`.
-        strict: whether operators that differ from the plan are an error; see `remat.sac.policy`.
-        allow_cache_entry_mutation: see `remat.sac.context_fn`.
+        policies: further checkpointing policies, or lists of operators to save, to compose with the
+            plan's policy; see `remat.sac.compose`.
+        firm: whether the plan's verdicts on operators are MUST_SAVE and MUST_RECOMPUTE instead of
+            the PREFER verdicts, which a compiler may override; see `remat.sac.policy`.
+        strict: whether a module whose operators differ from the plan is an error. If False,
+            operators are matched by name; see `remat.sac.policy`.
+        allow_cache_entry_mutation: whether to accept in-place changes to saved tensors without
+            checks; see `remat.sac.context_fn`.
 
     Returns:
         ``model`` itself.
@@ -98,11 +101,11 @@ def remove(model: M) -> M:
 
 
 class Checkpointed:
-    """Replacement ``forward`` that runs a module under checkpointing, as a plan says.
+    """Replacement ``forward`` that runs a module under checkpointing, by the module's plan.
 
-    An object rather than a closure, so that a copied model calls its own copy, and a pickled model
-    can be loaded. In eval mode, or if gradients are disabled, the module runs its original
-    ``forward``.
+    This is an object rather than a closure, so that a copied model calls its own copy, and a
+    pickled model can be loaded. In eval mode, or if gradients are disabled, the module runs its
+    original ``forward``.
 
     Attributes:
         before: the ``forward`` that was set on the instance before `apply`; None if the module used
@@ -177,10 +180,10 @@ def _check_module(model: object) -> None:
 
 
 def _check(model: nn.Module, chosen: list[tuple[ModulePlan, nn.Module]]) -> None:
-    """Raise a PlanError if a module would be checkpointed twice.
+    """Raise a PlanError if a module would be checkpointed more than once.
 
-    The error is raised if the model already follows a plan, or if two planned modules are nested or
-    the same.
+    That is the case if a plan is already applied to the model, or if two planned modules are nested
+    or the same.
 
     Args:
         model: the model.

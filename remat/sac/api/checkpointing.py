@@ -47,10 +47,11 @@ def estimate(
         args: positional arguments of a call.
         kwargs: keyword arguments of a call.
         mode: ``"operator-level-cost-model"`` takes runtimes from a cost model,
-            ``"operator-level-benchmark"`` measures them; see `collect_modules`.
+            ``"operator-level-benchmark"`` measures them; see `SACEstimator`.
         cost: cost model to use instead of the one that belongs to ``mode``: a name such as
             ``"roofline:h100"`` or an instance.
-        fake: whether the step runs on fake tensors; see `collect_modules`.
+        fake: whether the step runs on fake tensors, which need neither memory nor a GPU. None: use
+            fake tensors unless all parameters, buffers and inputs are on the CPU.
 
     Returns:
         The model's modules with their operators and memory, as `plan` accepts them.
@@ -80,9 +81,10 @@ def plan(
     time_limit: float | None = None,
     gap: float = GAP,
 ) -> SACPlan:
-    """Choose the modules to checkpoint, and the results each stores, so that a step fits into memory.
+    """Choose which modules to checkpoint, and which results each stores, to fit a step into memory.
 
-    Among the choices that fit, the plan has the least recompute time, up to the tolerance ``gap``.
+    Results are those of a module's operators. Among the choices that fit, the plan has the least
+    recompute time, up to the tolerance ``gap``.
 
     Args:
         model: the model in train mode. Or the result of `estimate`, to plan again for another
@@ -96,14 +98,17 @@ def plan(
             module may store. None or ``"auto"``: the sets come from the module's exact Pareto
             frontier of stored bytes and recompute time.
         mode: ``"operator-level-cost-model"`` takes runtimes from a cost model,
-            ``"operator-level-benchmark"`` measures them; see `collect_modules`.
+            ``"operator-level-benchmark"`` measures them; see `SACEstimator`.
         cost: cost model to use instead of the one that belongs to ``mode``: a name such as
             ``"roofline:h100"`` or an instance.
-        fake: whether the step runs on fake tensors; see `collect_modules`.
+        fake: whether the step runs on fake tensors, which need neither memory nor a GPU. None: use
+            fake tensors unless all parameters, buffers and inputs are on the CPU.
         units: names or patterns of the modules that may be checkpointed; None: all modules.
-        fsdp_units: names or patterns of the modules that FSDP gathers as one unit.
+        fsdp_units: names or patterns of the modules that FSDP gathers as one unit. A module that
+            contains such a unit is not checkpointed.
         world_size: number of ranks over which parameters and gradients are sharded.
-        time_limit: time limit of the integer program in seconds.
+        time_limit: time limit of the integer program in seconds; None: branch-and-bound nodes are
+            limited instead.
         gap: the integer program may stop if its plan is proven to be this close to the optimum, as
             a fraction. 0: stop only at a proven optimum.
 
@@ -182,8 +187,8 @@ def check(
 ) -> Checked:
     """Run a training step without and with a plan, and compare peak, time and gradients.
 
-    Peaks are measured by the allocator. The model, its gradients, and the states of random
-    generators are the same afterwards as before.
+    Peaks are measured by the memory allocator. The model, its gradients, and the states of random
+    generators are restored afterwards.
 
     Args:
         model: the model, to which no plan has been applied.
@@ -234,7 +239,7 @@ def check(
 
 
 def _check_real(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise a CaptureError if a parameter, buffer or input is a meta or fake tensor and has no data."""
+    """Raise a CaptureError if a parameter, buffer or input is a meta or fake tensor."""
     named = [*model.named_parameters(), *model.named_buffers()]
     named += [("an input", t) for t in tensors_in((tuple(args), kwargs))]
     for name, tensor in named:
@@ -250,7 +255,14 @@ def _check_real(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 def _timed(
     step: Any, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
 ) -> float:
-    """Run forward and backward of one step, and return the milliseconds that they take."""
+    """Run forward and backward of one step, and return the milliseconds that they take.
+
+    Args:
+        step: function that runs the model's forward; see `loss_only`.
+        args: positional arguments of a call.
+        kwargs: keyword arguments of a call.
+        device: device of the model; a GPU is synchronised before each reading of the clock.
+    """
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.synchronize(device)
@@ -264,8 +276,12 @@ def _timed(
 def _distance(first: Sequence[torch.Tensor | None], second: Sequence[torch.Tensor | None]) -> float:
     """Return the norm of the difference between two lists of gradients, relative to the first list.
 
-    The difference's norm is divided by the norm of the first list. The distance is infinite if a parameter has a gradient in only one list. It is also infinite if
-    the lists differ and the norm of the first is 0.
+    The distance is infinite if a parameter has a gradient in only one list. It is also infinite if
+    the lists differ and the norm of the first list is 0.
+
+    Args:
+        first: gradients of all parameters in order; None for a parameter without a gradient.
+        second: gradients of the same parameters.
     """
     difference = norm = 0.0
     for a, b in zip(first, second, strict=True):

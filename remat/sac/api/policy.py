@@ -59,7 +59,8 @@ def policy(
             operators are matched by name: the n-th ``aten.mm.default`` of a run has the verdict of
             the n-th one in the plan. Verdicts are then PREFER verdicts, and operators that the plan
             lacks are recomputed. Gradients stay correct, but memory may differ from the plan.
-        allow_cache_entry_mutation: see `remat.sac.context_fn`.
+        allow_cache_entry_mutation: whether to accept in-place changes to saved tensors without
+            checks; see `remat.sac.context_fn`.
 
     Returns:
         For a `ModulePlan`, a ``context_fn``. For a `SACPlan`, a dict from the name of each module
@@ -99,8 +100,9 @@ def planned(plan: ModulePlan, *, firm: bool = True, strict: bool = True) -> Poli
 
     Args:
         plan: the plan of one module.
-        firm: see `policy`.
-        strict: see `policy`.
+        firm: whether the verdicts are MUST_SAVE and MUST_RECOMPUTE instead of PREFER verdicts.
+        strict: whether operators that differ from the plan are an error; if False, operators are
+            matched by name.
     """
     return _Planned(plan, firm=firm, strict=strict)
 
@@ -159,7 +161,10 @@ class _Planned:
             )
 
     def _next_index(self, name: str) -> int:
-        """Return the plan's position of the next operator, which is called ``name``.
+        """Return the position of the next operator in the plan, after checking the operator's name.
+
+        Args:
+            name: name of the operator that runs next.
 
         Raises:
             PolicyError: the plan has another operator at this position, or none.
@@ -172,7 +177,7 @@ class _Planned:
         return index
 
     def _index_by_name(self, name: str) -> int | None:
-        """Return the plan's position of the next operator called ``name``; None if there is none."""
+        """Return the plan's position of the next operator called ``name``; None if none is left."""
         place = (name, self._met_by_name[name])
         self._met_by_name[name] += 1
         return self._by_name.get(place)

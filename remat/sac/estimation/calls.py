@@ -11,7 +11,9 @@ from remat.sac.run.recording import ModuleSpan
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CallStats:
-    """Memory of one module call in a step. Moments are those of `StepRecorder`.
+    """Memory of one module call in a step.
+
+    A moment is a point in time of the step, such as the return of an operator; see `StepRecorder`.
 
     Attributes:
         begin: first moment of the call's forward.
@@ -24,7 +26,8 @@ class CallStats:
         input_bytes: bytes of the call's inputs that are freed before ``back``, unless the module is
             checkpointed.
         gradient_bytes: largest increase of the step's alive bytes from ``back`` until ``back_end``.
-        made: alive bytes of all storages allocated in the call, at each moment of its forward.
+        made: array of the alive bytes of all storages allocated in the call, one entry for each
+            moment of its forward.
         freed_at: for each operator, the moment at which it ran and the moment at which its result
             is freed.
     """
@@ -78,11 +81,11 @@ def call_stats(step: Lifetimes, span: ModuleSpan) -> CallStats:
 
 
 def as_checkpointed(step: Lifetimes, span: ModuleSpan, stats: SACStats) -> SACStats:
-    """Return the statistics that a module's operators have if the module is checkpointed.
+    """Return the statistics of a module's operators for the case that the module is checkpointed.
 
-    Two figures change. First, a result that the module returns counts its bytes if it is freed
-    before the backward of the call. Second, operators after the call's last saved tensor take no time, because
-    recomputation stops there.
+    Two figures change. First, a result that the module returns has its bytes in ``memory`` if it is
+    freed before the backward of the call. Second, operators after the call's last saved tensor take
+    no time, because recomputation stops there.
 
     Args:
         step: storages of the step.

@@ -27,7 +27,7 @@ def model_of(mode: str, cost: CostModel | None = None) -> CostModel:
 
     Args:
         mode: name of the mode in which runtimes are estimated; see `SACEstimator`.
-        cost: cost model to use for any mode.
+        cost: cost model to use whatever the mode is; None: the mode's own.
 
     Raises:
         ProblemError: ``mode`` is unknown, or ``cost`` does not count picoseconds.
@@ -47,11 +47,13 @@ def model_of(mode: str, cost: CostModel | None = None) -> CostModel:
 
 
 def runtimes(calls: Iterable[Call], model: CostModel) -> dict[fx.Node, float]:
-    """Return the milliseconds of each node in `Call.parts`; skipped calls are left out.
+    """Return the milliseconds of each operator node in the `Call.parts` of calls that count.
 
-    `Profile` measures views as well, because each takes about a microsecond on a CPU. With any
-    other cost model, views take no time, nor do operators that allocate memory without writing to
-    it.
+    Skipped calls do not count.
+
+    With the cost model `Profile`, which measures operators, views take time: about a microsecond
+    each on a CPU. With any other cost model, views take no time. Nor do operators that allocate
+    memory without writing to it.
     """
     shown = [c for c in calls if not c.skipped]
     if isinstance(model, Profile):
@@ -108,20 +110,20 @@ def collect(
 
 
 def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[int, int]], set[int]]:
-    """Return the pairs of operators that share a decision, and the operators that must run again.
+    """Return pairs of operators that share a decision, and operators that must be recomputed.
 
     Every operator that writes to a storage shares the decision of the first operator on the
     storage. So does every operator that read the storage before the write. If the written value
     were stored, a repeated read would find it instead of the earlier value. An operator that writes
-    to a copy by ``clone`` must run again, because each rerun makes a new copy.
+    to a copy by ``clone`` must be recomputed, because recomputation makes a new copy.
 
     Args:
         calls: operators of a module call, including skipped ones.
         views: positions of views among the operators that are not skipped.
 
     Returns:
-        Pairs (operator, first operator on the storage), and operators that must run again.
-        Operators are positions among those that are not skipped.
+        Set of pairs (operator, first operator on the storage), and set of operators that must be
+        recomputed. Operators are positions among those that are not skipped.
     """
     first: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
@@ -155,13 +157,13 @@ def _repeated(
     views: Collection[int],
     drawn: Collection[int],
 ) -> set[int]:
-    """Return all operators that must run again because others must.
+    """Return all operators that must be recomputed because another operator must be.
 
-    If one operator of a group must run again, so must the whole group. If a random operator must,
-    so must all random operators. Groups are followed until no operator is added.
+    If one operator of a group must be recomputed, so must the whole group. If one random operator
+    must be, so must all random operators. Both rules are applied until they add no operator.
 
     Args:
-        copied: operators that write to copies by ``clone``, so that they must run again.
+        copied: operators that must be recomputed because they write to copies by ``clone``.
         together: pairs of operators that share a decision; see `_groups`.
         views: operators that return views.
         drawn: operators that may draw random numbers.

@@ -60,7 +60,7 @@ def show(table: Table, *, ruled: bool = False) -> None:
 
 
 def totals(stats: SACStats) -> str:
-    """Return the summary line of a module: bytes, milliseconds, and whether random results are stored."""
+    """Return a module's summary line: bytes, milliseconds, whether random results are stored."""
     return (
         f"Total Memory: {sum(stats.memory)} B Total Runtime: {sum(stats.runtimes):.6g} ms "
         f"Store Random: {stats.force_store_random}"
@@ -87,7 +87,7 @@ def steps(order: SACGreedyOrderMeta, stats: SACStats) -> Table:
     """Return a table of a module's greedy order, with cumulated bytes and milliseconds in each row.
 
     The first rows are operators that are always recomputed. Candidates in greedy order follow, then
-    items that are always stored. The figures of stored items are cumulated, too.
+    operators that are always stored. The figures of these last rows are cumulated, too.
     """
     table = _table()
     table.add_column("Op Names", overflow="fold")

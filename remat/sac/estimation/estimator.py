@@ -48,7 +48,8 @@ class Estimate:
         sac_mod_greedy_order_meta: dict from module name to the module's greedy order: operators by
             freed bytes per recompute time, largest first.
         sac_mod_tradeoff_stats: dict from module name to the curve of recompute time over freed
-            memory along this order, with lines above it; filled by `pwlf_sac_tradeoff_curve`.
+            memory along this order, and to straight lines fitted above the curve.
+            `pwlf_sac_tradeoff_curve` fills it.
         sac_mod_calls: dict from module name to the number of the module's calls.
         sac_mod_unsteady: dict from the name of each module whose calls run different operators to a
             text that says so. Such a module has no statistics, order or trade-off, and no plan.
@@ -112,7 +113,7 @@ class Estimate:
         """Print the operators and the greedy order of each module.
 
         Args:
-            depth: deepest modules to print; the outermost module has depth 1.
+            depth: depth of the deepest modules to print; the outermost module has depth 1.
             print_tabular: whether tables on a terminal have a box around them.
         """
         for name, stats in self.sac_mod_stats.items():
@@ -181,7 +182,7 @@ class Estimate:
         raise ProblemError(why or f"module '{module}' was not estimated; some that were: {known}")
 
     def _take(self, name: str, stats: SACStats) -> None:
-        """Add the statistics of one module call.
+        """Add the statistics of one call of the module ``name``.
 
         The first call of the module in a run defines the module's statistics. If a later call of
         the run has different operators, the module moves to `sac_mod_unsteady`.
@@ -269,11 +270,12 @@ class SACEstimator(Estimate):
         Args:
             estimate_mode_type: ``"operator-level-benchmark"`` runs and times every distinct call,
                 on tensors made for it (see `remat.graph.costs.Profile`).
-                ``"operator-level-cost-model"`` is a roofline of `gpu_type` on any machine.
+                ``"operator-level-cost-model"`` computes runtimes by a roofline model of the device
+                ``gpu_type``, on any machine.
             cost: cost model to use instead of the mode's own, such as ``Roofline.parse("a100")``.
-            fake: False to record a run on real tensors. Some models run different operators on
-                real tensors than on fake ones. ``transformers``, for example, can inspect the
-                values of a mask only on real tensors.
+            fake: False to record a run on real tensors. Some models run different operators on real
+                tensors than on fake ones. ``transformers``, for example, can inspect the values of
+                a mask only on real tensors.
 
         Returns:
             The estimator itself.
@@ -296,16 +298,17 @@ class SACEstimator(Estimate):
         self._contexts.close()
 
     def record(self, given: Iterable[torch.Tensor] = ()) -> StepRecorder:
-        """Return a recorder that adds the statistics of the modules that run to this estimator.
+        """Return a recorder of module calls that adds their statistics to this estimator.
 
-        The recorder adds them when a call of an outermost module ends.
+        The recorder is a dispatch mode. It adds the statistics when a call of an outermost module
+        ends.
 
         Args:
             given: tensors that exist before the run.
 
         Raises:
-            ProblemError: a ``FakeTensorMode`` is needed but not active, or is active although
-                `fake` is False.
+            ProblemError: a ``FakeTensorMode`` is needed but not active. Or it is active although
+                the estimator was called with ``fake=False``.
         """
         in_fake = torch_compat.active_fake_mode() is not None
         if in_fake and not self._needs_fake:

@@ -34,9 +34,10 @@ class ModuleStats:
     Attributes:
         name: path of the module below the class of the outermost module, such as
             ``Model.layers.0``.
-        parent: position of the module that calls this module; -1 for the outermost module.
+        parent: position in `ModuleTree.modules` of the module that calls this module; -1 for the
+            outermost module.
         is_leaf: whether the module has no children. A leaf is never checkpointed.
-        parameter_bytes: bytes of the module's parameters; their gradients take as many.
+        parameter_bytes: bytes of the module's parameters; their gradients take as many bytes.
         calls: memory of the module's calls that have a backward.
         stats: statistics of the module's operators; None for a leaf, or if calls run different
             operators. Unlike in `SACEstimator`, a returned result counts its bytes if it is freed
@@ -63,7 +64,7 @@ class ModuleStats:
 
     @property
     def operators(self) -> SACStats:
-        """Statistics of the module's operators; a module without statistics fails an assertion."""
+        """Statistics of the module's operators, which must not be None (see ``stats``)."""
         assert self.stats is not None, f"'{self.name}' has no statistics"
         return self.stats
 
@@ -74,7 +75,7 @@ class ModuleStats:
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of storages that the module's calls allocate, do not return, and keep for backward."""
+        """Bytes that the module's calls allocate and keep for backward, without returned storages."""
         return sum(call.activation_bytes for call in self.calls)
 
 
@@ -82,13 +83,13 @@ class ModuleStats:
 class ModuleTree:
     """Modules of a model in one training step, with the memory of the step.
 
-    Moments are points in time, as defined by `StepRecorder`.
+    A moment is a point in time of the step, such as the return of an operator; see `StepRecorder`.
 
     Attributes:
         modules: the modules, in the order of their first calls; parents come before their children.
-        post_order: positions of the modules, in the order in which their first calls end.
-        other: bytes alive at each moment, without parameters and their gradients.
-        gradients: bytes of the parameters' gradients that are alive at each moment.
+        post_order: positions in ``modules``, in the order in which the modules' first calls end.
+        other: array of the bytes alive at each moment, without parameters and their gradients.
+        gradients: array of the bytes of the parameters' gradients alive at each moment.
         parameter_bytes: bytes of all parameters.
         forward_end: first moment of backward.
         step_ms: estimated milliseconds of a step without recomputation. Backward counts twice as
@@ -126,7 +127,11 @@ class ModuleTree:
         raise ProblemError(f"no module '{fqn}' ran in this step; some that did: {known}")
 
     def ancestors(self, k: int) -> list[int]:
-        """Return the positions of the modules that contain module ``k``, innermost first."""
+        """Return the positions of the modules that enclose module ``k``, innermost first.
+
+        Positions, such as ``k``, are those in ``modules``.
+
+        """
         found, parent = [], self.modules[k].parent
         while parent >= 0:
             found.append(parent)
@@ -167,9 +172,9 @@ def collect_modules(
             (`remat.sac.estimation.reruns`), unless ``cost`` is given.
         cost: cost model to use instead of the one that belongs to ``mode``.
         fake: whether the step runs on fake tensors, which need neither memory nor a GPU. Some
-            models run different operators on fake tensors (see `SACEstimator`). When such a model
-            runs under a plan, it may raise a PolicyError. None: use real tensors only if all
-            parameters, buffers and inputs are on the CPU.
+            models run different operators on fake tensors (see `SACEstimator`). A plan that is made
+            from these operators may raise a PolicyError when the model runs under it. None: use
+            real tensors only if all parameters, buffers and inputs are on the CPU.
 
     Raises:
         ProblemError: ``mode`` is unknown, ``model`` is not a module, or a module cannot be
@@ -209,9 +214,9 @@ def record_step(
 ) -> Lifetimes:
     """Run forward and backward of one step, and return the lifetimes of its storages.
 
-    The estimator receives the operators of all modules. Backward starts from the output named
-    ``loss`` while the other outputs stay alive. Without such an output, it starts from all outputs
-    (see `loss_only`).
+    The step's operators are added to the statistics of ``estimator``. Backward starts from the
+    output named ``loss`` while the other outputs stay alive. Without such an output, it starts from
+    all outputs (see `loss_only`).
 
     Raises:
         CaptureError: no output requires a gradient.
@@ -239,9 +244,10 @@ def build_tree(
 
     Args:
         model: the model.
-        estimator: estimator that received the operators of the step.
+        estimator: estimator that was active during the step.
         lifetimes: storages of the step.
-        state_bytes: see `ModuleTree`.
+        state_bytes: bytes of the random generator's state for each checkpointed call; see
+            `ModuleTree`.
     """
     spans = lifetimes.spans
     order: dict[str, list[ModuleSpan]] = {}
@@ -327,7 +333,7 @@ def with_reruns(
 
 
 def _kind(stats: SACStats) -> tuple[Any, ...]:
-    """Return a key that modules with the same operators and memory share."""
+    """Return a key that is equal for modules with the same operators and memory."""
     return tuple(stats.func_names), tuple(stats.memory)
 
 

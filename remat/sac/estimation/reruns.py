@@ -52,11 +52,11 @@ class Rerun:
     overhead_ms: float
 
     def runtimes(self, names: Sequence[str], otherwise: Sequence[float]) -> list[float]:
-        """Return the milliseconds of given operators, matched to `ops` by name and order.
+        """Return the milliseconds of operators, which are matched to `ops` by name and order.
 
         Args:
             names: names of a module's operators, in order.
-            otherwise: milliseconds of the same operators; they hold for operators that `ops` lacks.
+            otherwise: milliseconds of the operators in ``names``, used for those that `ops` lacks.
         """
         found = list(otherwise)
         ran = [name for name, _ in self.ops]
@@ -95,7 +95,8 @@ def time_reruns(
         model: the model.
         args: positional arguments of a call.
         kwargs: keyword arguments of a call.
-        names: names of the modules to checkpoint, as in ``model.named_modules()``; none is nested.
+        names: names of the modules to checkpoint, as in ``model.named_modules()``. None of these
+            modules may contain another one.
 
     Returns:
         The times; None if one of the modules fails when it runs again.
@@ -142,7 +143,7 @@ def _everything(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolic
 
 
 class _Watch:
-    """Collects the times of forward's operators and of modules that run again in backward."""
+    """Collect the times of forward's operators and of modules that run again in backward."""
 
     def __init__(self) -> None:
         self._timing_ms = timing_ms()
@@ -218,10 +219,10 @@ class _Watch:
 
 
 class _Timer(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that times every operator that really runs.
+    """Dispatch mode that times every operator that runs.
 
-    It is entered before PyTorch's checkpointing modes, so operators with stored results do not
-    reach it.
+    The mode is entered before PyTorch's checkpointing modes. These modes answer operators with
+    stored results themselves, so that such operators do not reach the timer.
 
     Attributes:
         forward_ms: milliseconds of all operators of forward.
@@ -254,7 +255,7 @@ def timing_ms() -> float:
 
 @functools.cache
 def policy_ms() -> float:
-    """Return the milliseconds that a policy adds to an operator of forward, measured on this CPU."""
+    """Return the milliseconds that a policy adds to an operator in forward, measured on this CPU."""
     return _slower_ms(lambda: context_fn([])()[0])
 
 

@@ -139,7 +139,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
-    """Operators of a module, split into those that a solver decides and those with a fixed decision.
+    """Operators of a module: those that a solver decides, and those with a fixed decision.
 
     Attributes:
         free: items that a solver decides, in the order of their first operators.

@@ -41,9 +41,10 @@ def as_knapsack(grouping: Grouping, capacity: int) -> KnapsackProblem:
 
 
 def exact_frontier(stats: SACStats) -> KnapsackFrontier:
-    """Return all Pareto-optimal sets of a module's free items (see `Grouping`) to store.
+    """Return all Pareto-optimal choices of the items of a module to store.
 
-    Weights are the bytes stored, values the picoseconds of recomputation avoided.
+    The items are `Grouping.free`. An item's weight is the bytes that storing it takes, and its
+    value is the picoseconds of recomputation that storing it avoids.
     """
     grouping = group(stats)
     return knapsack_frontier(as_knapsack(grouping, sum(i.nbytes for i in grouping.free)))
@@ -148,8 +149,8 @@ def upper_envelope(
 def merge_corners(corners: Sequence[Point], most: int) -> list[Point]:
     """Merge neighbouring corners of a rising staircase, so that at most ``most`` remain.
 
-    Each merged corner is no further right and no lower than the corners that it replaces. So a line
-    fitted above the result is above all ``corners``.
+    A corner is a point (x, y). Each merged corner is no further right and no lower than the corners
+    that it replaces. So a line fitted above the result is above all ``corners``.
     """
     if len(corners) <= most:
         return list(corners)
@@ -191,7 +192,7 @@ def fit(corners: Sequence[Point], end: float, segments: int) -> list[tuple[float
 def _best_lines(
     corners: Sequence[Point], starts: Sequence[float], first: int
 ) -> list[tuple[float, float, float]]:
-    """Return the best line above corners ``first`` to ``last``, for each ``last`` from ``first`` on.
+    """Return the best line above corners ``first`` to ``last``, for each possible ``last``.
 
     The best line has the least area below it.
 
@@ -204,7 +205,8 @@ def _best_lines(
         first: position of the first corner below the line.
 
     Returns:
-        (area, slope, intercept) of the best line for each ``last``.
+        (area, slope, intercept) of the best line for each ``last``, from ``first`` to the last
+        corner.
     """
     hull: list[Point] = []
     found: list[tuple[float, float, float]] = []

@@ -164,7 +164,7 @@ def ask(
 
 
 def fresh(policy: Policy) -> Policy:
-    """Return the policy for the next run of a region: ``policy.fresh()`` if defined, else ``policy``."""
+    """Return the policy for a region's next run: ``policy.fresh()`` if defined, else ``policy``."""
     renew = getattr(policy, "fresh", None)
     made: Policy = policy if renew is None else renew()
     return made

@@ -1,5 +1,8 @@
 """Keep the verdicts of one checkpointed region consistent for random operators and in-place writes.
 
+A region is the code that one call of `torch.utils.checkpoint.checkpoint` runs. A verdict is the
+`CheckpointPolicy` that a policy returns for an operator of the region.
+
 Recomputation is correct if every operator that runs again finds the inputs and the generator state
 that it had in forward. A saved operator does not run again. During recomputation it therefore
 neither draws random numbers nor writes to its arguments. This leads to three rules:
@@ -40,7 +43,7 @@ _CONSTANT = torch.ops.aten.lift_fresh.default
 
 
 class RandomOps:
-    """Tracks the random operators of one run of a region, to decide which of them must be saved."""
+    """Track the random operators of one run of a region, to decide which of them must be saved."""
 
     def __init__(self) -> None:
         self._saved: Any = None  # the last saved operator that may have drawn random numbers
@@ -48,10 +51,11 @@ class RandomOps:
     def settle(
         self, verdict: CheckpointPolicy, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> CheckpointPolicy:
-        """Return the verdict for an operator, adjusted to the verdicts for earlier random operators.
+        """Return an operator's verdict, adjusted to the verdicts for earlier random operators.
 
         PREFER_RECOMPUTE becomes PREFER_SAVE if recomputing the operator would draw different
-        numbers.
+        numbers. So does it for an operator that is not declared pure, unless the operator writes in
+        place.
 
         Args:
             verdict: verdict of the region's policy.
@@ -94,12 +98,12 @@ class RandomOps:
 
 
 def _has_generator(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Return whether an argument is a `torch.Generator`; checkpointing does not restore its state."""
+    """Return whether an argument is a `torch.Generator`, whose state is not restored."""
     return any(isinstance(x, torch.Generator) for x in (*args, *kwargs.values()))
 
 
 class Writes:
-    """Tracks the tensors of one run of a region and the in-place writes to them."""
+    """Track the tensors of one run of a region, to keep in-place writes to them consistent."""
 
     def __init__(self) -> None:
         # Keys are storage ids. `_made` holds a tensor's maker and whether the maker is saved, `_read` the
@@ -114,10 +118,10 @@ class Writes:
     def settle(
         self, verdict: CheckpointPolicy, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> CheckpointPolicy:
-        """Return the verdict for an operator, adjusted to earlier verdicts on the tensors it writes to.
+        """Return an operator's verdict, adjusted to the verdicts for the tensors that it writes to.
 
-        Only PREFER verdicts change. `record` raises an error for a MUST verdict that is
-        inconsistent.
+        The verdict for a tensor is that of the operator that made it. Only PREFER verdicts change.
+        `record` raises an error for a MUST verdict that is inconsistent.
 
         Args:
             verdict: verdict of the region's policy.
@@ -230,7 +234,7 @@ class Writes:
                 )
 
     def accept(self, cache: dict[Any, dict[int, Any]]) -> None:
-        """Update version counters in PyTorch's cache, so that writes within the region are no error.
+        """Update version numbers in PyTorch's cache, so that writes within the region are no error.
 
         In backward, PyTorch compares each saved tensor's version with the version in its cache
         entry. After this call, only later writes to a saved tensor raise an error. Results of
@@ -255,7 +259,7 @@ class Writes:
 
 
 def _keys_written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
-    """Return the ids of the storages that an operator writes to; empty if it is not in place."""
+    """Return the ids of storages that an operator writes to in place; empty if there are none."""
     return _keys(declared_writes(op, args, kwargs)) if _is_in_place(op) else []
 
 

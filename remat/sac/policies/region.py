@@ -1,4 +1,4 @@
-"""Context managers of one checkpointed region, which apply policies to its operators."""
+"""Context managers of one checkpointed region, which apply policies to the region's operators."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def context_fn(
 ) -> ContextFn:
     """Convert policies to the ``context_fn`` argument of `torch.utils.checkpoint.checkpoint`.
 
-    Unlike PyTorch's own contexts, these keep the verdicts of a region consistent. A random operator
-    is saved instead of recomputed if an earlier random operator is saved. An operator that writes
-    in place to a saved tensor is saved as well. If a MUST verdict forbids saving, the region raises
-    a `PolicyError`.
+    Unlike PyTorch's own contexts, these keep the policies' verdicts on the operators of a
+    checkpointed region consistent. A random operator is saved instead of recomputed if an earlier
+    random operator is saved. An operator that writes in place to a saved tensor is saved as well.
+    If a MUST verdict forbids saving, the region raises a `PolicyError`.
 
     A saved operator of the region may write to a saved tensor. Any other change to a saved tensor
     is an error in backward.
@@ -70,7 +70,7 @@ def context_fn(
 
 
 def _contexts(run: _Run, allow_cache_entry_mutation: bool) -> tuple[Any, Any]:
-    """Return PyTorch's two context managers for a run of a region: for forward and recomputation."""
+    """Return PyTorch's pair of context managers for a region: for forward and recomputation."""
     make: Any = create_selective_checkpoint_contexts
     forward, recompute = make(run, allow_cache_entry_mutation=allow_cache_entry_mutation)
     return forward, recompute
@@ -116,7 +116,7 @@ class _Run:
         """Finish the region's forward.
 
         Args:
-            cache: the results that PyTorch has saved in the region; see `Writes.accept`.
+            cache: PyTorch's dict of the results that the region has saved; see `Writes.accept`.
 
         Raises:
             PolicyError: raised by the region's policy, for example if operators of a plan are
@@ -149,7 +149,7 @@ class _Run:
 
 
 class _Forward:
-    """PyTorch's context for forward, which also calls `_Run.end` unless forward raised an exception."""
+    """PyTorch's context for forward, which at its end also calls `_Run.end` unless forward raised."""
 
     def __init__(self, mode: Any, run: _Run) -> None:
         self._mode = mode

@@ -89,7 +89,7 @@ class Watcher(Protocol):
         """Handle the begin of a module call."""
 
     def end(self, call: ModuleCall, out: Any) -> None:
-        """Handle the end of a module call; ``out`` is its result, or None if it raised an exception."""
+        """Handle the end of a module call; ``out`` is the call's result, or None if it raised."""
 
 
 @contextlib.contextmanager
@@ -211,7 +211,8 @@ class _Watch:
     def _place(self, module: nn.Module) -> str | None:
         """Return the name of a module inside a known outermost module; None if it is in none.
 
-        This finds modules that were added to an outermost module after it was adopted.
+        This also finds modules that were added to an outermost module after `adopt` had seen its
+        submodules.
         """
         for name, root in self._roots.items():
             for path, part in root.named_modules(prefix=name):

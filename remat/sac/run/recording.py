@@ -46,8 +46,8 @@ class Call:
         made: (storage, bytes) of each storage of the results that is not a storage of the
             arguments.
         skipped: whether selective checkpointing ignores the operator.
-        view: a key of operator, storages, sizes, strides and offsets if all results are views of
-            arguments; otherwise None.
+        view: a key made of operator, storages, sizes, strides and offsets if all results are views
+            of arguments; otherwise None.
         is_random: whether the operator draws random numbers.
         is_opaque: whether it is unknown if the operator depends on its inputs only. It may then
             draw random numbers.
@@ -120,9 +120,9 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
     The FX nodes of operators hold fake tensors, so the recorder extends no tensor's lifetime.
 
-    Time is counted in moments. Each return of an operator is one moment. So is each first time at
-    which backward reads a tensor saved in a module call. A storage is alive at moment ``t`` if
-    ``born <= t < died``.
+    Time is counted in moments. Each return of an operator is one moment. The first time that
+    backward reads a tensor saved in a module call is a moment, too. A storage is alive at moment
+    ``t`` if ``born <= t < died``.
 
     Args:
         given: tensors that exist before the step.
@@ -215,8 +215,8 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
         Args:
             tensors: the tensors.
-            born: moment of allocation, recorded for storages that have neither moment nor bytes
-                yet. `_UNCOUNTED`: leave these storages without a moment, with 0 bytes.
+            born: moment of allocation, recorded together with the bytes for storages that have
+                neither yet. With `_UNCOUNTED`, these storages get no moment and 0 bytes.
         """
         found: dict[int, None] = {}
         for key, part in (s for t in tensors for s in storages(t)):
@@ -241,7 +241,8 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         """Record a tensor that autograd saves.
 
         Returns:
-            A pair: position of the innermost module call that runs, or -1, and the tensor itself.
+            A pair: the position in ``spans`` of the innermost module call that runs, and the tensor
+            itself. The position is -1 outside of all module calls.
         """
         self.saved |= self.known([self._fake(x)])
         for position in self._inside:
@@ -338,7 +339,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         )
 
     def _check_device(self, op: Any, results: Sequence[torch.Tensor]) -> None:
-        """Raise a ProblemError if an operator's results are on another device than earlier results."""
+        """Raise a ProblemError if an operator's result is on another device than earlier results."""
         for result in results:
             if result.dim() == 0 and result.device.type == "cpu":
                 continue  # scalars on the CPU accompany every device
@@ -355,7 +356,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
 
 class _Parts(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that collects nodes of the operators that tensor subclasses run on inner tensors."""
+    """Dispatch mode that collects the operators that tensor subclasses run on inner tensors."""
 
     def __init__(self, nodes: _Nodes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -439,16 +440,16 @@ def _shown(x: torch.Tensor) -> Hashable:
 
 
 def without_replays(calls: Sequence[Call], returned: Iterable[fx.Node]) -> list[Call]:
-    """Return a copy of a list of calls in which views that only fake tensors replay are skipped.
+    """Return a copy of a list of calls in which replays of views are marked as skipped.
 
     After an in-place write, autograd gives each view of the written tensor a new place in the
     backward graph. For plain tensors it does this without running an operator. For tensor
-    subclasses, such as fake tensors, it runs the view's operators on the written base and drops
-    their result. If the model's own tensors are plain, a policy never sees these replays, so they
-    must not be counted.
+    subclasses, such as fake tensors, it runs the view's operators again and drops their result: a
+    replay. If the model's own tensors are plain, a policy never sees these replays, so they must
+    not be counted.
 
-    A call is such a replay if it repeats an earlier view, the viewed memory was written to in
-    between, and nothing uses the result. A result that a module returns counts as used.
+    A call counts as a replay if it repeats an earlier view after a write to the viewed memory, and
+    nothing uses its result. A result that a module returns counts as used.
 
     Args:
         calls: operators that ran, in order.

@@ -25,7 +25,7 @@ ASKED = 24
 def optimal_checkpointing_policy(
     sac_stats: SACStats, memory_budget: float, solver: Solver | None = None
 ) -> list[int]:
-    """Choose the operators whose results a module stores, so that recomputing the others is fastest.
+    """Choose the operators whose results a module stores, to make recomputing the others fastest.
 
     Args:
         sac_stats: statistics of the module's operators.
@@ -130,9 +130,13 @@ def choices(
 
 
 def plain_choice(stats: SACStats, overhead_ps: int = 0) -> ModuleChoice | None:
-    """Return the choice of plain checkpointing, or None if results of the module must be stored.
+    """Return the choice to store nothing; None if some results of the module must be stored.
 
-    Plain checkpointing runs the whole module again, without a policy.
+    This choice is plain checkpointing: the whole module runs again, without a policy.
+
+    Args:
+        stats: statistics of the module's operators.
+        overhead_ps: picoseconds that recomputation takes beyond the operators.
     """
     grouping = group(stats)
     if grouping.stored:
@@ -146,7 +150,8 @@ def _points(frontier: KnapsackFrontier, most: int) -> list[int]:
     """Select at most ``most`` points of a frontier, and return their sorted positions.
 
     Points on the convex hull come first, because the integer program's linear relaxation uses them.
-    Further points are evenly spaced by position. They let a plan use more of the budget.
+    Further points are evenly spaced by position. They let a plan use more of the budget than points
+    on the hull alone.
     """
     count = len(frontier)
     if count <= most:
@@ -178,7 +183,7 @@ def _below(frontier: KnapsackFrontier, a: int, b: int, c: int) -> bool:
 def candidates(
     tree: ModuleTree, units: Sequence[str] | None = None, fsdp_units: Sequence[str] = ()
 ) -> tuple[int, ...]:
-    """Return the positions of the modules that may be checkpointed.
+    """Return the positions in ``tree.modules`` of the modules that may be checkpointed.
 
     Leaves are excluded. The model itself is excluded, too: if all of it ran again at the start of
     backward, the peak would be the same as without checkpointing.
@@ -211,7 +216,7 @@ def candidates(
 
 
 def _matching(tree: ModuleTree, patterns: Sequence[str], what: str) -> set[int]:
-    """Return the positions of the modules that match names or patterns.
+    """Return the positions in ``tree.modules`` of the modules that match names or patterns.
 
     Raises:
         ProblemError: ``patterns`` is a str, or a pattern matches no module. The message begins with

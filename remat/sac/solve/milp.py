@@ -35,9 +35,10 @@ def plan_modules(
 
     Among the plans whose peak stays within the budget, the returned plan has the least recompute
     time, up to ``gap``. It checkpoints no leaf, no module within a checkpointed module, and no
-    module that contains an FSDP unit. For each module that may be checkpointed, an integer program
-    selects one of several Pareto-optimal sets of operators to store, or leaves the module as it is.
-    The chosen plan is simulated moment by moment (`remat.sac.solve.peaks`).
+    module that contains an FSDP unit. For each module that may be checkpointed, there are several
+    Pareto-optimal sets of operators to store. An integer program selects one of them, or leaves the
+    module as it is. The plan's peak comes from a simulation of the step moment by moment
+    (`remat.sac.solve.peaks`).
 
     Args:
         tree: the modules.
@@ -84,7 +85,7 @@ def _check(memory_bytes: int, world_size: int, time_limit: float | None, gap: fl
 
 
 def _without_policy(tree: ModuleTree, k: int, choice: ModuleChoice, gap: float) -> ModuleChoice:
-    """Return plain checkpointing if the stored results are not worth a policy; else ``choice``.
+    """Return plain checkpointing if storing results is not worth a policy; else ``choice``.
 
     A policy runs Python code for every operator. So the choice must save more time than its policy
     takes, if the policy's time was measured. It must also save more time than ``gap`` times its own
@@ -108,14 +109,15 @@ def _without_policy(tree: ModuleTree, k: int, choice: ModuleChoice, gap: float) 
 def _options(
     tree: ModuleTree, chosen: Sequence[int], solver: Solver | None
 ) -> dict[int, tuple[ModuleChoice, ...]]:
-    """Return a dict from each module that can free memory to the module's choices.
+    """Return the choices of each module that can free memory, by the module's position.
 
-    Modules are positions in the tree. Modules with equal statistics share one tuple of choices.
+    Positions are those in ``tree.modules``. Modules with equal statistics share one tuple of
+    choices.
 
     Args:
         tree: the modules.
-        chosen: modules that may be checkpointed.
-        solver: see `plan_modules`.
+        chosen: positions of the modules that may be checkpointed.
+        solver: knapsack solver that finds the choices; None: exact Pareto frontiers.
     """
     known: dict[tuple[int, float, str], tuple[ModuleChoice, ...]] = {}
     found: dict[int, tuple[ModuleChoice, ...]] = {}

@@ -39,8 +39,9 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
     """Simulate the memory of a step in which some modules are checkpointed.
 
     From the end of its forward to the start of its backward, a checkpointed module keeps its stored
-    results and its inputs. Then it runs again, which makes all tensors that backward reads. The
-    random generator's state is kept from the start of its forward to the end of its backward.
+    results and its inputs. Then it runs again, which makes all tensors that backward reads. From
+    the start of the module's forward to the end of its backward, PyTorch also keeps the random
+    generator's state.
 
     Args:
         tree: the modules.
@@ -69,7 +70,7 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
 
 
 def rerun_peaks(call: CallStats, stats: SACStats, stored: Stored) -> Ints:
-    """Return the peak of the bytes that a module holds while it runs again, for each stored set.
+    """Return the most bytes that a module holds while it runs again, for each stored set.
 
     A stored result is alive from the start of recomputation on. Other results are allocated and
     freed as in forward.
@@ -77,7 +78,7 @@ def rerun_peaks(call: CallStats, stats: SACStats, stored: Stored) -> Ints:
     Args:
         call: the module call that runs again.
         stats: statistics of the module's operators.
-        stored: sets of operators whose results are stored, as from `stored_sets`.
+        stored: matrix of stored results from `stored_sets`, with one row for each set.
     """
     nbytes = stored * np.array(stats.memory, dtype=np.int64)
     ran = np.zeros((len(stored), call.end - call.begin), dtype=np.int64)
@@ -93,7 +94,7 @@ def held_longer(call: CallStats, stats: SACStats, stored: Stored, moments: Ints)
     Args:
         call: the module call.
         stats: statistics of the module's operators.
-        stored: sets of operators whose results are stored, as from `stored_sets`.
+        stored: matrix of stored results from `stored_sets`, with one row for each set.
         moments: moments of the call's forward.
 
     Returns:
@@ -108,7 +109,7 @@ def held_longer(call: CallStats, stats: SACStats, stored: Stored, moments: Ints)
 
 
 def stored_sets(stats: SACStats, choices: Sequence[ModuleChoice]) -> Stored:
-    """Return a matrix with a row per choice and a column per operator: 1 if its result is stored."""
+    """Return a matrix with a row per choice and a column per operator: 1 for a stored result."""
     found = np.zeros((len(choices), len(stats)), dtype=np.int64)
     for row, choice in zip(found, choices, strict=True):
         row[list(choice.stored)] = 1

@@ -136,7 +136,7 @@ def _check_figures(plan: ModulePlan | SACPlan, names: Iterable[str], where: str 
 
 
 def _alike(plan: SACPlan) -> dict[ModulePlan, list[str]]:
-    """Return a dict from each distinct plan, with an empty name, to the names of its modules."""
+    """Return a dict from each distinct module plan, without a name, to the modules' names."""
     found: dict[ModulePlan, list[str]] = {}
     for m in plan.modules:
         found.setdefault(replace(m, name=""), []).append(m.name)

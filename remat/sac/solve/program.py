@@ -123,15 +123,16 @@ def _least_peak(
     plain: Ints,
     deadline: float | None,
 ) -> Outcome:
-    """Return the decision of lowest peak found by solving a program at most `ROUNDS` times.
+    """Return the decision of lowest peak found in at most `ROUNDS` solutions of a program.
 
-    The program gets further rows between its solutions. Each checkpointed module has its choice with the fewest stored bytes.
+    Between two solutions the program gets further rows. A checkpointed module always takes its
+    choice with the fewest stored bytes.
 
     Args:
         tree: the modules.
-        options: see `least_time`.
-        plain: see `least_time`.
-        deadline: time of `time.monotonic` at which to stop; None: no deadline.
+        options: dict from the position of each module that may be checkpointed to its choices.
+        plain: bytes alive at each moment without checkpointing.
+        deadline: time of `time.monotonic` in seconds at which to stop; None: no deadline.
     """
     # The last choice of a module stores the fewest bytes; see `choices`.
     program = _Program(tree, {k: c[-1:] for k, c in options.items()}, plain)
@@ -165,9 +166,11 @@ class _Answer:
 
 
 class _Program:
-    """Integer program of one step, which gets more rows between its solutions.
+    """Integer program of one step; `add_rows` adds constraints to it between its solutions.
 
-    The columns are the choices of all modules, one module after another, and then the peak.
+    The columns are 0/1 variables for the choices of all modules, one module after another, and then
+    the peak. Each row limits the memory at one program point: a moment of the step, or the rerun of
+    a module call.
     """
 
     def __init__(
@@ -211,7 +214,7 @@ class _Program:
         return bool(rows)
 
     def _at(self, moment: int) -> Ints:
-        """Return the bytes that each choice of each module adds at a moment; negative if it frees."""
+        """Return the bytes that each choice of each module adds at a moment; negative if freed."""
         row = np.zeros(self._count, dtype=np.int64)
         for k, columns in self._columns.items():
             module = self._tree.modules[k]
@@ -226,11 +229,11 @@ class _Program:
         return row
 
     def _rerun(self, k: int, i: int) -> Ints:
-        """Return the bytes that each choice of each module adds at a rerun.
+        """Return the bytes that each choice of each module adds while a module call runs again.
 
         Args:
             k: position of the module that runs again.
-            i: position of the module's call for which it runs again.
+            i: position, among the module's calls, of the call that is recomputed.
         """
         module = self._tree.modules[k]
         call = module.calls[i]
@@ -288,7 +291,7 @@ class _Program:
     def _memory(self, unit_bytes: float) -> Any:
         """Return the constraints that memory is at most the program's peak variable.
 
-        There is one for each row that `add_rows` has added.
+        There is one constraint for each row that `add_rows` has added.
 
         Args:
             unit_bytes: bytes in one unit of the program's memory.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
-from remat.errors import SolverError
+from remat.errors import RefusalError, SolverError
 from remat.solvers.base import Solver, unavailable
 from remat.solvers.cpsat import CpSat
 from remat.solvers.dp import DynamicProgram
@@ -20,7 +20,6 @@ from remat.solvers.native import Native
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.reduction import reduce
 from remat.solvers.run import run
-from remat.solvers.schedule_cpsat import MOST_NODES
 from remat.solvers.schedule_problem import ScheduleProblem
 from remat.solvers.solution import Answer, ScheduleAnswer, Solution, Status
 from remat.solvers.verify import verify
@@ -106,14 +105,15 @@ class Auto(Solver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Solve a step problem with the kernel; if it is missing, with CP-SAT or else `Greedy`.
+        """Solve a step problem with the kernel; if it is missing, with CP-SAT.
 
-        CP-SAT gets only problems of at most `MOST_NODES` nodes.
+        `Greedy` solves the problem if CP-SAT is missing too, or refuses a problem of this size.
         """
         if unavailable(Native) is None:
             return Native().solve_schedule(problem, time_limit=time_limit)
-        if unavailable(CpSat) is None and len(problem) <= MOST_NODES:
-            return CpSat().solve_schedule(problem, time_limit=time_limit)
+        if unavailable(CpSat) is None:
+            with contextlib.suppress(RefusalError):
+                return CpSat().solve_schedule(problem, time_limit=time_limit)
         return ScheduleAnswer(Greedy().solve_schedule(problem))
 
 

@@ -227,7 +227,7 @@ class Isolated(Solver):
         except TimeoutError:
             self._fail(process, f"did not return within {within_s:g} s{when} and was killed")
         except (EOFError, OSError):
-            self._fail(process, f"killed its process{when}: {process.death()}")
+            self._fail(process, f"ended its process{when}: {process.death()}")
         except ValueError as error:
             self._fail(process, f"garbled the reply of its process{when}: {error}")
         except BaseException:  # an interrupt: a late reply must not answer the next question

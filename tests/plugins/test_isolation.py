@@ -91,10 +91,10 @@ def test_the_process_stays_between_calls_and_goes_with_the_wrapper(tmp_path, mon
         (foreign.Refuses(), r"^solver 'refuses' refuses the problem: not today$"),
         (
             foreign.Exits(),
-            r"^solver 'exits' killed its process: exit status 7; it printed last: 'about to leave'",
+            r"^solver 'exits' ended its process: exit status 7; it printed last: 'about to leave'",
         ),
         (foreign.ExitsOrderly(), r"^solver 'exits-orderly' raised SystemExit: 3"),
-        (foreign.Segfaults(), r"^solver 'segfaults' killed its process: signal SIGSEGV"),
+        (foreign.Segfaults(), r"^solver 'segfaults' ended its process: signal SIGSEGV"),
         (foreign.Overweight(), r"^solver 'overweight' returned an overweight choice: 12 over"),
         (foreign.Mask(), r"^solver 'mask' returned True where an item index is due"),
     ],

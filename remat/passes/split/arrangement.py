@@ -189,7 +189,7 @@ class _GraphBuilder:
             if not handed:
                 if node.op == "call_function" and self._owner[i] == i and not is_element(node):
                     raise PlanError(
-                        f"the decision runs '{node.name}' in neither half, but something reads it"
+                        f"the decision runs '{node.name}' neither in forward nor in backward, but something reads it"
                     )
                 self.made.append(i)
             elif i in self._copied:

@@ -194,8 +194,8 @@ def test_runs_have_names_of_their_own(product: tuple[State, Decision]) -> None:
         (("mm", "exp", "tanh", "sum_1"), "'tanh' is not there for 'exp'"),
         (("mm", "tanh", "sum_1", "exp"), "'exp' is not there for 'sum_1'"),
         (("tanh", "mm", "exp", "sum_1"), "'mm' is not there for 'tanh'"),
-        (("tanh", "exp", "sum_1"), "runs 'mm' in neither half, but something reads it"),
-        (("mm", "tanh", "exp"), "runs 'sum_1' in neither half"),
+        (("tanh", "exp", "sum_1"), "runs 'mm' neither in forward nor in backward, but something reads it"),
+        (("mm", "tanh", "exp"), "runs 'sum_1' neither in forward nor in backward"),
         (("mm", "cosh", "tanh", "exp", "sum_1"), "runs 'cosh', but the joint graph has no such"),
         (("primals_1", "mm", "tanh", "exp", "sum_1"), "'primals_1', which is a placeholder"),
         (("mm", "tanh", "exp", "sum_1", "mm_1"), "'tanh_backward' is not there for 'mm_1'"),
@@ -235,7 +235,7 @@ def test_a_saved_plan_whose_orders_were_edited_is_refused() -> None:
     assert "'nope', but the joint graph has no such" in edited(plan, joint, forward_order=["nope"])
     assert "is not there" in edited(plan, joint, forward_order=forward[::-1])
     left_out = edited(plan, joint, backward_order=backward[:-1])
-    assert f"'{backward[-1]}' in neither half" in left_out
+    assert f"'{backward[-1]}' neither in forward nor in backward" in left_out
     draws = [n for n in forward if n in ("native_dropout", "bernoulli", "rand")]
     assert draws == ["native_dropout", "bernoulli", "rand"]
     swapped = [n for n in forward if n != "rand"]

@@ -53,7 +53,7 @@ class PeakOfGraphs:
         least = max(self.highest(lowest))
         if peak_bytes is None:
             most = max(self.highest(full))
-            # `_lowest` was chosen by estimates, so budget 1's decisions may peak lower.
+            # `_lowest` was chosen by estimates, so the decisions for budget 1 may peak lower.
             least = min(least, most)
             peak_bytes = least + bytes_of_share(budget.peak_share or 0.0, most - least)
         best = self._chosen(peak_bytes)

@@ -61,7 +61,7 @@ from remat.solvers.hull import Hull
 from remat.units import Budget
 from remat.version import __version__
 
-#: A simulated peak that is lower than budget 1's by this factor shows that the compiled peak is lower, too.
+#: If a simulated peak is lower than that of the plan for budget 1 by this factor, the compiled peak is lower, too.
 _CLEARLY_LOWER = 1.25
 
 
@@ -237,7 +237,7 @@ class Planner(PeakPlanner):
             return self.within_peak(budget)
         limits = replace(self.deciding, budget=budget).limits(self.state)
         found = self.decided(limits)
-        if limits.capacity == self.full_bytes:  # this is budget 1's decision, too
+        if limits.capacity == self.full_bytes:  # this is also the decision for budget 1
             found = self.decisions.setdefault(self.full_bytes, found)
         return found
 

@@ -309,7 +309,7 @@ class Prepared:
             self._peaks[key] = curve.peak_bytes
             if decided is self.decisions.get(self.full_bytes):
                 self.full_curve = curve
-                # Every plan reports budget 1's peak in this lowering, and the modules are already split here.
+                # Every plan reports the peak at budget 1 in this lowering, and the modules are already split here.
                 self.running(decided)
         return self._peaks[key]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from remat.errors import PeakWarning, warn
 from remat.units import format_apart, format_bytes, format_cost
 
-#: Fraction of budget 1's peak, and of its step's cost, that counts as no difference.
+#: Differences from the peak and the step's cost at budget 1 up to this fraction count as none.
 _LITTLE = 0.01
 
 

@@ -203,8 +203,8 @@ def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
     A budget on saved bytes is compared with the recomputed saved bytes. A budget on the peak is compared with
     a peak that depends on the plan:
 
-    - A plan with a compiled peak: the lower of the recomputed peak and the recorded compiled peak, because the
-      step is not compiled yet. If the budget is a ratio of the peak, nothing is checked.
+    - A plan with a compiled peak: the lower of the recomputed peak and the recorded compiled peak. A new compiled
+      peak is not known yet. If the budget is a ratio of the peak, nothing is checked.
     - Any other plan for Inductor: the lower of the recomputed peak and the estimated peak of fused code.
     - A plan for eager execution: the recomputed peak.
 
@@ -244,7 +244,7 @@ def _is_comparable(plan: Plan, prepared: State) -> bool:
 
 
 def _is_alike(plan: Plan, lower: str) -> bool:
-    """Return whether a plan was written by these versions of remat and PyTorch, for the lowering ``lower``."""
+    """Return whether a plan was written by this process's versions of remat and PyTorch, for lowering ``lower``."""
     return (plan.remat, plan.torch, plan.lower) == (__version__, torch.__version__, lower)
 
 

@@ -97,7 +97,7 @@ def fit(
             first dimension of every tensor is the batch.
         kwargs: keyword arguments, if ``args`` is not a callable; their tensors have the batch first, too.
         memory: memory of one rank's device: text with a unit, such as ``"80GiB"``, or bytes.
-        optimizer: name of a class of `torch.optim` in any case, with arguments behind a colon
+        optimizer: name of a class of `torch.optim`, in upper or lower case, with arguments behind a colon
             (``"sgd:momentum=0.9"``); or a callable that makes an optimizer from a list of parameters.
         batches: batch sizes of one rank to try. ``"max"``: powers of two until one does not fit, then
             bisection between the last two powers. A largest batch below 100 is exact; from 100 on, it may be up
@@ -280,7 +280,7 @@ def _check(request: PlanRequest, ranks: int, fsdp: bool, link_gbps: float) -> No
 
 
 def _name_of(cost: CostModel) -> str:
-    """Return the name under which a cost model is registered; empty for the default model or one that is not."""
+    """Return the name under which a cost model is registered; empty for the default model or an unregistered one."""
     if isinstance(cost, Auto):
         return ""
     try:

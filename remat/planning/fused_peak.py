@@ -96,19 +96,19 @@ class FusedSearch:
            and under a budget in bytes, only estimates within the budget count here.
         3. The decision with the least peak.
 
-        With ``last``, other rules come first. They choose among the decisions that were not compiled. If all
-        compiled peaks exceed the budget by more than a tenth, estimates say little about the step, so saved bytes
-        count instead. Under a budget in bytes:
+        With ``last``, other rules come first; if none of them applies, the rules above follow. They choose among
+        the decisions that were not compiled. If all compiled peaks exceed the budget by more than a tenth,
+        estimates say little about the step, so saved bytes count instead. Under a budget in bytes:
 
-        1. If all compiled peaks exceed the budget by more than a tenth, the decision that saves the fewest bytes,
-           of those whose estimated peak is within the budget.
+        1. If all compiled peaks exceed the budget by more than a tenth, the decision that saves the fewest bytes.
+           Only estimated peaks within the budget count here.
         2. The decision with the least estimated peak, at any cost.
 
         Under a ratio:
 
         1. The plan for budget 1, if its estimated peak is below every compiled peak.
         2. If no decision is within the budget and all compiled peaks exceed it by more than a tenth, the decision
-           that saves the fewest bytes, of those whose estimated peak is within the lowest compiled peak.
+           that saves the fewest bytes. Only estimated peaks up to the lowest compiled peak count here.
 
         Args:
             budget: a budget on the peak, in bytes or as a ratio.
@@ -152,8 +152,8 @@ class FusedSearch:
 
         Returns:
             Three items: the candidate with the least simulated peak; the simulated minus the estimated peak of
-            this candidate, in bytes; and the ends. The ends are the least estimated peak in bytes, and the
-            estimated peak of the plan for budget 1, which saves no more than the runtime-optimal partition.
+            this candidate, in bytes; and the ends. The ends are the least estimated peak, and the estimated peak
+            of the plan for budget 1, in bytes. That plan saves no more than the runtime-optimal partition.
         """
         planner = self.planner
         at = self.try_saved(without_gaps(planner.allowed_vertices(VERTICES)))

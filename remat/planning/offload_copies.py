@@ -73,8 +73,8 @@ class Copies:
             peak_bytes: limit on the peak of the device's memory, in bytes.
 
         Returns:
-            The offloads with the places of their copies, the time in ps for which operators wait for copies, and
-            the bytes by which the step still exceeds the limit.
+            Three items: the offloads with the places of their copies, the time in ps for which operators wait for
+            copies, and the bytes by which the step still exceeds the limit.
         """
         if not self._has_room:
             return self._offloads, 0, 0

@@ -139,7 +139,7 @@ class OffloadPlanner:
         return sorted(candidates, key=lambda pair: pair[0].rank)
 
     def _best(self, search: OffloadSearch, without: Candidate | None) -> OffloadChoice:
-        """Return the best choice that ``search`` finds from known decisions without offloads.
+        """Return the best choice of saved and offloaded values, searched from known decisions without offloads.
 
         Args:
             search: the search for decisions with offloads.
@@ -154,7 +154,7 @@ class OffloadPlanner:
         return search.best(saved)
 
     def _from_above(self, search: OffloadSearch, peak_bytes: int) -> Iterator[OffloadChoice]:
-        """Yield choices made from decisions that are within a higher peak only.
+        """Yield choices of saved and offloaded values, made from decisions that are within a higher peak only.
 
         Values of such a decision are offloaded until it is within ``peak_bytes``, as far as possible.
 
@@ -290,7 +290,7 @@ class OffloadPlanner:
         Args:
             peak_bytes: limit on the peak, in bytes.
             moments: positions in the joint graph of nodes that backward runs under every decision. The bound
-                without offloads is evaluated while each of them runs.
+                without offloads is computed from the bytes alive while each of them runs.
         """
         at_moments, forward = tuple(moments), self._forward_time
 

@@ -376,9 +376,9 @@ class PeakPlanner(Prepared):
     def least_peak(self) -> Candidate:
         """The decision with the least peak that was found.
 
-        For the solver ``auto``, searches get a limit of 0 bytes on the peak, which no schedule can keep, and return
-        the lowest peak that they reach. For a named solver, the lowest of its decisions at several limits on saved
-        bytes is taken.
+        For the solver ``auto``, searches get a limit of 0 bytes on the peak. No schedule can keep this limit, so
+        they return the lowest peak that they reach. For a named solver, the lowest of its decisions at several
+        limits on saved bytes is taken.
         """
         if self.is_alone:
             own = [self.allowed_full, *map(self.at, self._capacities())]

@@ -67,11 +67,11 @@ class Plan(Record):
         full_bytes: bytes that the runtime-optimal partition saves; a ratio refers to these bytes.
         least_bytes: the least bytes that any plan saves.
         budget: the requested budget.
-        solver: the solver that decided; or ``min-cut``, if no solver was asked or if the minimum cut of
-            this pass costs less.
+        solver: the solver that decided; or the pass ``min-cut``, if no solver was asked or if the minimum cut
+            of this pass costs less.
         cost: the cost model.
         items: number of nodes that the solver decided; 0 if no solver was asked.
-        deterministic: False only if a clock, not counted work, ended the search.
+        deterministic: False if a time limit ended the search, so that another run may give another plan.
         solve_s: seconds that the solver took.
         graph: name of the joint graph.
         fingerprint: digest of the joint graph that the plan is for.
@@ -81,12 +81,13 @@ class Plan(Record):
         reread: names of the inputs that backward does read again although eager autograd would not have
             saved them. Autograd raises an error if the user writes to one before backward.
         reread_outputs: positions, among the values that the step returns, of the outputs whose memory backward
-            reads. A write to one before backward raises an error.
+            reads. If the user writes to one before backward, an error is raised.
         copied_outputs: positions of the outputs that the step returns as copies, because no error would detect
             a write to them. Only for a step that `remat.partitioner` has split by itself.
         symbolic: whether sizes of the step are symbols, so that it may run at sizes other than those of the
             figures.
-        lower: the lowering that the joint graph was traced for; empty in files from before this field existed.
+        lower: the lowering that the joint graph was traced for: ``"inductor"`` or ``"eager"``. Empty in files from
+            before this field existed.
         torch: the version of PyTorch that traced the joint graph; empty in files from before this field existed.
         operators: digest of the joint graph's operators in their order; empty in files from before this field
             existed.
@@ -97,7 +98,7 @@ class Plan(Record):
             budget on the peak. A node that is listed several times runs as often. In the module, the last
             run has the node's name, unless the node is an input of the module too; other runs are called
             ``NAME_again``. Views are not listed: they are computed where they are read.
-        backward_order: nodes that backward runs, with the meaning of ``forward_order``.
+        backward_order: nodes that backward runs, in this order; the rules of ``forward_order`` apply.
         region_budget: the ratio that the code set by ``region_activation_memory_budget``; empty if it set none.
             This ratio replaces a requested ratio. A requested number of bytes holds in addition to it.
         least_because: why no plan saves less than ``least_bytes``, if a lower ratio was raised to these bytes;
@@ -411,8 +412,8 @@ class Plan(Record):
         """Draw memory over the step, beside the step without remat, and the values that fill the peak.
 
         A budget on the peak is drawn as a line. A budget on saved bytes is not drawn, because it bounds only a
-        part of the memory shown. The step without remat is grey: a curve for a plan that was just made, and a line
-        at its peak for any other plan, such as that of a compiled step.
+        part of the memory shown. The step without remat is grey. For a plan that was just made, it is a curve. For
+        any other plan, such as that of a compiled step, only its peak is drawn, as a line.
 
         Args:
             path: the file, which ends in ``.svg`` or ``.png``.

@@ -111,8 +111,8 @@ def _within_peak(planners: Sequence[Planner], request: PlanRequest, passed: _Pas
     """Plan all graphs under a budget on the peak of the step.
 
     Raises:
-        BudgetError: no plans were found within the peak. Or the peak of the step cannot be computed, because there
-            are hooks on saved tensors, or because the order in which the graphs run is not recorded.
+        BudgetError: no plans were found within the peak. Or the peak of the step cannot be computed: there are hooks
+            on saved tensors, or the graphs do not record in which order they run.
     """
     if request.hooks is not None:
         raise BudgetError(

@@ -36,7 +36,7 @@ def rows_of(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _saved(plan: Plan) -> str:
-    """Format the saved bytes, those of the runtime-optimal partition, those that the budget allows, and the least."""
+    """Format the bytes that the plan saves, that the runtime-optimal partition saves, the allowed and the least ones."""
     share = f" ({plan.saved_bytes / plan.full_bytes:.0%} of" if plan.full_bytes else " (of"
     if plan.saved_bytes > plan.full_bytes:
         share = " (more than the"
@@ -110,7 +110,7 @@ def _instead_of(nbytes: int, about: str = "") -> str:
 
 
 def _decided_by(plan: Plan) -> str:
-    """Format the solver, the number of items it decided, and its time."""
+    """Format the name of the solver, the number of nodes (items) that it decided, and its time."""
     took = f"{plan.solve_s:.3f} s" if plan.solve_s >= 0.001 else "less than 1 ms"
     over = f" over {plan.items} items in {took}" if plan.items else ""
     return plan.solver + over + ("" if plan.deterministic else "; a clock ended it")

@@ -73,7 +73,7 @@ def plan_graph(
     agree: Pass | None = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Plan:
-    """Plan one joint graph: apply the saved plan that was made for it, run a pipeline, or decide.
+    """Plan one joint graph: apply the saved plan that was made for it, run the user's pipeline, or decide.
 
     Args:
         joint: the captured step.

@@ -47,7 +47,7 @@ class PlanRequest:
         solver: the solver that decides, as an instance.
         cost: the cost model.
         time_limit: seconds for each decision of the solver; None: no limit.
-        plan: saved plans to apply to the graphs that they were made for; None: decide.
+        plan: saved plans to apply to the graphs that they were made for; None: the solver decides.
         plan_costs: the cost models of the saved plans, by name.
         plans_others: whether a graph without a saved plan is planned, instead of refused.
         of_several: whether the graph is known to be one of several in its step.

@@ -74,7 +74,7 @@ class Rank:
 
         Args:
             model: a module or a function.
-            parameters: its parameters.
+            parameters: the parameters of ``model``.
             joint: a captured step, which shows the parameters that get no gradient. None: all parameters that
                 are not frozen get one.
             memory_bytes: memory of a rank.
@@ -107,7 +107,7 @@ class Rank:
         Args:
             name: name of the model, for the message.
             model: a module or a function.
-            parameters: its parameters.
+            parameters: the parameters of ``model``.
 
         Raises:
             BudgetError: the memory is too small. The message says by how many bytes and, if sharding can help, how
@@ -515,7 +515,7 @@ def _without_gradient(
 
     Args:
         model: a module or a function.
-        parameters: its parameters.
+        parameters: the parameters of ``model``.
         joint: the captured step; None: only frozen parameters are returned.
     """
     frozen = {i for i, p in enumerate(parameters) if not p.requires_grad}

@@ -48,8 +48,8 @@ class KeptStorage:
         op: operator of the node.
         source: source line in the user's code; empty if unknown.
         nbytes: bytes of the storage.
-        price: cost of recomputing this value alone from the other kept or recomputed values, in the
-            unit of the problem; None if the value cannot be recomputed.
+        price: cost of recomputing the value alone from other kept or recomputed values, in the unit of
+            the problem; None if the value cannot be recomputed.
         tagged: name of the user's tag that forbids recomputation; empty if there is none.
         undeclared: operators that made the value and are not declared pure, so they must not run again.
     """
@@ -153,7 +153,7 @@ def again(
     problem: GraphProblem,
     recomputed: Sequence[str],
 ) -> list[RecomputedNode]:
-    """Return the runs of recomputation, one entry per further run.
+    """Return the runs of nodes that a plan repeats, with costs and reasons, one entry for each further run.
 
     Args:
         forward: forward module of the plan.

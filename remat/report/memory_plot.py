@@ -141,7 +141,7 @@ def draw_step(
 
     Args:
         step: memory of the step.
-        path: ends with ``.svg`` or ``.png``.
+        path: the file, which ends with ``.svg`` or ``.png``.
         title: title of the plot.
         peak_budget: budget on the peak in bytes, drawn as a line; None: no line.
         without: memory over the step without remat, drawn in grey over its own time; None if
@@ -200,13 +200,13 @@ def step_figure(
 
 
 def draw_steps(steps: Sequence[tuple[str, Timeline]], path: str | Path, *, title: str) -> None:
-    """Write a plot of the graphs of one step, side by side with one scale, to a file, atomically.
+    """Write a plot of the memory over each graph of one step, side by side with one scale, to a file, atomically.
 
     The peak of each graph is marked.
 
     Args:
         steps: (name, memory) of each graph, in the order in which the graphs run forward.
-        path: ends with ``.svg`` or ``.png``.
+        path: the file, which ends with ``.svg`` or ``.png``.
         title: title of the plot.
 
     Raises:

@@ -1,7 +1,7 @@
 """Data for the script of a page: plans as columns of numbers, with each text stored once.
 
-The browser rounds no number and words no text. All texts come from `remat.units`, as in the
-command's tables.
+The browser neither rounds numbers nor composes texts. All texts come from Python, by `remat.units`,
+as in the tables of the command ``remat``.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Value:
 
     Attributes:
         name: name of a node. For a kept storage, the node whose value forward returns for backward;
-            for an offloaded one, the offloaded value; else the node that made the storage.
+            for an offloaded storage, the offloaded value; else the node that made the storage.
         op: operator that made the storage; ``"input"`` for inputs of the step, empty if unknown.
         nbytes: bytes of the storage.
         kind: kind of the storage.
@@ -118,7 +118,7 @@ class StepView:
         values: storages of the step, in the order of the timeline.
         runs: runs of forward's operators, then of backward's.
         kept: storages that forward keeps for backward.
-        recomputed: further runs of nodes in backward.
+        recomputed: further runs of nodes, usually in backward.
         without: memory over the step without remat; None if unknown.
         clock: times at which operators run; None if costs are unknown, or if moments are kernels.
     """

@@ -124,7 +124,7 @@ def fit(
         The table also holds the bytes of parameters, gradients and optimizer.
 
     Raises:
-        BudgetError: the memory cannot be read, or is smaller than the parameters alone.
+        BudgetError: ``memory`` cannot be parsed, or is smaller than the parameters alone.
         ProblemError: an argument is invalid, or the optimizer cannot be traced.
         CaptureError: the step cannot be captured.
     """
@@ -300,7 +300,8 @@ def rows_of(batches: Sequence[int], ask: Ask) -> dict[int, FitRow]:
 
     Args:
         batches: the batch sizes.
-        ask: function that plans batches, see `Ask`.
+        ask: function that takes batch sizes to plan, and decisions of other batches as candidates. It returns, by
+            batch size, the row and the decisions that were tried.
     """
     answers = dict(ask(batches, ()))
     largest = max((b for b in batches if answers[b][0].fits), default=0)
@@ -317,7 +318,8 @@ def rows_up_to_most(ask: Ask, width: int) -> dict[int, FitRow]:
     were tried for earlier batches are candidates.
 
     Args:
-        ask: function that plans batches, see `Ask`.
+        ask: function that takes batch sizes to plan, and decisions of other batches as candidates. It returns, by
+            batch size, the row and the decisions that were tried.
         width: number of doubled batches to plan at the same time.
 
     Returns:

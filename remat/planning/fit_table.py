@@ -105,11 +105,11 @@ class Fit:
 
     @property
     def code(self) -> str:
-        """The `torch.compile` line under the budget of the row with most samples per second; empty if no batch fits."""
+        """The line of code that calls `torch.compile` with the budget of the fastest row; empty if no batch fits."""
         return "" if self.best is None else self.code_for(self.best)
 
     def code_for(self, row: FitRow) -> str:
-        """Return the `torch.compile` line under the budget of a row; empty if no plan of the row's batch fits."""
+        """Return the line of code that calls `torch.compile` with the budget of a row; empty if no plan fits."""
         if row.budget is None:
             return ""
         budget = Budget.parse(row.budget)

@@ -349,6 +349,6 @@ def _decide_elsewhere(planner: Planner, joint: JointGraph, executor: AnyExecutor
 
 
 def _decided(chunk: _Chunk) -> tuple[Answer, ...]:
-    """Decide the budgets of a chunk in a worker; return each decision as `Prepared.answer`, in their order."""
+    """Decide the budgets of a chunk in a worker; return the decisions as plain data, in the order of the budgets."""
     planner = Planner.of(parse_joint(chunk.joint), PlanRequest.from_text(chunk.options))
     return tuple(planner.answer(planner.at(capacity)) for capacity in chunk.capacities)

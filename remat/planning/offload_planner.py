@@ -154,9 +154,9 @@ class OffloadPlanner:
         return search.best(saved)
 
     def _from_above(self, search: OffloadSearch, peak_bytes: int) -> Iterator[OffloadChoice]:
-        """Yield choices of saved and offloaded values, made from decisions that are within a higher peak only.
+        """Yield choices of saved and offloaded values, made from decisions whose peak is above the limit.
 
-        Values of such a decision are offloaded until it is within ``peak_bytes``, as far as possible.
+        Values of such a decision are offloaded until its peak is within the limit, as far as possible.
 
         Args:
             search: chooses the values to offload.

@@ -50,8 +50,8 @@ class PeakBounds:
 
         Args:
             peak_bytes: limit on the peak, in bytes.
-            moments: positions in the joint graph of nodes that backward runs under every decision. From the bytes
-                alive while such a node runs, one bound is computed.
+            moments: positions in the joint graph of nodes that backward runs under every decision. For each, one
+                bound is computed from the bytes alive while the node runs.
 
         Returns:
             The highest of these bounds; 0 if there are no positions.

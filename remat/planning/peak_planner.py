@@ -93,7 +93,7 @@ class PeakPlanner(Prepared):
         return self._above(line, decided), line
 
     def simulated(self, decided: Candidate) -> Candidate:
-        """Return a candidate with its simulated peak."""
+        """Return a copy of a candidate with the simulated peak of its step as ``peak_bytes``."""
         return replace(decided, peak_bytes=self.peak(decided))
 
     def _above(self, line: tuple[tuple[int, int], ...], found: list[Candidate]) -> list[Candidate]:

@@ -205,7 +205,7 @@ class Plan(Record):
     def as_compiled(self, timeline: Timeline, saved_bytes: int) -> Plan:
         """Return a copy of the plan with the peak, saved bytes and timeline of the compiled step.
 
-        The planned peak and saved bytes move to the fields ``planned_…``.
+        The copy keeps the planned figures in ``planned_peak_bytes`` and ``planned_saved_bytes``.
 
         Args:
             timeline: lifetimes of storages in the compiled step.
@@ -279,7 +279,7 @@ class Plan(Record):
 
     @property
     def figures(self) -> Plan:
-        """A copy of the plan without its modules, as if it had been read from a file."""
+        """A copy of the plan with its figures but without its modules, as if it had been read from a file."""
         none: dict[str, Any] = dict.fromkeys((*_OF_MODULES, "_again", "_timeline", "_without"))
         return replace(self, **none)
 

@@ -263,7 +263,7 @@ def _shares(planners: Sequence[Planner], runs: Sequence[int], room: int) -> list
 
 
 class _Passed:
-    """The activations that one graph of a step hands to a later graph."""
+    """The activations that graphs of a step hand to later graphs, with their bytes."""
 
     def __init__(self, joints: Sequence[JointGraph]) -> None:
         self._bytes: dict[tuple[int, int], int] = {}
@@ -283,11 +283,15 @@ class _Passed:
 
     @property
     def all_bytes(self) -> int:
-        """Bytes of all passed activations."""
+        """Bytes of all activations that one graph of the step hands to a later graph."""
         return sum(self._bytes.values())
 
     def kept(self, decided: Sequence[Candidate]) -> int:
-        """Return the bytes of the passed activations that some graph saves for backward, each counted once."""
+        """Return the bytes of those activations that the giving or a receiving graph saves, each counted once.
+
+        Args:
+            decided: one decision for each graph.
+        """
         saved = [set(d.decision.saved) for d in decided]
         return sum(
             nbytes

@@ -36,7 +36,7 @@ def rows_of(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _saved(plan: Plan) -> str:
-    """Format the bytes that the plan saves, that the runtime-optimal partition saves, the allowed and the least ones."""
+    """Format the bytes that a plan saves, beside those of the runtime-optimal partition and the limits on them."""
     share = f" ({plan.saved_bytes / plan.full_bytes:.0%} of" if plan.full_bytes else " (of"
     if plan.saved_bytes > plan.full_bytes:
         share = " (more than the"

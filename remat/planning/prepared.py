@@ -336,7 +336,7 @@ class Prepared:
         return self._expected[key]
 
     def split_of(self, decided: Candidate) -> State:
-        """Return the state split by a decision; the states of the last few decisions stay cached."""
+        """Return the graph split by a decision into forward and backward; the last few results stay cached."""
         done = self._splits.pop(decided.decision, None)
         if done is None:
             with suppress_warnings():  # the decision may never become a plan
@@ -348,13 +348,13 @@ class Prepared:
         return done
 
     def take_split(self, decided: Candidate) -> State:
-        """Return the state split by a decision, and drop it from the cache, so that the caller may change it."""
+        """Return the graph split by a decision; drop the result from the cache, so that the caller may change it."""
         done = self.split_of(decided)
         del self._splits[decided.decision]
         return done
 
     def split(self, decided: Candidate) -> State:
-        """Return the state split by a decision into forward and backward modules, not cached."""
+        """Return the graph split by a decision into forward and backward; the result is not cached."""
         return split(replace(self.state, decision=decided.decision, choice=decided.choice))
 
     @cached_property

@@ -22,7 +22,7 @@ def read_plan(plan: SavedPlan) -> Plan | PlanSet:
     """Return a plan, or the plans of several graphs.
 
     Args:
-        plan: the plan or plans: as an object, which is returned itself, as JSON text, or as the path of a JSON file.
+        plan: JSON text of the plan or plans, or the path of a JSON file. A plan or plan set is returned itself.
 
     Raises:
         PlanError: the value is none of these, the file cannot be read, or its text is not that of a plan.

@@ -196,7 +196,7 @@ class StepMemory:
 
     @property
     def peak(self) -> int:
-        """Most bytes alive at once."""
+        """Most bytes alive at once over forward and backward."""
         return max(self.total)
 
     def sharded_peak(self, shards: int, *, forward_bytes: int, backward_bytes: int) -> int:
@@ -223,7 +223,7 @@ class Fitting:
     """Search for a plan that fits one captured step into the memory of a rank.
 
     Attributes:
-        planner: planner of the step.
+        planner: planner of the step's graph.
         rank: the rank, with the bytes that do not depend on the plan.
         other_bytes: bytes of inputs and buffers.
     """
@@ -330,7 +330,7 @@ class Fitting:
         """Return the most bytes alive on a rank while forward and backward run.
 
         Args:
-            memory: the memory of the step's graph.
+            memory: the memory of the step's graph under a decision.
         """
         s = self.rank.sharding
         always = s.parameter_bytes + self.other_bytes + self.rank.use.state_bytes + s.bucket_bytes
@@ -344,7 +344,7 @@ class Fitting:
         return max(running, always + s.gradient_bytes + s.final_bytes + memory.output_bytes)
 
     def _fits(self, decided: Candidate) -> bool:
-        """Return whether forward and backward fit the memory under a decision."""
+        """Return whether forward and backward under a decision fit the rank's memory."""
         return self._peak(decided) <= self.rank.memory_bytes
 
     def _within_peak(self, others: Sequence[Decision]) -> tuple[Candidate, Budget] | None:

@@ -383,7 +383,8 @@ def _list(axes: Axes, step: Timeline) -> None:
 def _origin(filling: Filling) -> str:
     """Return the module and source line of a filling as text.
 
-    A filling without a source line has its kind as source. It is left out, because `_heading` shows the kind.
+    A filling without a source line has its kind as source. This source is left out, because `_heading` shows
+    the kind.
     """
     return " · ".join(x for x in (filling.module, filling.source) if x and x != filling.kind)
 

@@ -307,7 +307,11 @@ def _cards(stop: Stop) -> list[tuple[str, str, str]]:
 
 
 def _beside(without: str) -> str:
-    """Return a text such as ``"8 GiB without remat"``; if the figure ``without`` is empty, that it is not known."""
+    """Return a text such as ``"8 GiB without remat"``, or that this is not known if ``without`` is empty.
+
+    Args:
+        without: the formatted figure of the step without remat, such as ``"8 GiB"``.
+    """
     return f"{without} without remat" if without else "without remat: not known"
 
 

@@ -32,11 +32,11 @@ from remat.version import __version__
 
 
 def edited(plan: Plan, fault: str) -> PlanError:
-    """Build the error that refuses a plan with a false figure.
+    """Return the error that refuses a saved plan because one of its figures is false.
 
     Args:
         plan: the saved plan.
-        fault: the false figure, as a clause for the message.
+        fault: clause for the message that says which figure is false.
     """
     return PlanError(
         f"this plan for '{plan.graph}' is not as it was saved: {fault}; plan again with remat.plan(joint, …)"
@@ -44,7 +44,7 @@ def edited(plan: Plan, fault: str) -> PlanError:
 
 
 def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
-    """Recompute the exposed transfer time of a saved plan.
+    """Recompute the exposed transfer time of a saved plan: the time for which operators wait for copies.
 
     Args:
         prepared: the prepared graph, before it is split into forward and backward.
@@ -52,11 +52,11 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
         request: the options under which the plan is applied, with the plan's cost model.
 
     Returns:
-        The time in ps for which operators wait for copies; 0 if the plan offloads nothing.
+        The time in ps; 0 if the plan offloads nothing.
 
     Raises:
-        PlanError: the graph cannot offload a value as the plan says, the plan's cost model or link
-            cannot be used, or its exposed time is false.
+        PlanError: the graph cannot offload a value as the plan says; the plan's cost model gives no times;
+            its link cannot be parsed; or the time that the plan records is comparable and differs.
     """
     if not plan.offloads:
         if plan.exposed_time:
@@ -102,7 +102,9 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
 
 
 def _faults(plan: Plan, sizes: dict[str, int]) -> Iterator[str]:
-    """Yield a description of each fault in the offloaded values of a plan; places of copies are not checked.
+    """Yield a clause for each offloaded value of a plan that is listed twice, not saved, or of another size.
+
+    The operators at which the value's copies are placed are not checked.
 
     Args:
         plan: the saved plan.
@@ -120,7 +122,7 @@ def _faults(plan: Plan, sizes: dict[str, int]) -> Iterator[str]:
 
 
 def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
-    """Refuse a saved plan that has a false figure, or whose step exceeds the budget.
+    """Refuse a saved plan that has a false figure, or whose step exceeds the plan's budget.
 
     Args:
         plan: the saved plan.
@@ -128,7 +130,7 @@ def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
         request: the options under which the plan is applied, with the plan's cost model.
 
     Raises:
-        PlanError: a figure of ``plan`` differs from the recomputed one, or the step exceeds the budget.
+        PlanError: a comparable figure of ``plan`` differs from the recomputed one, or the step exceeds the budget.
     """
     if plan.unit != made.unit:
         raise edited(plan, f"unit is {plan.unit} in it, and its costs are in {made.unit}")
@@ -158,13 +160,16 @@ def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
 
 
 def _storages_peak(made: Plan) -> int:
-    """Return the peak of a plan's step in bytes without operators' workspaces: equal on every machine."""
+    """Return the peak of a plan's storages in bytes, without operators' internal buffers (workspaces).
+
+    This peak is equal on every machine.
+    """
     outputs = own_outputs(made.forward)
     return simulate_peak(made.forward, made.backward, outputs, workspaces=False).nbytes
 
 
 def _has_workspaces(made: Plan) -> bool:
-    """Return whether a plan's peak includes workspaces, which depend on this machine's libraries and threads."""
+    """Return whether a plan's peak includes workspaces: operators' internal buffers, which depend on the machine."""
     graphs = (made.forward, made.backward)
     return any(WORKSPACE in node.meta for gm in graphs for node in gm.graph.nodes)
 
@@ -193,16 +198,18 @@ def _recorded_figures(
 
 
 def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
-    """Describe how the step of a saved plan exceeds the plan's budget; empty if the budget is kept.
+    """Return a clause that says how the step of a saved plan exceeds the plan's budget; empty if it does not.
 
-    Which peak is compared with a budget on the peak depends on the plan:
+    A budget on saved bytes is compared with the recomputed saved bytes. A budget on the peak is compared with
+    a peak that depends on the plan:
 
-    - A plan with a compiled peak: the lower one of the recomputed peak and the recorded compiled peak. A new
-      compiled peak is known only after compilation. Under a ratio, nothing is checked.
-    - Any other plan for Inductor: the lower one of the recomputed peak and the estimated peak of fused code.
+    - A plan with a compiled peak: the lower of the recomputed peak and the recorded compiled peak. A new compiled
+      peak is not known yet. If the budget is a ratio of the peak, nothing is checked.
+    - Any other plan for Inductor: the lower of the recomputed peak and the estimated peak of fused code.
     - A plan for eager execution: the recomputed peak.
 
-    A peak that several graphs share is not checked, because no single graph shows the peak of the step.
+    A budget on the peak that several graphs share is not checked, because one graph does not show the peak of
+    the step.
 
     Args:
         plan: the saved plan.
@@ -232,22 +239,22 @@ def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
 
 
 def _is_comparable(plan: Plan, prepared: State) -> bool:
-    """Return whether a plan's exposed time can be compared with the one that this process computes."""
+    """Return whether a plan's exposed time is comparable: equal versions and lowering, and no symbolic sizes."""
     return _is_alike(plan, prepared.joint.lower) and not has_symbols(prepared.index.values)
 
 
 def _is_alike(plan: Plan, lower: str) -> bool:
-    """Return whether this process computes a plan's figures as the writer of the plan did."""
+    """Return whether a plan was written by this process's versions of remat and PyTorch, for lowering ``lower``."""
     return (plan.remat, plan.torch, plan.lower) == (__version__, torch.__version__, lower)
 
 
 def _is_compiled(plan: Plan) -> bool:
-    """Return whether a plan records the bytes of the step as Inductor compiled it, beside the planned ones."""
+    """Return whether a plan records the peak of the step as compiled by Inductor, beside the planned peak."""
     return plan.lower == "inductor" and plan.planned_peak_bytes > 0
 
 
 def _is_data(cost: CostModel) -> bool:
-    """Return whether a cost model is data that ships with remat, so that costs are equal on every machine."""
+    """Return whether a cost model uses only data that ships with remat, so that costs are equal on every machine."""
     if isinstance(cost, Roofline):
         shipped = type(cost) in (Roofline, RooflineFused)
         return shipped and DEVICES.get(cost.device.name) == cost.device

@@ -20,20 +20,20 @@ _UNKNOWN = DecisionInfo()
 class Candidate:
     """A decision on one graph, with its saved bytes, its cost and, if known, its peak.
 
-    `remat.planning.prepared.Prepared` computes the peaks of the resulting step, each once.
+    `remat.planning.prepared.Prepared.peak` simulates the peak of a candidate's step, once for each decision.
 
     Attributes:
-        lowered: the graph problem, and the mapping of its nodes to the joint graph.
+        lowered: the graph problem, which asks which nodes to save, and the map from its nodes to the joint graph.
         saved: positions of the saved nodes in the graph problem.
         saved_bytes: bytes of the saved nodes, without offloaded values.
         cost: recompute cost plus exposed transfer time, in the unit of the cost model.
         choice: the limits under which the decision was made, and the solver that made it.
         ordered: the decision, if it has node orders or offloads or was made by another planner. None if
-            ``saved`` describes it in full.
+            ``saved`` describes the decision in full.
         schedule: the schedule that the node orders were read from, as a pair. First, for each run in order,
-            the node of the step problem that runs. Second, the position of the first run of backward. None
-            if no search over schedules found the decision.
-        alive: most bytes alive at each program point of the schedule. Keys are positions in the joint
+            the node of the step problem that runs. Second, the position of the first run of backward among
+            the runs. None if no search over schedules found the decision.
+        alive: most bytes alive at each program point of the schedule. Keys are positions of nodes in the joint
             graph; key -1 holds the saved bytes. Empty if no search by peak evaluated the schedule.
         peak_bytes: peak in bytes: of the simulated step if it was simulated, else of the schedule.
             0 if unknown.
@@ -56,7 +56,7 @@ class Candidate:
         """Build a candidate from a `Decision`, which may have node orders or offloads.
 
         Args:
-            lowered: the graph problem.
+            lowered: the graph problem, with the map from its nodes to the joint graph.
             decision: the decision; its offloaded values do not count as saved bytes.
             cost: recompute cost plus exposed transfer time, in the unit of the cost model.
             choice: the limits under which the decision was made, and the solver that made it.
@@ -73,7 +73,7 @@ class Candidate:
 
     @cached_property
     def decision(self) -> Decision:
-        """The decision, by names of the joint graph's nodes."""
+        """The decision, which names nodes of the joint graph."""
         return self.ordered or self.lowered.decision(self.saved)
 
 
@@ -82,7 +82,7 @@ def pareto(found: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
 
     Args:
         found: the items; of items with equal figures, the first is returned.
-        of: returns the (bytes, cost) of an item.
+        of: function that returns the (bytes, cost) of an item.
     """
     best: list[T] = []
     for t in sorted(found, key=of):
@@ -99,14 +99,14 @@ def combine(
     options: Iterable[Sequence[Candidate]],
     extend: Callable[[int, int, int, Candidate], tuple[int, int] | None],
 ) -> list[Choice]:
-    """Choose one decision for each graph of a step; return the Pareto-optimal choices.
+    """Choose one decision for each graph of a step; return the Pareto-optimal choices by (saved bytes, score).
 
     Args:
         options: for each graph, its decisions.
-        extend: adds a decision to a partial choice. Its arguments are the position of the graph, the saved
-            bytes and the score of the partial choice, and the decision. It returns the saved bytes and the
-            score with the decision, or None if the decision cannot be added. A score is a number to
-            minimise, such as a cost.
+        extend: function that adds the decision of one more graph to a choice for the graphs before it. Its
+            arguments are the position of the graph in ``options``, the saved bytes and the score of the choice so
+            far, and the decision. It returns the saved bytes and the score with the decision, or None if the
+            decision cannot be added. A score is a number to minimise, such as a cost.
 
     Returns:
         Choices, fewest bytes first. A choice is a tuple of saved bytes, score, and one decision for each

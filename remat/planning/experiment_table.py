@@ -32,7 +32,7 @@ SUFFIXES = (".json", ".csv", ".parquet")
 class ExperimentRow:
     """One row of a table: one model under one cost model, planned by one solver at one budget.
 
-    The fields are the columns of the table. Without a plan, the figures of the plan are None and
+    The fields are the columns of the table. If planning failed, the figures of the plan are None and
     ``reason`` says why.
 
     Attributes:
@@ -46,7 +46,7 @@ class ExperimentRow:
         solver: name of the requested solver.
         budget: the requested budget.
         decided_by: the solver that decided, or the pass ``min-cut``, which may win for the solver ``auto``.
-        capacity: the bytes that the plan may save.
+        capacity: the bytes that the budget allows the plan to save.
         saved_bytes: the bytes that the plan saves.
         recompute_cost: recompute cost plus exposed transfer time, in ``unit``.
         recompute_bound: proven lower bound on ``recompute_cost`` within the budget.
@@ -56,9 +56,9 @@ class ExperimentRow:
         unit: unit of the costs.
         best: whether no other solver has a lower cost at this budget, or an equal cost with fewer saved
             bytes.
-        more: added cost of the modelled step, as a fraction of the step without remat. None without a
-            plan, and if the cost of the step is unknown.
-        reason: why there is no plan.
+        more: cost that the plan adds to the step, as a fraction of the cost of the step without remat. None
+            if there is no plan, or if the cost of the step is unknown.
+        reason: why there is no plan; None if there is one.
     """
 
     model: str = ""
@@ -94,9 +94,9 @@ class ExperimentRow:
 
     @property
     def gap(self) -> float | None:
-        """Upper bound on the avoidable fraction of the cost, 0 to 1.
+        """Upper bound, from 0 to 1, on the fraction of ``recompute_cost`` that an optimal plan would avoid.
 
-        None without a plan, and under a budget on the peak.
+        None if there is no plan, and under a budget on the peak.
         """
         # `budget` is the text of a `Budget`, which begins so for every budget on the peak.
         cost, bound = self.recompute_cost, self.recompute_bound
@@ -162,7 +162,7 @@ def mark_best(rows: Iterable[ExperimentRow]) -> Iterator[ExperimentRow]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Results of several solvers at several budgets on one joint graph.
+    """Table of several solvers at several budgets on one joint graph, as `remat.compare` returns it.
 
     Attributes:
         graph: name of the joint graph.
@@ -172,7 +172,7 @@ class Comparison:
         step_cost: cost of running every operator of the step once; 0 if unknown.
         without_peak_bytes: simulated peak of the step without remat, which is the step at budget 1.
         without_recompute_cost: recompute cost of the step without remat.
-        brief: names of solvers that searched with a small part of their usual work, see
+        brief: names of the solvers whose search was limited to a fraction of its usual work, see
             `remat.solvers.brief`.
     """
 
@@ -187,7 +187,7 @@ class Comparison:
 
     @property
     def without(self) -> str:
-        """One line of text on the step without remat; empty if its peak or cost is unknown."""
+        """One line of text with the peak and cost of the step without remat; empty if one is unknown."""
         if not self.without_peak_bytes or not self.step_cost:
             return ""
         step = format_cost(self.step_cost + self.without_recompute_cost, self.unit)
@@ -215,7 +215,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """All rows of a sweep, by model, cost model, budget and solver in the requested order."""
+    """Table of a sweep: its rows, ordered by model, cost model, budget and solver as they were requested."""
 
     rows: tuple[ExperimentRow, ...]
 
@@ -251,7 +251,7 @@ class Sweep:
 
     @classmethod
     def load(cls, path: str | Path) -> Sweep:
-        """Read a table that `save` wrote.
+        """Read a table from a file that `save` wrote; the suffix of the path selects the format.
 
         Raises:
             ProblemError: the file holds no such table, or a table of another version.
@@ -310,7 +310,7 @@ def checked_path(path: str | Path) -> Path:
 
 
 def _pyarrow() -> Any:
-    """Import pyarrow with its Parquet module; raise a ProblemError if pyarrow is not installed."""
+    """Return the module pyarrow, with its Parquet module imported; raise a ProblemError if it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -362,7 +362,7 @@ _OPTIONAL = frozenset(f.name for f in fields(ExperimentRow) if "None" in str(f.t
 
 
 def _typed(row: Mapping[str, str]) -> dict[str, Any]:
-    """Parse the cells of a CSV row; an empty cell of an optional column becomes None."""
+    """Return the cells of a CSV row as the types of their columns; empty cells become None if the type allows it."""
     return {
         name: None if name in _OPTIONAL and not text else _READERS[_TYPES.get(name, "str")](text)
         for name, text in row.items()

@@ -69,12 +69,12 @@ def compare(
     Args:
         joint: the captured step; it is not changed.
         solvers: one solver or several, by name or as instances; None: all solvers that can run here.
-        budgets: one budget or several, as in `plan`.
+        budgets: one budget or several, as in `remat.plan`.
         cost: cost model for all solvers.
         time_limit: seconds for each solver on each problem; None: no limit.
-        reread_inputs: as in `plan`.
-        offload: as in `plan`, for all solvers; the budgets must then be budgets on the peak.
-        policies: as in `plan`, for all solvers.
+        reread_inputs: as in `remat.plan`.
+        offload: as in `remat.plan`, for all solvers; the budgets must then be budgets on the peak.
+        policies: as in `remat.plan`, for all solvers.
         executor: where to plan: any `concurrent.futures.Executor`, a number of processes, or None for this
             process. With an executor, give solvers and the cost model by name.
         on_row: called with each row as soon as the row is known; its ``best`` is not set yet.
@@ -151,7 +151,7 @@ def sweep(
         solvers: names of solvers.
         costs: names of cost models.
         time_limit: seconds for each solver on each problem; None: no limit.
-        lower: the lowering for which functions are captured.
+        lower: the lowering, as in `remat.capture`, for which the models that functions return are captured.
         executor: where to plan: any `concurrent.futures.Executor` (of Dask: ``client.get_executor()``), a
             number of processes, or None for this process.
         output: file of the table, which ends in ``.json``, ``.csv`` or ``.parquet``.
@@ -222,14 +222,14 @@ def _budgets(budgets: AnyBudget | Sequence[AnyBudget]) -> list[str]:
 
 
 def _check_solvers(names: Iterable[str | Solver]) -> None:
-    """Raise a SolverError if a name stands for no solver."""
+    """Raise a SolverError if one of the names is not that of a solver; instances are not checked."""
     for name in names:
         if isinstance(name, str):
             registry().solver_class(name)
 
 
 def _of(model: Model, lower: str, time_limit: float | None) -> str:
-    """Return the column ``of`` of a model's rows: identity of the step, and the time limit."""
+    """Return the text for the column ``of`` of a model's rows: identity of the step, and the time limit in seconds."""
     if isinstance(model, JointGraph):
         identity = model.fingerprint[:16]
     else:
@@ -240,7 +240,16 @@ def _of(model: Model, lower: str, time_limit: float | None) -> str:
 
 
 def _source(name: str, model: Any, executor: AnyExecutor) -> JointGraph | str | Callable[[], Any]:
-    """Return a model in the form that a worker receives: a joint graph, its text, or a function.
+    """Return a model in the form that a worker receives.
+
+    Args:
+        name: name of the model, for messages.
+        model: a captured step, or a function that returns (model, args, kwargs).
+        executor: where the worker runs; None for this process.
+
+    Returns:
+        A function is returned itself, and so is a captured step in this process. With an executor, a captured
+        step is returned as text.
 
     Raises:
         ProblemError: the model is neither a joint graph nor a function, or a function cannot be pickled
@@ -272,13 +281,14 @@ class _Question:
     """One job: plan one model under one cost model, at one budget, by one solver.
 
     Attributes:
-        sweep: token of the call that asks. A worker reuses a captured step only within one call.
+        sweep: random token of the call of `compare` or `sweep` that the job belongs to. A worker reuses a
+            captured step only for jobs with the same token.
         model: name of the model.
-        of: the column ``of`` of the row.
+        of: text for the column ``of`` of the row.
         source: a captured step, its text, or a function that returns (model, args, kwargs).
-        lower: the lowering for which a function is captured.
+        lower: the lowering for which the model that a function returns is captured.
         solver: the solver, by name or as an instance.
-        options: the other arguments of `PlanRequest.of`.
+        options: cost model, budget and the other arguments of `PlanRequest.of`, without the solver.
     """
 
     sweep: str
@@ -291,11 +301,11 @@ class _Question:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Key of the row that answers the question."""
+        """Key of the job's row, see `ExperimentRow.key`."""
         return self.row().key
 
     def row(self, **figures: Any) -> ExperimentRow:
-        """Build the row that answers the question, from the figures of a plan or a ``reason``."""
+        """Build the job's row; ``figures`` are the columns of a plan, or ``reason`` if there is no plan."""
         return ExperimentRow(
             model=self.model,
             of=self.of,
@@ -314,7 +324,7 @@ class _Prepared:
         self._solvers: dict[str, Solver] = {}
 
     def figures(self, question: _Question) -> dict[str, Any]:
-        """Plan for a question; return the figures of its row by column, with ``reason`` if there is no plan."""
+        """Plan a job; return the figures of its row by column, with ``reason`` if there is no plan."""
         planner = self.planner
         baseline, step_cost = planner.baseline, planner.step_cost
         known = bool(step_cost and baseline.peak_bytes)
@@ -354,7 +364,7 @@ class _Prepared:
         }
 
     def _request(self, solver: str | Solver) -> PlanRequest:
-        """Return the request with another solver; each solver is created once."""
+        """Return the step's request with the given solver; a solver that is used again is created only once."""
         name = solver if isinstance(solver, str) else solver.name
         if name not in self._solvers:
             self._solvers[name] = self.planner.request.by(solver, isolation="foreign").solver
@@ -365,7 +375,7 @@ class _Newest(threading.local):
     """Cache of the step that this thread prepared last.
 
     Attributes:
-        of: token of the call and name of the model that the step belongs to; None if the cache is empty.
+        of: `_Question.sweep` and name of the model that the step belongs to; None if the cache is empty.
         joint: the captured step.
         prepared: the prepared step under each cost model, by the requested name of the cost model.
     """
@@ -383,11 +393,11 @@ def _ask(
     executor: AnyExecutor,
     on_row: Callable[[ExperimentRow], None],
 ) -> list[ExperimentRow]:
-    """Answer questions on an executor; return the rows in the order of the questions.
+    """Plan jobs on an executor; return their rows in the order of the jobs.
 
     Args:
-        questions: the questions.
-        executor: where to answer them, as in `compare`.
+        questions: the jobs.
+        executor: where to plan, as in `compare`.
         on_row: called with each row as soon as the row is known.
     """
     rows: dict[int, ExperimentRow] = {}
@@ -408,7 +418,7 @@ def _ask(
 
 
 def answer(question: _Question) -> ExperimentRow:
-    """Plan one model as a question asks, and return the figures of the plan as a row.
+    """Plan one job, and return the figures of the plan as a row.
 
     A worker of the executor runs this function. If planning fails, the row's ``reason`` is the
     error's message.
@@ -421,7 +431,7 @@ def answer(question: _Question) -> ExperimentRow:
 
 
 def _prepared(question: _Question) -> _Prepared:
-    """Return the prepared step of a question; capture the step if the cache holds another one."""
+    """Return the prepared step of a job; capture and prepare the step if this thread's cache holds another one."""
     of, cost = (question.sweep, question.model), str(question.options["cost"])
     if _NEWEST.of != of:
         _NEWEST.of, _NEWEST.prepared = None, {}  # stays empty if capturing fails
@@ -435,7 +445,7 @@ def _prepared(question: _Question) -> _Prepared:
 
 
 def _captured(question: _Question) -> JointGraph:
-    """Return the joint graph of a question; capture the step if the question has a function."""
+    """Return the joint graph of a job: as given, parsed from text, or captured from the function's model."""
     source = question.source
     if isinstance(source, str):
         return parse_joint(source)

@@ -96,12 +96,13 @@ def fit(
             arguments, a dict of keyword arguments, or a pair of both. Or the positional arguments themselves, if the
             first dimension of every tensor is the batch.
         kwargs: keyword arguments, if ``args`` is not a callable; their tensors have the batch first, too.
-        memory: memory of one rank: text with a unit, such as ``"80GiB"``, or bytes.
-        optimizer: name of a class of `torch.optim` in any case, with arguments behind a colon
+        memory: memory of one rank's device: text with a unit, such as ``"80GiB"``, or bytes.
+        optimizer: name of a class of `torch.optim`, in upper or lower case, with arguments behind a colon
             (``"sgd:momentum=0.9"``); or a callable that makes an optimizer from a list of parameters.
         batches: batch sizes of one rank to try. ``"max"``: powers of two until one does not fit, then
-            bisection between the last two powers. The largest batch is exact below 100, and within 2 % above.
-        ranks: number of ranks that train together, by DDP.
+            bisection between the last two powers. A largest batch below 100 is exact; from 100 on, it may be up
+            to 2 % too small.
+        ranks: number of ranks that train together: by FSDP2 if ``fsdp`` is set, else by DDP.
         fsdp: whether the ranks shard parameters, gradients and optimizer state, by FSDP2.
         link_gbps: GB/s that a rank sends. Sending overlaps with computing, so only the longer time counts.
         cost: cost model whose unit is a time. Unless its device is a CPU, optimizers use their ``foreach``
@@ -119,10 +120,11 @@ def fit(
         on_step: called with a line of text before each stage.
 
     Returns:
-        One row for each batch that was tried, with the bytes of parameters, gradients and optimizer.
+        A table with one row for each batch that was tried: whether it fits, the budget to set, peak and speed.
+        The table also holds the bytes of parameters, gradients and optimizer.
 
     Raises:
-        BudgetError: the memory cannot be read, or is smaller than the parameters alone.
+        BudgetError: ``memory`` cannot be parsed, or is smaller than the parameters alone.
         ProblemError: an argument is invalid, or the optimizer cannot be traced.
         CaptureError: the step cannot be captured.
     """
@@ -165,10 +167,11 @@ def fit_calls(
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Fit:
-    """Fit batches as `fit` does, for a model that is built anew for each batch.
+    """Fit batches as `fit` does, for a model that is built anew for each batch; result and errors are those of `fit`.
 
     Args:
-        calls: builds the model and its arguments for a batch size.
+        calls: function that takes a batch size and returns a model, its positional arguments, and its keyword
+            arguments.
         memory: as in `fit`.
         optimizer: as in `fit`.
         batches: as in `fit`.
@@ -277,7 +280,7 @@ def _check(request: PlanRequest, ranks: int, fsdp: bool, link_gbps: float) -> No
 
 
 def _name_of(cost: CostModel) -> str:
-    """Return the name under which a cost model is registered; empty for the default or an unnamed model."""
+    """Return the name under which a cost model is registered; empty for the default model or an unregistered one."""
     if isinstance(cost, Auto):
         return ""
     try:
@@ -290,14 +293,15 @@ def _name_of(cost: CostModel) -> str:
 
 
 def rows_of(batches: Sequence[int], ask: Ask) -> dict[int, FitRow]:
-    """Plan listed batches; return their rows by batch.
+    """Plan listed batches; return their rows by batch size.
 
-    A batch for which no plan was found is planned again if a larger batch fits. The decisions of the largest
-    batch that fits are then candidates.
+    A batch for which no plan was found, though one may exist, is planned again if a larger batch fits. The
+    decisions that were tried for the largest batch that fits are then candidates.
 
     Args:
         batches: the batch sizes.
-        ask: function that plans batches, see `Ask`.
+        ask: function that takes batch sizes to plan, and decisions of other batches as candidates. It returns, by
+            batch size, the row and the decisions that were tried.
     """
     answers = dict(ask(batches, ()))
     largest = max((b for b in batches if answers[b][0].fits), default=0)
@@ -308,17 +312,18 @@ def rows_of(batches: Sequence[int], ask: Ask) -> dict[int, FitRow]:
 
 
 def rows_up_to_most(ask: Ask, width: int) -> dict[int, FitRow]:
-    """Find the largest batch that fits by doubling, then bisection; return the rows of tried batches.
+    """Find the largest batch that fits by doubling, then bisection; return the rows of all tried batches.
 
-    Doubled batches are planned independently of each other. In the bisection, the decisions that were tried
-    for earlier batches are candidates.
+    Doubled batches (1, 2, 4, …) are planned independently of each other. In the bisection, the decisions that
+    were tried for earlier batches are candidates.
 
     Args:
-        ask: function that plans batches, see `Ask`.
+        ask: function that takes batch sizes to plan, and decisions of other batches as candidates. It returns, by
+            batch size, the row and the decisions that were tried.
         width: number of doubled batches to plan at the same time.
 
     Returns:
-        The rows by batch.
+        The rows by batch size.
     """
     answers: dict[int, Answer] = {}
     rows: dict[int, FitRow] = {}
@@ -367,7 +372,11 @@ class _Job:
 
 
 def _asked_of(executor: AnyExecutor, jobs: Sequence[_Job]) -> dict[int, Answer]:
-    """Plan jobs on an executor; return the results by batch. Raise a ProblemError if a process dies."""
+    """Plan jobs on an executor; return row and tried decisions by batch size.
+
+    Raises:
+        ProblemError: a process of the executor died.
+    """
     answers: dict[int, Answer] = {}
 
     def on_answer(k: int, answer: Answer) -> None:
@@ -381,7 +390,7 @@ def _asked_of(executor: AnyExecutor, jobs: Sequence[_Job]) -> dict[int, Answer]:
 
 
 def _worked(job: _Job) -> Answer:
-    """Plan one job in a worker."""
+    """Plan the batch of a job in a worker; return its row, and the decisions that were tried."""
     request = PlanRequest.from_text(job.options)
     step = parse_joint(job.joint), job.other_bytes
     return _answer(job.rank, request, job.batch, step, job.others, lambda _: None)
@@ -469,7 +478,7 @@ def read_batches(batches: object) -> tuple[int, ...]:
 
 
 def read_args(args: Any, kwargs: Mapping[str, Any] | None) -> Callable[[int], Arguments]:
-    """Return a function that makes the arguments of a call for a batch size.
+    """Return a function that takes a batch size and returns the positional and keyword arguments of a call.
 
     Args:
         args: positional arguments; or a callable that takes a batch size and returns a tuple of positional
@@ -478,7 +487,7 @@ def read_args(args: Any, kwargs: Mapping[str, Any] | None) -> Callable[[int], Ar
 
     Raises:
         ProblemError: keyword arguments are given beside a callable, or tensors differ in their first dimension.
-        CaptureError: the arguments are not a sequence or dict that a call can take.
+        CaptureError: the arguments are neither a sequence nor a dict that a call can take.
     """
     if not callable(args):
         return varied(*read_call(args, kwargs))
@@ -504,9 +513,9 @@ def read_args(args: Any, kwargs: Mapping[str, Any] | None) -> Callable[[int], Ar
 
 
 def varied(args: Any, kwargs: Mapping[str, Any]) -> Callable[[int], Arguments]:
-    """Return a function that copies call arguments with another batch size, as uninitialised tensors.
+    """Return a function that takes a batch size and copies the arguments of a call for it.
 
-    The function takes the batch size and replaces the first dimension of every tensor by it.
+    The copy has uninitialised tensors, whose first dimension is the batch size.
 
     Args:
         args: positional arguments.

@@ -10,7 +10,7 @@ from remat.units import Budget, columns, format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitRow:
-    """The whole step at one batch: forward, backward, and the optimizer's step.
+    """Result for one batch size: whether the whole training step fits, under which budget, and how fast it is.
 
     Attributes:
         batch: samples in one step of one rank.
@@ -18,8 +18,8 @@ class FitRow:
         budget: the budget to pass to `torch.compile`: ``"1"``, ``"peak:52412345678B"`` or, with several
             ranks, a ratio such as ``"0.35"``. None if no plan fits.
         peak_bytes: most bytes alive at once on one rank: parameters, inputs, activations, gradients, the
-            optimizer's state, buffers of collectives. If no plan fits, the least peak that is possible
-            (``proven``) or else that was found.
+            optimizer's state, buffers of collectives. If no plan fits: with ``proven``, a lower bound on the
+            peak of every plan; else the least peak that was found.
         step_s: modelled seconds of one step; None if no plan fits.
         samples_per_s: samples of all ranks per second; None if no plan fits.
         recompute_s: modelled seconds of recomputation and exposed transfers; None if no plan fits.
@@ -46,7 +46,7 @@ class FitRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Whole training steps at several batches within a memory.
+    """Table of whole training steps at several batch sizes within a memory, as `remat.fit` returns it.
 
     Attributes:
         model: name of the model.
@@ -62,8 +62,8 @@ class Fit:
         optimizer_bytes: most bytes that the optimizer's step allocates temporarily.
         rows: the rows, smallest batch first.
         offload: the link over which saved values may be offloaded; empty if none may.
-        policies: policies by module, as JSON; empty without.
-        asked_cost: name of the requested cost model; empty for the default, and for a model without a name.
+        policies: policies by module, as JSON; empty if there are none.
+        asked_cost: name of the requested cost model; empty for the default one, and for one that is not registered.
     """
 
     model: str
@@ -105,11 +105,11 @@ class Fit:
 
     @property
     def code(self) -> str:
-        """The line of code that compiles a model for the best throughput; empty if no batch fits."""
+        """The line of code that calls `torch.compile` with the budget of the fastest row; empty if no batch fits."""
         return "" if self.best is None else self.code_for(self.best)
 
     def code_for(self, row: FitRow) -> str:
-        """Return the line of code that compiles a model under the budget of a row; empty if the row has none."""
+        """Return the line of code that calls `torch.compile` with the budget of a row; empty if no plan fits."""
         if row.budget is None:
             return ""
         budget = Budget.parse(row.budget)

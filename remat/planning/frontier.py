@@ -38,7 +38,7 @@ class FrontierPoint:
     Attributes:
         saved_bytes: bytes that forward hands to backward, beyond inputs and outputs.
         recompute_cost: recompute cost plus exposed transfer time, in the frontier's unit.
-        peak_bytes: peak of the step: simulated, or on large graphs that of the plan's schedule.
+        peak_bytes: peak of the step: simulated or, on large graphs, computed from the plan's schedule.
     """
 
     saved_bytes: int
@@ -54,14 +54,14 @@ class Frontier:
         by: the bytes of the frontier: ``"saved"`` for the bytes that a plan saves, ``"peak"`` for the peak
             of its step.
         graph: name of the joint graph.
-        solver: name of the solver. By peak, the solver ``auto`` decides only at budget 1 and around the
-            least peak. The other points come from minimum cuts, and from searches that start at these cuts.
+        solver: name of the solver. In a frontier by peak, the solver ``auto`` decides only at budget 1 and around
+            the least peak. The other points come from minimum cuts, and from searches that start at these cuts.
         cost: the cost model.
         unit: unit of all costs.
         points: points with increasing bytes and decreasing cost.
         bound: vertices (bytes, cost) of a line below which no plan lies, fewest bytes first. The bytes are
             of the kind that ``by`` says.
-        full_bytes: bytes that the runtime-optimal partition saves.
+        full_bytes: bytes that the runtime-optimal partition saves; a budget ratio refers to these bytes.
         least_bytes: the least bytes that any plan saves.
         link: the link over which values may be offloaded, as text; empty if none may.
     """
@@ -94,9 +94,9 @@ class Frontier:
 
         Args:
             planner: the planner of the graph.
-            by: ``"saved"`` (or its alias ``"bytes"``) or ``"peak"``.
+            by: ``"saved"`` (or its alias ``"bytes"``) or ``"peak"``, as for the attribute.
             executor: where to decide the budgets of a frontier by saved bytes; None for this process.
-            joint: the graph as it was captured; without this graph, ``executor`` is not used.
+            joint: the graph as it was captured, to be sent to the executor; None: ``executor`` is not used.
 
         Raises:
             ProblemError: values may be offloaded, and ``by`` is not ``"peak"``.
@@ -142,12 +142,12 @@ class Frontier:
         return nbytes
 
     def knee(self, *, by: str = "origin") -> FrontierPoint:
-        """Return the point beyond which more memory saves little cost.
+        """Return the point beyond which more memory reduces the cost only a little.
 
-        Bytes and cost are scaled to [0, 1] over the frontier.
+        Bytes and cost are first scaled to [0, 1] over the frontier.
 
         Args:
-            by: ``"origin"``: the point nearest to the least bytes and least cost; ``"chord"``: the point
+            by: ``"origin"``: the point nearest to (least bytes, least cost); ``"chord"``: the point
                 farthest below the line from the first to the last point.
 
         Raises:
@@ -172,8 +172,8 @@ class Frontier:
     def plan(self, point: FrontierPoint) -> Plan:
         """Build the plan of a point.
 
-        The budget of the plan is the point's saved bytes or, by peak, the point's peak. A plan that peaks above
-        its point gives a `PeakWarning`.
+        The plan's budget is the point's saved bytes or, on a frontier by peak, the point's peak. If the simulated
+        peak of the plan is above the point's peak, a `PeakWarning` is given.
 
         Raises:
             ProblemError: the point is not on this frontier.
@@ -208,7 +208,7 @@ class Frontier:
         """Refuse a plan that does not belong to this frontier.
 
         Raises:
-            ProblemError: the plan has another graph or cost model.
+            ProblemError: the plan has another graph or cost model than the frontier.
         """
         if (plan.fingerprint, plan.cost) != (self._planner.fingerprint, self.cost):
             raise ProblemError(
@@ -284,10 +284,10 @@ class Frontier:
         save_record(self, path, error=PlanError)
 
     def thinned(self, rows: int) -> list[FrontierPoint]:
-        """Return at most ``rows`` points, evenly spaced, with both ends and the knee.
+        """Return at most ``rows`` points of the frontier, evenly spaced, with both ends and the knee.
 
         Args:
-            rows: number of points; fewer than 3 count as 3.
+            rows: number of points to return at most; less than 3 counts as 3.
         """
         # Both ends and the knee are always among the points.
         points, rows = self.points, max(3, rows)
@@ -314,7 +314,7 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
-    """Budgets of one graph for a worker to decide.
+    """Job for one worker: a graph, and the budgets to decide for it.
 
     Attributes:
         joint: the joint graph as text.
@@ -328,7 +328,7 @@ class _Chunk:
 
 
 def _decide_elsewhere(planner: Planner, joint: JointGraph, executor: AnyExecutor) -> None:
-    """Decide the budgets of a frontier in workers, and cache their decisions in the planner."""
+    """Decide the budgets of a frontier by saved bytes in workers of an executor; cache the decisions in the planner."""
     wanted = sorted(set(planner.capacities()))
     count = executor if isinstance(executor, int) else _CHUNKS
     text, options = print_joint(joint, modules=True), planner.request.to_text()
@@ -349,6 +349,6 @@ def _decide_elsewhere(planner: Planner, joint: JointGraph, executor: AnyExecutor
 
 
 def _decided(chunk: _Chunk) -> tuple[Answer, ...]:
-    """Decide the budgets of a chunk in a worker; return the decisions in the order of the budgets."""
+    """Decide the budgets of a chunk in a worker; return the decisions as plain data, in the order of the budgets."""
     planner = Planner.of(parse_joint(chunk.joint), PlanRequest.from_text(chunk.options))
     return tuple(planner.answer(planner.at(capacity)) for capacity in chunk.capacities)

@@ -45,16 +45,16 @@ _LOWERED = 1000
 
 
 class FusedSearch:
-    """Search for plans of one graph under a budget on the peak of fused code.
+    """Search for decisions of one graph under a budget on the peak of fused code.
 
-    The candidates of earlier searches stay. After a compilation, a search continues from them.
+    The candidates of all searches are kept. A search after a compilation continues from these candidates.
 
     Args:
         planner: the planner of the graph.
 
     Attributes:
         planner: the planner of the graph.
-        found: all candidates so far.
+        found: all candidates so far, as decisions with their saved bytes and cost.
     """
 
     def __init__(self, planner: Planner) -> None:
@@ -64,9 +64,10 @@ class FusedSearch:
         self._limit: int | None = None
 
     def moved(self, planner: Planner) -> FusedSearch:
-        """Return the search with the candidates so far for another planner of the same graph.
+        """Return a search for another planner, which keeps the candidates so far if it plans an equal graph.
 
-        Each compilation traces the step again. If the new graph is another one, its search starts anew.
+        Each compilation traces the step again, so each needs a new planner. If its graph or its options differ,
+        the returned search starts without candidates.
         """
         new = FusedSearch(planner)
         if planner.adopt(self.planner):
@@ -82,42 +83,45 @@ class FusedSearch:
         compiled: Mapping[Decision, int] | None = None,
         last: bool = False,
     ) -> Candidate:
-        """Choose a decision whose estimated peak is within a budget: the cheapest one found.
+        """Choose the cheapest decision found whose peak is within a budget.
 
-        An estimate may be wrong, so the caller compiles the decision and calls again with the compiled peak.
-        If no decision is expected to fit, the result is the first of these that exists:
+        The peak of a decision is its compiled peak if it was compiled, else its estimated peak. An estimate may
+        be wrong, so the caller compiles the decision and calls again with the compiled peak. "The plan for budget
+        1" is the decision for budget 1, which saves no more than the runtime-optimal partition. If no decision
+        is within the budget, the first of these that exists is chosen:
 
-        1. After a compilation, budget 1's decision, if its estimated peak is below every compiled peak.
+        1. After a compilation, the plan for budget 1, if it was not compiled and its estimated peak is below
+           every compiled peak.
         2. Of the decisions that were not compiled, the one with the least estimated peak. After a compilation
-           and under a peak in bytes, only estimates within the budget count here.
-        3. The decision with the least peak, compiled if known and else estimated.
+           and under a budget in bytes, only estimates within the budget count here.
+        3. The decision with the least peak.
 
-        With ``last``, the following rules come first, for decisions that were not compiled. If all compiled peaks
-        are far above the budget, estimates say little about the step, so saved bytes count instead. Under a peak
-        in bytes:
+        With ``last``, other rules come first; if none of them applies, the rules above follow. They choose among
+        the decisions that were not compiled. If all compiled peaks exceed the budget by more than a tenth,
+        estimates say little about the step, so saved bytes count instead. Under a budget in bytes:
 
-        1. If all compiled peaks are far above the budget, the decision that saves the fewest bytes. Its estimated
-           peak must be within the budget.
+        1. If all compiled peaks exceed the budget by more than a tenth, the decision that saves the fewest bytes.
+           Only estimated peaks within the budget count here.
         2. The decision with the least estimated peak, at any cost.
 
         Under a ratio:
 
-        1. Budget 1's decision, if its estimated peak is below every compiled peak.
-        2. If no decision fits and all compiled peaks are far above the budget, the decision that saves the fewest
-           bytes. Its estimated peak must be within the lowest compiled peak.
+        1. The plan for budget 1, if its estimated peak is below every compiled peak.
+        2. If no decision is within the budget and all compiled peaks exceed it by more than a tenth, the decision
+           that saves the fewest bytes. Only estimated peaks up to the lowest compiled peak count here.
 
         Args:
             budget: a budget on the peak, in bytes or as a ratio.
-            excess: bytes by which the estimated peak must be below the budget.
-            compiled: the compiled peak in bytes of each compiled decision.
-            last: whether the caller will compile no further decision.
+            excess: bytes by which an estimated peak must at least be below the budget.
+            compiled: the compiled peak in bytes of each compiled decision; None: nothing was compiled yet.
+            last: whether the caller will compile no decision after this one.
 
         Returns:
-            The decision, with 0 as its lower bound. Under a ratio, ``choice.peak_limit`` is the peak in bytes
-            that the ratio stands for.
+            The decision. The lower bound on the cost in its ``choice`` is 0, because none is proven. Under a ratio,
+            ``choice.peak_limit`` is the peak in bytes that the ratio stands for.
 
         Raises:
-            BudgetError: parameters and inputs alone exceed a peak in bytes.
+            BudgetError: the budget is in bytes, and parameters and inputs alone exceed it.
         """
         _refuse_less_than_inputs(self.planner, budget)
         known, planner = compiled or {}, self.planner
@@ -147,8 +151,9 @@ class FusedSearch:
         """Add candidates over the whole range of peaks to `found`, and return the ends of the range.
 
         Returns:
-            The candidate with the least simulated peak; its simulated minus its estimated peak, in bytes;
-            and a pair of the least estimated peak and the estimated peak of budget 1's plan.
+            Three items: the candidate with the least simulated peak; the simulated minus the estimated peak of
+            this candidate, in bytes; and the ends. The ends are the least estimated peak, and the estimated peak
+            of the plan for budget 1, in bytes. That plan saves no more than the runtime-optimal partition.
         """
         planner = self.planner
         at = self.try_saved(without_gaps(planner.allowed_vertices(VERTICES)))
@@ -171,11 +176,11 @@ class FusedSearch:
         return {nbytes: self.expect(self.planner.at(nbytes)) for nbytes in capacities}
 
     def try_around(self, capacities: Sequence[int], wanted: int) -> None:
-        """Add decisions to `found` by bisection of the limits on saved bytes, towards an estimated peak.
+        """Add decisions to `found` by bisection: search the largest limit on saved bytes that keeps an estimated peak.
 
         Args:
-            capacities: the limits on saved bytes.
-            wanted: the estimated peak in bytes to come close to.
+            capacities: the limits on saved bytes, in any order.
+            wanted: the estimated peak to keep, in bytes.
         """
         asked = sorted(capacities)
         low, high = 0, len(asked) - 1
@@ -185,14 +190,15 @@ class FusedSearch:
             low, high = (middle + 1, high) if peak <= wanted else (low, middle - 1)
 
     def aim(self, wanted: int, known: Mapping[Decision, int]) -> bool:
-        """Search for decisions near an estimated peak, by searches within simulated peaks.
+        """Search for decisions with estimated peaks just within ``wanted``, and add them to `found`.
 
-        The first search is within ``wanted`` plus the offset of the nearest candidate. The offset of a candidate
-        is its simulated minus its estimated peak.
+        Each search keeps a limit on the simulated peak, because estimated peaks cannot be searched directly. The
+        offset of a candidate is its simulated minus its estimated peak. The first limit is ``wanted`` plus the
+        offset of the candidate whose estimated peak is nearest to ``wanted``.
 
         Args:
             wanted: the estimated peak to stay within, in bytes.
-            known: decisions that were compiled.
+            known: the compiled peak of each decision that was compiled.
 
         Returns:
             Whether the searches found a decision that was not compiled and has an estimated peak within
@@ -222,10 +228,15 @@ class FusedSearch:
         return fits
 
     def _near(self, last: Candidate | None, peak_bytes: int) -> Candidate | None:
-        """Return a candidate within a simulated peak: by a short search from ``last``, or else by a full search.
+        """Return a candidate found near a simulated peak, by a short search or else by a full one.
 
-        None if no candidate is found, or if the peak is below that of every schedule. `aim_above` handles such
-        peaks, but takes several times as long.
+        Args:
+            last: the candidate from whose schedule the short search starts; None: no short search.
+            peak_bytes: limit on the simulated peak, in bytes. A short search may return a candidate above it.
+
+        Returns:
+            The candidate. None if a full search finds none, or if every schedule exceeds the limit. `aim_above`
+            handles such limits, but takes several times as long.
         """
         planner = self.planner
         if peak_bytes < planner.search.least_possible:
@@ -242,8 +253,9 @@ class FusedSearch:
     def aim_above(self, lowest: Candidate, off: int, wanted: int) -> None:
         """Search for decisions near an estimated peak, even if no schedule keeps the corresponding simulated peak.
 
-        The first target is the simulated peak ``wanted + off``. Targets below the least simulated peak are replaced
-        by slightly higher ones. If values may be offloaded, slightly lower ones are tried first.
+        The first search is within the simulated peak ``wanted + off``. A limit below the simulated peak of
+        ``lowest`` is replaced by one slightly above that peak. If values may be offloaded, limits slightly below
+        that peak are tried first. The decisions are added to `found`.
 
         Args:
             lowest: the candidate of the least simulated peak, without offloads.
@@ -275,15 +287,15 @@ class FusedSearch:
 
 
 def _unproven(decided: Candidate) -> Candidate:
-    """Return the candidate with 0 as its lower bound, because no bound is proven for peaks of fused code."""
+    """Return the candidate with 0 as lower bound on the cost, because none is proven for peaks of fused code."""
     return replace(decided, choice=replace(decided.choice, recompute_bound=0))
 
 
 def without_gaps(vertices: Sequence[int]) -> list[int]:
-    """Return limits on saved bytes to try: given ones, and evenly spaced ones in large intervals between them.
+    """Return limits on saved bytes to try: the given ones, and evenly spaced ones in large intervals between them.
 
     Args:
-        vertices: the given limits: saved bytes of vertices of the hull of `Prepared.hull`.
+        vertices: the given limits: saved bytes at vertices of `Prepared.hull`.
     """
     found, most = set(vertices), max(1, max(vertices) // _GAP)
     for a, b in pairwise(sorted(vertices)):
@@ -298,7 +310,7 @@ def beside_least(at: Mapping[int, int]) -> list[int]:
     The best limit is the one whose decision has the least estimated peak.
 
     Args:
-        at: estimated peak in bytes by limit on saved bytes.
+        at: for each limit on saved bytes that was tried, the estimated peak of its decision in bytes.
     """
     asked = sorted(at)
     k = min(range(len(asked)), key=lambda i: at[asked[i]])
@@ -306,13 +318,13 @@ def beside_least(at: Mapping[int, int]) -> list[int]:
 
 
 def input_bytes(joint: JointGraph) -> int:
-    """Return the bytes of parameters and inputs, which are alive throughout a step."""
+    """Return the bytes of the parameters and inputs of a captured step, which are alive throughout the step."""
     inputs = [n for n in joint.graph.find_nodes(op="placeholder") if role_of(n) is Role.PRIMAL]
     return sum(Sizes(joint.memories).of_all(inputs).values())
 
 
 def _refuse_less_than_inputs(planner: Planner, budget: Budget) -> None:
-    """Raise a BudgetError for a peak below the bytes of parameters and inputs, before any compilation."""
+    """Raise a BudgetError if a budget on the peak is in bytes and below the bytes of parameters and inputs."""
     given = input_bytes(planner.state.joint)
     if budget.peak_bytes is not None and budget.peak_bytes < given:
         raise BudgetError(
@@ -337,8 +349,8 @@ def _best(
         known: the compiled peak in bytes of each compiled decision.
         budget: the requested budget.
         limit: the budget in bytes.
-        excess: bytes by which the estimated peak must be below the limit.
-        last: whether the caller will compile no further decision.
+        excess: bytes by which an estimated peak must at least be below the limit.
+        last: whether the caller will compile no decision after this one.
     """
     planner, found = search.planner, search.found
     expected, full = planner.expected, planner.allowed_full

@@ -21,10 +21,10 @@ from remat.version import __version__
 
 @dataclass(slots=True, eq=False)
 class Journal:
-    """Finished rows of a sweep, which are appended to a file if there is one.
+    """Finished rows of a sweep, which are also appended to a file if the sweep has an output.
 
     Attributes:
-        known: the rows by `ExperimentRow.key`.
+        known: the finished rows by `ExperimentRow.key`.
     """
 
     known: dict[tuple[str, ...], ExperimentRow] = field(default_factory=dict)
@@ -49,20 +49,20 @@ class Journal:
 
 @contextlib.contextmanager
 def opened(table: Path | None) -> Iterator[Journal]:
-    """Open the journal of a table, ``TABLE.partial``, for one sweep at a time.
+    """Open the file ``TABLE.partial``, the journal of a sweep's table, and lock it against other sweeps.
 
     The first line of the journal names the versions of the format, of remat and of PyTorch. Each further line
     is a row in JSON. Reading stops at the first damaged line. The journal is deleted when the block ends without
-    an error. Without a table, rows are not written to disk.
+    an error.
 
     Args:
-        table: path of the sweep's table; None: no file.
+        table: path of the sweep's table; None: rows are not written to disk.
 
     Yields:
-        A journal that knows the rows of the table and of an earlier journal.
+        A journal with the rows of the table and of the journal of an interrupted sweep, if these files exist.
 
     Raises:
-        ProblemError: another sweep has the journal, other versions wrote it, or it cannot be written.
+        ProblemError: another sweep has locked the journal, other versions wrote it, or it cannot be written.
     """
     if table is None:
         yield Journal()
@@ -104,7 +104,7 @@ def opened(table: Path | None) -> Iterator[Journal]:
 
 
 def _lines(path: Path) -> list[Any]:
-    """Return the JSON objects in a journal's lines before the first damaged line; the rest is planned again."""
+    """Return the JSON objects in a journal's lines, up to the first damaged line; empty without a file."""
     if not path.exists():
         return []
     lines: list[Any] = []

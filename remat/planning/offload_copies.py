@@ -19,12 +19,13 @@ _COPIES = (OFFLOAD, RELOAD, WAIT_COPIED)
 
 
 class Copies:
-    """The copies of offloaded values in one partitioned step.
+    """Scheduler of the copies of offloaded values in one partitioned step.
 
     Args:
-        state: forward and backward graphs that offload each value after its last use in forward, and fetch it
-            before its first use in backward.
-        offloads: the offloaded values, with the places of their copies if the places are known.
+        state: the step. Its forward graph offloads each value after its last use, and its backward graph fetches
+            each value before its first use.
+        offloads: the offloaded values. Each may name the places of its copies: the operator after which the
+            device's memory is freed, and the operator before which the value is fetched.
         link: the link to the host.
         times: run times of the graph's operators.
     """
@@ -45,10 +46,10 @@ class Copies:
         self._transfers = self._needed(link) if self._has_room else []
 
     def _needed(self, link: Link) -> list[Transfer]:
-        """Return the transfer of each offloaded value.
+        """Return the transfer of each offloaded value, in the order of the offloads.
 
-        A transfer has the value's bytes and copy times, and the positions of two runs. The value can be sent
-        after the first run, and must be back before the second.
+        A transfer holds the value's bytes and copy times, and two positions among the runs of the step. The value
+        can be sent after the first run, and must be back before the second.
         """
         nodes, at = self._nodes, {node: k for k, node in enumerate(self._nodes)}
         first, second = nodes[: self._boundary], nodes[self._boundary :]
@@ -66,14 +67,14 @@ class Copies:
         ]
 
     def placed(self, peak_bytes: int) -> tuple[tuple[Offload, ...], int, int]:
-        """Place the copies within a peak, so that operators wait for the link as little as possible.
+        """Choose places for the copies within a peak, so that operators wait for copies as little as possible.
 
         Args:
-            peak_bytes: the peak of the device's memory.
+            peak_bytes: limit on the peak of the device's memory, in bytes.
 
         Returns:
-            The offloads with their places, the exposed transfer time in ps, and the bytes that still exceed
-            the peak.
+            Three items: the offloads with the places of their copies, the time in ps for which operators wait for
+            copies, and the bytes by which the step still exceeds the limit.
         """
         if not self._has_room:
             return self._offloads, 0, 0
@@ -98,7 +99,7 @@ class Copies:
         return tuple(named), found.exposed_time, max(0, max(found.bytes_alive) - peak_bytes)
 
     def exposed_time(self) -> int:
-        """Return the exposed transfer time of copies at the places that the offloads name, in ps.
+        """Return the time in ps for which operators wait for copies at the places that the offloads name.
 
         Raises:
             PlanError: a value is freed before its last use in forward, or fetched after its first use in backward.

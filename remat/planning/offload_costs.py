@@ -30,7 +30,7 @@ class Times:
 
     Attributes:
         of_name: time in the cost model's unit, by name of the joint graph's node.
-        cost: the cost model, for operators that passes have added to the graph.
+        cost: the cost model; it also prices operators that passes have added to forward or backward.
     """
 
     of_name: dict[str, int]
@@ -48,7 +48,7 @@ class Times:
         return cls(of_name=dict(zip(names, costs, strict=True)), cost=cost)
 
     def of_node(self, node: fx.Node) -> int:
-        """Return the run time of a node of forward or backward; 0 for a view, and without a tensor."""
+        """Return the run time of a node of forward or backward; 0 for a view, and if the result is no tensor."""
         known = self.of_name.get(run_of(node))
         if known is not None:
             return known
@@ -66,15 +66,15 @@ def offload_problem(
     link: Link,
     left_out: frozenset[str],
 ) -> OffloadProblem:
-    """Build the step problem with the copy times of the values that may be offloaded.
+    """Build the problem of scheduling a step that may offload values: the step problem with copy times.
 
     Args:
         state: the prepared graph.
-        lowered: its graph problem.
-        step: its step problem.
-        times: run times of its operators.
+        lowered: the graph problem, which asks which nodes of the graph to save.
+        step: the step problem, which asks which node of the graph to run when.
+        times: run times of the graph's operators.
         link: the link to the host.
-        left_out: names of values that must not be offloaded.
+        left_out: names of values that must not be offloaded, although they could be.
     """
     problem = step.problem
     copy = [-1] * len(problem)
@@ -101,9 +101,9 @@ def offload_problem(
 
 
 def _may_be_offloaded(state: State, lowered: Lowered, i: int) -> bool:
-    """Return whether a node of the graph problem is a value that may be offloaded.
+    """Return whether node ``i`` of the graph problem is a value that may be offloaded.
 
-    The value must be savable, a strided tensor of static shape that fills its storage, and never written to.
+    The value must be savable and never written to: a strided tensor of static shape that fills its storage.
     """
     if lowered.kind[i] is not SavedKind.VALUE or not lowered.problem.size[i]:
         return False
@@ -122,8 +122,8 @@ def _may_be_offloaded(state: State, lowered: Lowered, i: int) -> bool:
 def offloaded_by_tag(state: State, lowered: Lowered) -> Iterator[tuple[str, int]]:
     """Yield name and bytes of each value that the user tags for offloading and that may be offloaded.
 
-    A tag on a view counts for the storage that the view shares. If the owner of the storage must be
-    recomputed, the tag counts for the view itself.
+    A tag on a view counts for the node that made the storage of the view. If that node is tagged for
+    recomputation, the tag counts for the view itself.
     """
     owner, nodes = state.storages.owner, state.index.nodes
     tagged = {

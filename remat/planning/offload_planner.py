@@ -37,9 +37,9 @@ class OffloadPlanner:
     """Planner that decides one prepared graph within a peak, and may offload values over the request's link.
 
     Args:
-        decider: planner of the graph without offloads; its request has a link.
-        search: search for decisions by the peaks of their schedules.
-        bounds: lower bounds on the cost without offloads.
+        decider: planner of the graph without offloads; its request must have a link.
+        search: search for decisions without offloads, by the peaks of their schedules.
+        bounds: lower bounds on the cost of decisions without offloads.
     """
 
     def __init__(self, decider: Prepared, search: PeakSearch, bounds: PeakBounds) -> None:
@@ -55,9 +55,9 @@ class OffloadPlanner:
 
     @cached_property
     def _node_of(self) -> list[int]:
-        """Node of the step problem for each node of the graph problem.
+        """For each node of the graph problem, the node of the step problem that computes its value.
 
-        -1 if the node cannot be saved, takes no bytes, or has no single node in the step problem.
+        -1 if the value cannot be saved, takes no bytes, or is not computed by a single node of the step problem.
         """
         of_value, problem = self._search.step.of_value, self._of.lowered.problem
         return [
@@ -69,11 +69,12 @@ class OffloadPlanner:
         """Return the cheapest decision found within a simulated peak.
 
         Args:
-            peak_bytes: the peak of the device's memory.
+            peak_bytes: limit on the peak of the device's memory, in bytes.
             without: the best decision without offloads; None if no such decision is within the peak.
 
         Returns:
-            A decision with offloads; ``without``, which may be None, if no cheaper one was found.
+            A decision with offloads that is cheaper than ``without``. If none was found, ``without``, which may be
+            None.
         """
         if without is not None and not without.cost:
             return without
@@ -120,15 +121,15 @@ class OffloadPlanner:
     def _candidates(
         self, peak_bytes: int, without: Candidate | None
     ) -> list[tuple[OffloadChoice, Decision | None]]:
-        """Return decisions with offloads, the best first.
+        """Return choices of saved and offloaded values, the best first.
 
         Args:
-            peak_bytes: the peak.
+            peak_bytes: limit on the peak, in bytes.
             without: the best decision without offloads; None if there is none.
 
         Returns:
-            Pairs of a choice of saved and offloaded values, and the `Decision` with its node orders. The
-            second item is None if the passes order the nodes.
+            Pairs of a choice, and the `Decision` with the node orders of the choice. The second item is None if
+            the passes order the nodes.
         """
         search = self.search_within(peak_bytes)
         begun = [self._best(search, without), *self._from_above(search, peak_bytes)]
@@ -138,7 +139,12 @@ class OffloadPlanner:
         return sorted(candidates, key=lambda pair: pair[0].rank)
 
     def _best(self, search: OffloadSearch, without: Candidate | None) -> OffloadChoice:
-        """Return the best choice of a search that starts from known decisions without offloads."""
+        """Return the best choice of saved and offloaded values, searched from known decisions without offloads.
+
+        Args:
+            search: the search for decisions with offloads.
+            without: the best decision without offloads, which is one of the starts; None if there is none.
+        """
         of = self._of
         starts = [of.cheapest, of.full, of.runtime_optimal]
         saved = [d.saved for d in starts]
@@ -148,13 +154,13 @@ class OffloadPlanner:
         return search.best(saved)
 
     def _from_above(self, search: OffloadSearch, peak_bytes: int) -> Iterator[OffloadChoice]:
-        """Yield choices that offload values of decisions that exceed the peak without offloads.
+        """Yield choices of saved and offloaded values, made from decisions whose peak is above the limit.
 
-        Values are offloaded until the decision is within the peak, as far as possible.
+        Values of such a decision are offloaded until its peak is within the limit, as far as possible.
 
         Args:
             search: chooses the values to offload.
-            peak_bytes: the peak.
+            peak_bytes: limit on the peak, in bytes.
         """
         of, seen = self._of, set[tuple[int, ...]]()
         room = self._link.bytes_in(self._forward_time)
@@ -172,7 +178,7 @@ class OffloadPlanner:
 
     @cached_property
     def _forward_time(self) -> int:
-        """Summed time of all operators that depend on no tangent, each run once."""
+        """Summed time in ps of all operators that depend on no tangent, each run once."""
         late = self._of.state.roles.tangent_closure
         nodes = zip(self._of.state.index.nodes, late, strict=True)
         return sum(self._times.of_name[node.name] for node, is_late in nodes if not is_late)
@@ -186,16 +192,17 @@ class OffloadPlanner:
     ) -> tuple[OffloadChoice, Decision | None]:
         """Search for a better node order with the offloads of a choice.
 
-        Searches start from the schedule of the choice, and from the schedule of ``without`` if there is one.
+        Searches start from the schedule of ``choice``, and from the schedule of ``without`` if it has one.
 
         Args:
             search: evaluates choices.
             choice: the choice whose offloads are kept.
-            peak_bytes: the peak.
+            peak_bytes: limit on the peak, in bytes.
             without: the best decision without offloads; None if there is none.
 
         Returns:
-            The better choice and the `Decision` with its node orders; ``choice`` and None if none is better.
+            The best choice found, and the `Decision` with its node orders. If no found one is better, ``choice``
+            and None.
         """
         if not choice.offloaded:
             return choice, None
@@ -214,16 +221,16 @@ class OffloadPlanner:
     def _orders_from(
         self, search: OffloadSearch, start: OffloadChoice, peak_bytes: int, share: float
     ) -> Iterator[tuple[OffloadChoice, Decision]]:
-        """Yield schedules with the offloads of ``start``, found by searches over node orders.
+        """Yield choices with the offloads of ``start`` and other node orders, found by searches over node orders.
 
         The first search assumes that copies take no time, and the second keeps the copies where ``start`` has
-        them. If operators wait for copies in both results, up to two searches follow within a lower peak, which
-        leaves room for values that are being copied.
+        them. If both results exceed the peak or make operators wait for copies, up to two searches follow. They
+        keep a lower peak, which leaves room for values that are being copied.
 
         Args:
             search: evaluates choices.
             start: the choice to start from.
-            peak_bytes: the peak.
+            peak_bytes: limit on the peak, in bytes.
             share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Yields:
@@ -250,7 +257,8 @@ class OffloadPlanner:
     def _lives(self) -> Lives:
         """Lifetimes of the graph problem's values.
 
-        For each node: its definition, its last use in forward, and its first and last use in backward.
+        For each node, the positions in the joint graph of its definition, its last use in forward, and its first
+        and last use in backward.
         """
         begin, first, last = self._search.uses
         state, lowered = self._of.state, self._of.lowered
@@ -274,15 +282,15 @@ class OffloadPlanner:
     def bound(self, peak_bytes: int, moments: Iterable[int]) -> int:
         """Return a lower bound on the cost of every decision with offloads within a peak, for any node order.
 
-        Values that are offloaded at a program point of backward were sent during forward. Forward takes the time
-        of its operators plus the cost that the decision adds. So a decision of added cost T offloads at most the
-        bytes that the link sends in that time. Its cost is at least the bound without offloads within a peak
-        that is higher by these bytes.
+        Values that are in the host's memory while backward runs were sent during forward. Forward takes at most
+        the time of its operators plus the cost T that a decision adds. So the decision offloads at most the
+        bytes that the link sends in that time. T is at least the bound without offloads, within a peak that is
+        higher by these bytes. The result is the least T for which this holds.
 
         Args:
-            peak_bytes: the peak.
-            moments: positions in the joint graph of runs that backward makes under every decision. The bound
-                is evaluated at each of them.
+            peak_bytes: limit on the peak, in bytes.
+            moments: positions in the joint graph of nodes that backward runs under every decision. The bound
+                without offloads is computed from the bytes alive while each of them runs.
         """
         at_moments, forward = tuple(moments), self._forward_time
 
@@ -302,16 +310,16 @@ class OffloadPlanner:
     def _placed(
         self, found: OffloadChoice, ordered: Decision | None, peak_bytes: int
     ) -> tuple[Candidate | None, int]:
-        """Turn a choice into a candidate with its copies placed.
+        """Convert a choice to a candidate, with places for the copies of its offloaded values.
 
         Args:
-            found: the choice.
+            found: the choice of saved and offloaded values.
             ordered: the decision with the node orders of the choice; None if the passes order the nodes.
-            peak_bytes: the peak.
+            peak_bytes: limit on the peak, in bytes.
 
         Returns:
-            The candidate and its bytes above the peak. None and 0 if a value cannot be offloaded; the next
-            search leaves out such values.
+            The candidate and its bytes above the peak. None and 0 if one of the values cannot be offloaded;
+            later searches do not offload such values.
         """
         of, problem = self._of, self._of.lowered.problem
         named = {at: i for i, at in enumerate(self._node_of) if at >= 0}
@@ -329,11 +337,13 @@ class OffloadPlanner:
         return self._carried_out(replace(wanted, choice=choice), offloads, peak_bytes)
 
     def with_tagged(self, decided: Candidate, peak_bytes: int) -> Candidate:
-        """Return a decision that also offloads all values that are tagged for offloading, as far as possible.
+        """Return a decision that also offloads its saved values that the user tags for offloading.
+
+        Tagged values that cannot be offloaded stay saved. If none remains, ``decided`` is returned unchanged.
 
         Args:
             decided: a decision within the peak.
-            peak_bytes: the peak.
+            peak_bytes: limit on the peak, in bytes.
         """
         of, before = self._of, decided.decision.offloads
         offloaded = {value.name for value in before}
@@ -360,16 +370,16 @@ class OffloadPlanner:
     def _carried_out(
         self, wanted: Candidate, offloads: tuple[Offload, ...], peak_bytes: int
     ) -> tuple[Candidate | None, int]:
-        """Split a decision with its offloads, and place the copies within a peak.
+        """Split the graph by a decision with offloads, and choose places for the copies within a peak.
 
         Args:
             wanted: the decision without offloads.
-            offloads: the saved values to offload.
-            peak_bytes: the peak.
+            offloads: the values to offload, of those that the decision saves.
+            peak_bytes: limit on the peak, in bytes.
 
         Returns:
-            The candidate and its bytes above the peak. None and 0 if a value cannot be offloaded; the next
-            search leaves out such values.
+            The candidate and its bytes above the peak. None and 0 if one of the values cannot be offloaded;
+            later searches do not offload such values.
         """
         of, plain = self._of, self._of.split(wanted)
         _, refused = traced_offloads(plain, offloads)

@@ -40,7 +40,7 @@ class OrderSearch:
 
     Args:
         state: the prepared graph.
-        lowered: its graph problem, with costs.
+        lowered: the graph problem of ``state``, with costs.
         cost: the cost model.
     """
 
@@ -50,9 +50,9 @@ class OrderSearch:
 
     @cached_property
     def step(self) -> LoweredStep:
-        """The step problem: which node to run when, so that the peak is kept.
+        """The step problem, which asks which node to run when, so that a limit on the peak is kept.
 
-        The problem allows saving every snapshot of an input and every generator state.
+        The problem allows saving a copy of every input that may change, and every state of a random generator.
         """
         state, problem, lowered = self._state, self._problem, self._lowered
         random = [
@@ -79,7 +79,7 @@ class OrderSearch:
 
     @cached_property
     def _snapshots(self) -> Decision:
-        """A decision that keeps every possible snapshot of an input, and nothing else."""
+        """A decision that saves a copy (snapshot) of every input that the graph problem can copy, and nothing else."""
         kinds = enumerate(self._lowered.kind)
         return self._lowered.decision(i for i, kind in kinds if kind is SavedKind.SNAPSHOT)
 
@@ -87,7 +87,7 @@ class OrderSearch:
     def _free(self) -> ScheduleProblem:
         """The step problem, with a further rule: a value that lives to the end of the step is computed only once.
 
-        Without this rule, the value of a later run would replace the value that has to stay alive.
+        The rule exists because the value of a later run would replace the value that must stay alive.
         """
         problem = self.step.problem
         stay = {problem.maker(i) for i in problem.to_end}.intersection(problem.runnable)
@@ -95,15 +95,15 @@ class OrderSearch:
 
     @cached_property
     def is_possible(self) -> bool:
-        """Whether node orders can be searched: the native kernel is available, and `can_be_ordered` holds."""
+        """Whether node orders can be searched: the native search code is available, and `can_be_ordered` holds."""
         return kernel() is not None and self.can_be_ordered
 
     @cached_property
     def can_be_ordered(self) -> bool:
-        """Whether every order of a schedule can be executed.
+        """Whether the graph's nodes can run in any order in which each node runs after its inputs.
 
-        False if the graph writes to memory, except for writes of forward to inputs that nobody reads afterwards.
-        False, too, if a computed value must not be saved.
+        False if the graph writes to memory, except for writes of forward to inputs that no node reads afterwards.
+        False, too, if some computed value must not be saved.
         """
         state, problem, index = self._state, self._problem, self._state.index
         if state.storages.rewritten:
@@ -131,14 +131,15 @@ class OrderSearch:
         """Search for the cheapest schedule within a peak.
 
         Args:
-            sequence: the schedule to start from, as runs of nodes of the step problem; its peak may be higher.
+            sequence: the schedule to start from: for each run in order, a node of the step problem. Its peak may
+                exceed the limit.
             boundary: position in ``sequence`` where backward begins.
-            peak_bytes: the peak.
+            peak_bytes: limit on the peak, in bytes.
             share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
-            The cheapest schedule found within the peak; if there is none, the found schedule with the lowest peak.
-            None if that schedule cannot be executed, or if no order of this graph can be searched.
+            The cheapest schedule found within the limit. If there is none, the schedule with the lowest peak that
+            was found. None if this schedule cannot be executed, or if `is_possible` is False.
         """
         found = self.improved(sequence, boundary, peak_bytes, share=share)
         return found and self._decided(*found)
@@ -154,15 +155,17 @@ class OrderSearch:
 
         Args:
             solver: a solver that implements `solve_schedule`.
-            sequence: a schedule that the solver may start from; its peak may be higher.
-            peak_bytes: the peak.
+            sequence: a schedule that the solver may start from: for each run in order, a node of the step problem.
+                Its peak may exceed the limit.
+            peak_bytes: limit on the peak, in bytes.
             time_limit: seconds for the solver; None: no limit.
 
         Returns:
-            The candidate; None if the solver finds none or refuses, or if its schedule cannot be executed.
+            The solver's schedule as a candidate. None if the solver finds none or refuses the problem, or if its
+            schedule cannot be executed.
 
         Raises:
-            SolverError: the solver raises, or its answer is wrong.
+            SolverError: the solver raises an error, or its answer is wrong.
         """
         if not self.can_be_ordered:
             return None
@@ -181,11 +184,11 @@ class OrderSearch:
         """Search for the schedule with the least peak.
 
         Args:
-            sequence: the schedule to start from, as runs of nodes of the step problem.
+            sequence: the schedule to start from: for each run in order, a node of the step problem.
             boundary: position in ``sequence`` where backward begins.
 
         Returns:
-            The candidate; None if no schedule was found that can be executed.
+            The schedule as a candidate; None if no schedule was found that can be executed.
         """
         best: Candidate | None = None
         low = 0
@@ -208,17 +211,17 @@ class OrderSearch:
         *,
         share: float = 1.0,
     ) -> tuple[Sequence[int], int] | None:
-        """Search for a schedule that is cheaper within a peak or, if none fits, has a lower peak.
+        """Search for a schedule that is cheaper within a peak or, if none is within the peak, has a lower peak.
 
         Args:
-            sequence: the schedule to start from, as runs of nodes of the step problem.
+            sequence: the schedule to start from: for each run in order, a node of the step problem.
             boundary: position in ``sequence`` where backward begins.
-            peak_bytes: the peak.
+            peak_bytes: limit on the peak, in bytes.
             copies: offloaded values, and the positions in ``sequence`` between which each is off the device.
             share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
-            The schedule, and the position where backward begins; None if no schedule of the graph can be executed.
+            The schedule, and the position in it where backward begins; None if `is_possible` is False.
         """
         compiled = kernel()
         if compiled is None or not self.is_possible:
@@ -256,7 +259,7 @@ class OrderSearch:
         """Convert a schedule of the step problem to a decision with node orders.
 
         Args:
-            sequence: runs of nodes of the step problem.
+            sequence: the schedule: for each run in order, a node of the step problem.
             boundary: position in ``sequence`` where backward begins.
 
         Returns:
@@ -286,7 +289,7 @@ class OrderSearch:
         """Return whether forward reads an input after writing to it.
 
         Args:
-            forward: positions of the joint graph in the order in which forward runs them.
+            forward: positions in the joint graph of the nodes of forward, in the order in which they run.
         """
         index, owner = self._state.index, self._state.storages.owner
         gone: set[int] = set()

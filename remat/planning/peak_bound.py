@@ -23,11 +23,11 @@ from remat.solvers.hull import Hull
 
 
 class PeakBounds:
-    """Lower bounds on the cost within a peak, for one prepared graph.
+    """Lower bounds on the cost of every schedule of one prepared graph within a peak.
 
     Args:
         state: the prepared graph.
-        problem: its graph problem, with costs.
+        problem: the graph problem of ``state``, with costs.
     """
 
     def __init__(self, state: State, problem: GraphProblem) -> None:
@@ -49,12 +49,12 @@ class PeakBounds:
         """Return the best lower bound on the cost of every schedule within a peak.
 
         Args:
-            peak_bytes: the peak.
-            moments: positions in the joint graph of runs that backward makes under every decision. A bound is
-                computed for each of them.
+            peak_bytes: limit on the peak, in bytes.
+            moments: positions in the joint graph of nodes that backward runs under every decision. For each, one
+                bound is computed from the bytes alive while the node runs.
 
         Returns:
-            The highest of the bounds; 0 without any position.
+            The highest of these bounds; 0 if there are no positions.
         """
         found = [0]
         for moment in dict.fromkeys(moments):
@@ -69,10 +69,11 @@ class PeakBounds:
         """Build the graph problem in which only runs after ``moment`` read values; return its hull.
 
         Args:
-            moment: position in the joint graph of a run of backward.
+            moment: position in the joint graph of a node that backward runs.
 
         Returns:
-            The lower convex hull of the problem's frontier, and the bytes that are alive at the run in any case.
+            The lower convex hull of the problem's frontier, and the bytes that are alive under every decision while
+            the node runs.
         """
         state, problem, sizes = self._state, self._problem, self._sizes
         index, late, lowered = state.index, state.roles.tangent_closure, state.lowered()
@@ -115,11 +116,11 @@ class PeakBounds:
         return Hull(narrowed), sum(alive.values())
 
     def _reach(self, moment: int, edges: tuple[tuple[int, ...], ...]) -> set[int]:
-        """Return the positions of backward that can be reached from ``moment`` over ``edges``, without ``moment``.
+        """Return the positions of backward's nodes that can be reached from ``moment`` over ``edges``.
 
         Args:
-            moment: position in the joint graph of a run of backward.
-            edges: for each position, the positions of its inputs, or of its users.
+            moment: position in the joint graph of a node that backward runs; it is not in the result.
+            edges: for each position, the positions of the node's inputs, or else of its users.
         """
         late = self._state.roles.tangent_closure
         found: set[int] = set()

@@ -34,7 +34,7 @@ _STEPS = 64
 
 
 class Bounds(Protocol):
-    """Lower bounds on the cost within a peak, such as those of `remat.planning.peak_bound.PeakBounds`."""
+    """Interface of lower bounds on the cost within a peak, such as `remat.planning.peak_bound.PeakBounds`."""
 
     def bound(self, peak_bytes: int, moments: Iterable[int]) -> int: ...
 
@@ -45,7 +45,7 @@ def _figures(found: Candidate) -> tuple[int, int]:
 
 
 class PeakFrontier(PeakSearch):
-    """Search over all decisions of one prepared graph for the frontier by peak."""
+    """Search over the decisions of one prepared graph for the Pareto-optimal ones by (peak, cost)."""
 
     def found(
         self, starts: Iterable[Iterable[int]], on_step: Callable[[str], None]
@@ -53,7 +53,7 @@ class PeakFrontier(PeakSearch):
         """Search for the frontier; return its candidates, lowest peak first.
 
         Args:
-            starts: decisions to start from, as saved nodes of the graph problem; at least one.
+            starts: decisions to start from, each as its saved nodes of the graph problem; at least one.
             on_step: called with a line of text before each stage.
         """
         on_step("scheduling cuts")
@@ -74,29 +74,29 @@ class PeakFrontier(PeakSearch):
 
     @property
     def _best(self) -> list[Candidate]:
-        """The Pareto-optimal ones of all evaluated candidates, lowest peak first."""
+        """The candidates evaluated so far that are Pareto-optimal by (peak, cost), lowest peak first."""
         return pareto(self._seen.values(), _figures)
 
     def _peaks(self, count: int) -> list[int]:
-        """Return ``count`` peaks, evenly over the range of the best candidates, from the lowest upwards."""
+        """Return ``count`` evenly spaced peaks in bytes over the range of `_best`, lowest first."""
         best = self._best
         low, high = best[0].peak_bytes, best[-1].peak_bytes
         return [low + (high - low) * k // count for k in range(count)]
 
     def _cheapest(self, peak_bytes: int) -> Candidate:
-        """Return the cheapest evaluated candidate within a peak; at least one must be within the peak."""
+        """Return the cheapest candidate evaluated so far within a peak; at least one must be within the peak."""
         return min(
             (t for t in self._seen.values() if t.peak_bytes <= peak_bytes),
             key=lambda t: (t.cost, t.peak_bytes),
         )
 
     def _follow(self, peaks: list[int]) -> None:
-        """Evaluate minimum cuts at prices per program point, for each peak from the highest to the lowest.
+        """Evaluate minimum cuts whose prices (Lagrange multipliers) per program point fit one peak after another.
 
-        The search for a peak starts with the last prices of the next higher peak.
+        The prices for a peak start from the last prices for the next higher peak.
 
         Args:
-            peaks: the peaks in bytes, lowest first.
+            peaks: the peaks in bytes, lowest first; the highest is taken first.
         """
         prices: dict[int, float] = {}
         for peak_bytes in reversed(peaks):
@@ -109,9 +109,9 @@ class PeakFrontier(PeakSearch):
                 prices = moved
 
     def _mix(self) -> None:
-        """Evaluate mixtures of neighbouring candidates on the lower hull.
+        """Evaluate mixtures of two neighbouring candidates on the lower hull of (peak, cost).
 
-        A mixture takes one candidate's choices up to a node, and the other candidate's choices after it.
+        A mixture takes one candidate's choices up to a node, and the other candidate's choices after this node.
         """
         best, size = _corners(self._best), self.problem.size
         part = max(1, (best[-1].peak_bytes - best[0].peak_bytes) // _PARTS)
@@ -128,9 +128,9 @@ class PeakFrontier(PeakSearch):
                         self.tried(mixed)
 
     def _add(self) -> None:
-        """Evaluate decisions that save more values within target peaks.
+        """Evaluate decisions that save more values than the cheapest candidate within a peak, for many peaks.
 
-        The targets are the peaks of the best candidates, and evenly spaced peaks.
+        The peaks are those of the Pareto-optimal candidates, and evenly spaced ones.
         """
         left = len(self._seen) + max(_LEAST, _WORK // max(1, len(self._state.index)))
         targets = {*self._peaks(_PARTS), *(t.peak_bytes for t in self._best[:-1])}
@@ -148,8 +148,8 @@ class PeakFrontier(PeakSearch):
         """Return recomputed values that probably can be saved within a peak, highest cost per byte first.
 
         Args:
-            tried: the candidate that recomputes them.
-            peak_bytes: the peak.
+            tried: the candidate that recomputes the values.
+            peak_bytes: limit on the peak, in bytes.
 
         Returns:
             Nodes of the graph problem.
@@ -173,14 +173,16 @@ class PeakFrontier(PeakSearch):
         return more
 
     def bound(self, bounds: Bounds, starts: Iterable[Iterable[int]]) -> tuple[tuple[int, int], ...]:
-        """Return a falling line below which no schedule of the step lies.
+        """Return a line of cost over peak that falls in steps, and below which no schedule of the step lies.
 
-        A bound that is proven for one peak also holds for all lower peaks, so the line falls in steps.
+        The line is constant between two peaks, because a bound that is proven for a peak also holds for all lower
+        peaks.
 
         Args:
-            bounds: computes the bound at a peak.
-            starts: decisions as saved nodes of the graph problem. Their highest peak is the end of the line, and
-                bounds are evaluated at the program points where they have most bytes alive.
+            bounds: computes the lower bound on the cost within a peak.
+            starts: decisions, each as its saved nodes of the graph problem. The highest peak of the Pareto-optimal
+                ones is the end of the line. Bounds are evaluated at the program points where two of them have most
+                bytes alive.
 
         Returns:
             Vertices (peak bytes, cost) of the line, from the least possible peak upwards.

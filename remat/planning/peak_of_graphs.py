@@ -25,8 +25,8 @@ class PeakOfGraphs:
     """Planner that decides all prepared graphs of a step by the peak of the whole step.
 
     Args:
-        planners: one for each graph, in the order in which the graphs' forwards run. A graph that runs
-            several times has one decision for all of its runs.
+        planners: one for each graph, in the order in which the graphs run forward. A graph that runs
+            several times in a step has one decision for all of its runs.
     """
 
     def __init__(self, planners: Sequence[Planner]) -> None:
@@ -53,7 +53,7 @@ class PeakOfGraphs:
         least = max(self.highest(lowest))
         if peak_bytes is None:
             most = max(self.highest(full))
-            # `_lowest` was chosen by estimates, so budget 1's decisions may peak lower.
+            # `_lowest` was chosen by estimates, so the decisions for budget 1 may peak lower.
             least = min(least, most)
             peak_bytes = least + bytes_of_share(budget.peak_share or 0.0, most - least)
         best = self._chosen(peak_bytes)
@@ -76,7 +76,7 @@ class PeakOfGraphs:
         return [p.offloading.with_tagged(d, p.peak(d)) for p, d in pairs]
 
     def _split(self, k: int, decided: Candidate) -> PartitionedGraph:
-        """Return graph number ``k`` split by a decision; the result is cached."""
+        """Return graph number ``k`` split by a decision into forward and backward; the result is cached."""
         key = (k, decided.decision)
         if key not in self._partitioned:
             done = self._planners[k].split_of(decided)
@@ -105,9 +105,10 @@ class PeakOfGraphs:
 
     @staticmethod
     def _options_of(planner: Planner) -> Iterator[Candidate]:
-        """Yield the candidates of one graph within its region budget.
+        """Yield candidates of one graph within the budget that the user's code sets for it, if there is one.
 
-        They are the frontiers by peak and by saved bytes, the decision at budget 1, and the cheapest decision.
+        The candidates are the frontiers by peak and by saved bytes, the decision at budget 1, and the cheapest
+        decision.
         """
         most_saved = planner.most_saved
         for decided in planner.frontier_by_peak()[0]:
@@ -123,8 +124,8 @@ class PeakOfGraphs:
     def _others(self) -> list[int]:
         """For each graph, the bytes that other graphs and inputs add to the step's peak while the graph runs.
 
-        The graph's own peak and the values saved by earlier runs do not count. Decisions hardly change these
-        bytes, so they are computed for the decisions at budget 1.
+        The graph's own peak and the values saved by earlier runs do not count. The bytes are computed for the
+        decisions at budget 1, because other decisions hardly change them.
         """
         full = [p.allowed_full for p in self._planners]
         saved, others = 0, []
@@ -138,9 +139,9 @@ class PeakOfGraphs:
         """Choose one decision for each graph; return the Pareto-optimal choices by (saved bytes, score).
 
         Args:
-            score: computes the score of a choice that is extended by the decision of one more graph. Its
-                arguments are the score so far, the estimated peak of the step while the graph runs, and the
-                cost of all runs of the graph. It returns None if the decision cannot be added.
+            score: function that computes the score, which is minimised, of a choice extended by the decision of
+                one more graph. Its arguments are the score so far, the estimated peak of the step while that graph
+                runs, and the cost of all runs of that graph. It returns None if the decision cannot be added.
         """
 
         def extend(k: int, saved: int, so_far: int, decided: Candidate) -> tuple[int, int] | None:
@@ -154,13 +155,13 @@ class PeakOfGraphs:
 
     @cached_property
     def _least(self) -> Choice:
-        """The choice with the least estimated peak and, among equal peaks, the fewest saved bytes."""
+        """The choice of one decision per graph with the least estimated peak, then with the fewest saved bytes."""
         found = self._choices(lambda so_far, peak, _: max(so_far, peak))
         return min(found, key=lambda choice: (choice[1], choice[0]))
 
     @cached_property
     def _lowest(self) -> list[Candidate]:
-        """The decisions with the least peak found: `_least`, improved in the graph where the step peaks."""
+        """The decisions with the least peak found: those of `_least`, with others tried where the step peaks."""
         chosen = [*self._least[2]]
         for _ in range(_ROUNDS):
             highest = self.highest(chosen)
@@ -175,7 +176,7 @@ class PeakOfGraphs:
         return chosen
 
     def _chosen(self, peak_bytes: int) -> list[Candidate] | None:
-        """Return the cheapest choice found within a peak; None if none was found."""
+        """Return the cheapest decisions found within a peak, one per graph; None if none were found."""
         aim = peak_bytes
         for _ in range(_ROUNDS):
             found = self._choices(
@@ -191,11 +192,11 @@ class PeakOfGraphs:
         return None
 
     def _with_offloads(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
-        """Offload values in each graph, most expensive graph first, if that lowers the graph's cost within the peak.
+        """Offload values in each graph if that lowers its cost within the peak; graphs of highest cost come first.
 
         Args:
             chosen: one candidate for each graph.
-            peak_bytes: the peak of the step.
+            peak_bytes: limit on the peak of the whole step, in bytes.
 
         Returns:
             One candidate for each graph.
@@ -217,11 +218,13 @@ class PeakOfGraphs:
     def _lowered_by_offloads(
         self, chosen: list[Candidate], peak_bytes: int
     ) -> list[Candidate] | None:
-        """Offload values in one graph after another until the step is within a peak; None if it never is.
+        """Offload values in one graph after another until the step is within a peak; return the decisions.
+
+        None if the step stays above the peak.
 
         Args:
             chosen: one candidate for each graph.
-            peak_bytes: the peak of the step.
+            peak_bytes: limit on the peak of the whole step, in bytes.
         """
         for _ in range(_ROUNDS):
             highest = self.highest(chosen)
@@ -247,11 +250,11 @@ class PeakOfGraphs:
         return None
 
     def _searched(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
-        """Search for a cheaper decision for each of the most expensive graphs, within the bytes left by other graphs.
+        """Search for cheaper decisions of the graphs of highest cost, within the bytes that other graphs leave.
 
         Args:
             chosen: one candidate for each graph.
-            peak_bytes: the peak of the step.
+            peak_bytes: limit on the peak of the whole step, in bytes.
 
         Returns:
             One candidate for each graph.
@@ -273,5 +276,5 @@ class PeakOfGraphs:
         return chosen
 
     def _cost(self, decided: Sequence[Candidate]) -> int:
-        """Return the summed cost of all runs of all graphs."""
+        """Return the summed cost that decisions, one per graph, add to all runs of their graphs."""
         return sum(runs * d.cost for runs, d in zip(self._runs, decided, strict=True))

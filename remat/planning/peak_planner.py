@@ -51,15 +51,15 @@ class PeakPlanner(Prepared):
     """Planner that decides one prepared graph by the peak of its step."""
 
     def frontier_by_peak(self) -> tuple[list[Candidate], tuple[tuple[int, int], ...]]:
-        """Return the Pareto-optimal decisions by (peak, cost), and a line below which no decision lies.
+        """Return the Pareto-optimal decisions by (peak, cost), and a proven line below which no decision lies.
 
-        Peaks are simulated. If a large graph has many decisions, the peaks are those of the decisions' schedules,
-        which may differ by the bytes of a few scalars. For a step of up to `LEAST_RUNS` runs, the first decision
-        is within the least peak that `within_peak` finds. If values may be offloaded, offloading is tried at some
-        of the peaks and below the lowest of them.
+        Peaks are simulated. If a large graph has many decisions, peaks are computed from the decisions' schedules
+        instead, which may differ by the bytes of a few scalars. For a step of up to `LEAST_RUNS` runs of operators,
+        the lowest peak is at most the least one that `within_peak` finds. If values may be offloaded, offloading is
+        tried at some of the peaks and below the lowest of them.
 
         Returns:
-            The decisions, lowest peak first, and the vertices (peak bytes, cost) of the line.
+            The decisions, lowest peak first, and the vertices (peak bytes, cost) of the line, in the same order.
         """
         offloading = None if self.request.offload is None else self.offloading
         search = PeakFrontier(self.state, self.lowered, self.request.cost)
@@ -93,13 +93,13 @@ class PeakPlanner(Prepared):
         return self._above(line, decided), line
 
     def simulated(self, decided: Candidate) -> Candidate:
-        """Return a candidate with its simulated peak."""
+        """Return a copy of a candidate with the simulated peak of its step as ``peak_bytes``."""
         return replace(decided, peak_bytes=self.peak(decided))
 
     def _above(self, line: tuple[tuple[int, int], ...], found: list[Candidate]) -> list[Candidate]:
-        """Return the Pareto-optimal candidates, lowest peak first, each with the lower bound at its peak.
+        """Return the Pareto-optimal candidates, lowest peak first, each with the lower bound on the cost at its peak.
 
-        If the request has a link, values that are tagged for offloading are offloaded.
+        If values may be offloaded, candidates also offload the values that the user tags for offloading.
 
         Args:
             line: vertices (peak bytes, cost) of a line below which no decision lies, lowest peak first.
@@ -117,7 +117,7 @@ class PeakPlanner(Prepared):
     def _with_offloads(
         self, offloading: OffloadPlanner, found: Sequence[Candidate], least_possible: int
     ) -> list[Candidate]:
-        """Return candidates with offloads: at some peaks of a frontier, if cheaper, and below its lowest peak.
+        """Return candidates with offloads: cheaper ones at some peaks of a frontier, and ones below its lowest peak.
 
         Args:
             offloading: decides which values are offloaded.
@@ -153,7 +153,7 @@ class PeakPlanner(Prepared):
 
         Args:
             budget: a budget on the peak, in bytes or as a ratio.
-            offload: whether values may be offloaded, if the request has a link.
+            offload: whether values may be offloaded. They may only if the request has a link, too.
 
         Raises:
             BudgetError: no decision was found within the budget; the message names the least peak that was
@@ -173,7 +173,7 @@ class PeakPlanner(Prepared):
         return replace(found, choice=choice)
 
     def _offloaded_within(self, budget: Budget, peak_bytes: int) -> Candidate:
-        """Return the cheapest decision found within a peak, with or without offloads; see `_within`."""
+        """Return the cheapest decision found within a peak, with or without offloads; arguments as in `_within`."""
         try:
             without = self._within(budget, peak_bytes)
         except BudgetError:
@@ -190,7 +190,7 @@ class PeakPlanner(Prepared):
 
     @cached_property
     def offloading(self) -> OffloadPlanner:
-        """Planner that decides which values are offloaded; only for a request with a link."""
+        """Planner that decides which values are offloaded; available only if the request has a link."""
         return OffloadPlanner(self, self.search, self.bounds)
 
     def limit_of(self, budget: Budget) -> Budget:
@@ -198,7 +198,10 @@ class PeakPlanner(Prepared):
         return budget if budget.peak_share is None else Budget(peak_bytes=self._peak_of(budget))
 
     def _peak_of(self, budget: Budget) -> int:
-        """Return a budget on the peak in bytes; ratio 0 is the least peak found, and ratio 1 the peak of budget 1."""
+        """Return a budget on the peak in bytes.
+
+        Ratio 0 stands for the least peak found, and ratio 1 for the peak of the plan for budget 1.
+        """
         if budget.peak_bytes is not None:
             return budget.peak_bytes
         least, most = self.least_found, self.peak(self.allowed_full)
@@ -206,14 +209,14 @@ class PeakPlanner(Prepared):
 
     @property
     def is_alone(self) -> bool:
-        """Whether the solver is not ``auto``. A named solver decides alone, without remat's own searches."""
+        """Whether the user named a solver other than ``auto``, which then decides without remat's own searches."""
         return not is_auto(self.request.solver)
 
     @cached_property
     def most_saved(self) -> int | None:
-        """Bytes that the region budget allows to save; None without such a budget.
+        """Bytes that the user's code allows the graph to save; None if it sets no limit.
 
-        The user's code sets a region budget by ``region_activation_memory_budget``.
+        The code sets the limit, the region budget, as a ratio by ``region_activation_memory_budget``.
         """
         own = self.state.get(RegionBudget())
         if own is None:
@@ -221,27 +224,27 @@ class PeakPlanner(Prepared):
         return Budget(share=own).capacity(full=self.full_bytes, least=self.least_bytes)
 
     def allowed_vertices(self, most: int) -> list[int]:
-        """Return the saved bytes of about ``most`` vertices of the hull, within the region budget."""
+        """Return the saved bytes of about ``most`` vertices of the hull, up to `most_saved`."""
         limit = self.most_saved
         return [n for n, _ in self.cuts(most) if limit is None or n <= limit]
 
     def _may_save(self, decided: Candidate) -> bool:
-        """Return whether a candidate's saved bytes are within the region budget."""
+        """Return whether a candidate saves at most `most_saved` bytes."""
         return self.most_saved is None or decided.saved_bytes <= self.most_saved
 
     @property
     def allowed_full(self) -> Candidate:
-        """The decision at budget 1, or within the region budget if that budget is lower."""
+        """The decision at budget 1, or within `most_saved` bytes if that is less."""
         most = self.most_saved
         return self.full if most is None else self.at(min(most, self.full_bytes))
 
     @property
     def _allowed_cheapest(self) -> Candidate:
-        """The decision with the least recompute cost within the region budget."""
+        """The decision with the least recompute cost that saves at most `most_saved` bytes."""
         return self.cheapest if self.most_saved is None else self.allowed_full
 
     def _capacities(self) -> list[int]:
-        """Return the limits on saved bytes of a frontier, sorted, within the region budget."""
+        """Return the limits on saved bytes at which a frontier is decided, sorted, up to `most_saved`."""
         most = math.inf if self.most_saved is None else self.most_saved
         return sorted({c for c in self.capacities() if c <= most})
 
@@ -249,7 +252,7 @@ class PeakPlanner(Prepared):
         """Return the cheapest decision found within a peak, without offloads.
 
         Args:
-            budget: the requested budget; a ratio needs further searches than bytes do.
+            budget: the requested budget; a ratio needs more searches than a number of bytes.
             peak_bytes: the budget in bytes.
 
         Raises:
@@ -270,7 +273,7 @@ class PeakPlanner(Prepared):
         return self._bounded(best, peak_bytes)
 
     def _proposed(self, budget: Budget, peak_bytes: int) -> list[Candidate]:
-        """Return candidates within a peak, for the caller to take the cheapest; arguments as in `_within`."""
+        """Return the candidates found within a peak, for the caller to choose from; arguments as in `_within`."""
 
         def fits(*found: Candidate | None) -> list[Candidate]:
             return [d for d in found if d is not None and self.peak(d) <= peak_bytes]
@@ -298,9 +301,9 @@ class PeakPlanner(Prepared):
         return known
 
     def _solved_near(self, peak_bytes: int) -> Iterator[Candidate]:
-        """Yield the solver's decisions at several limits on saved bytes, which approach a peak by bisection.
+        """Yield the solver's decisions at several limits on saved bytes, which are bisected towards a peak.
 
-        A decision within the peak raises the next limit, and any other decision lowers it.
+        A decision within the peak raises the next limit, and any other decision lowers the next limit.
         """
         ends = [
             (nbytes, self.search.tried(saved).peak_bytes) for nbytes, saved in self.cuts(VERTICES)
@@ -316,9 +319,10 @@ class PeakPlanner(Prepared):
             low, high = (middle, high) if self.peak(decided) <= peak_bytes else (low, middle)
 
     def _scheduled(self, peak_bytes: int) -> Candidate | None:
-        """Return the named solver's own schedule within a peak.
+        """Return the schedule within a peak that the named solver finds, as a candidate.
 
-        None if the solver plans no schedules or finds none, or if the step exceeds the peak once it is split.
+        None if the solver plans no schedules or finds none. None, too, if the step, split by the schedule, exceeds
+        the peak or saves more than `most_saved` bytes.
         """
         solver = self.request.solver
         if "schedule" not in solver.solves or self.request.hooks:
@@ -332,12 +336,12 @@ class PeakPlanner(Prepared):
         return made if self.peak(made) <= peak_bytes else None
 
     def _none_within(self, asked: str, possible: int, *, infeasible: bool = False) -> BudgetError:
-        """Build the error for a peak without a plan.
+        """Return the error for a limit on the peak within which no plan was found.
 
         Args:
             asked: the budget, as text.
-            possible: bytes that every schedule has alive at some moment; 0 if no such bound is known.
-            infeasible: whether the budget is below ``possible``.
+            possible: lower bound on the peak of every schedule, in bytes; 0 if none is known.
+            infeasible: whether the limit is below ``possible``.
         """
         least = self.least_found
         alive = f"{possible} bytes ({format_bytes(possible)})"
@@ -359,21 +363,22 @@ class PeakPlanner(Prepared):
         )
 
     def _may_cost(self, cost: int, peak_bytes: int) -> bool:
-        """Return whether a plan within a peak may cost ``cost`` or less, as far as bounds can tell."""
+        """Return whether the proven lower bound leaves room for a plan within a peak that costs ``cost`` or less."""
         best = self.search.tried(self.least_peak.saved)
         return self.bounds.bound(peak_bytes, self.search.highest(best)) <= cost
 
     @cached_property
     def least_found(self) -> int:
-        """The least peak, in bytes, of the decisions that are evaluated under every budget."""
+        """The least peak, in bytes, of `least_peak`, of the decision at budget 1, and of the cheapest decision."""
         return min(map(self.peak, (self.least_peak, self._allowed_cheapest, self.allowed_full)))
 
     @cached_property
     def least_peak(self) -> Candidate:
         """The decision with the least peak that was found.
 
-        For the solver ``auto``, searches are given a peak of 0 bytes, which no schedule can keep, and return the
-        lowest peak they reach. A named solver decides alone: its decisions at several limits on saved bytes compete.
+        For the solver ``auto``, searches get a limit of 0 bytes on the peak. No schedule can keep this limit, so
+        they return the lowest peak that they reach. For a named solver, the lowest of its decisions at several
+        limits on saved bytes is taken.
         """
         if self.is_alone:
             own = [self.allowed_full, *map(self.at, self._capacities())]
@@ -393,15 +398,15 @@ class PeakPlanner(Prepared):
     def searched(
         self, peak_bytes: int, *starts: Candidate, capacity: int | None = None
     ) -> Candidate | None:
-        """Search for a decision within a peak by prices per program point, then by node orders.
+        """Search for a decision within a peak by prices (Lagrange multipliers) per program point, then by node orders.
 
         Args:
-            peak_bytes: the peak.
-            starts: further decisions to start from.
+            peak_bytes: limit on the peak, in bytes.
+            starts: decisions to start from, in addition to the usual ones.
             capacity: most bytes that the decision may save; None: no such limit.
 
         Returns:
-            The cheapest decision found; None if none is within the peak.
+            The cheapest decision found within the limits; None if none was found.
         """
         limits = [c for c in (capacity, self.most_saved) if c is not None]
         capacity = min(limits, default=None)
@@ -420,13 +425,13 @@ class PeakPlanner(Prepared):
         """Search for a cheaper schedule within a peak, from the schedule of a candidate.
 
         Args:
-            decided: the candidate; its peak may be higher.
-            peak_bytes: the peak.
+            decided: the candidate; its peak may exceed the limit.
+            peak_bytes: limit on the peak, in bytes.
             share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
-            The cheapest schedule found within the peak or, if there is none, one with a lower peak. None if the
-            schedule cannot be executed, or exceeds the region budget.
+            The cheapest schedule found within the limit; if there is none, the schedule with the lowest peak that
+            was found. None if this schedule cannot be executed, or saves more than `most_saved` bytes.
         """
         schedule = decided.schedule
         if schedule is None:
@@ -439,15 +444,15 @@ class PeakPlanner(Prepared):
     def _bounded(
         self, decided: Candidate, peak_bytes: int, tried: Candidate | None = None
     ) -> Candidate:
-        """Return a candidate with the lower bound on the cost of all decisions within a peak.
+        """Return a candidate whose record holds a lower bound on the cost of all decisions within a peak.
 
-        The bound is 0 with hooks on saved tensors.
+        With hooks on saved tensors, the bound is 0, because hooks may change the bytes of saved values.
 
         Args:
             decided: the candidate.
-            peak_bytes: the peak.
+            peak_bytes: limit on the peak, in bytes.
             tried: a candidate with an evaluated schedule. Bounds are evaluated at the program points where it has
-                the most bytes alive. None: ``decided`` in the order of the passes.
+                the most bytes alive. None: ``decided``, in the node order of the passes.
         """
         # A bound for saved bytes does not hold for a peak. With hooks, none is known, since they may pack values.
         bound = 0
@@ -457,13 +462,13 @@ class PeakPlanner(Prepared):
         return replace(decided, choice=replace(decided.choice, recompute_bound=bound))
 
     def _starts(self, peak_bytes: int) -> list[tuple[int, ...]]:
-        """Return the saved nodes of the decisions from which a search within a peak starts."""
+        """Return the decisions from which a search within a peak usually starts, each as its saved nodes."""
         found = (self._allowed_cheapest, self.allowed_full, self.runtime_optimal)
         cuts = (saved for _, saved in self.cuts(VERTICES))
         return [*(d.saved for d in found), *self._closing_in(peak_bytes), *cuts]
 
     def _near(self, capacity: int) -> tuple[int, ...]:
-        """Return the saved nodes of a nearly optimal decision within ``capacity`` saved bytes, found quickly."""
+        """Return the saved nodes of a good, not proven optimal, decision within ``capacity`` saved bytes."""
         # Only a start of a search, so it need not be proven optimal.
         problem = self.lowered.problem
         return run(Lagrangian(work=0), problem.within(capacity)).saved
@@ -471,10 +476,11 @@ class PeakPlanner(Prepared):
     def _closing_in(self, peak_bytes: int) -> Iterator[tuple[int, ...]]:
         """Yield decisions at limits on saved bytes that approach the largest limit whose decision is within a peak.
 
-        The limits lie between two vertices of the hull. False position and bisection propose them in turn.
+        The limits lie between two neighbouring vertices of the hull. They are found by false position (regula
+        falsi) and bisection in turn.
 
         Args:
-            peak_bytes: the peak.
+            peak_bytes: limit on the peak, in bytes.
 
         Yields:
             The saved nodes of a decision.
@@ -497,9 +503,9 @@ class PeakPlanner(Prepared):
             low, high = ((capacity, peak), high) if peak <= peak_bytes else (low, (capacity, peak))
 
     def informed(self, found: Candidate) -> Candidate:
-        """Return ``found``, a candidate of a search by peak, with its record ``choice`` filled in.
+        """Return a candidate that a search by peak found, with its record ``choice`` filled in.
 
-        The record gets the limits of the search, the solver, the number of nodes, and the time of the
+        The record gets the limits on saved bytes, the solver, the number of nodes, and the time of the
         decisions that the search started from.
         """
         # The search started from these decisions, so it shares their time, and is deterministic only if they are.
@@ -514,9 +520,9 @@ class PeakPlanner(Prepared):
         return replace(found, choice=choice)
 
     def swept(self, peak_bytes: int) -> Candidate | None:
-        """Return the cheapest decision within a peak, of the decisions at several limits on saved bytes.
+        """Return the cheapest of the decisions at several limits on saved bytes whose peak is within a limit.
 
-        None if no such decision is within the peak.
+        None if no such decision is within ``peak_bytes``.
         """
         capacities = self._capacities()
         first = self.allowed_full if self.is_alone else self.runtime_optimal

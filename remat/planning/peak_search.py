@@ -54,21 +54,21 @@ class Limits:
     capacity: int | None
 
     def at(self, moment: int) -> float:
-        """Return the bytes that may be alive at a program point.
+        """Return the most bytes that may be alive at a program point.
 
-        For the key `_SAVED`, which stands for no program point, return the bytes that may be saved.
+        For the key `_SAVED`, which stands for no program point, return the most bytes that may be saved.
         """
         if moment != _SAVED:
             return self.peak_bytes
         return math.inf if self.capacity is None else self.capacity
 
     def excess(self, tried: Candidate) -> int:
-        """Return the bytes by which a candidate exceeds the limits; 0 if it is within both."""
+        """Return the bytes by which a candidate exceeds the two limits, summed; 0 if it is within both."""
         over = max(0, tried.peak_bytes - self.peak_bytes)
         return over if self.capacity is None else over + max(0, tried.saved_bytes - self.capacity)
 
     def rank(self, tried: Candidate) -> tuple[int, int]:
-        """Return a key that is least for the best candidate: excess bytes first, then cost."""
+        """Return a sort key that is least for the best candidate: (excess bytes, cost)."""
         return self.excess(tried), tried.cost
 
 
@@ -77,7 +77,7 @@ class PeakSearch:
 
     Args:
         state: the prepared graph.
-        lowered: its graph problem, with costs.
+        lowered: the graph problem of ``state``, with costs.
         cost: the cost model.
     """
 
@@ -89,7 +89,7 @@ class PeakSearch:
 
     @cached_property
     def orders(self) -> OrderSearch:
-        """The search over node orders and further runs, which starts from schedules found here."""
+        """The search over node orders and further runs of nodes, which starts from schedules found by this search."""
         return OrderSearch(self._state, self._lowered, self._cost)
 
     def reordered(self, tried: Candidate, peak_bytes: int) -> Candidate | None:
@@ -104,7 +104,7 @@ class PeakSearch:
 
     @property
     def step(self) -> LoweredStep:
-        """The step problem, which asks which node to run when, and the mapping of its nodes to the joint graph."""
+        """The step problem, which asks which node to run when, and the map from its nodes to the joint graph."""
         return self.orders.step
 
     @cached_property
@@ -135,13 +135,13 @@ class PeakSearch:
 
     @cached_property
     def _roots(self) -> tuple[int, ...]:
-        """Positions of the nodes that backward runs under every decision."""
+        """Positions in the joint graph of the nodes that backward runs under every decision."""
         closure = self._state.roles.tangent_closure
         return tuple(i for i, late in enumerate(closure) if late)
 
     @cached_property
     def _first_late(self) -> int:
-        """Position of the first node that reads a tangent or another input of backward."""
+        """Position in the joint graph of the first node that reads a tangent or another input of backward."""
         index, roles = self._state.index, self._state.roles
         tangents = (i for i, role in roles.placeholders.items() if role.in_backward)
         return min((u for i in tangents for u in index.users[i]), default=len(index))
@@ -153,10 +153,10 @@ class PeakSearch:
             saved: nodes of the graph problem that the decision saves.
 
         Returns:
-            The runs, as nodes of the step problem; the moment of each run; and the position where backward
-            begins. The moment of a run is a position of the joint graph. In forward, it is the position of the
-            run's own node. In backward, it is the position of the next node that only backward runs, so that
-            recomputations share the moment of the node they are for.
+            Three items: for each run in order, its node of the step problem; for each run, its moment; and the
+            position where backward begins among the runs. A moment is a position in the joint graph. For a run of
+            forward, it is the position of the run's own node. For a run of backward, it is the position of the next
+            node that only backward runs. So recomputations share the moment of the node that needs them.
         """
         lowered, index, roles = self._lowered, self._state.index, self._state.roles
         keep = {lowered.position[i] for i in saved if lowered.kind[i] is SavedKind.VALUE}
@@ -204,14 +204,14 @@ class PeakSearch:
 
     @cached_property
     def _forward_order(self) -> list[int]:
-        """Positions of all nodes that forward may run, in the order in which forward runs them."""
+        """Positions in the joint graph of all nodes that forward may run, in the order in which it runs them."""
         state = self._state
         early = (i for i, late in enumerate(state.roles.tangent_closure) if not late)
         return ForwardOrder(state.index, state.roles, state.storages).sorted(early)
 
     @cached_property
     def _outputs(self) -> tuple[int, ...]:
-        """Positions of the gradients that backward returns."""
+        """Positions in the joint graph of the gradients that backward returns."""
         _, gradients, _, _ = split_outputs(self._state.joint)
         position = self._state.index.position
         return tuple(position[v] for v in gradients if v in position)
@@ -220,7 +220,7 @@ class PeakSearch:
     def _always(self) -> tuple[int, ...]:
         """Nodes to save under every decision: they cannot be recomputed, or saving them takes no bytes.
 
-        Some of them may be read by nobody; `evaluate` leaves these out.
+        Nodes that backward does not need are included; `evaluate` leaves these out.
         """
         p = self.problem
         return tuple(
@@ -228,7 +228,7 @@ class PeakSearch:
         )
 
     def tried(self, saved: Iterable[int]) -> Candidate:
-        """Evaluate a decision: its saved bytes, its cost, and the bytes alive over its schedule. Results are cached.
+        """Return a decision as a candidate with saved bytes, cost, and bytes alive over its schedule; cached.
 
         Args:
             saved: nodes of the graph problem that the decision saves.
@@ -256,13 +256,13 @@ class PeakSearch:
         return found
 
     def highest(self, tried: Candidate) -> tuple[int, ...]:
-        """Divide backward into at most `_STRETCHES` parts; return the run of each part with the most bytes alive.
+        """Divide backward into at most `_STRETCHES` parts; return, for each part, the node with most bytes alive.
 
         Args:
-            tried: an evaluated candidate.
+            tried: a candidate from `tried`, whose bytes alive are known.
 
         Returns:
-            Positions of the runs in the joint graph.
+            Positions of the nodes in the joint graph.
         """
         late = self._state.roles.tangent_closure
         runs = [m for m in tried.alive if m < len(late) and late[m]]
@@ -271,12 +271,12 @@ class PeakSearch:
         return tuple(max(stretch, key=lambda m: tried.alive[m]) for stretch in stretches)
 
     def seen_within(self, peak_bytes: int) -> Candidate | None:
-        """Return the cheapest candidate within a peak of all that were evaluated; None if none is within it."""
+        """Return the cheapest candidate evaluated so far whose peak is within a limit; None if there is none."""
         fits = (tried for tried in self._seen.values() if tried.peak_bytes <= peak_bytes)
         return min(fits, key=lambda tried: (tried.cost, tried.saved), default=None)
 
     def _spent(self) -> bool:
-        """Return whether the evaluations of the current search are used up."""
+        """Return whether the current search has used up its limited number of evaluations."""
         return len(self._seen) > self._evaluations
 
     # ---- search -------------------------------------------------------------------------------------
@@ -286,13 +286,13 @@ class PeakSearch:
         """Search for the cheapest decision within a peak.
 
         Args:
-            peak_bytes: the peak.
-            starts: decisions to start from, as saved nodes of the graph problem; at least one. Their peaks may be
-                higher.
+            peak_bytes: limit on the peak, in bytes.
+            starts: decisions to start from, each as its saved nodes of the graph problem; at least one. Their
+                peaks may exceed the limit.
             capacity: most bytes that the decision may save; None: no such limit.
 
         Returns:
-            The cheapest decision found within both limits; if there is none, the one that exceeds them least.
+            The cheapest decision found within both limits; if there is none, the decision that exceeds them least.
         """
         allowed = Limits(peak_bytes, capacity)
         # Cached evaluations of earlier searches cost nothing, so they do not count.
@@ -330,18 +330,19 @@ class PeakSearch:
     def _moved(
         prices: dict[int, float], found: Candidate, allowed: Limits, most: int, step: float = 1.0
     ) -> dict[int, float] | None:
-        """Return prices after a subgradient step of Polyak's length.
+        """Return prices (Lagrange multipliers) after a subgradient step of Polyak's length.
 
         Args:
-            prices: prices by program point.
+            prices: price of one byte at each program point; at `_SAVED`, of one saved byte.
             found: the best decision at these prices.
             allowed: the limits.
-            most: estimate of the optimal cost: the cost of the best known decision, or more if none fits.
+            most: estimate of the optimal cost: the cost of the best known decision within the limits. A higher
+                number if no such decision is known.
             step: factor by which the step length is multiplied.
 
         Returns:
-            The new prices; None if there is no direction to move, such as when the decision exceeds no limit and
-            no price is set.
+            The new prices. None if the subgradient is zero, such as when the decision exceeds no limit and no
+            price is set.
         """
         slope = {
             m: over
@@ -357,10 +358,10 @@ class PeakSearch:
         return {m: p for m, s in slope.items() if (p := prices.get(m, 0.0) + move * s) > 0}
 
     def _repaired(self, best: Candidate, allowed: Limits) -> Candidate:
-        """Save or drop one or two random values at a time until a candidate is within the limits.
+        """Save or drop one or two random values at a time until a candidate is within the limits; return the result.
 
-        A change that increases the excess is undone. The search also ends after `_DRAWS` changes for each value, or
-        when the evaluations are used up. The random numbers have a fixed seed.
+        A change that increases the excess is undone. The search also ends after `_DRAWS` changes per value, or when
+        the evaluations are used up, so the result may exceed the limits. The random numbers have a fixed seed.
         """
         problem, draw = self.problem, random.Random(0)
         free = [i for i in range(len(problem)) if problem.savable[i] and problem.recomputable[i]]
@@ -381,12 +382,14 @@ class PeakSearch:
 
     @cached_property
     def uses(self) -> tuple[list[int], list[int], list[int]]:
-        """Where the value of each node of the graph problem begins, and where backward first and last uses it.
+        """Where each node of the graph problem is computed, and where backward first and last uses its value.
 
         Recomputation counts as a use: a value is also used where backward first uses a value computed from it.
 
         Returns:
-            Three lists of positions in the joint graph: beginnings, first uses and last uses.
+            Three lists of positions in the joint graph, with one entry per node of the graph problem: where the
+            value is computed, first uses, and last uses. A value that backward never uses has its first use at the
+            end of the graph, and -1 as its last use.
         """
         lowered, index, roles = self._lowered, self._state.index, self._state.roles
         owner = self._state.storages.owner
@@ -415,6 +418,8 @@ class PeakSearch:
     def _cut(self, prices: dict[int, float]) -> tuple[int, ...]:
         """Return the saved nodes of the best decision if each byte alive at a program point has a price.
 
+        The decision is a minimum cut: it minimises recompute cost plus the prices of the bytes alive.
+
         Args:
             prices: price of one byte at each program point; at `_SAVED`, of one saved byte.
         """
@@ -442,10 +447,10 @@ class PeakSearch:
         ).saved
 
     def _filled(self, best: Candidate, allowed: Limits) -> Candidate:
-        """Lower the cost of a candidate within the limits; return the result.
+        """Lower the cost of a candidate within the limits; return the resulting candidate.
 
         First, further values are saved, highest cost per byte first. Then saved values are exchanged for values
-        that cost more to recompute.
+        that cost more to recompute. Both are repeated while the cost falls.
         """
         problem = self.problem
         rate = [problem.cost[i] / (1 + problem.size[i]) for i in range(len(problem))]

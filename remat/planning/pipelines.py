@@ -67,8 +67,8 @@ class PassManager(Pipeline):
         Args:
             text: for example ``"fixpoint(dce,cse),min-cut(ban-reductions=false),partition"``.
             passes: the passes that the text may name, by name; None: all registered passes.
-            readers: functions that parse options of further types, by type. Numbers, booleans, text, solvers,
-                cost models and budgets need none.
+            readers: functions that parse the text of an option, by the option's type. They are needed only for
+                types other than numbers, booleans, text, solvers, cost models and budgets.
 
         Raises:
             ProblemError: the text cannot be parsed, or the order of the passes is invalid. If a column is at
@@ -102,7 +102,7 @@ def prepare(
     deciding: Budgeted | None = None,
     at_budget: bool = False,
 ) -> State:
-    """Run the passes that precede any decision. The state can then serve many plans.
+    """Run the passes that precede any decision, and return the resulting state, which can serve many plans.
 
     Args:
         joint: the captured step.
@@ -111,9 +111,10 @@ def prepare(
         hooks: functions that pack and unpack saved tensors; every plan of the state uses them.
         reread_inputs: as in `remat.plan`.
         policies: as in `remat.plan`. None: ignore policies, and the regions that the user's code marks.
-        deciding: the pass that decides within budgets of single modules. None: ignore such budgets, as for a
-            saved plan.
-        at_budget: as in `tag_budgets`.
+        deciding: the pass that decides which values a module saves if a policy gives the module a budget of its
+            own. None: ignore such budgets, as for a saved plan.
+        at_budget: whether only the decision at the budget of ``deciding`` must keep to the budgets of modules.
+            False: every decision must.
     """
     state = replace(
         initial_state(
@@ -133,6 +134,7 @@ def prepare(
 
 
 def _after_policies(state: State) -> State:
+    """Run the passes that precede any decision and follow the tagging of policies; the graph changes in place."""
     return PassManager(_AFTER_POLICIES).run(state, in_place=True, verify=False).state
 
 
@@ -158,14 +160,14 @@ def initial_state(
 
 
 def with_copies(state: State, places: Collection[int]) -> State:
-    """Make a prepared graph return copies of some of the user's outputs; the graph changes in place.
+    """Make a prepared graph return copies of some of the user's outputs.
 
     Args:
-        state: a state from `prepare`.
-        places: positions of the outputs among those that the user sees.
+        state: a state from `prepare`; its graph changes in place.
+        places: positions of these outputs among the outputs that the user sees.
 
     Returns:
-        The state.
+        The given state.
     """
     with state.edit():
         copy_outputs(state.joint, places)
@@ -174,9 +176,9 @@ def with_copies(state: State, places: Collection[int]) -> State:
 
 @paused_collection()
 def split(state: State) -> State:
-    """Run the passes that split a state into forward and backward modules by its decision.
+    """Return a state whose graph is split into forward and backward modules by its decision.
 
-    A state without a decision saves all values that backward reads, except those tagged for recomputation.
+    Without a decision, all values that backward reads are saved, except those tagged for recomputation.
     """
     last: tuple[Pass, ...] = () if state.hooks is None else (PackSaved.of(state.hooks),)
     if state.decision is not None and state.decision.offloads:
@@ -187,14 +189,21 @@ def split(state: State) -> State:
 def count_workspaces(state: State, cost: CostModel) -> None:
     """Record the bytes that operators of an eager graph allocate internally on a CPU, so that peaks count them.
 
-    Does nothing for other lowerings, and if the cost model is not for a CPU.
+    Nothing is recorded for other lowerings, or if the cost model is not for a CPU.
     """
     if state.joint.lower == "eager" and is_for_cpu(cost):
         note_workspaces(state.joint.graph)
 
 
 def with_agreement(pipeline: Pipeline, agree: Pass) -> Pipeline:
-    """Return a pipeline with the pass ``agree`` before its partition pass; unchanged if it has such a pass."""
+    """Return a pipeline with the pass ``agree`` before each partition pass.
+
+    A pipeline that already has a pass of the type of ``agree`` is returned unchanged.
+
+    Args:
+        pipeline: the pipeline.
+        agree: a pass that may change the decision, such as one by which ranks agree on it.
+    """
 
     def inserted(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
         found: list[Pass] = []

@@ -62,30 +62,32 @@ class Plan(Record):
             ``capacity`` bytes. Under a budget on the peak: of every schedule within the peak in which
             backward's own operators run once.
         unit: unit of all costs.
-        capacity: the bytes that may be saved. Under a budget on the peak, a number of bytes that is no
-            restriction.
+        capacity: the most bytes that the budget allows to be saved. Under a budget on the peak, a number of bytes
+            so large that it restricts no plan.
         full_bytes: bytes that the runtime-optimal partition saves; a ratio refers to these bytes.
         least_bytes: the least bytes that any plan saves.
         budget: the requested budget.
-        solver: the solver that decided; or ``min-cut``, if no solver was asked or if the minimum cut of
-            this pass costs less.
+        solver: the solver that decided; or the pass ``min-cut``, if no solver was asked or if the minimum cut
+            of this pass costs less.
         cost: the cost model.
         items: number of nodes that the solver decided; 0 if no solver was asked.
-        deterministic: False only if a clock, not counted work, ended the search.
+        deterministic: False if a time limit ended the search, so that another run may give another plan.
         solve_s: seconds that the solver took.
         graph: name of the joint graph.
         fingerprint: digest of the joint graph that the plan is for.
-        fallbacks: calls that the cost model could not price by its own method, each with the reason.
+        fallbacks: one text for each call that the cost model could not price by its own method: the operator, and
+            how it was priced instead.
         reread_inputs: whether backward may read inputs again that are not parameters or buffers.
         reread: names of the inputs that backward does read again although eager autograd would not have
             saved them. Autograd raises an error if the user writes to one before backward.
         reread_outputs: positions, among the values that the step returns, of the outputs whose memory backward
-            reads. A write to one before backward raises an error.
+            reads. If the user writes to one before backward, an error is raised.
         copied_outputs: positions of the outputs that the step returns as copies, because no error would detect
             a write to them. Only for a step that `remat.partitioner` has split by itself.
         symbolic: whether sizes of the step are symbols, so that it may run at sizes other than those of the
             figures.
-        lower: the lowering that the joint graph was traced for; empty in files from before this field existed.
+        lower: the lowering that the joint graph was traced for: ``"inductor"`` or ``"eager"``. Empty in files from
+            before this field existed.
         torch: the version of PyTorch that traced the joint graph; empty in files from before this field existed.
         operators: digest of the joint graph's operators in their order; empty in files from before this field
             existed.
@@ -96,17 +98,17 @@ class Plan(Record):
             budget on the peak. A node that is listed several times runs as often. In the module, the last
             run has the node's name, unless the node is an input of the module too; other runs are called
             ``NAME_again``. Views are not listed: they are computed where they are read.
-        backward_order: nodes that backward runs, with the meaning of ``forward_order``.
+        backward_order: nodes that backward runs, in this order; the rules of ``forward_order`` apply.
         region_budget: the ratio that the code set by ``region_activation_memory_budget``; empty if it set none.
-            This ratio replaces a requested ratio. Requested bytes hold as well.
+            This ratio replaces a requested ratio. A requested number of bytes holds in addition to it.
         least_because: why no plan saves less than ``least_bytes``, if a lower ratio was raised to these bytes;
             else empty.
         step_cost: cost of running every operator of the step once, forward and backward, in ``unit``. The step
             under this plan costs ``recompute_cost`` more. 0 if unknown: in files from before this field
             existed, and if the cost model cannot price backward.
-        without_peak_bytes: simulated peak of the step without remat, which is the default solver's plan at budget
-            1; to be compared with the planned peak. 0 if unknown: in files from before this field existed, and
-            for pipelines.
+        without_peak_bytes: simulated peak of the step without remat, to be compared with the planned peak. The
+            step without remat is the default solver's plan for budget 1. 0 if unknown: in files from before this
+            field existed, and for pipelines.
         without_recompute_cost: recompute cost of the step without remat, in ``unit``.
         without_expected_bytes: estimated peak of the step without remat once Inductor has compiled it; to be
             compared with the peak of a compiled step. 0 if unknown.
@@ -116,7 +118,7 @@ class Plan(Record):
         link: the link to the host, if values may be offloaded; else empty.
         peak_limit: the peak in bytes that a ratio of the peak, such as ``remat.Peak(0.5)``, stands for. 0 under
             any other budget, and in files from before this field existed.
-        policies: policies by module that the plan follows, as JSON; empty without.
+        policies: policies by module that the plan follows, as JSON; empty if there are none.
         remat: the version of remat that computed the figures. Empty in files from before this field existed,
             and if the figures depend on hooks, on outputs that count as saved, or on a user's pipeline.
     """
@@ -201,7 +203,9 @@ class Plan(Record):
                 Budget.parse(budget)
 
     def as_compiled(self, timeline: Timeline, saved_bytes: int) -> Plan:
-        """Return a copy of the plan with the figures of the compiled step.
+        """Return a copy of the plan with the peak, saved bytes and timeline of the compiled step.
+
+        The copy keeps the planned figures in ``planned_peak_bytes`` and ``planned_saved_bytes``.
 
         Args:
             timeline: lifetimes of storages in the compiled step.
@@ -218,7 +222,7 @@ class Plan(Record):
 
     @property
     def planned_for(self) -> Mapping[str, int]:
-        """Sizes by name of their symbol, if the figures are for other sizes than the traced ones; else empty."""
+        """The sizes that the figures are for, by symbol, if they are not the traced sizes; else empty."""
         return self._sizes
 
     @property
@@ -228,7 +232,7 @@ class Plan(Record):
 
     @property
     def learns_sizes(self) -> bool:
-        """Whether some sizes are data-dependent; False for a plan from a file."""
+        """Whether some sizes depend on data, so they are known only when the step runs; False if read from a file."""
         return self._learns
 
     @property
@@ -244,12 +248,12 @@ class Plan(Record):
 
     @property
     def timeline(self) -> Timeline:
-        """Lifetimes of storages: in the compiled step if it is known, else simulated."""
+        """Lifetimes of storages over the step: of the compiled step if it is known, else simulated."""
         return self.simulated if self._timeline is None else self._timeline
 
     @property
     def simulated(self) -> Timeline:
-        """Simulated lifetimes of storages."""
+        """Lifetimes of storages over the step, simulated operator by operator."""
         with sizes_at(self._sizes):
             return timeline(self.forward, self.backward, own_outputs(self.forward))
 
@@ -265,7 +269,7 @@ class Plan(Record):
 
     @property
     def gap(self) -> int:
-        """Upper bound on the distance of the cost from the optimum, in ``unit``."""
+        """Recompute cost plus exposed time, minus the proven lower bound on them: what a better plan saves at most."""
         return self.recompute_cost + self.exposed_time - self.recompute_bound
 
     @property
@@ -275,7 +279,7 @@ class Plan(Record):
 
     @property
     def figures(self) -> Plan:
-        """A copy of the plan without its modules, as if it had been read from a file."""
+        """A copy of the plan with its figures but without its modules, as if it had been read from a file."""
         none: dict[str, Any] = dict.fromkeys((*_OF_MODULES, "_again", "_timeline", "_without"))
         return replace(self, **none)
 
@@ -314,7 +318,7 @@ class Plan(Record):
         """Return the forward and the backward module.
 
         Raises:
-            PlanError: the plan has no modules, as it was read from a file or its compiled step is gone.
+            PlanError: the plan has no modules, because it was read from a file or its compiled step was deleted.
         """
         self._complete()
         if self._modules is None:
@@ -325,7 +329,7 @@ class Plan(Record):
         return self._modules
 
     def _complete(self) -> None:
-        """Build the modules of a plan from a cache, on first access."""
+        """Build the modules of a plan that comes from a cache, unless they are built already."""
         if self._modules is None and self._again is not None:
             made = self._again()
             for name in _OF_MODULES:
@@ -389,7 +393,7 @@ class Plan(Record):
 
     @property
     def before_after(self) -> BeforeAfter:
-        """The step without remat beside the step under this plan, with planned instead of compiled peaks."""
+        """Comparison of the step under this plan with the step without remat, by planned instead of compiled peaks."""
         return BeforeAfter(
             peak_bytes=self.planned_peak_bytes or self.peak_bytes,
             without_peak_bytes=self.without_peak_bytes,
@@ -407,15 +411,14 @@ class Plan(Record):
     def plot(self, path: str | Path, *, x: str = "time") -> None:
         """Draw memory over the step, beside the step without remat, and the values that fill the peak.
 
-        The picture is an ``.svg`` or ``.png``. A budget on the peak is drawn as a line. A budget on saved bytes is
-        not drawn, because it bounds only a part of the memory shown. The step without remat is grey. For a
-        plan that was just made, it is a curve. For any other plan, such as that of a compiled step, it is a line
-        at its peak.
+        A budget on the peak is drawn as a line. A budget on saved bytes is not drawn, because it bounds only a
+        part of the memory shown. The step without remat is grey. For a plan that was just made, it is a curve. For
+        any other plan, such as that of a compiled step, only its peak is drawn, as a line.
 
         Args:
-            path: the file; its suffix selects the format.
-            x: ``"time"``: each operator is as wide as its cost, if costs are known, which they are not for a
-                compiled step. ``"operators"``: all operators are equally wide.
+            path: the file, which ends in ``.svg`` or ``.png``.
+            x: ``"time"``: each operator is as wide as its cost. If costs are unknown, as for a compiled step, this
+                is the same as ``"operators"``: all operators are equally wide.
 
         Raises:
             PlanError: the plan was read from a file, or the picture cannot be written.
@@ -467,6 +470,6 @@ class Plan(Record):
 
         Args:
             path: the file.
-            format: the format; None: selected by the suffix.
+            format: name of the format; None: selected by the suffix of the path.
         """
         export(self.view, path, format)

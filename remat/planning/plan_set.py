@@ -34,9 +34,13 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
         joints: the graphs in the order in which they run, as ``remat.capture(…, fullgraph=False)`` returns
             them.
         request: the options. The budget is one for all graphs together: saved bytes, a ratio of the bytes
-            that their runtime-optimal partitions save together, or the peak of the whole step. Under saved
-            bytes or a ratio, a graph whose code sets its own budget is decided by that budget alone. Its bytes
-            are subtracted first, and a ratio refers to the other graphs.
+            that their runtime-optimal partitions save together, or the peak of the whole step. The user's code
+            may set a budget of its own for a graph. Under saved bytes or a ratio, such a graph is decided by its
+            own budget alone. The bytes that it saves are subtracted from requested bytes, and a requested ratio
+            refers to the other graphs only.
+
+    Returns:
+        The plans of all graphs, with figures for the whole step.
 
     Raises:
         BudgetError: the graphs cannot save so few bytes together, or no plans were found within the peak.
@@ -107,8 +111,8 @@ def _within_peak(planners: Sequence[Planner], request: PlanRequest, passed: _Pas
     """Plan all graphs under a budget on the peak of the step.
 
     Raises:
-        BudgetError: no plans were found within the peak, or the peak is unknown, because of hooks or because
-            the order of the runs is not recorded.
+        BudgetError: no plans were found within the peak. Or the peak of the step cannot be computed: there are hooks
+            on saved tensors, or the graphs do not record in which order they run.
     """
     if request.hooks is not None:
         raise BudgetError(
@@ -146,7 +150,7 @@ def _finished(
         decided: one decision for each graph.
         request: the options.
         passed: activations that one graph hands to another.
-        capacity: the bytes that all graphs together may save.
+        capacity: the most bytes that all graphs together may save.
     """
     plans = [p.finish(d, request.budget) for p, d in zip(planners, decided, strict=True)]
     partitioned = [
@@ -182,22 +186,22 @@ def _finished(
 
 
 def _is_known(joints: Iterable[JointGraph]) -> bool:
-    """Return whether the order of all runs of all graphs is known."""
+    """Return whether the graphs of a step record in which order all of their runs take place."""
     return all(joint.runs in (1, len(joint.turns)) for joint in joints)
 
 
 def _saved(joints: Sequence[JointGraph], decided: Sequence[Candidate]) -> int:
-    """Return the bytes that all runs of all graphs save together."""
+    """Return the bytes that all runs of all graphs save together, given one decision for each graph."""
     return sum(joint.runs * d.saved_bytes for joint, d in zip(joints, decided, strict=True))
 
 
 def _cost(joints: Sequence[JointGraph], decided: Sequence[Candidate]) -> int:
-    """Return the summed cost of all runs of all graphs."""
+    """Return the summed cost of all runs of all graphs, given one decision for each graph."""
     return sum(joint.runs * d.cost for joint, d in zip(joints, decided, strict=True))
 
 
 def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
-    """Refuse graphs that are not all graphs of one step in their order.
+    """Refuse graphs that are not all graphs of one step, in the order in which they run.
 
     Raises:
         PlanError: a graph receives a value that no earlier run makes, or a run is missing.
@@ -223,22 +227,23 @@ def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
 
 
 def _why_least(planners: Sequence[Planner]) -> tuple[str, str]:
-    """Return why the graphs together cannot save fewer bytes, and what would lower the bytes, as two texts."""
+    """Return two texts: why the graphs together cannot save fewer bytes, and what would change that."""
     texts = [least_causes(p.state, least_decision(p.state)) for p in planners if p.least_bytes]
     because, todo = ([text[k] for text in texts if text[k]] for k in (0, 1))
     return "; ".join(dict.fromkeys(because)), ", or ".join(dict.fromkeys(todo))
 
 
 def _shares(planners: Sequence[Planner], runs: Sequence[int], room: int) -> list[int] | None:
-    """Distribute bytes over graphs: choose one point on each frontier, at the least total cost.
+    """Distribute bytes over graphs: choose one point on each graph's frontier, at the least total cost.
 
     Args:
         planners: one for each graph.
         runs: how often each graph runs.
-        room: bytes that all runs together may save.
+        room: bytes that all runs of all graphs together may save.
 
     Returns:
-        Bytes for one run of each graph; None if not even the smallest points fit together.
+        For each graph, the bytes that one run may save. None if even the points with the fewest bytes exceed
+        ``room``.
     """
 
     def extend(k: int, saved: int, cost: int, decided: Candidate) -> tuple[int, int] | None:
@@ -258,7 +263,7 @@ def _shares(planners: Sequence[Planner], runs: Sequence[int], room: int) -> list
 
 
 class _Passed:
-    """The activations that one graph of a step hands to a later graph."""
+    """The activations that graphs of a step hand to later graphs, with their bytes."""
 
     def __init__(self, joints: Sequence[JointGraph]) -> None:
         self._bytes: dict[tuple[int, int], int] = {}
@@ -278,11 +283,15 @@ class _Passed:
 
     @property
     def all_bytes(self) -> int:
-        """Bytes of all passed activations."""
+        """Bytes of all activations that one graph of the step hands to a later graph."""
         return sum(self._bytes.values())
 
     def kept(self, decided: Sequence[Candidate]) -> int:
-        """Return the bytes of the passed activations that some graph saves for backward, each counted once."""
+        """Return the bytes of those activations that the giving or a receiving graph saves, each counted once.
+
+        Args:
+            decided: one decision for each graph.
+        """
         saved = [set(d.decision.saved) for d in decided]
         return sum(
             nbytes

@@ -18,7 +18,7 @@ WITHOUT_REMAT = "is budget 1, which saves no more bytes than the runtime-optimal
 
 
 def rows_of(plan: Plan) -> list[tuple[str, str]]:
-    """Return the rows (name, text) of a plan's table, without empty ones."""
+    """Return the figures of a plan as rows (name, text); figures without a text are left out."""
     rows = [
         ("graph", plan.of_step),
         ("region", _region(plan)),
@@ -36,7 +36,7 @@ def rows_of(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _saved(plan: Plan) -> str:
-    """Format the saved bytes beside those of the runtime-optimal partition, and the allowed and least bytes."""
+    """Format the bytes that a plan saves, beside those of the runtime-optimal partition and the limits on them."""
     share = f" ({plan.saved_bytes / plan.full_bytes:.0%} of" if plan.full_bytes else " (of"
     if plan.saved_bytes > plan.full_bytes:
         share = " (more than the"
@@ -77,7 +77,7 @@ def _recomputed(plan: Plan) -> str:
 def _peak(plan: Plan) -> str:
     """Format the peak and the peak without remat.
 
-    A compiled step shows its compiled peak and an estimate without remat; any other step, simulated peaks.
+    For a compiled step, these are the compiled peak and an estimate; for any other step, two simulated peaks.
     """
     limit = (
         f"; a share of {plan.asked.peak_share} comes to {format_bytes(plan.peak_limit)}"
@@ -92,7 +92,7 @@ def _peak(plan: Plan) -> str:
 
 
 def _simulated(plan: Plan) -> str:
-    """Format the simulated peak of a compiled step; empty for a step that is not compiled."""
+    """Format the simulated peak that a compiled step was planned with; empty for a step that is not compiled."""
     if not plan.planned_peak_bytes:
         return ""
     beside = _instead_of(plan.without_peak_bytes)
@@ -110,14 +110,14 @@ def _instead_of(nbytes: int, about: str = "") -> str:
 
 
 def _decided_by(plan: Plan) -> str:
-    """Format the solver, the number of items it decided, and its time."""
+    """Format the name of the solver, the number of nodes (items) that it decided, and its time."""
     took = f"{plan.solve_s:.3f} s" if plan.solve_s >= 0.001 else "less than 1 ms"
     over = f" over {plan.items} items in {took}" if plan.items else ""
     return plan.solver + over + ("" if plan.deterministic else "; a clock ended it")
 
 
 def _region(plan: Plan) -> str:
-    """Format the budget that the code set for its region, with its bytes; empty if the code set none."""
+    """Format the budget that the user's code sets for the graph, with its bytes; empty if the code sets none."""
     if not plan.region_budget:
         return ""
     share = Budget.parse(plan.region_budget)
@@ -130,7 +130,7 @@ def _region(plan: Plan) -> str:
 
 
 def _raised(plan: Plan) -> str:
-    """Explain why the plan saves more than its ratio allows; empty unless the ratio was raised."""
+    """Explain why the plan saves more than the ratio of its budget allows; empty if it does not."""
     share = Budget.parse(plan.region_budget) if plan.region_budget else plan.asked
     full, least = max(plan.full_bytes, plan.least_bytes), plan.least_bytes
     known = plan.least_because and share.share is not None and plan.capacity == least
@@ -143,11 +143,13 @@ def _raised(plan: Plan) -> str:
 
 
 def offload_lines(plan: Plan, made_by: Mapping[str, str]) -> list[str]:
-    """Return a heading and one line of text for each offloaded value, largest first; empty without any.
+    """Return a heading and one line of text for each offloaded value, largest first.
+
+    Beyond `MOST_LISTED` values, the rest is summed up. The list is empty if the plan offloads nothing.
 
     Args:
         plan: the plan.
-        made_by: the source line of each value, by name, if it is known.
+        made_by: source lines of values in the user's code, by name of the value; unknown ones may be left out.
     """
     chosen = sorted(plan.offloads, key=lambda value: (-value.nbytes, value.name))
     if not chosen:

@@ -61,7 +61,7 @@ from remat.solvers.hull import Hull
 from remat.units import Budget
 from remat.version import __version__
 
-#: A simulated peak that is lower than budget 1's by this factor shows that the compiled peak is lower, too.
+#: If a simulated peak is lower than that of the plan for budget 1 by this factor, the compiled peak is lower, too.
 _CLEARLY_LOWER = 1.25
 
 
@@ -73,7 +73,7 @@ def plan_graph(
     agree: Pass | None = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Plan:
-    """Plan one joint graph: apply the saved plan that was made for it, run a pipeline, or decide.
+    """Plan one joint graph: apply the saved plan that was made for it, run the user's pipeline, or decide.
 
     Args:
         joint: the captured step.
@@ -84,10 +84,10 @@ def plan_graph(
 
     Raises:
         BudgetError: no plan is within the budget.
-        PlanError: nothing requires a gradient, tags conflict, the saved plan is for another graph, or a
-            rule of the verifier is broken.
+        PlanError: nothing requires a gradient, tags conflict, the saved plan is for another graph, or the
+            split graphs break a rule of the verifier.
         PassError: a pass of the pipeline failed.
-        SolverError: the solver refuses, raises, or answers wrongly.
+        SolverError: the solver refuses the problem, raises an error, or answers wrongly.
     """
     fingerprint = fingerprint_of(joint)
     request = request.for_graph(joint, fingerprint)
@@ -130,7 +130,13 @@ def plan_graph(
 
 
 def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: bool) -> Plan:
-    """Split a joint graph by the saved plan that was made for it, and check the figures of the plan.
+    """Split a joint graph by the saved plan that was made for it, and return the plan with recomputed figures.
+
+    Args:
+        joint: the captured step.
+        plan: the saved plan; its figures are checked.
+        request: the options.
+        in_place: whether to change this graph instead of a copy.
 
     Raises:
         PlanError: the options conflict with the plan, or a figure of the plan is false.
@@ -197,13 +203,13 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
 
 
 def warn_of_peak(plan: Plan, *, stacklevel: int) -> None:
-    """Warn if a plan under a budget on saved bytes does not lower the peak enough.
+    """Warn if a plan under a budget on saved bytes hardly lowers the peak of the step.
 
-    `remat.report.before_after.BeforeAfter.warn_if_not_lower` says what is enough.
+    `remat.report.before_after.BeforeAfter.warn_if_not_lower` defines the condition.
 
     Args:
         plan: a finished plan with the figures of the step without remat.
-        stacklevel: frames from this function to the caller that the warning names.
+        stacklevel: number of frames from this function up to the caller that the warning names.
     """
     figures = plan.before_after
     if plan.asked.on_peak or plan.capacity >= plan.full_bytes or not figures.without_peak_bytes:
@@ -227,25 +233,25 @@ class Planner(PeakPlanner):
     """Planner of one prepared graph: decides under several budgets, and builds plans from decisions."""
 
     def decide(self, budget: Budget) -> Candidate:
-        """Return the decision under a budget, and under the region budget if the user's code sets one.
+        """Return the decision under a budget, and under the budget of the user's code if it sets one.
 
         Raises:
             BudgetError: no decision is within the budget.
-            SolverError: the solver refuses, raises, or answers wrongly.
+            SolverError: the solver refuses the problem, raises an error, or answers wrongly.
         """
         if budget.on_peak:
             return self.within_peak(budget)
         limits = replace(self.deciding, budget=budget).limits(self.state)
         found = self.decided(limits)
-        if limits.capacity == self.full_bytes:  # this is budget 1's decision, too
+        if limits.capacity == self.full_bytes:  # this is also the decision for budget 1
             found = self.decisions.setdefault(self.full_bytes, found)
         return found
 
     @cached_property
     def baseline(self) -> Baseline:
-        """The step without remat: at budget 1, and without hooks on saved tensors or policies by module.
+        """The step without remat: its plan is the one for budget 1, without hooks or policies by module.
 
-        All figures are 0 if there is no plan at budget 1.
+        All figures are 0 if no plan is found for budget 1.
         """
         free = self.state.without_policies
         if free is not None:
@@ -273,13 +279,13 @@ class Planner(PeakPlanner):
         )
 
     def reread_outputs(self, decided: Candidate) -> tuple[int, ...]:
-        """Return the positions of the user's outputs that backward may read under a decision."""
+        """Return the positions, among the user's outputs, of those that backward may read under a decision."""
         index = self.state.index
         saved = (index.nodes[index.by_name[name]] for name in decided.decision.saved)
         return reread_outputs(self.state.joint, saved)
 
     def plan(self, decided: Candidate, agree: Pass | None = None) -> Plan:
-        """Build the plan of a decision under the request's budget; warn if the plan does not lower the peak.
+        """Build the plan of a decision under the request's budget; warn if it hardly lowers the peak (`warn_of_peak`).
 
         Args:
             decided: the decision.
@@ -330,7 +336,7 @@ def finish(
     step_costs: Sequence[int] | None = None,
     link: str = "",
 ) -> Plan:
-    """Build a plan from a partitioned state: score it and verify it. Every plan is built here.
+    """Build a plan from a partitioned state: compute its figures, and verify its graphs. Every plan is built here.
 
     Args:
         state: the partitioned state, with its decision.
@@ -339,11 +345,11 @@ def finish(
         fingerprint: digest of the joint graph as it was captured.
         peak_bytes: the simulated peak; None: simulated here.
         baseline: the step without remat; None: unknown.
-        step_costs: cost of one run of each node, by position; None: computed here.
+        step_costs: cost of one run of each node, by position in the joint graph; None: computed here.
         link: the link to the host, if values may be offloaded; else empty.
 
     Raises:
-        PlanError: a rule of the verifier is broken.
+        PlanError: the split graphs break a rule of the verifier.
     """
     assert state.decision is not None
     assert state.forward is not None
@@ -448,7 +454,7 @@ def finish(
 
 
 def _saved_in(state: State) -> dict[int, int]:
-    """Return the bytes of each storage that forward hands to backward, by key of the storage."""
+    """Return the bytes of each storage that forward saves for backward, by key of the storage."""
     assert state.forward is not None
     return saved_storages(
         state.forward,

@@ -25,14 +25,14 @@ class PlanSet(Record, Sequence[Plan]):
         plans: one for each graph, in the order in which the graphs run.
         passed_bytes: bytes of the activations that one graph hands to a later graph and that at least one
             of the two saves for backward; each activation counts once.
-        capacity: the bytes that may be saved. Under a budget on the peak, a number of bytes that is no
-            restriction.
+        capacity: the most bytes that the budget allows to be saved. Under a budget on the peak, a number of bytes
+            so large that it restricts no plan.
         peak_bytes: most bytes alive at once while the forwards of all graphs run, first to last, and then
             their backwards, last to first; parameters and inputs included. 0 if unknown, and in files from
             before this field existed.
         budget: the requested budget; empty in files from before this field existed.
         runs: how often each graph runs in a step; empty in files from before this field existed.
-        without_peak_bytes: simulated peak of the step without remat: every graph is planned at budget 1.
+        without_peak_bytes: simulated peak of the step without remat, for which every graph is planned at budget 1.
             0 if unknown.
     """
 
@@ -58,9 +58,9 @@ class PlanSet(Record, Sequence[Plan]):
             self._check_budget(Budget.parse(self.budget))
 
     def _check_budget(self, asked: Budget) -> None:
-        """Raise a ProblemError if the peak or the saved bytes of all plans together exceed the budget.
+        """Raise a ProblemError if the recorded peak or saved bytes of all plans together exceed the budget ``asked``.
 
-        The figures of each single plan are checked when the plan is applied to its graph.
+        The figures of each single plan are checked later, when the plan is applied to its graph.
         """
         bounds = (("peak_bytes", asked.peak_bytes), ("saved_bytes", asked.nbytes))
         for name, limit in bounds:
@@ -87,12 +87,12 @@ class PlanSet(Record, Sequence[Plan]):
 
     @property
     def host_bytes(self) -> int:
-        """Bytes in the host's memory between forward and backward."""
+        """Bytes of the values that all runs offload, which are in the host's memory between forward and backward."""
         return self._summed("host_bytes")
 
     @property
     def before_after(self) -> BeforeAfter:
-        """The step without remat beside the step under these plans."""
+        """Comparison of the step under these plans with the step without remat."""
         # A sum that counts unknown costs as 0 would be too low.
         known = all(p.step_cost for p in self.plans)
         return BeforeAfter(
@@ -133,13 +133,13 @@ class PlanSet(Record, Sequence[Plan]):
         return iter(self.plans)
 
     def explain(self) -> str:
-        """Return all plans as text, below one line with their sums."""
+        """Return the texts of all plans (`Plan.explain`), below one line with the sums of their figures."""
         return "\n\n".join(
             [f"{len(self)} graphs: {self._head}", *(p.explain() for p in self.plans)]
         )
 
     def plot(self, path: str | Path) -> None:
-        """Draw memory over each graph, side by side; path and errors are those of `Plan.plot`."""
+        """Draw memory over forward and backward of each graph, side by side; path and errors as in `Plan.plot`."""
         from remat.report.memory_plot import draw_steps
 
         steps = [(plan.graph, plan.timeline) for plan in self.plans]
@@ -155,7 +155,7 @@ class PlanSet(Record, Sequence[Plan]):
 
     @property
     def _head(self) -> str:
-        """One line of text with the sums of the plans."""
+        """One line of text with the sums of the plans' figures."""
         unit = self.plans[0].unit
         on_peak = self.budget and Budget.parse(self.budget).on_peak
         allowed = "" if on_peak else f" of {format_bytes(self.capacity)} allowed"

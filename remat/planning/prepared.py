@@ -57,12 +57,12 @@ def fingerprint_of(joint: JointGraph) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """The step without remat: the default solver's plan at budget 1, without hooks on saved tensors.
+    """Figures of the step without remat: the default solver's plan for budget 1, without hooks on saved tensors.
 
     Attributes:
         peak_bytes: simulated peak of the step; 0 if unknown.
         expected_bytes: estimated peak of the step once Inductor has compiled it; 0 if unknown.
-        recompute_cost: recompute cost of the plan, in the unit of the cost model.
+        recompute_cost: recompute cost of this plan, in the unit of the cost model.
         curve: memory over the step; None if unknown.
     """
 
@@ -73,7 +73,7 @@ class Baseline:
 
 
 def curve_of(state: State) -> MemoryCurve:
-    """Simulate the memory over a partitioned step."""
+    """Return the simulated memory over a step that is split into forward and backward."""
     assert state.forward is not None
     assert state.backward is not None
     joint = state.joint
@@ -81,12 +81,14 @@ def curve_of(state: State) -> MemoryCurve:
 
 
 def step_costs_of(state: State, cost: CostModel, *, required: bool = False) -> Sequence[int]:
-    """Return the cost of one run of each node of a step, by position, backward's own nodes included.
+    """Return the cost of one run of each node of a step, by position in the joint graph.
+
+    Nodes that only backward runs are included. Empty if the cost model cannot price them.
 
     Args:
         state: a prepared graph.
         cost: the cost model.
-        required: whether to raise if the cost model cannot price backward, instead of returning no costs.
+        required: whether to raise an error if the cost model cannot price nodes that only backward runs.
 
     Raises:
         ProblemError: the cost model cannot price backward, and ``required`` is set.
@@ -144,7 +146,7 @@ class Prepared:
         on_step: Callable[[str], None] | None = None,
         at_budget: bool = False,
     ) -> Self:
-        """Prepare a joint graph.
+        """Run the passes that precede decisions on a joint graph, and return its planner.
 
         Args:
             joint: the captured step.
@@ -152,6 +154,7 @@ class Prepared:
             fingerprint: digest of the joint graph; None: computed here.
             in_place: whether to change this graph instead of a copy.
             on_step: called with a line of text before each decision.
+            at_budget: as in `remat.planning.pipelines.prepare`; ignored under a budget on the peak.
         """
         fingerprint, request = fingerprint or fingerprint_of(joint), request.on(joint)
         if request.policies and not request.has_matched:
@@ -171,12 +174,12 @@ class Prepared:
 
     @cached_property
     def lowered(self) -> Lowered:
-        """The graph problem, which asks which nodes to save, and the mapping of its nodes to the joint graph."""
+        """The graph problem, which asks which nodes to save, and the map from its nodes to the joint graph."""
         return self.state.lowered(self.request.cost)
 
     @cached_property
     def hull(self) -> Hull:
-        """The lower convex hull of the graph problem's frontier."""
+        """The lower convex hull of the graph problem's frontier of recompute cost over saved bytes."""
         return Hull.of(self.lowered.problem)
 
     def cuts(self, most: int) -> list[tuple[int, tuple[int, ...]]]:
@@ -207,14 +210,14 @@ class Prepared:
 
     @property
     def full(self) -> Candidate:
-        """The decision under budget 1."""
+        """The decision under budget 1: it saves no more bytes than the runtime-optimal partition."""
         return self.at(self.full_bytes)
 
     @cached_property
     def without_remat(self) -> Candidate:
         """The decision of the step without remat: that of the default solver under budget 1.
 
-        All solvers are compared with the same step.
+        It does not depend on the requested solver, so that all solvers are compared with the same step.
         """
         if is_auto(self.request.solver):
             return self.full
@@ -224,7 +227,7 @@ class Prepared:
     def at(self, capacity: int) -> Candidate:
         """Return the decision within ``capacity`` saved bytes, cached.
 
-        Region budgets of the user's code are ignored.
+        A budget that the user's code sets for the graph is ignored.
         """
         if capacity not in self.decisions:
             self.on_step(f"deciding at {format_bytes(capacity)}")
@@ -232,10 +235,10 @@ class Prepared:
         return self.decisions[capacity]
 
     def adopt(self, other: Prepared) -> bool:
-        """Take over decisions, peaks and the step without remat from another planner of an equal graph.
+        """Take over the cached decisions and peaks of another planner, if it plans an equal graph.
 
         Returns:
-            Whether the graphs are equal, and all options except the budget; if not, nothing is taken over.
+            Whether they were taken over: the graphs must be equal, and so must all options except the budget.
         """
         request = replace(other.request, budget=self.request.budget)
         if other.fingerprint != self.fingerprint or request != self.request:
@@ -259,17 +262,17 @@ class Prepared:
         return decided.decision, decided.saved_bytes, decided.cost, decided.choice, peak_bytes
 
     def choice(self, capacity: int) -> DecisionInfo:
-        """Return the record of a decision to be made within ``capacity`` saved bytes: its limits, without a solver."""
+        """Return the limits for a decision within ``capacity`` saved bytes, as a record that names no solver yet."""
         return DecisionInfo(
             capacity=capacity, full_bytes=self.full_bytes, least_bytes=self.least_bytes
         )
 
     def decided(self, limits: DecisionInfo, request: PlanRequest | None = None) -> Candidate:
-        """Decide the graph within limits; the result is not cached.
+        """Ask the solver for a decision within limits, and return it; the decision is not cached.
 
         Args:
-            limits: the limits on saved bytes.
-            request: the options; None: the planner's own.
+            limits: the limits on saved bytes, see `choice`.
+            request: the options, with the solver to ask; None: the planner's own.
         """
         # Hulls are cached weakly. This reference keeps one alive, so that every decision shares it.
         _ = self.hull
@@ -309,18 +312,18 @@ class Prepared:
             self._peaks[key] = curve.peak_bytes
             if decided is self.decisions.get(self.full_bytes):
                 self.full_curve = curve
-                # Every plan reports budget 1's peak in this lowering, and the modules are already split here.
+                # Every plan reports the peak at budget 1 in this lowering, and the modules are already split here.
                 self.running(decided)
         return self._peaks[key]
 
     def running(self, decided: Candidate) -> int:
-        """Return the peak of a decision in the graph's lowering: simulated for eager, estimated for Inductor."""
+        """Return the peak of a decision in bytes: simulated for an eager graph, estimated for a graph for Inductor."""
         if self.state.joint.lower == "eager":
             return self.peak(decided)
         return self.expected(decided)
 
     def expected(self, decided: Candidate) -> int:
-        """Return the estimated peak of a decision's fused code in bytes, cached."""
+        """Return the estimated peak in bytes of the code that Inductor would fuse for a decision, cached."""
         key = decided.decision
         if key not in self._expected:
             done = self.split_of(decided)
@@ -333,7 +336,7 @@ class Prepared:
         return self._expected[key]
 
     def split_of(self, decided: Candidate) -> State:
-        """Return the state split by a decision; the states of the last few decisions stay cached."""
+        """Return the graph split by a decision into forward and backward; the last few results stay cached."""
         done = self._splits.pop(decided.decision, None)
         if done is None:
             with suppress_warnings():  # the decision may never become a plan
@@ -345,27 +348,27 @@ class Prepared:
         return done
 
     def take_split(self, decided: Candidate) -> State:
-        """Return the state split by a decision, and drop it from the cache, so that the caller may change it."""
+        """Return the graph split by a decision; drop the result from the cache, so that the caller may change it."""
         done = self.split_of(decided)
         del self._splits[decided.decision]
         return done
 
     def split(self, decided: Candidate) -> State:
-        """Split the state by a decision into forward and backward modules."""
+        """Return the graph split by a decision into forward and backward; the result is not cached."""
         return split(replace(self.state, decision=decided.decision, choice=decided.choice))
 
     @cached_property
     def step_costs(self) -> Sequence[int]:
-        """Cost of running each node of the step once, by position; empty if backward cannot be priced."""
+        """Cost of one run of each node of the step, by position in the joint graph; empty if unknown for backward."""
         return step_costs_of(self.state, self.request.cost)
 
     @property
     def step_cost(self) -> int:
-        """Cost of running every operator of the step once; 0 if backward cannot be priced."""
+        """Cost of running every operator of the step once; 0 if the cost model cannot price backward."""
         return sum(self.step_costs)
 
     def capacities(self) -> Iterator[int]:
-        """Yield the limits on saved bytes of a frontier: even steps between its ends, then vertices of the hull."""
+        """Yield the limits on saved bytes at which a frontier is decided: evenly spaced ones, then hull vertices."""
         vertices = [v.saved_bytes for v in self.hull.vertices]
         least, most = vertices[0], max(vertices[-1], self.full_bytes)
         yield from (least + (most - least) * i // STEPS for i in range(STEPS + 1))

@@ -47,7 +47,7 @@ class PlanRequest:
         solver: the solver that decides, as an instance.
         cost: the cost model.
         time_limit: seconds for each decision of the solver; None: no limit.
-        plan: saved plans to apply to the graphs that they were made for; None: decide.
+        plan: saved plans to apply to the graphs that they were made for; None: the solver decides.
         plan_costs: the cost models of the saved plans, by name.
         plans_others: whether a graph without a saved plan is planned, instead of refused.
         of_several: whether the graph is known to be one of several in its step.
@@ -59,7 +59,7 @@ class PlanRequest:
             parameters.
         offload: the link over which saved values may be offloaded; None: no offloading.
         policies: policies by module.
-        has_matched: whether the patterns of the policies are known to match modules of the step.
+        has_matched: whether it was checked already that the patterns of the policies match modules of the step.
     """
 
     budget: Budget
@@ -80,7 +80,7 @@ class PlanRequest:
 
     @property
     def decides(self) -> bool:
-        """Whether a decision is made under the budget; False with a saved plan or the user's own pipeline."""
+        """Whether planning decides under ``budget``; False if there is a saved plan or the user's own pipeline."""
         return self.plan is None and self.pipeline is None
 
     @classmethod
@@ -105,7 +105,8 @@ class PlanRequest:
         ``isolation`` selects the solvers that run in a process of their own, as in `Registry.solver`.
 
         Raises:
-            RematError: an option is invalid, or two options conflict; the error's ``option`` names one.
+            RematError: an option is invalid, or two options conflict. The error's attribute ``option`` names an
+                option at fault.
         """
         known = registry()
         known.learn_operators()  # fingerprints depend on the operators that plugins declare
@@ -178,7 +179,7 @@ class PlanRequest:
 
     @classmethod
     def from_text(cls, options: Mapping[str, str]) -> PlanRequest:
-        """Parse the result of `to_text`."""
+        """Return the request that `to_text` wrote as text, such as in a worker process."""
         given: dict[str, Any] = dict(options)
         if "time_limit" in given:
             given["time_limit"] = float(given["time_limit"])
@@ -214,10 +215,10 @@ class PlanRequest:
         """Refuse a request with offloading, for a caller that does not support it.
 
         Args:
-            who: the caller, for the message.
+            who: what does not support offloading, for the message.
 
         Raises:
-            ProblemError: the request has a link.
+            ProblemError: the request has a link, so values may be offloaded.
         """
         if self.offload is None:
             return
@@ -272,7 +273,7 @@ class PlanRequest:
             return replace(self, solver=registry().solver(solver, isolation=isolation))
 
     def on(self, joint: JointGraph) -> PlanRequest:
-        """Return the request for one graph, with the cost model that the default stands for on this graph."""
+        """Return the request with the cost model for this graph; the default cost model depends on the graph."""
         return replace(self, cost=self.cost.on(joint))
 
     def for_graph(self, joint: JointGraph, fingerprint: str, nth: int = 0) -> PlanRequest:
@@ -284,7 +285,7 @@ class PlanRequest:
             nth: number of earlier graphs with this fingerprint, see `plan_for`.
 
         Raises:
-            PlanError: no saved plan was made for the graph, and such graphs are not to be planned.
+            PlanError: no saved plan was made for the graph, and ``plans_others`` is False.
         """
         if self.plan is None:
             return self
@@ -295,13 +296,13 @@ class PlanRequest:
         return replace(self, plan=plan, of_several=several)
 
     def how_to_run(self, peak_bytes: int, what: str = "that plan") -> str:
-        """Return advice on how to run a plan with this peak.
+        """Return a text of advice on how to run a plan with the given peak.
 
-        For a single graph, the advice is a budget. For one of several graphs, it names other remedies.
+        For a single graph, the text names a budget. For one of several graphs of a step, it names other remedies.
 
         Args:
-            peak_bytes: the peak of the graph's plan.
-            what: the plan, for the text.
+            peak_bytes: the peak of the plan, in bytes.
+            what: words that name the plan in the text.
         """
         if not self.of_several:
             return f"to run {what}, give budget={peak_bytes}"
@@ -312,7 +313,7 @@ class PlanRequest:
         )
 
     def deciding(self) -> Budgeted:
-        """Build the pass that decides: `SolveGraph` if the solver supports graphs, else `Knapsack`."""
+        """Build the pass that decides: `SolveGraph` if the solver solves graph problems, else `Knapsack`."""
         kind = SolveGraph if "graph" in self.solver.solves else Knapsack
         return kind(
             solver=self.solver,
@@ -322,10 +323,10 @@ class PlanRequest:
         )
 
     def as_pipeline(self) -> Pipeline:
-        """Return the pipeline for this request.
+        """Return the pipeline for this request: the user's own if given, else the default passes.
 
         Raises:
-            ProblemError: the budget is one on the peak, which no single pipeline can keep.
+            ProblemError: the budget is a budget on the peak, which no single pipeline can keep.
         """
         if self.pipeline is not None:
             return self.pipeline
@@ -339,10 +340,10 @@ class PlanRequest:
         return PassManager((*PREPARE, MinCut(), self.deciding(), *SPLIT))
 
     def _refuse_beside_pipeline(self, names: list[str]) -> None:
-        """Raise a ProblemError for options that conflict with a pipeline.
+        """Raise a ProblemError if the user gave options that conflict with a pipeline.
 
         Args:
-            names: the options that the user gave and that the pipeline's passes carry.
+            names: the given options that passes of a pipeline have themselves; empty if there are none.
         """
         if names:
             # The example in the message must be a valid pipeline itself.
@@ -360,7 +361,7 @@ class PlanRequest:
 
 @contextlib.contextmanager
 def _about(option: str) -> Iterator[None]:
-    """Set the attribute ``option`` of errors that the block raises, so that a caller can name the option."""
+    """Set the attribute ``option`` of errors that the ``with`` block raises, so that callers can name the option."""
     try:
         yield
     except RematError as error:
@@ -372,7 +373,7 @@ def _read_pipeline(pipeline: str | Pipeline) -> Pipeline:
     """Return a pipeline that is given as text or as an object.
 
     Raises:
-        ProblemError: the pipeline is neither, cannot be parsed, or has no pass that partitions.
+        ProblemError: the value is no pipeline, its text cannot be parsed, or no pass of it partitions the graph.
     """
     made = PassManager.parse(pipeline) if isinstance(pipeline, str) else pipeline
     if not isinstance(made, Pipeline):

@@ -19,10 +19,13 @@ SavedPlan = Plan | PlanSet | str | Path
 
 
 def read_plan(plan: SavedPlan) -> Plan | PlanSet:
-    """Return a plan, or the plans of several graphs, given as an object, as JSON text, or as the path of a file.
+    """Return a plan, or the plans of several graphs.
+
+    Args:
+        plan: JSON text of the plan or plans, or the path of a JSON file. A plan or plan set is returned itself.
 
     Raises:
-        PlanError: the value is none of these, the file cannot be read, or the text is not a plan's.
+        PlanError: the value is none of these, the file cannot be read, or its text is not that of a plan.
     """
     if isinstance(plan, (Plan, PlanSet)):
         return plan
@@ -40,7 +43,7 @@ def read_plan(plan: SavedPlan) -> Plan | PlanSet:
 
 
 def _read(text: str) -> Plan | PlanSet:
-    """Parse a plan, or the plans of several graphs, from JSON text; a key of the record tells which."""
+    """Parse a plan, or the plans of several graphs, from JSON text; a key in the text tells which of both it is."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -63,16 +66,16 @@ def plan_for(
         joint: the graph.
         saved: a plan, or the plans of several graphs.
         fingerprint: digest of the graph.
-        nth: number of earlier graphs with this fingerprint. If several plans have the fingerprint, the graphs
-            take them in turn, and after the last plan the first again.
+        nth: number of graphs with this fingerprint that were met before. If several plans have the fingerprint,
+            the graphs take them in turn, and after the last plan the first again.
         others: whether a graph without a saved plan may be planned.
 
     Returns:
         The plan; None if the graph is to be planned.
 
     Raises:
-        PlanError: no plan was made for the graph, and ``others`` is False. With ``others``, an error is raised
-            only if every plan was made for another lowering or version of PyTorch.
+        PlanError: no plan was made for the graph, and ``others`` is False. Or ``others`` is True, and every plan
+            was made for another lowering or version of PyTorch.
     """
     plans = (saved,) if isinstance(saved, Plan) else saved.plans
     mine = [p for p in plans if p.fingerprint == fingerprint]
@@ -107,10 +110,10 @@ def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
 
     Args:
         joint: a graph whose fingerprint no plan has.
-        plans: one plan, or the plans of a set.
+        plans: all saved plans.
 
     Returns:
-        Text for a message.
+        Text for an error message.
     """
     lowers = {p.lower for p in plans}
     if "" not in lowers and joint.lower not in lowers:
@@ -146,5 +149,5 @@ def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
 
 
 def _has_nodes_of(joint: JointGraph, plan: Plan) -> bool:
-    """Return whether a graph has a node of every name in a plan; a larger graph may have them by chance."""
+    """Return whether a graph has nodes of all names in a plan; a larger graph may have them by chance."""
     return {node.name for node in joint.graph.nodes}.issuperset((*plan.saved, *plan.recomputed))

@@ -13,7 +13,7 @@ from remat.graph.storages import storage_bytes, storage_key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """Bytes on one rank, and bytes that the rank sends in a step.
+    """Bytes of parameters and gradients on one of N ranks, and bytes that the rank sends in a step.
 
     **DDP** (several ranks without FSDP): every rank has all parameters, all gradients, and buckets. Buckets
     are another copy of the gradients (``gradient_as_bucket_view=False``) and live as long as the model. Each
@@ -40,7 +40,7 @@ class Sharding:
         gathered_bytes: further bytes of parameters while forward and backward run.
         reduced_bytes: further bytes of blocks' gradients while backward runs.
         final_bytes: further bytes of the root's parameters and gradients at the end of backward.
-        block_sizes: bytes of each parameter of a block; they tell blocks' gradients from the root's.
+        block_sizes: sizes in bytes of the parameters of blocks. A gradient of another size is the root's.
         bucket_bytes: bytes of buckets, which are on the rank all the time.
         sent_bytes: bytes that the rank sends in a step.
     """
@@ -64,9 +64,9 @@ class Sharding:
         """Compute the bytes of a model's parameters by the rules of `Sharding`.
 
         Args:
-            model: a module; its blocks are found. Any other callable has no blocks.
+            model: a module, in which blocks are searched, or any other callable, which has no blocks.
             parameters: the model's parameters, each once.
-            trained: keys of the storages of parameters that get a gradient.
+            trained: keys (`storage_key`) of the storages of parameters that get a gradient.
             ranks: number of ranks.
             fsdp: whether the ranks shard parameters, gradients and optimizer state.
         """
@@ -106,10 +106,12 @@ class Sharding:
 
 
 def shard(parameter: torch.Tensor, shards: int) -> torch.Tensor:
-    """Return the first rank's part of a parameter as a meta tensor: its first dimension is divided, rounded up.
+    """Return the first rank's part of a parameter as a meta tensor.
+
+    The first dimension is divided by the number of parts, rounded up.
 
     Args:
-        parameter: the parameter; returned itself for one shard.
+        parameter: the parameter, which is returned itself if ``shards`` is 1.
         shards: number of parts.
     """
     if shards == 1:
@@ -132,11 +134,11 @@ def _blocks(model: Any) -> list[list[torch.Tensor]]:
 def _bytes_of(
     tensors: Iterable[torch.Tensor], counts: Callable[[int], bool] = lambda _: True
 ) -> int:
-    """Return the bytes of distinct storages.
+    """Return the summed bytes of the distinct storages of tensors.
 
     Args:
-        tensors: tensors; those that share storage count once.
-        counts: returns whether a storage counts, given its key.
+        tensors: the tensors; a storage that several of them share counts once.
+        counts: function that takes the key of a storage and returns whether the storage counts.
     """
     tensors = list(tensors)  # the key of a storage is valid only as long as a tensor holds it
     found = {storage_key(t): storage_bytes(t) for t in tensors}

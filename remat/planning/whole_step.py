@@ -42,13 +42,13 @@ _NODES, _PEAKS = 2_000, (2, 32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """One rank, and the bytes on it that depend on neither batch nor plan.
+    """One rank (a process with one device), and the bytes on it that depend on neither batch nor plan.
 
     Attributes:
-        memory_bytes: memory of the rank.
-        link_gbps: GB/s that the rank sends.
+        memory_bytes: memory of the rank's device.
+        link_gbps: GB/s that the rank can send to other ranks.
         sharding: bytes of parameters, gradients and buffers of collectives.
-        use: bytes of the optimizer's state and of its step.
+        use: bytes of the optimizer's state, and bytes that its step allocates.
     """
 
     memory_bytes: int
@@ -74,7 +74,7 @@ class Rank:
 
         Args:
             model: a module or a function.
-            parameters: its parameters.
+            parameters: the parameters of ``model``.
             joint: a captured step, which shows the parameters that get no gradient. None: all parameters that
                 are not frozen get one.
             memory_bytes: memory of a rank.
@@ -82,7 +82,8 @@ class Rank:
             optimizer: as in `remat.running.optimizer.trace_optimizer`.
             ranks: number of ranks.
             fsdp: whether the ranks shard the parameters.
-            cost: the cost model. Unless its device is a CPU, the optimizer works on all parameters at once.
+            cost: the cost model. Unless its device is a CPU, the optimizer uses its ``foreach`` implementation,
+                which works on all parameters at once.
         """
         unused = _without_gradient(model, parameters, joint)
         used = (p for i, p in enumerate(parameters) if i not in unused)
@@ -101,15 +102,16 @@ class Rank:
         return own + self.use.state_bytes + self.use.step_bytes
 
     def check(self, name: str, model: Any, parameters: Sequence[torch.Tensor]) -> None:
-        """Refuse a memory that is smaller than the parameters alone.
+        """Raise an error if the rank's memory is smaller than the parameters alone.
 
         Args:
             name: name of the model, for the message.
             model: a module or a function.
-            parameters: its parameters.
+            parameters: the parameters of ``model``.
 
         Raises:
-            BudgetError: the memory is too small; the message says by how many bytes, and how many ranks suffice.
+            BudgetError: the memory is too small. The message says by how many bytes and, if sharding can help, how
+                many ranks suffice.
         """
         s = self.sharding
         short = s.parameter_bytes - self.memory_bytes
@@ -142,11 +144,11 @@ class StepMemory:
     Attributes:
         total: bytes alive, parameters and inputs included.
         gradients: bytes of gradients among ``total``.
-        root_gradients: bytes of gradients of the root, as FSDP2 divides a model into blocks and a root. A
-            gradient belongs to the root if no parameter of a block has its size.
-        boundary: number of program points of forward; backward's follow.
+        root_gradients: bytes of gradients of the root among ``gradients``. FSDP2 divides a model into blocks and a
+            root, see `Sharding`. A gradient belongs to the root if no parameter of a block has its size.
+        boundary: number of program points of forward; those of backward follow.
         input_bytes: bytes of the parameters, buffers and inputs that the graph reads.
-        output_bytes: bytes of the outputs of forward, without inputs.
+        output_bytes: bytes of the outputs of forward that are not inputs.
     """
 
     total: tuple[int, ...]
@@ -194,19 +196,19 @@ class StepMemory:
 
     @property
     def peak(self) -> int:
-        """Most bytes alive at once."""
+        """Most bytes alive at once over forward and backward."""
         return max(self.total)
 
     def sharded_peak(self, shards: int, *, forward_bytes: int, backward_bytes: int) -> int:
         """Return the most bytes alive at once on one rank, if the gradients of blocks are sharded.
 
-        Only the rank's shard of a block's gradient counts. A gradient of the root counts whole. The bytes of the
-        inputs, parameters included, do not count. The caller's bytes are added instead.
+        Of a block's gradient, only the rank's shard counts. A gradient of the root counts whole. Parameters and
+        other inputs do not count, because the caller adds their bytes by ``forward_bytes`` and ``backward_bytes``.
 
         Args:
             shards: number of parts of each gradient.
-            forward_bytes: bytes to add during forward.
-            backward_bytes: bytes to add during backward.
+            forward_bytes: bytes to add at each program point of forward.
+            backward_bytes: bytes to add at each program point of backward.
         """
         peak = 0
         curves = zip(self.total, self.gradients, self.root_gradients, strict=True)
@@ -221,7 +223,7 @@ class Fitting:
     """Search for a plan that fits one captured step into the memory of a rank.
 
     Attributes:
-        planner: planner of the step.
+        planner: planner of the step's graph.
         rank: the rank, with the bytes that do not depend on the plan.
         other_bytes: bytes of inputs and buffers.
     """
@@ -233,16 +235,16 @@ class Fitting:
 
     @property
     def tried(self) -> tuple[Decision, ...]:
-        """The decisions that were tried; at other batch sizes, they can serve as candidates."""
+        """The decisions whose memory was computed so far; at other batch sizes, they can serve as candidates."""
         return tuple(self._memories)
 
     def row(self, batch: int, others: Sequence[Decision] = ()) -> FitRow:
-        """Return the figures of the cheapest plan found that fits, or why no plan fits.
+        """Return a row with the figures of the cheapest plan found that fits, or with the reason why none fits.
 
         Args:
             batch: batch size of the step.
-            others: decisions of other batch sizes. If one is valid at this batch size, the searches that do not
-                depend on the memory limit are left out.
+            others: decisions of other batch sizes, which are candidates if valid at this batch size. If one is
+                valid, searches that do not depend on the memory limit are left out.
         """
         full, sharding = self.planner.full, self.rank.sharding
         memory_bytes = self.rank.memory_bytes
@@ -287,15 +289,15 @@ class Fitting:
 
     @property
     def _eager(self) -> bool:
-        """Whether the step runs its graph unfused, so that lower bounds on simulated peaks hold.
+        """Whether the step runs its graph unfused, so that proven bounds on simulated peaks hold for the step.
 
-        Fused code is planned by estimated peaks, for which nothing is proven.
+        Fused code is planned by estimated peaks, for which no bound is proven.
         """
         return self.planner.state.joint.lower == "eager"
 
     @cached_property
     def _least_possible(self) -> int:
-        """Proven lower bound on the peak of the step under every plan, in bytes; 0 if nothing is proven."""
+        """Proven lower bound on the peak of the step under every plan, in bytes; 0 if no bound is proven."""
         if not self._eager or self.rank.sharding.ranks > 1:
             return 0
         return self.planner.search.least_possible + self._beside
@@ -307,7 +309,7 @@ class Fitting:
 
     @cached_property
     def _beside(self) -> int:
-        """Bytes on the rank that the memory of the step's graph does not include, such as optimizer state."""
+        """Bytes on the rank during forward and backward beyond the graph's own peak, such as optimizer state."""
         full = self.planner.full
         return self._peak(full) - self._memory(full).peak
 
@@ -328,7 +330,7 @@ class Fitting:
         """Return the most bytes alive on a rank while forward and backward run.
 
         Args:
-            memory: the memory of the step's graph.
+            memory: the memory of the step's graph under a decision.
         """
         s = self.rank.sharding
         always = s.parameter_bytes + self.other_bytes + self.rank.use.state_bytes + s.bucket_bytes
@@ -342,15 +344,15 @@ class Fitting:
         return max(running, always + s.gradient_bytes + s.final_bytes + memory.output_bytes)
 
     def _fits(self, decided: Candidate) -> bool:
-        """Return whether forward and backward fit the memory under a decision."""
+        """Return whether forward and backward under a decision fit the rank's memory."""
         return self._peak(decided) <= self.rank.memory_bytes
 
     def _within_peak(self, others: Sequence[Decision]) -> tuple[Candidate, Budget] | None:
         """Return the cheapest decision found whose peak fits, with the budget to set for it; None if none fits.
 
-        Candidates are the decisions at a few ratios, and the result of `_aimed`. If `_aimed` finds none, further
-        candidates are the decisions of other batches that are valid here. If none is valid, they come from
-        `_searched`.
+        Candidates are the decisions at a few ratios, and the result of `_aimed`. If `_aimed` finds none, the
+        decisions of other batches that are valid at this batch size are candidates, too. If none is valid, those of
+        `_searched` are.
 
         Args:
             others: decisions of other batch sizes.
@@ -365,11 +367,11 @@ class Fitting:
         return best, Budget(peak_bytes=bound)
 
     def _aimed(self) -> Candidate | None:
-        """Return a decision whose peak fits, by searches for a simulated peak; None if none was found.
+        """Return a decision whose peak fits the memory, found by searches within simulated peaks; None if none fits.
 
-        The peak in the graph's lowering differs from the simulated peak by a similar offset for similar plans.
-        So each further search has a lower target: lower at least by the bytes by which the last result exceeds
-        the memory.
+        The peak of the step as it runs, fused or not, differs from the simulated peak by a similar offset for
+        similar plans. So if a result exceeds the memory, the next search keeps a simulated peak that is lower by
+        at least this excess.
         """
         planner = self.planner
         off = self._peak(planner.full) - self._beside - planner.peak(planner.full)
@@ -387,9 +389,9 @@ class Fitting:
         return None
 
     def _searched(self) -> Iterator[Candidate]:
-        """Yield decisions that do not depend on the memory.
+        """Yield decisions that do not depend on the rank's memory.
 
-        The first has the least peak found, and the others are within evenly spaced higher peaks.
+        The first decision has the least peak found. The others are within evenly spaced higher peaks.
         """
         planner = self.planner
         # A new planner, whose searches start without the decisions of earlier searches.
@@ -404,7 +406,7 @@ class Fitting:
                 yield found
 
     def _taken_over(self, others: Iterable[Decision]) -> Iterator[Candidate]:
-        """Yield the decisions of other batch sizes that are valid here, with their saved bytes and costs here.
+        """Yield the decisions of other batch sizes that are valid for this step, with its bytes and costs.
 
         Args:
             others: decisions of other batch sizes.
@@ -426,7 +428,7 @@ class Fitting:
             yield decided
 
     def _within_ratio(self) -> tuple[Candidate, Budget] | None:
-        """Return the decision at the highest ratio that fits, with the ratio as a budget; None if none fits."""
+        """Return the decision at the highest ratio of saved bytes found to fit, and this budget; None if none fits."""
 
         def fits(ratio: float) -> bool:
             return self._fits(self._at(ratio))
@@ -446,7 +448,7 @@ class Fitting:
         return planner.at(max(planner.least_bytes, bytes_of_share(ratio, planner.full_bytes)))
 
     def _step_s(self, decided: Candidate) -> float:
-        """Return the modelled seconds of a step: computing or sending, whichever is longer, and the optimizer."""
+        """Return the modelled seconds of a step: the longer of computing and sending, plus the optimizer's step."""
         once = step_costs_of(self.planner.state, self.planner.request.cost, required=True)
         # Costs are in ps.
         computing = sum(once) / 1e12 + decided.cost / 1e12
@@ -464,7 +466,7 @@ def _without_plan(batch: int, peak_bytes: int, reason: str, *, proven: bool) -> 
 
 
 def device_of(cost: CostModel) -> Device:
-    """Return the device of a cost model: for a `Profile`, the measured one; an H100 if the model names none."""
+    """Return the device of a cost model; for a `Profile`, the measured device. An H100 if the model names none."""
     device = getattr(cost, "device", None)
     if isinstance(device, Device):
         return device
@@ -508,11 +510,12 @@ def _without_gradient(
 ) -> frozenset[int]:
     """Return positions of parameters that get no gradient: frozen ones, and those that the step does not use.
 
-    A captured graph does not tell which parameter an input is, so both are matched by shape and type.
+    A captured graph does not tell which parameter an input is, so inputs and parameters are matched by shape and
+    dtype.
 
     Args:
         model: a module or a function.
-        parameters: its parameters.
+        parameters: the parameters of ``model``.
         joint: the captured step; None: only frozen parameters are returned.
     """
     frozen = {i for i, p in enumerate(parameters) if not p.requires_grad}
@@ -529,7 +532,7 @@ def _without_gradient(
 
 
 def _gradients(joint: JointGraph, *, only_static: bool) -> Iterator[tuple[Any, torch.dtype]]:
-    """Yield shape and type of each input for which backward returns a gradient.
+    """Yield shape and dtype of each input for which backward returns a gradient.
 
     Args:
         joint: the captured step.

@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from remat.errors import PeakWarning, warn
 from remat.units import format_apart, format_bytes, format_cost
 
-#: Fraction of budget 1's peak, and of its step's cost, that counts as no difference.
+#: Differences from the peak and the step's cost at budget 1 up to this fraction count as none.
 _LITTLE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeforeAfter:
-    """Peak and costs of a step under a plan and without remat.
+    """Peak and costs of a step under a plan, and of the same step without remat.
 
-    A step without remat is the step under the plan at budget 1.
+    "Without remat" means under the plan for budget 1, which saves no more than the runtime-optimal partition.
 
     Attributes:
         peak_bytes: peak of the step under the plan.
-        without_peak_bytes: peak without remat, determined in the same way; 0 if unknown.
+        without_peak_bytes: peak without remat, simulated or estimated as ``peak_bytes`` is; 0 if unknown.
         step_cost: cost of running every operator of the step once, in ``unit``; 0 if unknown.
-        recompute_cost: cost of the operators that the plan runs again.
-        without_recompute_cost: cost of the operators that run again without remat.
+        recompute_cost: cost of the operators that the plan runs again, in ``unit``.
+        without_recompute_cost: cost of the operators that run again without remat, in ``unit``.
         exposed_time: time for which the plan's operators wait for copies to and from host memory,
             in ``unit``.
         unit: unit of the costs; ``"ps"`` for times.
@@ -40,7 +40,7 @@ class BeforeAfter:
     def more(self) -> float | None:
         """Cost that the plan adds to the step, as a fraction of the step's cost without remat.
 
-        Negative if the plan's step costs less; None if the step without remat is unknown.
+        Negative if the plan's step costs less; None if cost or peak of the step without remat is unknown.
         """
         without = self.step_cost + self.without_recompute_cost
         if not self.step_cost or not self.without_peak_bytes:
@@ -50,13 +50,13 @@ class BeforeAfter:
 
     @property
     def recomputing(self) -> float | None:
-        """Recomputation as a fraction of the plan's step cost; None if the step's cost is unknown."""
+        """Recompute cost as a fraction of the cost of the step under the plan; None if the latter is unknown."""
         whole = self.step_cost + self.recompute_cost + self.exposed_time
         return self.recompute_cost / whole if self.step_cost else None
 
     @property
     def line(self) -> str:
-        """Peak and added cost in one line: "2.42 GiB instead of 5.1 GiB, 4.1% of the step more"."""
+        """Peak and added cost as one line of text: "2.42 GiB instead of 5.1 GiB, 4.1% of the step more"."""
         parts = [format_bytes(self.peak_bytes)]
         if self.without_peak_bytes:
             parts[0] += f" instead of {format_bytes(self.without_peak_bytes)}"
@@ -66,7 +66,7 @@ class BeforeAfter:
 
     @property
     def step_text(self) -> str:
-        """Modelled time of the plan's step in words, or its cost in another unit; empty if unknown."""
+        """Modelled time, or cost in another unit, of the step under the plan, as text; empty if unknown."""
         if self.recomputing is None:
             return ""
         whole = self.step_cost + self.recompute_cost + self.exposed_time
@@ -83,18 +83,18 @@ class BeforeAfter:
     def warn_if_not_lower(
         self, what: str, ratio: float, *, of_graph: bool, is_estimated: bool, stacklevel: int
     ) -> None:
-        """Warn if the plan does not lower the peak enough.
+        """Give a `PeakWarning` if the plan hardly lowers the peak of the step.
 
-        There are two cases. The plan's peak is above that of budget 1. Or the plan costs over 1 %
-        of the step more, and lowers the peak by less than 1 %.
+        There are two cases. Either the plan's peak is above the peak without remat. Or the plan adds
+        more than 1 % to the step's cost and lowers the peak by less than 1 %.
 
         Args:
             what: text that names the budget and the graph, for the message.
-            ratio: bytes that the budget allows to be saved, divided by the saved bytes of budget 1.
+            ratio: bytes that the budget allows to be saved, divided by the bytes saved without remat.
             of_graph: whether the plan is for one graph, which may be one of several in the step.
-            is_estimated: whether the peaks are estimates of compiled peaks. The plan's peak then
-                counts as above only if it is more than 1 % above.
-            stacklevel: the caller that the warning names; 1 is the direct caller.
+            is_estimated: whether the peaks are estimates of compiled peaks. In the first case, the
+                plan's peak must then be more than 1 % above the peak without remat.
+            stacklevel: number of frames up to the caller that the warning names; 1 is the direct caller.
         """
         peak, most, more = self.peak_bytes, self.without_peak_bytes, self.more or 0.0
         # Estimates of compiled peaks are off by a little, which is no reason to warn.
@@ -124,10 +124,10 @@ class BeforeAfter:
 
 
 def more_text(share: float, of: str = "") -> str:
-    """Format a relative change: "4.1% more" or "0.3% less".
+    """Format a relative change as text: "4.1% more" or "0.3% less".
 
     Args:
-        share: the change as a fraction of the earlier amount; negative for a decrease.
+        share: the change as a fraction of the amount before it; negative for a decrease.
         of: text before "more" or "less", with a blank at its end, such as ``"of the step "``.
     """
     rounded = round(share, 3)  # as shown, so that no "0.0% less" appears

@@ -16,13 +16,13 @@ from remat.units import columns, format_bytes
 
 
 class Use(NamedTuple):
-    """What a plan does with one node of forward.
+    """What a plan does with one node of forward; costs are in the unit of the plan.
 
     Attributes:
         node: the node.
-        saved_bytes: bytes that forward saves on the device.
-        offloaded_bytes: bytes that are offloaded.
-        recompute_cost: cost of further runs.
+        saved_bytes: bytes of the node's value that forward saves on the device.
+        offloaded_bytes: bytes of the node's value that are offloaded to host memory.
+        recompute_cost: summed cost of the node's further runs.
         runs_again: whether the node runs again.
         cost: cost of one run.
     """
@@ -37,16 +37,16 @@ class Use(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Totals:
-    """Sums over the nodes of modules.
+    """Sums of `Use` over the nodes of some modules, or over the nodes that a policy matches.
 
     Attributes:
-        parts: names of modules, or numbers of regions, that a policy matches; filled only for sums by policy.
+        parts: names of the modules, or numbers of the regions, that a policy matches; empty for sums by module.
         nodes: number of nodes.
         saved_bytes: bytes that forward saves on the device.
-        offloaded_bytes: bytes that are offloaded.
-        recompute_cost: cost of further runs.
+        offloaded_bytes: bytes that are offloaded to host memory.
+        recompute_cost: summed cost of further runs.
         runs_again: number of nodes that run again.
-        cost: cost of one run of each node.
+        cost: summed cost of one run of each node.
     """
 
     parts: set[str] = field(default_factory=set)
@@ -58,6 +58,7 @@ class Totals:
     cost: int = 0
 
     def add(self, use: Use) -> None:
+        """Add the figures of one node to the sums."""
         self.cost += use.cost
         self.nodes += 1
         self.saved_bytes += use.saved_bytes
@@ -104,12 +105,12 @@ def uses(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRow:
-    """Modules whose names differ in numbers only, such as one module of each layer.
+    """One row for all modules whose names differ in numbers only, such as one module of each layer.
 
     Attributes:
         pattern: name of the modules, with ``*`` for each number.
-        depth: depth of the modules in the tree of rows; 0 for a row without a parent.
-        modules: sums over each module, by name.
+        depth: depth of the row in the tree of rows; 0 for a row without a parent.
+        modules: sums over the nodes of each module, by name of the module.
         total: sums over all modules of the row.
     """
 
@@ -122,14 +123,14 @@ class ModuleRow:
     def treatment(self) -> str:
         """What the plan does with each module of this row: ``save``, ``recompute`` or ``offload``.
 
-        Empty if the modules differ, or if the plan mixes these policies within a module.
+        Empty if the plan treats the modules differently, mixes the three within a module, or does none of them.
         """
         found = {treatment_of(totals) for totals in self.modules.values()}
         return found.pop() if len(found) == 1 else ""
 
 
 def treatment_of(totals: Totals) -> str:
-    """Return the policy that a plan follows in a module: save, recompute, offload; empty for a mixture."""
+    """Return what a plan does in a module: ``save``, ``recompute`` or ``offload``; empty for a mixture or nothing."""
     if totals.recompute_cost:
         return "" if totals.saved_bytes or totals.offloaded_bytes else "recompute"
     if totals.saved_bytes:
@@ -138,7 +139,13 @@ def treatment_of(totals: Totals) -> str:
 
 
 def module_rows(used: Iterable[Use]) -> list[ModuleRow]:
-    """Return the tree of modules, parents first. Containers that only hold numbered modules have no row."""
+    """Return the tree of modules as rows, each parent before its children.
+
+    Containers that hold only numbered modules, such as a `ModuleList`, have no row.
+
+    Args:
+        used: what the plan does with each node of forward.
+    """
     modules: dict[str, dict[str, Totals]] = {}
     totals: dict[str, Totals] = {}
     for use in used:
@@ -161,13 +168,13 @@ def module_rows(used: Iterable[Use]) -> list[ModuleRow]:
 
 
 def policies_of(rows: Sequence[ModuleRow]) -> dict[str, str]:
-    """Return policies that describe a plan, for the outermost modules that each follow one policy.
+    """Return policies by module that describe what a plan does, for the outermost modules with one policy each.
 
     Args:
         rows: the tree of modules, from `module_rows`.
 
     Returns:
-        Keys are names or patterns of modules; values are ``save``, ``recompute`` or ``offload``.
+        Policies by name or pattern of modules: ``save``, ``recompute`` or ``offload``.
     """
     found: dict[str, str] = {}
     for row in rows:
@@ -189,8 +196,11 @@ def policy_lines(policies: Policies, used: Iterable[Use], show_cost: ShowCost) -
 
     Args:
         policies: the policies that are given as an option. Policies of regions are read from the nodes.
-        used: what the plan does with each node.
-        show_cost: formats a cost.
+        used: what the plan does with each node of forward.
+        show_cost: function that formats a cost.
+
+    Returns:
+        Lines of text; empty if there are no policies.
     """
     listed = list(used)
     totals: dict[Policy, Totals] = {policy: Totals() for policy in policies.given}

@@ -44,14 +44,14 @@ class KeptStorage:
     """One storage that forward keeps for backward.
 
     Attributes:
-        name: node whose value forward returns for backward.
+        name: name of the node whose value forward returns for backward.
         op: operator of the node.
         source: source line in the user's code; empty if unknown.
         nbytes: bytes of the storage.
-        price: cost of recomputing this value alone from the other kept or recomputed values, in the
-            unit of the problem; None if the value cannot be recomputed.
+        price: cost of recomputing the value alone from other kept or recomputed values, in the unit of
+            the problem; None if the value cannot be recomputed.
         tagged: name of the user's tag that forbids recomputation; empty if there is none.
-        undeclared: operators of the value that are not declared pure, so they must not run again.
+        undeclared: operators that made the value and are not declared pure, so they must not run again.
     """
 
     name: str
@@ -89,7 +89,7 @@ class RecomputedNode:
 def kept(
     forward: fx.GraphModule, problem: GraphProblem, recomputed: Iterable[str]
 ) -> list[KeptStorage]:
-    """Return the storages that forward keeps for backward, without inputs and outputs.
+    """Return the storages that forward keeps for backward on the device, without inputs and outputs.
 
     Args:
         forward: forward module of the plan.
@@ -135,7 +135,7 @@ def kept(
 
 
 def _undeclared(node: fx.Node) -> tuple[str, ...]:
-    """Return the undeclared operators of a node; the user could allow recomputation by declaring them."""
+    """Return names of a node's operators that are not declared pure; declaring them would allow recomputation."""
     return tuple(map(purity.name_of, ops.opaque_operators(maker_of(node))))
 
 
@@ -153,7 +153,7 @@ def again(
     problem: GraphProblem,
     recomputed: Sequence[str],
 ) -> list[RecomputedNode]:
-    """Return the runs of recomputation, one entry per further run.
+    """Return the runs of nodes that a plan repeats, with costs and reasons, one entry for each further run.
 
     Args:
         forward: forward module of the plan.
@@ -191,12 +191,12 @@ def price(problem: GraphProblem, there: set[int], i: int) -> int | None:
 
     Args:
         problem: the graph problem.
-        there: positions of the nodes that are kept or recomputed.
-        i: position of the kept node.
+        there: positions in the problem of the nodes that are kept or recomputed.
+        i: position in the problem of the kept node.
 
     Returns:
-        The cost in the unit of the problem; None if the node cannot be recomputed. Other nodes that
-        cannot be recomputed count as kept.
+        The cost in the unit of the problem; None if the node cannot be recomputed. Nodes on the way
+        that cannot be recomputed count as kept, so they add no cost.
     """
     if not problem.recomputable[i]:
         return None
@@ -255,7 +255,7 @@ def counted(n: int, thing: str) -> str:
 
 
 def _not_offloaded(keeps: Iterable[KeptStorage], link: str) -> list[str]:
-    """Return lines on values that are tagged for host memory but kept on the device, with the reason."""
+    """Return lines of text on values that are tagged for offloading but kept on the device, with the reason."""
     tagged = [k for k in keeps if k.tagged.endswith("_CPU_OFFLOAD")]
     if not tagged:
         return []
@@ -271,7 +271,7 @@ def _not_offloaded(keeps: Iterable[KeptStorage], link: str) -> list[str]:
 
 
 def _run_once(keeps: Iterable[KeptStorage]) -> list[str]:
-    """Return lines on values that are kept because operators are not declared pure, with the remedy."""
+    """Return lines of text on values that are kept because operators are not declared pure, with the remedy."""
     undeclared = [k for k in keeps if k.undeclared and not k.tagged]
     if not undeclared:
         return []
@@ -339,11 +339,11 @@ def _grouped(
     Args:
         items: the items.
         key: function that returns an item's key.
-        size: function that returns an item's size.
+        size: function that returns an item's size, which counts for the size of its group.
 
     Returns:
-        The `MOST_ROWS` largest groups, the number of further groups, and the items of the further
-        groups.
+        Three items: the `MOST_ROWS` largest groups, the number of the other groups, and the items of
+        the other groups.
     """
     groups: dict[object, list[T]] = {}
     for item in items:
@@ -354,13 +354,13 @@ def _grouped(
 
 
 def _names(names: Iterable[str]) -> str:
-    """Return distinct names as text, most frequent first, such as ``"mul × 3, add"``."""
+    """Return the distinct names with their counts as text, most frequent first, such as ``"mul × 3, add"``."""
     counts = Counter(names).most_common()
     return ", ".join(f"{name} × {n}" if n > 1 else name for name, n in counts)
 
 
 def _times(group: Sequence[object]) -> str:
-    """Return how many items share a row, as text such as ``"in 5"``; empty for a single item."""
+    """Return the number of items that share a row, as text such as ``"in 5"``; empty for a single item."""
     return f"in {len(group)}" if len(group) > 1 else ""
 
 
@@ -370,12 +370,12 @@ def _rate(cost: int, nbytes: int, show_cost: ShowCost) -> str:
 
 
 def _columns(rows: Sequence[Sequence[str]], indent: int) -> list[str]:
-    """Return rows as indented lines: the first two columns right-aligned, the others left-aligned."""
+    """Return rows as lines indented by ``indent`` blanks: two columns right-aligned, the others left-aligned."""
     return [" " * indent + line for line in columns(rows, left=range(2, len(rows[0])))]
 
 
 def op_name(node: fx.Node) -> str:
-    """Return the operator of a node; for an element of a tuple, the operator that made the tuple."""
+    """Return the name of a node's operator; for an element of a tuple, of the operator that made the tuple."""
     target = getattr(node.target, "__name__", "")
     if target == "getitem" and isinstance(node.args[0], fx.Node):
         return op_name(node.args[0])

@@ -31,7 +31,7 @@ _AXIS = {"saved": "saved for backward", "peak": "peak of the step"}
 
 
 def figures_of(plan: Plan) -> dict[str, Any]:
-    """Return the figures of a plan by name, as in its JSON, without lists of names."""
+    """Return the fields of a plan by name, as in its JSON, without the lists of node names."""
     return {k: v for k, v in json.loads(plan.to_json()).items() if k not in _NAMES}
 
 
@@ -50,12 +50,13 @@ def explore(
     Args:
         plan: the plan.
         path: the file to write, which ends with ``.html``.
-        frontier: a frontier of the same graph and cost model, for the slider; None: no slider.
+        frontier: a frontier of the same graph and cost model, whose plans a slider selects; None: no slider.
         title: title of the page; empty: the name of the graph.
         on_step: called with a line of text before each plan that is made for the slider.
 
     Returns:
-        All figures of the page. The page contains them as JSON.
+        All figures of the page, which the page also contains as JSON: those of the plan, of the frontier, and of
+        each plan of the slider.
 
     Raises:
         PlanError: Bokeh is not installed, the plan was read from a file, or the page cannot be
@@ -94,9 +95,9 @@ def explore(
 
 
 def _along(frontier: Frontier, plan: Plan, on_step: Callable[[str], None] | None) -> list[Plan]:
-    """Return plans at some points of a frontier, and the given plan, sorted by bytes.
+    """Return plans at some points of a frontier together with the given plan, fewest bytes first.
 
-    A plan of the frontier with the same decisions as the given plan is left out.
+    A plan of the frontier that saves, recomputes and offloads the same as the given plan is left out.
 
     Args:
         frontier: the frontier.
@@ -116,7 +117,7 @@ def _along(frontier: Frontier, plan: Plan, on_step: Callable[[str], None] | None
 
 
 def _decided(plan: Plan) -> tuple[object, ...]:
-    """Return a key that equals that of any plan with the same decisions."""
+    """Return a key that is equal for plans that save, recompute and offload the same values."""
     return plan.saved, plan.recomputed, plan.offloads
 
 
@@ -126,7 +127,7 @@ def _added(plan: Plan) -> int:
 
 
 def _knee(frontier: Frontier, plans: Sequence[Plan]) -> int:
-    """Return the position of the plan at a frontier's knee, or of the plan nearest to it in bytes."""
+    """Return the position in ``plans`` of the plan at a frontier's knee, or of the plan nearest to it in bytes."""
     knee = frontier.knee()
     wanted = (frontier.bytes_of(knee), knee.recompute_cost)
     found = [k for k, p in enumerate(plans) if (frontier.bytes_of(p), _added(p)) == wanted]
@@ -137,7 +138,7 @@ def _knee(frontier: Frontier, plans: Sequence[Plan]) -> int:
 
 
 def curve_of(frontier: Frontier) -> Curve:
-    """Return a frontier as a page draws it, with a text for each point."""
+    """Return a frontier as the curve that a page draws, with a text for each point."""
     points = [
         (
             frontier.bytes_of(p),
@@ -158,8 +159,8 @@ def stop_of(plan: Plan, asked: bool, frontier: Frontier | None) -> Stop:
 
     Args:
         plan: the plan.
-        asked: whether the plan is the one that the page is about.
-        frontier: frontier under the slider; None if the page has no slider.
+        asked: whether the plan is the one that the page is about, rather than another plan of the frontier.
+        frontier: the frontier whose plans the slider selects; None if the page has no slider.
     """
     label, view = plan.asked.label, plan.view
     return Stop(

@@ -32,8 +32,8 @@ def memory_viewer(view: StepView) -> bytes:
 
     The format is that of ``torch.cuda.memory._snapshot()``. Every storage has an address of its
     own, because no allocator is modelled. The viewer's "active memory timeline" shows the timeline
-    of the step. The snapshot's segments are the storages alive at the end of the step. The time of
-    an event, in microseconds, is the number of its moment.
+    of the step. The snapshot's segments are the storages alive at the end of the step. Times of events
+    are not modelled: an event at the n-th moment (run of an operator or kernel) has time n microseconds.
     """
     events: list[dict[str, Any]] = []
     ends = len(view.timeline.moments) - 1
@@ -65,7 +65,14 @@ def memory_viewer(view: StepView) -> bytes:
 
 
 def _event(action: str, value: Value, address: int, moment: int) -> dict[str, Any]:
-    """Return one event of a memory snapshot."""
+    """Return one event of a memory snapshot.
+
+    Args:
+        action: ``"alloc"``, ``"free_requested"`` or ``"free_completed"``.
+        value: the storage that is allocated or freed.
+        address: the storage's address.
+        moment: the number of the moment, which serves as the time.
+    """
     return {
         "action": action,
         "addr": address,
@@ -77,7 +84,7 @@ def _event(action: str, value: Value, address: int, moment: int) -> dict[str, An
 
 
 def _segment(value: Value, address: int, size: int) -> dict[str, Any]:
-    """Return one segment of a memory snapshot, with a storage as its only block."""
+    """Return one segment of a memory snapshot, with a storage as its only block; ``size`` is the segment's bytes."""
     return {
         "device": 0,
         "address": address,
@@ -103,7 +110,7 @@ def _segment(value: Value, address: int, size: int) -> dict[str, Any]:
 
 
 def _frames(value: Value) -> list[dict[str, Any]]:
-    """Return a stack of one frame: the storage's name, and the source line that made the storage."""
+    """Return a stack trace of one frame, which shows a storage's name and the source line that made the storage."""
     found = re.fullmatch(r"(.+?):(\d+)(?: (.*))?", value.source, re.DOTALL)
     name, line, code = found.groups() if found else (value.source, "0", "")
     what = f"{value.name} ({value.kind})" + (f": {code}" if code else "")
@@ -113,9 +120,9 @@ def _frames(value: Value) -> list[dict[str, Any]]:
 def chrome_trace(view: StepView) -> bytes:
     """Return a step as a JSON trace for ``chrome://tracing`` and Perfetto.
 
-    Alive bytes are a counter and operators are slices. Forward, backward, and recomputation are
-    three threads. If costs are times, a slice is as long as its cost. In another unit, one unit of
-    cost is 1 microsecond. If costs are unknown, each run takes 1 microsecond.
+    The bytes alive are a counter, and each run of an operator is a slice. Forward, backward, and
+    recomputation are three threads. If costs are times, a slice is as long as its cost. If costs have
+    another unit, one unit is drawn as 1 microsecond. If costs are unknown, each run takes 1 microsecond.
     """
     scale = 10**6 if view.unit == "ps" else 1  # times in a trace are microseconds
     priced = all(run.cost is not None for run in view.runs)
@@ -159,12 +166,12 @@ def chrome_trace(view: StepView) -> bytes:
 def _times(view: StepView, starts: list[float]) -> list[float]:
     """Return the time in microseconds at which each moment of the timeline begins.
 
-    Moments of compiled code are kernels, whose times are unknown. They are spread evenly over the
-    times of forward and backward.
+    In a compiled step, moments are kernels, whose times are unknown. The kernels of forward are spread
+    evenly over the time of forward, and those of backward over the time of backward.
 
     Args:
         view: the step.
-        starts: microseconds at which each run begins, then the end of the step.
+        starts: microseconds at which each run of an operator begins, then the end of the step.
     """
     step: Timeline = view.timeline
     n = len(step.moments)
@@ -184,8 +191,8 @@ def _times(view: StepView, starts: list[float]) -> list[float]:
 def model_explorer(view: StepView) -> bytes:
     """Return node data for Model Explorer as JSON: kept, recomputed and offloaded values.
 
-    Each value has its bytes, and a color for its state. Keys are names of nodes in the joint graph.
-    The graph's id is its name.
+    Each value has its bytes, and a color that shows which of the three it is. Values are listed by name
+    of their node in the joint graph. The name of the joint graph serves as the graph's id.
     """
     results: dict[str, dict[str, Any]] = {}
     rows = [(k.name, k.nbytes, KEPT) for k in view.kept]
@@ -210,10 +217,10 @@ COLUMNS = ("name", "op", "bytes", "from", "to", "kind", "state", "recompute_cost
 
 
 def csv_of_values(view: StepView) -> bytes:
-    """Return the storages of a step as CSV, one row each.
+    """Return the storages of a step as CSV, with the columns `COLUMNS`, one row for each storage.
 
-    The columns ``from`` and ``to`` are the first and last moment of a storage in the timeline.
-    Moments count from 0.
+    The columns ``from`` and ``to`` are the first and last moment at which the storage is alive. A moment
+    is the number, from 0, of a run of an operator or kernel.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -244,7 +251,7 @@ def format_of(path: str | Path, named: str | None = None) -> str:
     """Return the name of the export format: ``named`` if given, else the one for the path's suffix.
 
     Raises:
-        ProblemError: ``named`` is no known format, or no format belongs to the suffix.
+        ProblemError: ``named`` is not a format of `FORMATS`, or no format belongs to the path's suffix.
     """
     if named is not None:
         if named in FORMATS:
@@ -269,7 +276,7 @@ def export(view: StepView, path: str | Path, named: str | None = None) -> None:
         named: name of the format; None: the format for the path's suffix.
 
     Raises:
-        ProblemError: the format is unknown.
+        ProblemError: the format is unknown, or no format belongs to the path's suffix.
         PlanError: the file cannot be written. An existing file stays unchanged.
     """
     content = FORMATS[format_of(path, named)](view)

@@ -42,15 +42,16 @@ Point = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One frontier to draw; points are (bytes, cost), fewest bytes first.
+    """One frontier to draw. A point is (bytes, cost); points are ordered by bytes, fewest first.
 
     Attributes:
-        label: name of the curve, such as the solver's.
+        label: name of the curve, such as the name of the solver.
         points: points of the frontier.
         bound: vertices of a line below which no plan lies.
         knee: point beyond which more memory reduces the cost only a little.
         unit: unit of the costs.
-        full_bytes: bytes that may be saved at budget 1, for a second axis of ratios; 0: no such axis.
+        full_bytes: bytes that may be saved at budget 1, for a second axis that shows bytes as ratios of
+            them; 0: no such axis.
     """
 
     label: str
@@ -81,11 +82,11 @@ def draw_frontiers(
     """Write a plot of frontiers of one graph under one cost model to a file, atomically.
 
     Args:
-        curves: the frontiers. Their common bound is drawn once.
-        path: ends with ``.svg`` or ``.png``.
+        curves: the frontiers, which must have the same bound and unit. The bound is drawn once.
+        path: the file, which ends with ``.svg`` or ``.png``.
         title: title of the plot.
         chosen: (name, point) of a plan to mark; None: no mark.
-        axis: label of the axis of bytes.
+        axis: label of the axis of bytes, to which the unit is added.
 
     Raises:
         ProblemError: the path has another suffix, there is no curve, or bounds or units differ.
@@ -101,7 +102,7 @@ def frontier_figure(
     chosen: tuple[str, Point] | None = None,
     axis: str = "saved by forward for backward",
 ) -> Figure:
-    """Return the plot of `draw_frontiers` as a figure, without Matplotlib's global state."""
+    """Return the plot of `draw_frontiers` as a Matplotlib figure, without the global state of pyplot."""
     _check(curves)
     points = [p for c in curves for p in c.points] + ([chosen[1]] if chosen else [])
     right = 1.04 * max(x for x, _ in (*points, curves[0].bound[-1]))
@@ -139,7 +140,14 @@ def _check(curves: Sequence[Curve]) -> None:
 
 
 def _set_scales(axes: Axes, points: Sequence[Point], x: Scale, y: Scale) -> None:
-    """Make an axis logarithmic if a linear one would squeeze most points against the other axis."""
+    """Make an axis logarithmic if a linear one would squeeze most points together near 0.
+
+    Args:
+        axes: the axes of the plot.
+        points: all points that are drawn.
+        x: unit of the horizontal axis.
+        y: unit of the vertical axis.
+    """
     for set_scale, axis, values, size in (
         (axes.set_xscale, axes.xaxis, [p[0] for p in points], x.size),
         (axes.set_yscale, axes.yaxis, [p[1] for p in points], y.size),
@@ -155,9 +163,13 @@ def _set_scales(axes: Axes, points: Sequence[Point], x: Scale, y: Scale) -> None
 
 
 def _bound(axes: Axes, bound: Sequence[Point], x: Scale, y: Scale) -> None:
-    """Shade the region that is proven to hold no plan.
+    """Shade the region that is proven to hold no plan: below the line of the bound, and left of where it begins.
 
-    The region is below the bound's line, and to the left of the line's fewest bytes.
+    Args:
+        axes: the axes of the plot.
+        bound: vertices of the line, fewest bytes first.
+        x: unit of the horizontal axis.
+        y: unit of the vertical axis.
     """
     right, top = axes.get_xlim()[1], axes.get_ylim()[1]
     line = [(b / x.size, c / y.size) for b, c in bound]
@@ -173,15 +185,15 @@ def _bound(axes: Axes, bound: Sequence[Point], x: Scale, y: Scale) -> None:
 
 
 def _curve(axes: Axes, curve: Curve, number: int, count: int, x: Scale, y: Scale) -> None:
-    """Draw one frontier as steps, with its knee.
+    """Draw one frontier as a step function, with its knee.
 
     Between the bytes of two points, the best known plan is that of the point with fewer bytes.
 
     Args:
-        axes: the axes.
+        axes: the axes of the plot.
         curve: the frontier.
-        number: position of the curve among all curves.
-        count: number of curves.
+        number: position of the curve among all curves of the plot.
+        count: number of all curves.
         x: unit of the horizontal axis.
         y: unit of the vertical axis.
     """
@@ -222,7 +234,7 @@ def _curve(axes: Axes, curve: Curve, number: int, count: int, x: Scale, y: Scale
 
 
 def _knee_sign(axes: Axes) -> None:
-    """Add an entry to the legend that explains the filled markers."""
+    """Add an entry to the legend which explains that filled markers are knees."""
     style: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 7}
     label = "filled: the knee of a curve,\nbeyond it more memory buys little"
     axes.plot([], [], color="#8a8f96", markeredgecolor=INK, label=label, **style)
@@ -246,7 +258,10 @@ def _chosen(axes: Axes, chosen: tuple[str, Point], x: Scale, y: Scale) -> None:
 
 
 def _shares(axes: Axes, full_bytes: int, x: Scale) -> None:
-    """Add a second axis at the top that shows the bytes as budget ratios."""
+    """Add a second axis at the top that shows bytes as ratios of ``full_bytes``, if there is room for it.
+
+    No axis is added if ``full_bytes`` is 0, or if the axis of bytes is logarithmic.
+    """
     if not full_bytes or axes.get_xscale() != "linear":
         return
     full, right = full_bytes / x.size, axes.get_xlim()[1]
@@ -259,7 +274,7 @@ def _shares(axes: Axes, full_bytes: int, x: Scale) -> None:
 
 
 def _legend(axes: Axes, count: int) -> None:
-    """Place the legend beside the axes, so that it hides no curve; in a small font if it is long."""
+    """Place the legend beside the axes, where it hides no curve; many curves (``count``) get a smaller font."""
     handles, labels = axes.get_legend_handles_labels()
     shade = next(i for i, label in enumerate(labels) if label.startswith("proven"))
     order = [*(i for i in range(len(labels)) if i != shade), shade]

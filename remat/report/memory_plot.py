@@ -50,16 +50,16 @@ _PANELS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """The storages that one source line made and that are alive at the peak.
+    """All storages that one source line made and that are alive at the peak, summed up.
 
     Attributes:
         source: the source line. For parameters and inputs, and if the line is unknown, the kind of
             the storages.
-        kind: kind of the storages; for several kinds, the one with the most bytes.
-        nbytes: bytes of all storages.
+        kind: kind of the storages; if they have several kinds, the kind with the most bytes.
+        nbytes: bytes of all storages together.
         count: number of storages.
-        module: path of the module that made the storages, with ``*`` for numbers that differ; empty
-            if unknown.
+        module: path of the module that made the storages, with ``*`` for numbers that differ between
+            storages; empty if unknown, or if the paths differ otherwise.
     """
 
     source: str
@@ -70,7 +70,7 @@ class Filling:
 
 
 class _Axis:
-    """Positions on the horizontal axis, which shows time, or counts operators if there is no clock."""
+    """Horizontal axis: converts moments of a step to positions, by time or, without a clock, by their number."""
 
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock
@@ -80,16 +80,16 @@ class _Axis:
             self._size, self.label = scale.size, clock.label(scale.unit)
 
     def at(self, moment: int) -> float:
-        """Return the position at which a moment of the step begins."""
+        """Return the position at which a moment of the step begins; a moment is a run of one operator."""
         return moment if self._clock is None else self._clock.starts[moment] / self._size
 
     def without(self, moment: int) -> float:
-        """Return the position at which a moment of the step without remat begins."""
+        """Return the position at which a moment of the step without remat begins, which has its own times."""
         return moment if self._clock is None else self._clock.without[moment] / self._size
 
 
 def fillings(step: Timeline) -> tuple[Filling, ...]:
-    """Return the storages alive at a step's peak, grouped by source line, most bytes first."""
+    """Return the storages alive at the peak of a step, summed by source line, most bytes first."""
     groups: dict[str, list[Lifetime]] = {}
     for alive in step.alive(step.peak_moment):
         label = (
@@ -115,7 +115,7 @@ def fillings(step: Timeline) -> tuple[Filling, ...]:
 
 
 def _module(paths: Sequence[str]) -> str:
-    """Return one module path for several, with ``*`` for numbers that differ.
+    """Return one shortened path for the paths of several modules, with ``*`` for numbers that differ.
 
     Empty if the paths differ in anything but numbers.
     """
@@ -141,7 +141,7 @@ def draw_step(
 
     Args:
         step: memory of the step.
-        path: ends with ``.svg`` or ``.png``.
+        path: the file, which ends with ``.svg`` or ``.png``.
         title: title of the plot.
         peak_budget: budget on the peak in bytes, drawn as a line; None: no line.
         without: memory over the step without remat, drawn in grey over its own time; None if
@@ -176,7 +176,7 @@ def step_figure(
     without_peak_bytes: int = 0,
     clock: Clock | None = None,
 ) -> Figure:
-    """Return the plot of `draw_step` as a figure, without Matplotlib's global state."""
+    """Return the plot of `draw_step` as a Matplotlib figure, without the global state of pyplot."""
     figure, axes = figure_of((11.5, 5.2), (0.075, 0.24, 0.53, 0.62), title)
     beside = figure.add_axes((0.63, 0.04, 0.36, 0.82))
     highest = max(step.peak.nbytes, without.peak_bytes if without else without_peak_bytes)
@@ -200,13 +200,13 @@ def step_figure(
 
 
 def draw_steps(steps: Sequence[tuple[str, Timeline]], path: str | Path, *, title: str) -> None:
-    """Write a plot of the graphs of one step, side by side with one scale, to a file, atomically.
+    """Write a plot of the memory over each graph of one step, side by side with one scale, to a file, atomically.
 
     The peak of each graph is marked.
 
     Args:
         steps: (name, memory) of each graph, in the order in which the graphs run forward.
-        path: ends with ``.svg`` or ``.png``.
+        path: the file, which ends with ``.svg`` or ``.png``.
         title: title of the plot.
 
     Raises:
@@ -217,9 +217,9 @@ def draw_steps(steps: Sequence[tuple[str, Timeline]], path: str | Path, *, title
 
 
 def steps_figure(steps: Sequence[tuple[str, Timeline]], *, title: str) -> Figure:
-    """Return the plot of `draw_steps` as a figure, without Matplotlib's global state.
+    """Return the plot of `draw_steps` as a Matplotlib figure, without the global state of pyplot.
 
-    Of more than `_PANELS` graphs, only those with the highest peaks are drawn.
+    At most `_PANELS` graphs are drawn: those with the highest peaks.
     """
     kept = sorted(sorted(range(len(steps)), key=lambda k: -steps[k][1].peak.nbytes)[:_PANELS])
     shown = [steps[k] for k in kept]
@@ -244,7 +244,15 @@ def steps_figure(steps: Sequence[tuple[str, Timeline]], *, title: str) -> Figure
 
 
 def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> None:
-    """Draw the bytes of each kind over the step, stacked, with forward and backward labelled."""
+    """Draw the bytes alive over the step, stacked by kind of storage, with forward and backward labelled.
+
+    Args:
+        axes: the axes of the plot.
+        step: memory of the step.
+        scale: unit of the vertical axis.
+        highest: most bytes that the vertical axis must show.
+        x: the horizontal axis.
+    """
     chosen = highest_moments(step.nbytes())
     end = len(step.moments)
     # The last height is repeated, since a step needs a point at its end.
@@ -282,11 +290,11 @@ def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> 
 
 
 def highest_moments(sums: Sequence[int], columns: int = _COLUMNS) -> list[int]:
-    """Return the moments to draw: all, or the highest one in each of ``columns`` equal ranges.
+    """Return the moments to draw: all, or the one with most bytes alive in each of ``columns`` equal ranges.
 
     Args:
         sums: bytes alive at each moment.
-        columns: most moments to return.
+        columns: number of moments to return at most.
     """
     n = len(sums)
     if n <= columns:
@@ -298,7 +306,7 @@ def highest_moments(sums: Sequence[int], columns: int = _COLUMNS) -> list[int]:
 def _without(
     axes: Axes, scale: Scale, curve: MemoryCurve | None, peak_bytes: int, x: _Axis
 ) -> None:
-    """Draw the memory without remat in grey: as a curve, or else as a line at its peak."""
+    """Draw the memory without remat in grey: as a curve if known, else as a line at its peak if that is known."""
     label = f"without remat: peak {format_bytes(curve.peak_bytes if curve else peak_bytes)}"
     style: dict[str, Any] = {"color": GREY, "linewidth": 1.2, "label": label}
     if curve is None:
@@ -313,7 +321,7 @@ def _without(
 
 
 def _budget(axes: Axes, scale: Scale, peak_budget: int | None, highest: int) -> None:
-    """Draw a line at a budget on the peak, unless the line is above the plot."""
+    """Draw a line at a budget on the peak, unless there is no budget or the line is above the plot."""
     if peak_budget is not None and peak_budget <= _ROOM * highest:
         axes.axhline(
             peak_budget / scale.size,
@@ -325,7 +333,7 @@ def _budget(axes: Axes, scale: Scale, peak_budget: int | None, highest: int) -> 
 
 
 def _mark_peak(axes: Axes, step: Timeline, scale: Scale, x: _Axis) -> None:
-    """Mark the peak, with its bytes and the node that runs."""
+    """Mark the peak of a step, and label it with its bytes and the node that runs at the peak."""
     from matplotlib.patheffects import withStroke
 
     peak, moment = step.peak, step.peak_moment
@@ -346,7 +354,7 @@ def _mark_peak(axes: Axes, step: Timeline, scale: Scale, x: _Axis) -> None:
 
 
 def _list(axes: Axes, step: Timeline) -> None:
-    """List the source lines that fill the peak, largest first, with the rest summed up."""
+    """List the source lines whose storages fill the peak, most bytes first; a last entry sums up the rest."""
     axes.set_axis_off()
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
@@ -375,7 +383,8 @@ def _list(axes: Axes, step: Timeline) -> None:
 def _origin(filling: Filling) -> str:
     """Return the module and source line of a filling as text.
 
-    A source that only repeats the kind is left out, because `_heading` shows the kind.
+    A filling without a source line has its kind as source. This source is left out, because `_heading` shows
+    the kind.
     """
     return " · ".join(x for x in (filling.module, filling.source) if x and x != filling.kind)
 

@@ -45,15 +45,15 @@ _LEAD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Contents of a page.
+    """Contents of an HTML page that explains one plan or several.
 
     Attributes:
         title: title of the page.
         lead: a line below the title.
-        stops: the plans of the page. With more than one, a slider selects the plan.
-        start: position of the plan that is shown first.
-        slider: label of the slider, and texts at its left and right ends.
-        knee: position of the plan at the frontier's knee; None if there is none.
+        stops: the plans of the page. If there are several, a slider selects the plan to show.
+        start: position in ``stops`` of the plan that is shown first.
+        slider: three texts: label of the slider, and labels of its left and right ends.
+        knee: position in ``stops`` of the plan at the frontier's knee; None if there is none.
         no_slider: reason why there is no slider, shown if there is only one plan.
         curve: the frontier to draw beside the figures; None: no frontier.
         without: memory over the step without remat; None if unknown.
@@ -73,7 +73,7 @@ class Page:
 
 
 def _without(page: Page) -> str:
-    """Return the sentence that explains the grey line; empty if there is no grey line."""
+    """Return the sentence that explains the grey line, the memory without remat; empty if the line is missing."""
     if page.without is not None:
         return _WITHOUT
     stop = page.stops[page.start]
@@ -95,7 +95,7 @@ def write_page(page: Page, path: str | Path) -> None:
 
 
 def require_bokeh() -> None:
-    """Check that Bokeh is installed, before any work is done.
+    """Check that Bokeh is installed. Callers do this before any long work.
 
     Raises:
         PlanError: Bokeh is not installed.
@@ -142,12 +142,12 @@ def page_of(page: Page) -> str:
 
 
 def _json(data: Any) -> str:
-    """Return data as JSON that is safe in a script element, with "<" escaped."""
+    """Return data as JSON with "<" escaped, so that it can stand in an HTML script element."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _control(page: Page) -> str:
-    """Return the HTML of the slider; empty if the page has one plan."""
+    """Return the HTML of the slider that selects a plan; empty if the page has only one plan."""
     if len(page.stops) < 2:
         return ""
     label, low, high = map(escape, page.slider)
@@ -165,7 +165,7 @@ def _control(page: Page) -> str:
 
 
 def _beside(page: Page) -> str:
-    """Return the HTML around the plot of the frontier; empty if the page has none."""
+    """Return the HTML around the plot of the frontier; empty if the page has no frontier."""
     if page.curve is None:
         return ""
     ring = (
@@ -182,7 +182,7 @@ def _beside(page: Page) -> str:
 
 
 def _figure(name: str, height: int, **options: Any) -> Any:
-    """Return an empty Bokeh figure in the style of the page."""
+    """Return an empty Bokeh figure in the style of the page; ``height`` is in pixels."""
     from bokeh.plotting import figure
 
     made = figure(
@@ -206,7 +206,13 @@ def _figure(name: str, height: int, **options: Any) -> Any:
 
 
 def _hover(made: Any, renderer: Any, what: str) -> None:
-    """Make a figure call ``window.rematHover(what, …)`` when the pointer is over ``renderer``."""
+    """Make a figure call the page's script when the pointer is over a part of the plot.
+
+    Args:
+        made: the Bokeh figure.
+        renderer: the part of the plot.
+        what: name of the part, as the first argument of the script's function ``window.rematHover``.
+    """
     from bokeh.models import CustomJS, HoverTool
 
     code = f"window.rematHover && window.rematHover('{what}', cb_data)"
@@ -214,7 +220,7 @@ def _hover(made: Any, renderer: Any, what: str) -> None:
 
 
 def _timeline(page: Page) -> Any:
-    """Return the plot of memory over the step for Bokeh, without data. The page's script adds the data."""
+    """Return the plot of memory over the step as Bokeh's JSON, without data, which the page's script adds."""
     from bokeh.embed import json_item
     from bokeh.models import ColumnDataSource, FixedTicker, Label, Range1d, Span, TapTool
 
@@ -288,7 +294,7 @@ def _timeline(page: Page) -> Any:
 
 
 def _frontier(curve: Curve, page: Page) -> Any:
-    """Return the plot of a frontier and its bound for Bokeh, with a marker for the shown plan."""
+    """Return the plot of a frontier and its bound as Bokeh's JSON, with a marker for the plan that is shown."""
     from bokeh.embed import json_item
     from bokeh.models import FixedTicker, Range1d
 
@@ -332,7 +338,7 @@ def _frontier(curve: Curve, page: Page) -> Any:
 
 
 def _empty(*columns: str) -> Any:
-    """Return a Bokeh data source whose columns are empty."""
+    """Return a Bokeh data source with the given columns, all empty."""
     from bokeh.models import ColumnDataSource
 
     return ColumnDataSource({name: [] for name in columns})

@@ -1,7 +1,7 @@
 """Data for the script of a page: plans as columns of numbers, with each text stored once.
 
-The browser rounds no number and words no text. All texts come from `remat.units`, as in the
-command's tables.
+The browser neither rounds numbers nor composes texts. All texts come from Python, by `remat.units`,
+as in the tables of the command ``remat``.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ _COLORS = ("input", "kept", "output", "recomputed", "temporary")
 
 
 class Texts:
-    """Collects texts and numbers them; equal texts have one number."""
+    """Numbered collection of texts, in which each distinct text is stored once."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
     def __call__(self, text: str) -> int:
-        """Return the number of a text."""
+        """Return the number of a text; a text that is not in the collection is added."""
         return self._numbers.setdefault(text, len(self._numbers))
 
     @property
     def all(self) -> list[str]:
-        """All texts, each at its number."""
+        """All texts; the number of a text is its position in this list."""
         return list(self._numbers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """One plan of a page, at which the slider stops.
+    """One plan of a page, to which the slider can be moved.
 
     Attributes:
         label: name of the plan on the page.
         spoken: the plan in a few words, shown beside the slider.
         view: the step under the plan.
-        figures: figures of the plan by name, as `Plan.to_json` writes them, without lists of names.
+        figures: fields of the plan by name, as `Plan.to_json` writes them, without lists of node names.
         rows: all facts about the plan, as (name, text).
         before_after: comparison with the step without remat.
         point: (bytes, cost) of the plan in the plot of the frontier.
@@ -74,9 +74,9 @@ class Curve:
     """A frontier to draw beside the slider.
 
     Attributes:
-        points: (bytes, cost, text) of each point.
-        bound: vertices (bytes, cost) of a line below which no plan lies; empty if it is not to be
-            drawn.
+        points: (bytes, cost, text to show) of each point.
+        bound: vertices (bytes, cost) of a line below which no plan lies; empty if the line is not to
+            be drawn.
         axis: label for the axis of bytes.
         unit: unit of the costs.
     """
@@ -94,7 +94,7 @@ def page_data(
 
     Args:
         stops: the plans of the page.
-        start: position of the plan that is shown first.
+        start: position in ``stops`` of the plan that is shown first.
         without: memory over the step without remat; None if unknown.
         curve: the frontier; None if the page has none.
     """
@@ -148,9 +148,9 @@ PAINT = [
 
 
 def peak_without(stop: Stop) -> int:
-    """Return the peak without remat that belongs beside a plan's peak; 0 if unknown.
+    """Return the peak without remat to compare with a plan's peak, in bytes; 0 if unknown.
 
-    For a compiled step, it is the peak expected of compiled code.
+    It is estimated for compiled code if the plan's step is compiled, and simulated otherwise.
     """
     if stop.view.as_compiled:
         return int(stop.figures.get("without_expected_bytes", 0))
@@ -158,7 +158,7 @@ def peak_without(stop: Stop) -> int:
 
 
 def highest_of(stops: Iterable[Stop], without: MemoryCurve | None) -> int:
-    """Return the most bytes alive in any plan of a page, and without remat."""
+    """Return the highest of all peaks that a page shows, in bytes: those of its plans, and those without remat."""
     peaks = [
         peak for stop in stops for peak in (stop.view.timeline.peak.nbytes, peak_without(stop))
     ]
@@ -166,7 +166,7 @@ def highest_of(stops: Iterable[Stop], without: MemoryCurve | None) -> int:
 
 
 def scales_of_curve(curve: Curve) -> tuple[Scale, Scale]:
-    """Return the units in which a frontier is drawn: for bytes, then for costs."""
+    """Return the units in which a frontier is drawn, as a pair: of the axis of bytes, and of the axis of costs."""
     return (
         Scale.of(max(p[0] for p in curve.points), "B"),
         Scale.of(max(1, *(p[1] for p in curve.points)), curve.unit),
@@ -180,11 +180,11 @@ def _stop(
     scales: tuple[Scale, Scale],
     time: Scale,
 ) -> dict[str, Any]:
-    """Return the data of one plan.
+    """Return the data of one plan as a dict for JSON.
 
     Args:
         stop: the plan.
-        texts: collector of the page's texts.
+        texts: the page's texts. The data refer to texts by number.
         kinds: all kinds of storages. The data refer to kinds by position.
         scales: units of the frontier's plot, for bytes and costs.
         time: unit of the time axis.
@@ -252,7 +252,12 @@ def _stop(
 
 
 def _named(view: StepView, kept: Sequence[Value]) -> list[Value]:
-    """Return the values that are drawn one by one: kept values, and values large against the peak."""
+    """Return the values that are drawn one by one: kept ones, and others that are large compared with the peak.
+
+    Args:
+        view: the step.
+        kept: the kept values, largest first.
+    """
     least = view.timeline.peak.nbytes * _SMALL
     others = [
         v
@@ -264,9 +269,9 @@ def _named(view: StepView, kept: Sequence[Value]) -> list[Value]:
 
 
 def _cards(stop: Stop) -> list[tuple[str, str, str]]:
-    """Return the main figures of a plan, as (name, value, comparison).
+    """Return the main figures of a plan as texts (name, value, comparison).
 
-    The comparison is text, such as ``"8 GiB at budget 1"`` or a proven bound.
+    A comparison is, for example, ``"8 GiB at budget 1"``, or the proven bound on the cost.
     """
     figures, both = stop.figures, stop.before_after
     compiled, others = "", format_bytes(both.without_peak_bytes) if both.without_peak_bytes else ""
@@ -302,24 +307,28 @@ def _cards(stop: Stop) -> list[tuple[str, str, str]]:
 
 
 def _beside(without: str) -> str:
-    """Return the formatted figure ``without`` with a label; an empty one is labelled as not known."""
+    """Return a text such as ``"8 GiB without remat"``, or that this is not known if ``without`` is empty.
+
+    Args:
+        without: the formatted figure of the step without remat, such as ``"8 GiB"``.
+    """
     return f"{without} without remat" if without else "without remat: not known"
 
 
 def _op(value: Value) -> str:
-    """Return the operator of a value, with a note if the value is offloaded."""
+    """Return the operator that made a value, with a note if the value is offloaded."""
     return f"{value.op}, offloaded" if value.state == OFFLOADED else value.op
 
 
 def _price(value: Value, unit: str) -> str:
-    """Return the cost of recomputing a kept value as text; empty for a value that is not kept."""
+    """Return the cost of recomputing a kept value, or that it cannot be, as text; empty for a value not kept."""
     if value.price is not None:
         return format_cost(value.price, unit)
     return "cannot be recomputed" if value.state == KEPT else ""
 
 
 def _kept_text(kept: Sequence[Value]) -> str:
-    """Return the sentence above the table of kept values."""
+    """Return the text above the table of kept values: their number and bytes, and what the columns mean."""
     if not kept:
         return "Forward keeps nothing for backward but inputs and outputs."
     text = (
@@ -335,10 +344,14 @@ def _kept_text(kept: Sequence[Value]) -> str:
 
 
 def _again(view: StepView, texts: Texts) -> dict[str, Any]:
-    """Return the columns of the table of recomputed operators, and the sentence above the table.
+    """Return the columns of the table of recomputed operators (``again``), and the text above it (``againText``).
 
     A row stands for one operator and source line. Runs that cost nothing, such as views, have no row and
-    are only counted.
+    are only counted in the text.
+
+    Args:
+        view: the step.
+        texts: the page's texts. The result refers to texts by number.
     """
     groups: dict[tuple[str, str], list[int]] = {}
     free = 0
@@ -378,15 +391,15 @@ def _again(view: StepView, texts: Texts) -> dict[str, Any]:
 def _without(
     curve: MemoryCurve | None, peak_bytes: int, clock: Clock | None, scale: Scale
 ) -> dict[str, Any]:
-    """Return the curve of memory without remat, over the moments and the time of the step without remat.
+    """Return the curve of memory without remat as a dict for JSON.
 
-    Keys of the result are ``x`` (moments), ``times`` (only if there is a curve), ``nbytes`` (bytes alive) and
-    ``peak``.
+    The dict has the keys ``x`` (moments of the step without remat), ``nbytes`` (bytes alive at each) and
+    ``peak`` (bytes). If there is a curve, it also has ``times`` (at which the moments begin).
 
     Args:
         curve: memory over the step without remat; None if unknown.
         peak_bytes: peak without remat; 0 if unknown.
-        clock: times of the moments; None if unknown.
+        clock: times at which the moments begin; None if unknown.
         scale: unit of the time axis.
     """
     if curve is None:

@@ -30,10 +30,10 @@ _BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Unit of an axis: 1 on the axis stands for ``size`` bytes or units of cost.
+    """Unit of an axis, such as GiB for bytes or ms for picoseconds.
 
     Attributes:
-        size: bytes or units of cost in one ``unit``.
+        size: number of bytes, or of the cost model's units of cost, in one ``unit``.
         unit: name of the unit, such as ``"GiB"`` or ``"ms"``.
     """
 
@@ -42,18 +42,18 @@ class Scale:
 
     @classmethod
     def of(cls, most: float, unit: str) -> Scale:
-        """Return the scale with the largest unit that is not above ``most``, or else with the smallest unit.
+        """Return the scale whose unit is the largest that does not exceed ``most``, else the smallest unit.
 
         Args:
             most: largest amount on the axis, in ``unit``.
-            unit: unit of the amount: ``"B"`` for bytes, or a unit of cost.
+            unit: unit in which amounts are given: ``"B"`` for bytes, or a unit of cost such as ``"ps"``.
         """
         units = _BYTES if unit == "B" else scales_of(unit)
         name, size = next(((n, s) for n, s in units if most >= s), units[-1])
         return cls(size=size, unit=name)
 
     def text(self, amount: float) -> str:
-        """Return an amount in this unit as text, such as ``"1.5 GiB"``."""
+        """Return an amount of bytes or cost as text in this unit, such as ``"1.5 GiB"``."""
         return f"{amount / self.size:.3g} {self.unit}"
 
 
@@ -67,7 +67,8 @@ _TICKS = 6
 def byte_ticks(most: float) -> list[float]:
     """Return tick positions for an axis of bytes: round numbers from 0 up to ``most``.
 
-    ``most`` and the ticks are in the axis's binary unit. For 170, the ticks are 0, 50, 100 and 150.
+    The end of the axis, ``most``, and the ticks are in the unit of the axis, such as GiB. For 170, the
+    ticks are 0, 50, 100 and 150.
     """
     step = next((s for s in _STEPS if most / s <= _TICKS), _STEPS[-1])
     return [k * step for k in range(int(most / step) + 1)]
@@ -76,7 +77,7 @@ def byte_ticks(most: float) -> list[float]:
 def figure_of(
     size: tuple[float, float], box: tuple[float, float, float, float], title: str
 ) -> tuple[Figure, Axes]:
-    """Create a figure with axes and a title, without Matplotlib's global state.
+    """Create a Matplotlib figure with axes and a title, without the global state of pyplot.
 
     Args:
         size: width and height in inches.
@@ -96,8 +97,8 @@ def write_picture(path: str | Path, draw: Callable[[], Figure]) -> None:
     """Draw a figure and write it to a file, atomically. Equal figures give identical bytes.
 
     Args:
-        path: ends with ``.svg`` or ``.png``.
-        draw: function that returns the figure.
+        path: the file, which ends with ``.svg`` or ``.png``.
+        draw: function that returns the figure; not called if an error is raised before.
 
     Raises:
         ProblemError: the path has another suffix.

@@ -32,22 +32,22 @@ KEPT, RECOMPUTED, OFFLOADED = "kept", "recomputed", "offloaded"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """One storage over the step.
+    """One storage of a step, with its lifetime. A moment is a run of an operator, or of a kernel if compiled.
 
     Attributes:
         name: name of a node. For a kept storage, the node whose value forward returns for backward;
-            for an offloaded one, the offloaded value; else the node that made the storage.
+            for an offloaded storage, the offloaded value; else the node that made the storage.
         op: operator that made the storage; ``"input"`` for inputs of the step, empty if unknown.
         nbytes: bytes of the storage.
         kind: kind of the storage.
-        first: first moment at which the storage is alive.
-        last: last moment at which the storage is alive.
+        first: number of the first moment at which the storage is alive.
+        last: number of the last moment at which the storage is alive.
         state: ``"kept"`` from forward to backward; ``"recomputed"`` by a further run;
             ``"offloaded"`` for a storage copied to host memory, and for the copy back; otherwise
             empty.
         source: source line in the user's code; empty if unknown.
-        price: cost of recomputing a kept value alone; None for other values, and if the value
-            cannot be recomputed.
+        price: cost of recomputing a kept value alone, in the unit of the step; None for other values,
+            and if the value cannot be recomputed.
         module: module that made the storage; empty if unknown.
         shape: dtype and shape of the value, such as ``"float32[8, 16]"``; empty if unknown.
     """
@@ -73,7 +73,7 @@ class OperatorRun:
         name: name of the node.
         op: operator of the node.
         source: source line in the user's code; empty if unknown.
-        in_backward: whether it runs in backward.
+        in_backward: whether this run is in backward.
         again: whether an earlier run of the same node exists.
         cost: cost of this run in the unit of the step; None if unknown.
     """
@@ -91,8 +91,8 @@ class Clock:
     """Times at which operators run, computed from their costs.
 
     Attributes:
-        starts: start of each moment of the step, then the end of the step.
-        without: the same for the step without remat; empty if unknown.
+        starts: time at which each run of an operator begins, in the order of the step, then its end.
+        without: the same times for the step without remat; empty if unknown.
         unit: unit of all these times.
     """
 
@@ -107,20 +107,20 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:
-    """The step under one plan.
+    """Data of the step under one plan, from which pages, plots and exports are made.
 
     Attributes:
         graph: name of the joint graph.
         unit: unit of all costs.
-        timeline: storages alive at each moment.
-        as_compiled: whether moments of the timeline are kernels of compiled code, instead of
+        timeline: storages alive at each moment of the step.
+        as_compiled: whether each moment of the timeline is a kernel of compiled code, instead of one of
             ``runs``.
         values: storages of the step, in the order of the timeline.
         runs: runs of forward's operators, then of backward's.
         kept: storages that forward keeps for backward.
-        recomputed: further runs of nodes in backward.
+        recomputed: further runs of nodes, usually in backward.
         without: memory over the step without remat; None if unknown.
-        clock: times at which operators run; None if costs are unknown or moments are kernels.
+        clock: times at which operators run; None if costs are unknown, or if moments are kernels.
     """
 
     graph: str
@@ -136,7 +136,7 @@ class StepView:
 
     @property
     def operator_at(self) -> list[tuple[str, str]]:
-        """List of (name, source line) for the node that runs at each moment; kernels have no source line."""
+        """For each moment, (name, source line) of the node or kernel that runs; kernels have an empty source line."""
         if self.as_compiled or len(self.runs) != len(self.timeline.moments):
             return [(name, "") for name in self.timeline.moments]
         return [(run.name, run.source) for run in self.runs]
@@ -157,7 +157,7 @@ def view_step(
         problem: graph problem of the plan.
         costs: cost of one run of each node of the joint graph, by name; None or empty if unknown.
         without: memory over the step without remat; None if unknown.
-        as_compiled: whether the plan's timeline is that of compiled code.
+        as_compiled: whether the plan's timeline is that of compiled code, not a simulated one.
     """
     assert problem is not None, "a plan with modules has its problem"
     timeline, forward, backward = plan.timeline, plan.forward, plan.backward
@@ -239,7 +239,7 @@ def view_step(
 
 
 def short_module(path: str) -> str:
-    """Return a module path from its first numbered part on, such as ``"layers.0.mlp"``.
+    """Shorten a module path to begin at its first numbered module, such as ``"layers.0.mlp"``.
 
     A path without a number is shortened to its last name.
     """

@@ -28,7 +28,7 @@ _COUNTS = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3), ("", 1))
 _PREFIXED = re.compile("[fpnuµmkMGT](J|s|W|Wh|Ws|g|B|FLOP|op)")
 _FORMS = (
     "expected bytes of the step's peak: an int above 1, or text like '40GiB' or '512MB'; remat.Peak(0.5) or "
-    "'peak:0.5' (0 is the least peak found, 1 that of budget 1); remat.Saved('8GiB') or 'saved:8GiB' (bytes of saved "
+    "'peak:0.5' (0 is the least peak found, 1 the peak at budget 1); remat.Saved('8GiB') or 'saved:8GiB' (bytes of saved "
     "activations); or a number from 0 to 1 (ratio of the saved activations)"
 )
 
@@ -67,7 +67,7 @@ class Peak:
         if read is None or read.nbytes is not None:
             raise BudgetError(
                 f"peak is {value!r}; expected bytes: an int above 1, or text like '40GiB' or '512MB'; or a "
-                "number from 0 (the least peak found) to 1 (the peak of budget 1's plan)"
+                "number from 0 (the least peak found) to 1 (the peak of the plan for budget 1)"
             )
         object.__setattr__(self, "nbytes", read.peak_bytes)
         object.__setattr__(

@@ -193,7 +193,7 @@ budget_option = click.option(
     metavar="BUDGET",
     default="1",
     show_default=True,
-    help="bytes of the step's peak (40GiB, 512MB), peak:0.5 (0: the least peak found, 1: that of budget 1), "
+    help="bytes of the step's peak (40GiB, 512MB), peak:0.5 (0: the least peak found, 1: the peak at budget 1), "
     "saved:8GiB (bytes of saved activations), or a ratio of them from 0 to 1",
 )
 solver_option = click.option(

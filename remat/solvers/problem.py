@@ -17,8 +17,8 @@ from remat.solvers.bounds import relax
 from remat.solvers.columns import as_integer
 from remat.solvers.solution import Answer, Checked, ScheduleAnswer, Solution
 
+#: The checked answer to a kind of problem.
 S = TypeVar("S", bound=Checked)
-"""The checked answer to a kind of problem."""
 P = TypeVar("P", bound="Problem[Any]")
 
 

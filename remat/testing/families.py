@@ -14,13 +14,12 @@ from collections.abc import Callable, Mapping
 
 from remat.solvers.problem import KnapsackProblem
 
+#: A function that draws a uniform integer between two bounds, both included.
 Draw = Callable[[int, int], int]
-"""A uniform integer between two bounds, both included."""
+#: Weights and values of all items.
 Items = tuple[list[int], list[int]]
-"""Weights and values."""
-# Arguments: number of items, largest weight or value, source of random integers.
+#: A function that draws items. Arguments: their number, the largest weight or value, and a source of random integers.
 Family = Callable[[int, int, Draw], Items]
-"""So many items, of weights or values up to a span, from a source."""
 
 _MULTIPLES = 10  # largest multiple of a base item in a spanner family
 _BASE_ITEMS = 2

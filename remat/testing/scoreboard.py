@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 
 from remat.units import columns
 
+#: Name of the property under which a test report carries `Solved.as_property`.
 PROPERTY = "remat.solved"
-"""Under this name a test report carries `Solved.as_property`."""
 
 #: Explanations of the columns of `table`.
 LEGEND = (

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from remat.errors import RefusalError
 from remat.solvers import Answer, KnapsackProblem, Status, run
 from remat.solvers.auto import Auto
 from remat.solvers.cpsat import CpSat
@@ -19,6 +20,7 @@ from remat.solvers.greedy import Greedy
 from remat.solvers.milp import Milp
 from remat.solvers.native import Native
 from remat.solvers.pulp_cbc import PulpCbc
+from remat.solvers.schedule_problem import ScheduleProblem
 from remat.testing.families import family
 from remat.testing.oracle import brute_force
 
@@ -125,6 +127,30 @@ def test_auto_passes_over_what_is_missing_or_fails(monkeypatch) -> None:
     floor = run(Auto(), problem)
     assert floor.saved == run(Greedy(), problem).saved
     assert floor.solver == "auto"
+
+
+def test_auto_schedules_with_greedy_where_the_others_cannot(monkeypatch) -> None:
+    monkeypatch.setattr(Native, "requires", ("no_such_module_here",))
+    step = ScheduleProblem(
+        names=("a", "b"), inputs=((), (0,)), cost=(2**60, 1), size=(4, 4), capacity=8
+    )
+    assert "coarser unit" in refusal(CpSat(), step)
+    assert run(Auto(), step).sequence == run(Greedy(), step).sequence
+
+
+def refusal(solver, problem) -> str:
+    with pytest.raises(RefusalError) as refused:
+        run(solver, problem)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(("claimed", "bound"), [(10, 10), (13, 12)])
+def test_auto_takes_the_lesser_of_two_bounds(monkeypatch, claimed: int, bound: int) -> None:
+    """The kernel claims one, and the fractional relaxation of this knapsack proves 12."""
+    problem = KnapsackProblem((6, 5, 5, 9), (8, 5, 4, 1), 10)
+    monkeypatch.setattr("remat.solvers.auto._kernel_answer", lambda *_: Answer((1, 2), claimed))
+    monkeypatch.setattr("remat.solvers.auto._members", lambda *_, again: ())
+    assert run(Auto(), problem).bound == bound
 
 
 def test_cpsat_refuses_what_it_cannot_add_up() -> None:

@@ -194,7 +194,10 @@ def test_runs_have_names_of_their_own(product: tuple[State, Decision]) -> None:
         (("mm", "exp", "tanh", "sum_1"), "'tanh' is not there for 'exp'"),
         (("mm", "tanh", "sum_1", "exp"), "'exp' is not there for 'sum_1'"),
         (("tanh", "mm", "exp", "sum_1"), "'mm' is not there for 'tanh'"),
-        (("tanh", "exp", "sum_1"), "runs 'mm' neither in forward nor in backward, but something reads it"),
+        (
+            ("tanh", "exp", "sum_1"),
+            "runs 'mm' neither in forward nor in backward, but something reads it",
+        ),
         (("mm", "tanh", "exp"), "runs 'sum_1' neither in forward nor in backward"),
         (("mm", "cosh", "tanh", "exp", "sum_1"), "runs 'cosh', but the joint graph has no such"),
         (("primals_1", "mm", "tanh", "exp", "sum_1"), "'primals_1', which is a placeholder"),

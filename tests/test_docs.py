@@ -269,20 +269,13 @@ LEFT_OUT = [
     ("distributed.md", "model"),
     ("fit.md", "$"),
     ("fit.md", "remat"),
-    ("instruments.md", ">>>"),
-    ("instruments.md", "$"),
-    ("instruments.md", "$"),
     ("limits.md", 'remat.declare_pure("flash_attn::_flash_attn_forward")'),
     ("selective-checkpointing.md", "contexts"),
-    ("solvers.md", "python"),
-    ("trainers.md", 'model.compile(backend="remat",'),
     ("trainers.md", "class"),
     ("trainers.md", "plan"),
     ("tutorial.md", "pip"),
     ("tutorial.md", "def"),
     ("tutorial.md", 'model.compile(backend="remat",'),
-    ("writing-a-pass.md", "pip"),
-    ("writing-a-solver.md", "pip"),
 ]
 
 

@@ -229,7 +229,11 @@ def _check_solvers(names: Iterable[str | Solver]) -> None:
 
 
 def _of(model: Model, lower: str, time_limit: float | None) -> str:
-    """Return the text for the column ``of`` of a model's rows: identity of the step, and the time limit in seconds."""
+    """Return the text by which a resumed table tells whether its rows are of this model, in their column ``of``.
+
+    The text has the joint graph's fingerprint, or the name of the model and its lowering if the model is not
+    captured yet; then the time limit in seconds, if there is one.
+    """
     if isinstance(model, JointGraph):
         identity = model.fingerprint[:16]
     else:

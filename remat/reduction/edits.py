@@ -303,7 +303,7 @@ def _mergeable(joint: JointGraph) -> list[Item]:
 
 
 def _merge(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    """Replace inputs by earlier inputs of the same role, shape and type."""
+    """Replace the inputs named by ``items`` by earlier inputs of the same role, shape and type."""
     for node, same in _alike(joint).items():
         if node.name in items:
             node.replace_all_uses_with(same)

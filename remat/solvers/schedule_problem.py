@@ -205,7 +205,7 @@ class ScheduleProblem(Problem[Schedule]):
 
     @property
     def given(self) -> frozenset[int]:
-        """Nodes that never run: their values exist from the start or from the boundary."""
+        """Nodes that never run: inputs, which exist from the start, and tangents, which exist from the start of backward."""
         return frozenset((*self.at_start, *self.at_boundary))
 
     @property

@@ -152,7 +152,13 @@ class _Runner:
     def sequence(
         self, passes: Iterable[Pass], state: State, path: tuple[str, ...] = ()
     ) -> PassResult:
-        """Run passes in order, inside the composites that ``path`` names, with all instruments."""
+        """Run passes in order, and notify all instruments before and after each pass.
+
+        Args:
+            passes: the passes.
+            state: the state that the first pass gets.
+            path: names of the passes that contain these, such as ``("fixpoint",)``; the outermost first.
+        """
         modified, statistics = False, Counter[str]()
         for p in passes:
             here = (*path, p.name)

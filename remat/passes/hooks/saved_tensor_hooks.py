@@ -188,7 +188,7 @@ def _is_random_state(node: fx.Node) -> bool:
 
 
 def _is_random(node: fx.Node) -> bool:
-    """Return whether the value is drawn at random, as the values that dropout compares."""
+    """Return whether a generator draws the value, such as the random numbers of a dropout."""
     return ops.is_random(node) or "inductor_rand" in str(node.target)
 
 

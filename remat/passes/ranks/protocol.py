@@ -238,7 +238,7 @@ class Ranks:
     def _announce(self, at: str, question: Question) -> None:
         """Store rank 0's graph and options in the store, for comparison by the other ranks.
 
-        If another rank has stored a difference from rank 0, also warn of this difference.
+        Also warn if another rank has stored that one of its earlier graphs differs from rank 0's.
 
         Args:
             at: key to store under.

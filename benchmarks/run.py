@@ -45,6 +45,7 @@ MODULES = {
     "large-steps": "plans",
     "schedules": "plans",
     "frontier": "plans",
+    "hand-written": "handwritten",
     "offloading": "plans",
     "hooks": "hooks",
     "sac": "sac",

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import remat
-from tests.architectures import ARCHITECTURES
+from tests.architectures import ARCHITECTURES, MORE_ARCHITECTURES, DiffusionTransformer, attend
 from tests.architectures import UNet as DiffusionUNet
 from tests.models import ZOO, Step
 from tests.models import build as build_small
@@ -179,52 +179,6 @@ class Convolutions(nn.Module):
         for block in self.up:
             h = block(h)
         return (self.out(h) - x).square().mean()
-
-
-class DiffusionBlock(nn.Module):
-    """A block of a diffusion transformer: the condition scales and shifts both norms, and gates both branches."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norms = nn.ModuleList(nn.LayerNorm(width, elementwise_affine=False) for _ in range(2))
-        self.attention, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
-        )
-        self.condition = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
-
-    def forward(self, x: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
-        scale, shift, gate, *of_mlp = self.condition(condition)[:, None].chunk(6, -1)
-        x = x + gate * self.out(
-            attend(self.attention(self.norms[0](x) * (1 + scale) + shift), self.heads)
-        )
-        return x + of_mlp[2] * self.mlp(self.norms[1](x) * (1 + of_mlp[0]) + of_mlp[1])
-
-
-def attend(projected: torch.Tensor, heads: int, *, causal: bool = False) -> torch.Tensor:
-    """Attention over queries, keys and values that lie beside each other: (batch, length, 3 * width)."""
-    batch, length, width = projected.shape
-    parts = projected.view(batch, length, 3, heads, width // 3 // heads).permute(2, 0, 3, 1, 4)
-    found = nn.functional.scaled_dot_product_attention(*parts, is_causal=causal)
-    return found.transpose(1, 2).reshape(batch, length, width // 3)
-
-
-class DiffusionTransformer(nn.Module):
-    """A diffusion transformer on latents of 4 channels."""
-
-    def __init__(self, width: int = 256, layers: int = 6, heads: int = 4) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(4, width, 2, 2)
-        self.time = nn.Sequential(nn.Linear(64, width), nn.SiLU(), nn.Linear(width, width))
-        self.blocks = nn.ModuleList(DiffusionBlock(width, heads) for _ in range(layers))
-        self.out = nn.Linear(width, 16)
-
-    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
-        tokens, condition = self.patches(x).flatten(2).transpose(1, 2), self.time(time)
-        for block in self.blocks:
-            tokens = block(tokens, condition)
-        return self.out(tokens).square().mean()
 
 
 class ExpertsBlock(nn.Module):
@@ -423,8 +377,8 @@ def gpt2_xl(layers: int) -> tuple[nn.Module, tuple[()], Batch]:
 
 def step_of(name: str) -> tuple[Any, Any, Any]:
     """A model with the inputs of a step: at real size, or a small one, called ``NAME-small``."""
-    if name in ARCHITECTURES:
-        return ARCHITECTURES[name]()
+    if real := {**ARCHITECTURES, **MORE_ARCHITECTURES}.get(name):
+        return real()
     step: Step = build_small(name.removesuffix("-small"))
     return step.model, step.args, step.kwargs
 

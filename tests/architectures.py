@@ -41,6 +41,27 @@ def llama_70b() -> Call:
     )
 
 
+def llama_8b() -> Call:
+    return _transformers(
+        "llama",
+        "hidden_size=4096 intermediate_size=14336 num_hidden_layers=32 num_attention_heads=32 "
+        "num_key_value_heads=8 vocab_size=128256 max_position_embeddings=8192",
+        batch=1,
+        seq=8192,
+    )
+
+
+def qwen3_moe() -> Call:
+    """Qwen3-30B-A3B: 128 experts, of which eight take part in each token."""
+    return _transformers(
+        "qwen3_moe",
+        "hidden_size=2048 moe_intermediate_size=768 num_hidden_layers=48 num_attention_heads=32 "
+        "num_key_value_heads=4 head_dim=128 num_experts=128 num_experts_per_tok=8 vocab_size=151936",
+        batch=1,
+        seq=4096,
+    )
+
+
 def gpt2_xl() -> Call:
     return _transformers("gpt2", "n_layer=48 n_embd=1600 n_head=25", batch=4, seq=1024)
 
@@ -200,7 +221,14 @@ class UNet(nn.Module):
         context: int = 768,
         blocks: int = 2,
         factors: tuple[int, ...] = (1, 2, 4, 4),
+        attentions: tuple[int, ...] = (1, 1, 1, 0),
     ) -> None:
+        """Build the layers.
+
+        Args:
+            attentions: numbers of transformers in each block of a level; the middle has as many as the
+                deepest level with any.
+        """
         super().__init__()
         widths, time = [base * factor for factor in factors], 4 * base
         self.time = nn.Sequential(nn.Linear(base, time), nn.SiLU(), nn.Linear(time, time))
@@ -209,20 +237,19 @@ class UNet(nn.Module):
         width, skips = base, [base]
         for level, to in enumerate(widths):
             for _ in range(blocks):
-                attends = level < len(widths) - 1
-                self.down.append(self._block(width, to, time, context if attends else None))
+                self.down.append(self._block(width, to, time, context, attentions[level]))
                 width = to
                 skips.append(width)
             if level < len(widths) - 1:
                 self.down.append(nn.Conv2d(width, width, 3, stride=2, padding=1))
                 skips.append(width)
-        self.middle = self._block(width, width, time, context)
+        deepest = [n for n in attentions if n][-1]
+        self.middle = self._block(width, width, time, context, deepest)
         self.last = _Conv(width, width, time)
         for level, to in reversed(list(enumerate(widths))):
             for _ in range(blocks + 1):
-                attends = level < len(widths) - 1
                 self.up.append(
-                    self._block(width + skips.pop(), to, time, context if attends else None)
+                    self._block(width + skips.pop(), to, time, context, attentions[level])
                 )
                 width = to
             if level > 0:
@@ -232,9 +259,9 @@ class UNet(nn.Module):
         )
 
     @staticmethod
-    def _block(inner: int, outer: int, time: int, context: int | None) -> nn.ModuleList:
-        parts: list[nn.Module] = [_Conv(inner, outer, time)]
-        return nn.ModuleList(parts + ([_Transformer(outer, context)] if context else []))
+    def _block(inner: int, outer: int, time: int, context: int, attentions: int) -> nn.ModuleList:
+        attention = (_Transformer(outer, context) for _ in range(attentions))
+        return nn.ModuleList([_Conv(inner, outer, time), *attention])
 
     @staticmethod
     def _run(
@@ -280,6 +307,71 @@ def unet() -> Call:
         time = torch.zeros(8, 320, dtype=torch.bfloat16)
         text = torch.zeros(8, 77, 768, dtype=torch.bfloat16)
     return model, (latents, time, text, latents.clone()), {}
+
+
+def sdxl() -> Call:
+    """The sizes of Stable Diffusion XL: ten transformers in each block of its deepest level."""
+    with torch.device("meta"):
+        model = UNet(context=2048, factors=(1, 2, 4), attentions=(0, 2, 10))
+        latents, time, text = (
+            torch.zeros(2, *shape, dtype=torch.bfloat16)
+            for shape in ((4, 128, 128), (320,), (77, 2048))
+        )
+    return model.to(torch.bfloat16).train(), (latents, time, text, latents.clone()), {}
+
+
+class DiffusionBlock(nn.Module):
+    """A block of a diffusion transformer: the condition scales and shifts both norms, and gates both branches."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList(nn.LayerNorm(width, elementwise_affine=False) for _ in range(2))
+        self.attention, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
+        )
+        self.condition = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
+
+    def forward(self, x: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
+        scale, shift, gate, *of_mlp = self.condition(condition)[:, None].chunk(6, -1)
+        x = x + gate * self.out(
+            attend(self.attention(self.norms[0](x) * (1 + scale) + shift), self.heads)
+        )
+        return x + of_mlp[2] * self.mlp(self.norms[1](x) * (1 + of_mlp[0]) + of_mlp[1])
+
+
+def attend(projected: torch.Tensor, heads: int, *, causal: bool = False) -> torch.Tensor:
+    """Attention over queries, keys and values that lie beside each other: (batch, length, 3 * width)."""
+    batch, length, width = projected.shape
+    parts = projected.view(batch, length, 3, heads, width // 3 // heads).permute(2, 0, 3, 1, 4)
+    found = F.scaled_dot_product_attention(*parts, is_causal=causal)
+    return found.transpose(1, 2).reshape(batch, length, width // 3)
+
+
+class DiffusionTransformer(nn.Module):
+    """A diffusion transformer on latents of 4 channels."""
+
+    def __init__(self, width: int = 256, layers: int = 6, heads: int = 4) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(4, width, 2, 2)
+        self.time = nn.Sequential(nn.Linear(64, width), nn.SiLU(), nn.Linear(width, width))
+        self.blocks = nn.ModuleList(DiffusionBlock(width, heads) for _ in range(layers))
+        self.out = nn.Linear(width, 16)
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        tokens, condition = self.patches(x).flatten(2).transpose(1, 2), self.time(time)
+        for block in self.blocks:
+            tokens = block(tokens, condition)
+        return self.out(tokens).square().mean()
+
+
+def dit_xl() -> Call:
+    """The sizes of DiT-XL/2: 28 layers of width 1152."""
+    with torch.device("meta"):
+        model = DiffusionTransformer(width=1152, layers=28, heads=16)
+        x, time = torch.zeros(64, 4, 32, 32), torch.zeros(64, 64)
+    return model.to(torch.bfloat16).train(), (x.bfloat16(), time.bfloat16()), {}
 
 
 class DenseNet(nn.Module):
@@ -410,4 +502,12 @@ ARCHITECTURES: Mapping[str, Callable[[], Call]] = {
     "densenet-201": densenet_201,
     "unet": unet,
     "random-skips": random_skips,
+}
+
+#: Further architectures, of which no graph is kept as a file.
+MORE_ARCHITECTURES: Mapping[str, Callable[[], Call]] = {
+    "llama-8b": llama_8b,
+    "qwen3-moe": qwen3_moe,
+    "dit-xl": dit_xl,
+    "sdxl": sdxl,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -180,26 +180,31 @@ class OrderSearch:
         choice = replace(made.choice, deterministic=found.deterministic)
         return replace(made, choice=choice)
 
-    def lowest(self, sequence: Sequence[int], boundary: int) -> Candidate | None:
-        """Search for the schedule with the least peak.
+    def lowest(self, starts: Iterable[tuple[Sequence[int], int]]) -> Candidate | None:
+        """Search for the schedule with the least peak: once from each start, then further from the best result.
 
         Args:
-            sequence: the schedule to start from: for each run in order, a node of the step problem.
-            boundary: position in ``sequence`` where backward begins.
+            starts: the schedules to start from: for each run in order, a node of the step problem; and the
+                position of the run with which backward begins.
 
         Returns:
             The schedule as a candidate; None if no schedule was found that can be executed.
         """
         best: Candidate | None = None
         low = 0
+        todo = [*starts]
         for _ in range(_LOWER):
-            high = evaluate_schedule(self.step.problem, sequence, boundary).peak_bytes
-            found = self.improved(sequence, boundary, (low + high) // 2, share=_LOWER_SHARE)
-            decided = found and self._decided(*found)
-            if not found or not decided or (best and decided.peak_bytes >= best.peak_bytes):
+            found: Candidate | None = None
+            for sequence, boundary in todo:
+                high = evaluate_schedule(self.step.problem, sequence, boundary).peak_bytes
+                better = self.improved(sequence, boundary, (low + high) // 2, share=_LOWER_SHARE)
+                decided = better and self._decided(*better)
+                if decided and (found is None or decided.peak_bytes < found.peak_bytes):
+                    found, reached = decided, max(low, 2 * decided.peak_bytes - high)
+            if found is None or (best and found.peak_bytes >= best.peak_bytes):
                 break
-            best, (sequence, boundary) = decided, found
-            low = max(low, 2 * decided.peak_bytes - high)
+            assert found.schedule is not None, "a decided schedule is kept"
+            best, low, todo = found, reached, [found.schedule]
         return best
 
     def improved(

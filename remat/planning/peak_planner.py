@@ -376,23 +376,21 @@ class PeakPlanner(Prepared):
     def least_peak(self) -> Candidate:
         """The decision with the least peak that was found.
 
-        For the solver ``auto``, searches get a limit of 0 bytes on the peak. No schedule can keep this limit, so
-        they return the lowest peak that they reach. For a named solver, the lowest of its decisions at several
-        limits on saved bytes is taken.
+        The solver ``auto`` searches for it. For a named solver, the lowest of its decisions at several limits on
+        saved bytes is taken.
         """
         if self.is_alone:
             own = [self.allowed_full, *map(self.at, self._capacities())]
             return min(own, key=lambda d: (self.peak(d), d.cost))
         search, cuts = self.search, self.cuts(4 * VERTICES)
         starts = [*(saved for _, saved in cuts), *self._starts(0)]
-        found = search.within(0, starts, self.most_saved)
-        decided = [self.allowed_full, self.informed(found)]
-        # The search does not know what hooks pack, so decisions at several limits compete, too.
         if self.request.hooks:
-            decided += map(self.at, self._capacities())
+            # The search does not know what hooks pack, so decisions at several limits compete, too.
+            found = [search.within(0, starts, self.most_saved)]
+            decided = [*map(self.at, self._capacities())]
         else:
-            lower = search.lowest(found)
-            decided += [self.informed(lower)] if lower else []
+            found, decided = search.lowest(starts, self.most_saved), []
+        decided += [self.allowed_full, *map(self.informed, found)]
         return min(filter(self._may_save, decided), key=self.peak)
 
     def searched(

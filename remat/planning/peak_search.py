@@ -4,6 +4,11 @@ With a price on every byte at every program point, instead of a limit, the best 
 A subgradient search with Polyak's step size raises the prices at the points where the step exceeds the
 peak. Then further values are saved, one at a time, in the best decision that fits. Each value must make the
 decision cheaper, and the decision must still fit.
+
+The cut assumes that a value is recomputed where backward first needs anything computed from it. Without saved
+values between, that is the start of backward, so that recomputing seems to free nothing. If this search finds
+no decision within the peak, it is repeated with checkpoints, values that divide forward into segments: a value
+is then recomputed where backward first needs its segment.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 
 from remat.errors import ProblemError
 from remat.graph.costs import CostModel
@@ -28,8 +34,10 @@ from remat.solvers.flow import Network
 from remat.solvers.graph_problem import GraphProblem, evaluate
 from remat.solvers.schedule_problem import ScheduleEvaluator
 
-#: Most cuts of the search by prices.
-_CUTS = 40
+#: Most cuts of the search by prices; of a search with checkpoints.
+_CUTS, _CHECKPOINTED_CUTS = 40, 20
+#: Most segments into which checkpoints divide forward.
+_SEGMENTS = 256
 #: Nodes that all evaluations of a search may visit in total.
 _WORK = 800_000
 #: Least number of evaluations of a search, if the graph is so large that `_WORK` allows fewer.
@@ -86,6 +94,7 @@ class PeakSearch:
         self.problem: GraphProblem = lowered.problem
         self._evaluations = 0
         self._seen: dict[tuple[int, ...], Candidate] = {}
+        self._uses: dict[frozenset[int], tuple[list[int], list[int], list[int]]] = {}
 
     @cached_property
     def orders(self) -> OrderSearch:
@@ -97,10 +106,24 @@ class PeakSearch:
         sequence, _, boundary = self.schedule(tried.saved)
         return self.orders.within(sequence, boundary, peak_bytes)
 
-    def lowest(self, tried: Candidate) -> Candidate | None:
-        """Search for the schedule with the least peak, from a candidate's schedule; see `OrderSearch.lowest`."""
-        sequence, _, boundary = self.schedule(tried.saved)
-        return self.orders.lowest(sequence, boundary)
+    def lowest(
+        self, starts: Iterable[Iterable[int]], capacity: int | None = None
+    ) -> list[Candidate]:
+        """Search for the decision with the least peak; return candidates, of which one has the least peak found.
+
+        Args:
+            starts: decisions to start from, each as its saved nodes of the graph problem; at least one.
+            capacity: most bytes that a decision may save; None: no such limit. Searches over node orders, whose
+                results come last, may exceed it.
+        """
+        # No schedule can keep a peak of 0 bytes, so the search returns the lowest peaks that it reaches.
+        allowed = Limits(0, capacity)
+        reached = self._reached(allowed, starts)
+        begun = {tried.saved: self.schedule(tried.saved) for tried in reached}
+        lower = self.orders.lowest(
+            [(sequence, boundary) for sequence, _, boundary in begun.values()]
+        )
+        return [min(reached, key=allowed.rank), *([lower] if lower else [])]
 
     @property
     def step(self) -> LoweredStep:
@@ -295,22 +318,48 @@ class PeakSearch:
             The cheapest decision found within both limits; if there is none, the decision that exceeds them least.
         """
         allowed = Limits(peak_bytes, capacity)
+        best = min(self._reached(allowed, starts), key=allowed.rank)
+        if allowed.excess(best) or (len(self._state.index) > _LARGE and self.orders.is_possible):
+            return best  # the search over node orders saves more values, too, and is faster on large graphs
+        return self._filled(best, allowed)
+
+    def _reached(self, allowed: Limits, starts: Iterable[Iterable[int]]) -> list[Candidate]:
+        """Search by prices, and with checkpoints if that finds nothing within the limits; return what each search found.
+
+        Args:
+            allowed: the limits.
+            starts: decisions to start from, each as its saved nodes of the graph problem; at least one.
+        """
         # Cached evaluations of earlier searches cost nothing, so they do not count.
         self._evaluations = len(self._seen) + max(_LEAST, _WORK // max(1, len(self._state.index)))
-
         begun = [self.tried(start) for start in starts]
-        best = min(begun, key=allowed.rank)
-        fits = not allowed.excess(best)
+        found = [self._by_prices(allowed, min(begun, key=allowed.rank))]
+        if allowed.excess(found[0]):
+            found += [self._by_prices(allowed, b, c) for c, b in self._checkpointed(allowed)]
+        if allowed.capacity is not None and all(map(allowed.excess, found)):
+            found += [self._repaired(b, allowed) for b in begun]
+        return found
+
+    def _by_prices(
+        self, allowed: Limits, best: Candidate, checkpoints: frozenset[int] = frozenset()
+    ) -> Candidate:
+        """Search for a better candidate by minimum cuts under prices; return the best candidate.
+
+        Args:
+            allowed: the limits.
+            best: the best candidate so far.
+            checkpoints: nodes of the graph problem that every cut saves.
+        """
         # Polyak's step needs the optimal cost. The best cost stands for it, doubled as long as nothing fits.
-        most = max(1, 2 * best.cost if not fits else best.cost)
+        most = max(1, best.cost if not allowed.excess(best) else 2 * best.cost)
         prices: dict[int, float] = {}
         step, idle = 1.0, 0
-        for _ in range(_CUTS):
-            found = self.tried(self._cut(prices))
+        for _ in range(_CHECKPOINTED_CUTS if checkpoints else _CUTS):
+            found = self.tried(self._cut(prices, checkpoints))
             if allowed.rank(found) < allowed.rank(best):
                 best, idle = found, 0
                 if not allowed.excess(best):
-                    fits, most = True, max(1, best.cost)
+                    most = max(1, best.cost)
             else:
                 # Shorter steps after some cuts without progress, as usual in subgradient searches.
                 idle += 1
@@ -320,11 +369,54 @@ class PeakSearch:
             if moved is None or self._spent():
                 break
             prices = moved
-        if capacity is not None and not fits:
-            best = min((self._repaired(b, allowed) for b in begun), key=allowed.rank)
-        if allowed.excess(best) or (len(self._state.index) > _LARGE and self.orders.is_possible):
-            return best  # the search over node orders saves more values, too, and is faster on large graphs
-        return self._filled(best, allowed)
+        return best
+
+    def _checkpointed(self, allowed: Limits) -> list[tuple[frozenset[int], Candidate]]:
+        """Return up to two sets of checkpoints to search with, each with the candidate that saves nothing else.
+
+        The second set is the one with the fewest segments whose candidate is within the limits, or else the set
+        whose candidate exceeds the limits least. The first set has fewer segments, so it restricts cuts less.
+        """
+        made = [(checkpoints, self.tried(checkpoints)) for checkpoints in self._checkpoints]
+        if not made:
+            return []
+        ranks = [allowed.rank(tried) for _, tried in made]
+        fits = (k for k, (excess, _) in enumerate(ranks) if not excess)
+        chosen = next(fits, min(range(len(made)), key=ranks.__getitem__))
+        return made[max(0, chosen - 1) : chosen + 1]
+
+    @cached_property
+    def _checkpoints(self) -> list[frozenset[int]]:
+        """Sets of values that divide forward into 2, 4, 8, … segments of about equal bytes; nodes of the graph problem.
+
+        A segment ends where the fewest bytes cross: bytes of values that forward computes before and reads after.
+        """
+        problem, index, owner = self.problem, self._state.index, self._state.storages.owner
+        order = [i for i in self._forward_order if self._state.roles.required_forward[i]]
+        rank = {p: k for k, p in enumerate(order)}
+        last = [-1] * len(index)
+        for p in order:
+            last[owner[p]] = max([last[owner[p]], *(rank[u] for u in index.users[p] if u in rank)])
+        spans = {
+            i: (rank[p], last[p])
+            for i, p in enumerate(self._lowered.position)
+            if p in rank and problem.savable[i] and problem.recomputable[i] and problem.size[i]
+        }
+        changes, computed = [0] * (len(order) + 1), [0] * len(order)
+        for i, (first, end) in spans.items():
+            computed[first] += problem.size[i]
+            if end > first:
+                changes[first] += problem.size[i]
+                changes[end] -= problem.size[i]
+        crossing, before = list(accumulate(changes)), list(accumulate(computed))
+        found: dict[frozenset[int], None] = {}
+        segments = 2
+        while before and segments <= min(_SEGMENTS, len(order)):
+            ends = [bisect_left(before, k * before[-1] // segments) for k in range(segments + 1)]
+            at = [min(range(a, max(a + 1, b)), key=crossing.__getitem__) for a, b in pairwise(ends)]
+            found[frozenset(i for i, (a, b) in spans.items() if any(a <= k < b for k in at))] = None
+            segments *= 2
+        return list(found)
 
     @staticmethod
     def _moved(
@@ -380,26 +472,37 @@ class PeakSearch:
                 best = found
         return best
 
-    @cached_property
+    @property
     def uses(self) -> tuple[list[int], list[int], list[int]]:
         """Where each node of the graph problem is computed, and where backward first and last uses its value.
 
         Recomputation counts as a use: a value is also used where backward first uses a value computed from it.
+        """
+        return self._uses_with(frozenset())
+
+    def _uses_with(self, checkpoints: frozenset[int]) -> tuple[list[int], list[int], list[int]]:
+        """Return `uses` if no node of ``checkpoints`` is recomputed; cached.
+
+        Args:
+            checkpoints: nodes of the graph problem.
 
         Returns:
             Three lists of positions in the joint graph, with one entry per node of the graph problem: where the
             value is computed, first uses, and last uses. A value that backward never uses has its first use at the
             end of the graph, and -1 as its last use.
         """
+        if checkpoints in self._uses:
+            return self._uses[checkpoints]
         lowered, index, roles = self._lowered, self._state.index, self._state.roles
         owner = self._state.storages.owner
+        kept = {lowered.position[i] for i in checkpoints}
         end = len(index)
         first, last = [end] * end, [-1] * end
         for i in range(end - 1, -1, -1):
             for u in index.users[i]:
                 if roles.tangent_closure[u]:
                     first[i], last[i] = min(first[i], u), max(last[i], u)
-                else:
+                elif u not in kept:
                     first[i], last[i] = (
                         min(first[i], first[u]),
                         max(last[i], first[u] if first[u] < end else -1),
@@ -409,19 +512,23 @@ class PeakSearch:
                 last[owner[i]] = max(last[owner[i]], last[i])
         begin = [p if roles.required_forward[p] else self._first_late for p in range(end)]
         position = lowered.position
-        return (
+        found = self._uses[checkpoints] = (
             [begin[p] for p in position],
             [first[p] for p in position],
             [last[p] for p in position],
         )
+        return found
 
-    def _cut(self, prices: dict[int, float]) -> tuple[int, ...]:
+    def _cut(
+        self, prices: dict[int, float], checkpoints: frozenset[int] = frozenset()
+    ) -> tuple[int, ...]:
         """Return the saved nodes of the best decision if each byte alive at a program point has a price.
 
         The decision is a minimum cut: it minimises recompute cost plus the prices of the bytes alive.
 
         Args:
             prices: price of one byte at each program point; at `_SAVED`, of one saved byte.
+            checkpoints: nodes of the graph problem to save at any price.
         """
         problem = self.problem
         saving = prices.get(_SAVED, 0.0)
@@ -434,12 +541,16 @@ class PeakSearch:
             # The last use of a value that backward never reads is before its first use, so the sum is no price.
             return max(0.0, sums[bisect_left(moments, high + 1)] - sums[bisect_left(moments, low)])
 
-        begin, first, last = self.uses
+        begin, first, last = self._uses_with(checkpoints)
         keep, again = [], []
         for i, nbytes in enumerate(problem.size):
-            keep.append(nbytes * (saving + priced(begin[i], last[i])) if nbytes and prices else 0.0)
+            free = not (nbytes and prices) or i in checkpoints
+            keep.append(0.0 if free else nbytes * (saving + priced(begin[i], last[i])))
             held = nbytes * priced(first[i], last[i]) if nbytes and prices else 0.0
             again.append((problem.cost[i] if problem.in_forward[i] else 0) + held)
+        most = sum(again)
+        for i in checkpoints:
+            again[i] += most
         # The flow network takes integers, so prices are scaled as far as 64 bits allow.
         scale = min(2.0**20, _ROOM / max(1.0, sum(keep) + sum(again)))
         return self._network.cut(

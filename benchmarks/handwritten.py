@@ -1,0 +1,226 @@
+"""What people write by hand, beside remat's plan at the same peak: modelled, nothing runs.
+
+``hand-written``: a side is a way to choose by hand what a step recomputes. Its peak is simulated, and its time is modelled.
+remat then plans the step within that peak. ``ratio`` is the hand-written step's time over the plan's; ``greedy_ratio`` is the
+time of a plan by the solver ``greedy`` alone over that of the plan. A budget is a ratio of PyTorch's partitioner.
+
+Hand-written policies become the tags that `torch.utils.checkpoint` and its context functions leave in a joint graph. remat splits the
+tagged graph at budget 1, as `torch.compile` does without a budget.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+import remat
+from benchmarks.experiment import Case, Experiment, Row, geometric_mean, timed
+from benchmarks.torch_partitioner import TorchPartitioner, partition, score
+from benchmarks.workloads import captured
+from remat.errors import BudgetError
+from remat.graph.liveness import simulate_peak
+from remat.graph.source import module_path
+from remat.planning.pipelines import prepare
+from remat.plugins.registry import registry
+
+COST = "roofline:h100"
+#: Ratios for PyTorch's partitioner.
+RATIOS = (0.2, 0.5, 0.8)
+ATEN = torch.ops.aten
+PRODUCTS = (ATEN.mm.default, ATEN.addmm.default, ATEN.bmm.default, ATEN.convolution.default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Where a model's blocks and attention are.
+
+    Attributes:
+        block: matches the names of its blocks, at the start of a module's name.
+        attention: is found in the names of modules of attention; empty if attention is a function.
+    """
+
+    block: str
+    attention: str = ""
+
+
+LAYERS = Shape(block=r"(model\.)?layers\.\d+\b", attention="self_attn")
+MODELS = {
+    "llama-8b": LAYERS,
+    "llama-70b": LAYERS,
+    "qwen3-moe": LAYERS,
+    "vit-huge": Shape(block=r"(vit\.)?(encoder\.)?layers?\.\d+\b", attention="attention"),
+    "dit-xl": Shape(block=r"blocks\.\d+\b"),
+    "sdxl": Shape(block=r"((down|up)\.\d+|middle)\.\d+\b|last\b", attention=r"\.(own|cross)\b"),
+}
+#: Whether an operator of a block is saved, by its number among the products and whether it is attention.
+Rule = Callable[[fx.Node, int, bool], bool]
+
+
+def is_attention(node: fx.Node) -> bool:
+    """Whether a node is fused attention, or an element of its result."""
+    maker = node.args[0] if node.target is operator.getitem else node
+    return "scaled_dot_product" in str(getattr(maker, "target", ""))
+
+
+def nothing(node: fx.Node, product: int, attends: bool) -> bool:
+    return False
+
+
+def second_products(node: fx.Node, product: int, attends: bool) -> bool:
+    return product % 2 == 1 or is_attention(node)
+
+
+def attention(node: fx.Node, product: int, attends: bool) -> bool:
+    return attends or is_attention(node)
+
+
+#: Every which block is recomputed, and what is saved in it.
+POLICIES: dict[str, tuple[int, Rule]] = {
+    "every block": (1, nothing),
+    "every second block": (2, nothing),
+    "every second product saved": (1, second_products),
+    "attention saved": (1, attention),
+}
+BY_PYTORCH = "PyTorch's budget"
+LINKS = {"all offloaded (PCIe 5)": "pcie5", "all offloaded (NVLink-C2C)": "nvlink-c2c"}
+
+
+def tagged(joint: remat.JointGraph, shape: Shape, every: int, is_saved: Rule) -> remat.JointGraph:
+    """A copy of a joint graph with the tags of a hand-written policy."""
+    copy = joint.copy()
+    blocks: dict[str, int] = {}
+    product = -1
+    for node in copy.graph.nodes:
+        path = module_path(node) if "nn_module_stack" in node.meta else ""
+        found = re.match(shape.block, path)
+        if node.op != "call_function" or found is None:
+            continue
+        number = blocks.setdefault(found[0], len(blocks))
+        product += node.target in PRODUCTS
+        if number % every:
+            continue
+        at = product if node.target in PRODUCTS else 0
+        attends = bool(shape.attention and re.search(shape.attention, path))
+        saved = is_saved(node, at, attends)
+        node.meta["recompute"] = (
+            CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.MUST_RECOMPUTE
+        )
+        node.meta["ac_graph_id"] = number
+    assert blocks, f"no block of {joint.name} matches {shape.block}"
+    return copy
+
+
+def by_hand(joint: remat.JointGraph, name: str, side: str) -> tuple[int, int]:
+    """Peak in bytes and recompute cost of a hand-written policy."""
+    every, is_saved = POLICIES[side]
+    plan = remat.plan(tagged(joint, MODELS[name], every, is_saved), 1, cost=COST)
+    return plan.peak_bytes, plan.recompute_cost
+
+
+def by_pytorch(joint: remat.JointGraph, ratio: float) -> tuple[int, int]:
+    """Peak in bytes and recompute cost of what PyTorch's partitioner makes of a graph."""
+    forward, backward = partition(joint.copy(), ratio)
+    peak = simulate_peak(forward, backward, joint.num_fwd_outputs).nbytes
+    state = prepare(joint)
+    lowered = state.lowered(registry().cost_model(COST))
+    split = TorchPartitioner(joint).split(ratio)
+    return peak, score(state, lowered, split).evaluation.recompute_cost
+
+
+def measure_handwritten(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    joint = captured(name)
+    full = remat.plan(joint, 1, cost=COST)
+    whole = full.step_cost
+    yield Case(workload=name, side="graph").row(
+        nodes=len(joint.graph.nodes),
+        budget_1_peak_bytes=full.peak_bytes,
+        budget_1_ms=(whole + full.recompute_cost) / 1e9,
+    )
+    for case in cases:
+        if case.side in LINKS:
+            yield offloaded(joint, case)
+            continue
+        if case.side in POLICIES:
+            peak, cost = by_hand(joint, name, case.side)
+        else:
+            assert case.budget is not None
+            peak, cost = by_pytorch(joint, case.budget)
+        found = {"peak_bytes": peak, "ms": (whole + cost) / 1e9}
+        seconds, _, plan = timed(lambda p=peak: remat.plan(joint, remat.Peak(p), cost=COST))
+        found["plan_ms"] = (whole + plan.recompute_cost) / 1e9
+        found["plan_peak_bytes"] = plan.peak_bytes
+        try:
+            greedy = remat.plan(joint, remat.Peak(peak), cost=COST, solver="greedy")
+            found["greedy_ms"] = (whole + greedy.recompute_cost) / 1e9
+            found["greedy_ratio"] = found["greedy_ms"] / found["plan_ms"]
+        except BudgetError:
+            found["greedy_ms"] = None  # no decision of the greedy solver is within this peak
+        yield case.row(**found, ratio=found["ms"] / found["plan_ms"], seconds=round(seconds, 1))
+
+
+def offloaded(joint: remat.JointGraph, case: Case) -> Row:
+    """Everything that can be goes to the host, beside the plan that may offload within the same peak."""
+    link = LINKS[case.side]
+    blocks = {"*": "offload"}
+    by_all = remat.plan(joint, remat.Peak(1.0), cost=COST, offload=link, policies=blocks)
+    plan = remat.plan(joint, remat.Peak(by_all.peak_bytes), cost=COST, offload=link)
+    ms, plan_ms = ((p.step_cost + p.recompute_cost + p.exposed_time) / 1e9 for p in (by_all, plan))
+    return case.row(
+        peak_bytes=by_all.peak_bytes,
+        ms=ms,
+        plan_ms=plan_ms,
+        plan_peak_bytes=plan.peak_bytes,
+        host_bytes=by_all.host_bytes,
+        plan_host_bytes=plan.host_bytes,
+        ratio=ms / plan_ms,
+    )
+
+
+def summarise(rows: list[Row]) -> Row:
+    """Geometric means of the ratios by side, and the number of cells in which the plan is dearer."""
+    cells = [row for row in rows if "ratio" in row]
+    sides = dict.fromkeys(row["side"] for row in cells)
+    return {
+        "cells": len(cells),
+        "plan_dearer": sum(row["ratio"] < 1 for row in cells),
+        "geometric_means": {
+            side: round(geometric_mean([r["ratio"] for r in cells if r["side"] == side], 0.01), 4)
+            for side in sides
+        },
+        "greedy": round(
+            geometric_mean([r["greedy_ratio"] for r in cells if "greedy_ratio" in r] or [1], 0.01),
+            4,
+        ),
+    }
+
+
+def cases_of(names: Sequence[str]) -> tuple[Case, ...]:
+    return tuple(
+        Case(workload=name, side=side, budget=ratio)
+        for name in names
+        for side, ratio in (
+            *((side, None) for side in POLICIES),
+            *((BY_PYTORCH, ratio) for ratio in RATIOS),
+            *((side, None) for side in LINKS),
+        )
+    )
+
+
+EXPERIMENTS = {
+    "hand-written": Experiment(
+        name="hand-written",
+        about="what people write by hand, beside the plan at the same peak",
+        cases=cases_of(list(MODELS)),
+        quick=tuple(case for case in cases_of(["sdxl"]) if case.side in POLICIES),
+        measure=measure_handwritten,
+        summarise=summarise,
+        tables=("hand-written",),
+        missed=lambda summary: ["the plan is dearer"] if summary["plan_dearer"] else [],
+    ),
+}

@@ -47,7 +47,7 @@ def test_a_function_of_the_users_has_a_batch(model: str) -> None:
 
 
 def test_a_model_of_transformers_knows_its_batch() -> None:
-    done = run(*GPT2, "--memory", "1MiB", "--optimizer", "SGD:momentum=0.9")
+    done = run(*GPT2, "--memory", "600KB", "--optimizer", "SGD:momentum=0.9")
     assert done.exit_code == 0, done.output
     assert "largest batch that fits: " in done.output
     assert "no plan found" in done.output

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,12 +23,16 @@ from remat.units import Budget, format_bytes
 from tests.cli.models import BLOCK, folder_with
 
 MODELS = BLOCK + '''
-def blocks():
+def blocks(depth=4):
     with torch.device("meta"):
-        return torch.nn.Sequential(*(Block() for _ in range(4))), (torch.zeros(512, 16),)
+        return torch.nn.Sequential(*(Block() for _ in range(depth))), (torch.zeros(512, 16),)
+
+def block():
+    return blocks(depth=1)
 
 '''  # fmt: skip
 MODEL = "some_blocks.py:blocks"
+SMALL = "some_blocks.py:block"
 folder = folder_with("some_blocks", MODELS)
 
 
@@ -36,10 +41,11 @@ def run(*args: str) -> Result:
     return CliRunner().invoke(main, [*args, "--quiet"])
 
 
-def frontier(*args: str) -> Result:
-    return run("frontier", MODEL, "--lower", "eager", *args)
+def frontier(*args: str, model: str = MODEL) -> Result:
+    return run("frontier", model, "--lower", "eager", *args)
 
 
+@cache
 def library(solver: str) -> Any:
     example = models.load(MODEL)
     joint = remat.capture(example.model, example.args, lower="eager")
@@ -84,15 +90,15 @@ def test_json_has_all_points_and_the_knee() -> None:
 
 
 def test_by_peak_the_table_begins_with_it_and_says_how_low_it_can_be() -> None:
-    done = frontier("--by", "peak")
+    done = frontier("--by", "peak", model=SMALL)
     assert done.exit_code == 0, done.output
-    example = models.load(MODEL)
+    example = models.load(SMALL)
     found = remat.frontier(remat.capture(example.model, example.args, lower="eager"), by="peak")
     assert f"every schedule has {format_bytes(found.bound[0][0])} alive" in done.stdout
     (knee,) = (line for line in done.stdout.splitlines() if "← knee" in line)
     assert knee.lstrip().startswith(format_bytes(found.knee().peak_bytes))
     assert re.search(r"peak +recompute +saved", done.stdout)
-    (given,) = json.loads(frontier("--by", "peak", "--json").stdout)["frontiers"]
+    (given,) = json.loads(frontier("--by", "peak", "--json", model=SMALL).stdout)["frontiers"]
     del given["knee"]
     assert given == json.loads(found.to_json())
 
@@ -109,9 +115,9 @@ def test_a_chosen_plan_is_marked_by_its_peak(folder: Path) -> None:
 def test_a_picture_of_all_solvers_and_the_chosen_plan(folder: Path, suffix: str) -> None:
     target = folder / f"out{suffix}"
     options = ("--solvers", "greedy,lagrangian", "--plot", target.name)
-    assert frontier(*options).exit_code == 0
+    assert frontier(*options, model=SMALL).exit_code == 0
     plain = target.read_bytes()
-    done = frontier(*options, "--budget", "0.3")
+    done = frontier(*options, "--budget", "0.3", model=SMALL)
     assert done.exit_code == 0, done.output
     assert f"drawn: {target.name}" in done.stdout
     assert "budget 0.3: " in done.stdout

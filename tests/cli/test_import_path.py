@@ -82,17 +82,18 @@ def commands(folder: Path) -> dict[str, tuple[str, ...]]:
     return {"script": (str(folder.parent / "bin" / "command.py"),), "module": ("-m", "remat")}
 
 
-@pytest.mark.parametrize("started", ["script", "module"])
 @pytest.mark.parametrize(
-    "args",
+    ("started", "args"),
     [
-        ("costs",),
-        ("solvers",),
-        ("plan", "net.py:net", "--solver", "my:FirstFit", "--json"),
-        ("frontier", "net:net", "--solvers", "my:FirstFit,greedy", "--json"),
-        ("sweep", "net.py:net", "--solvers", "my:FirstFit", "--budgets", "0.5", "--jobs", "1"),
+        ("module", ("costs",)),
+        ("module", ("frontier", "net:net", "--solvers", "my:FirstFit,greedy", "--json")),
+        ("script", ("plan", "net.py:net", "--solver", "my:FirstFit", "--json")),
+        (
+            "script",
+            ("sweep", "net.py:net", "--solvers", "my:FirstFit", "--budgets", "0.5", "--jobs", "1"),
+        ),
     ],
-    ids=lambda args: args[0],
+    ids=lambda value: value if isinstance(value, str) else value[0],
 )
 def test_no_command_runs_what_is_named_as_an_installed_module(
     folder: Path, started: str, args: tuple[str, ...]

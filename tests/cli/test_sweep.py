@@ -6,12 +6,21 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
+from torch import nn
 
 from remat.cli import main
 from remat.planning.experiment_table import Sweep
 
-MODEL = "examples/models.py:gpt"
+MODEL = "tests/cli/test_sweep.py:small"
+
+
+def small() -> object:
+    """Two layers without weights."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16), nn.Tanh())
+        return model, (torch.empty(64, 16),)
 
 
 def broken() -> None:
@@ -50,11 +59,11 @@ def test_a_sweep_writes_its_table_and_goes_on_from_it(tmp_path: Path) -> None:
     assert f"written to {output}; 4 rows taken from {output}" in whole.stdout
 
 
-@pytest.mark.parametrize("model", ["examples/models.py:missing", "hf:lama", "nothing"])
+@pytest.mark.parametrize("model", ["tests/cli/test_sweep.py:missing", "hf:lama", "nothing"])
 def test_a_misspelled_model_is_wrong_usage_before_anything_is_planned(model: str) -> None:
     done = CliRunner().invoke(main, ["sweep", MODEL, model])
     assert done.exit_code == 2
-    assert model.removeprefix("examples/models.py:") in done.stderr
+    assert model.removeprefix("tests/cli/test_sweep.py:") in done.stderr
     assert "planning" not in done.stderr
 
 

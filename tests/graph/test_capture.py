@@ -88,7 +88,7 @@ def test_what_is_traced_for_eager_is_not_decomposed() -> None:
     assert "aten.native_dropout.default" not in targets("inductor")
 
 
-@pytest.mark.parametrize("name", ["gpt2", "resnet", "randn_like", "checkpointed", "mutated_buffer"])
+@pytest.mark.parametrize("name", ["resnet", "randn_like", "mutated_buffer"])
 def test_models_on_meta_are_captured_as_real_ones(name: str) -> None:
     step = build(name)
     joint = remat.capture(step.model, step.args, step.kwargs, lower="eager")
@@ -428,7 +428,6 @@ def recording_models() -> list[tuple[nn.Module, Callable[[int], dict[str, torch.
 @pytest.mark.parametrize("which", [0, 1], ids=["segformer", "wav2vec2"])
 def test_models_that_record_hidden_states_are_captured_and_fitted(which: int) -> None:
     model, inputs = recording_models()[which]
-    assert remat.plan(remat.capture(model, (), inputs(2), lower="eager"), 0).recomputed
     fitted = remat.fit(model, inputs, memory="1GiB", batches=[2], lower="eager")
     assert fitted.largest_batch == 2
 

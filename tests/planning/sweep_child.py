@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
+
+import torch
+from torch import nn
 
 import remat
 from remat.planning.experiment_table import ExperimentRow
-from tests.models import build
 
-NAMES = ("randn_like", "mutated_buffer", "checkpointed")
-BUDGETS = (0.2, 0.5, "peak:0.5")
+#: Three budgets and two solvers.
+ASKED: dict[str, Any] = {"budgets": (0.2, 0.5, "peak:0.5"), "solvers": ("auto", "greedy")}
 
 
-def models() -> dict[str, remat.JointGraph]:
-    found = {}
-    for name in NAMES:
-        step = build(name)
-        found[name] = remat.capture(step.model, step.args, step.kwargs, lower="eager")
-    return found
+def models() -> dict[str, Any]:
+    """A captured graph, and a function that is captured by the sweep."""
+
+    def step() -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.Tanh())
+        return model, (torch.randn(8, 16),), {}
+
+    return {"captured": remat.capture(*step(), lower="eager"), "function": step}
 
 
 def main(output: str, kill_after: int) -> None:
@@ -30,7 +36,7 @@ def main(output: str, kill_after: int) -> None:
         if left == 0:
             os._exit(9)
 
-    remat.sweep(models(), budgets=BUDGETS, solvers=("auto", "greedy"), output=output, on_row=on_row)
+    remat.sweep(models(), **ASKED, output=output, on_row=on_row)
 
 
 if __name__ == "__main__":

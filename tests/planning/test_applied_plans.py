@@ -176,7 +176,7 @@ def test_a_file_of_a_version_that_packed_values_is_read_if_it_packs_none(
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_plans_of_several_graphs_are_applied_under_the_peak_of_all() -> None:
     torch.manual_seed(0)
-    model, x = Torn(depth=2), torch.randn(16, 8, 48)
+    model, x = Torn(depth=1), torch.randn(16, 8, 48)
     joints = remat.capture(model, (x,), lower="eager", fullgraph=False)
     share = remat.plan(joints, remat.Peak(0.1), **SLOW)
     plans = remat.plan(joints, remat.Peak(share.peak_bytes), **SLOW)
@@ -221,7 +221,7 @@ def test_plans_of_pipelines_hooks_and_counted_outputs_are_applied_as_before() ->
 @pytest.mark.parametrize(
     "cost", ["roofline", "flops", "roofline-fused:h100", "unit", "roofline:cpu"]
 )
-@pytest.mark.parametrize("budget", [0.0, 0.3, 1, remat.Peak(0.0), remat.Peak(0.5), "saved:100KiB"])
+@pytest.mark.parametrize("budget", [0.3, 1, remat.Peak(0.0), "saved:100KiB"])
 def test_a_file_as_it_was_saved_is_always_applied(budget: Any, cost: str) -> None:
     plan = remat.plan(blocks(), budget, cost=cost)
     again = remat.plan(blocks(), plan=read(plan))
@@ -232,7 +232,7 @@ def test_a_file_as_it_was_saved_is_always_applied(budget: Any, cost: str) -> Non
 @pytest.mark.slow
 def test_a_plan_with_the_bytes_of_compiled_code_is_compared_as_it_was_planned() -> None:
     torch.manual_seed(0)
-    model, x = Blocks(), torch.randn(16, 8, 48)
+    model, x = Blocks(depth=1), torch.randn(16, 8, 48)
     joint = remat.capture(model, (x,), lower="inductor")
     torch.compiler.reset()
     options = {"plan": read(remat.plan(joint, remat.Peak(0.5)))}

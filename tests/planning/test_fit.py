@@ -30,38 +30,22 @@ SMALL = {
     "llama": (
         "hidden_size=128",
         "intermediate_size=256",
-        "num_hidden_layers=2",
+        "num_hidden_layers=1",
         "num_attention_heads=4",
         "vocab_size=500",
     ),
-    "gpt2": ("n_embd=128", "n_layer=2", "n_head=4", "vocab_size=500"),
-    "t5": ("d_model=128", "d_ff=256", "num_layers=1", "num_decoder_layers=1", "vocab_size=500"),
-    "vit": (
-        "hidden_size=96",
-        "num_hidden_layers=2",
-        "num_attention_heads=4",
-        "intermediate_size=192",
-        "image_size=160",
-    ),
+    "gpt2": ("n_embd=128", "n_layer=1", "n_head=4", "vocab_size=500"),
     "resnet": ("layer_type=basic", "depths=[1,1]", "hidden_sizes=[32,64]", "embedding_size=32"),
 }
 
 
 @pytest.mark.parametrize(
     ("name", "optimizer"),
-    [
-        ("llama", "adamw"),
-        ("t5", "adamw"),
-        ("vit", "adamw"),
-        ("gpt2", "sgd:momentum=0.9"),
-        ("resnet", "sgd"),
-    ],
+    [("llama", "adamw"), ("gpt2", "sgd:momentum=0.9"), ("resnet", "sgd")],
 )
 def test_the_predicted_peak_is_what_training_allocates(name: str, optimizer: str) -> None:
     """At budget 1 and within less: as the profiler saw every allocation of the third step."""
-    batch = {"vit": 8, "gpt2": 4}.get(
-        name, 2
-    )  # enough that parameters and their states are not all
+    batch = 4 if name == "gpt2" else 2  # enough that parameters and their states are not all
     found = cells(name, SMALL[name], optimizer, batch=batch, seq=64, tight=0.95)
     assert [c["budget"] == "1" for c in found] == [True, False]
     for cell in found:
@@ -69,8 +53,8 @@ def test_the_predicted_peak_is_what_training_allocates(name: str, optimizer: str
         assert cell["predicted"] <= cell["memory"]
 
 
-def child(batch: int, budget: str, memory: float, optimizer: str) -> int:
-    """How a process ends that trains within a memory."""
+def child(batch: int, budget: str, memories: list[int], optimizer: str) -> str:
+    """What a process says that trains within one memory after the other."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(remat.__file__).parents[1]),
@@ -80,22 +64,24 @@ def child(batch: int, budget: str, memory: float, optimizer: str) -> int:
         "MALLOC_MMAP_THRESHOLD_": "65536",  # what is freed goes back at once
         "MALLOC_TRIM_THRESHOLD_": "65536",
     }
-    command = [sys.executable, fit_child.__file__, str(batch), budget, str(int(memory)), optimizer]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode in (0, 3), done.stderr
-    return done.returncode
+    command = [sys.executable, fit_child.__file__, str(batch), budget, optimizer]
+    done = subprocess.run(
+        [*command, *map(str, memories)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits private memory")
 def test_what_fits_runs_within_a_hard_limit_and_what_does_not_dies() -> None:
     """By five percent, at budget 1 and at the least budget that was found for a memory."""
-    optimizer = "adamw"
+    optimizer, batch = "adamw", 3584
     fit = partial(
         remat.fit,
         fit_child.model(),
         fit_child.given,
         optimizer=optimizer,
-        batches=2048,
+        batches=batch,
         lower="eager",
         cost="roofline:cpu",
     )
@@ -107,8 +93,8 @@ def test_what_fits_runs_within_a_hard_limit_and_what_does_not_dies() -> None:
     for row in (full, tight):
         assert row.budget is not None
         assert row.peak_bytes > 200 << 20
-        assert child(2048, row.budget, 1.05 * row.peak_bytes, optimizer) == 0
-        assert child(2048, row.budget, 0.95 * row.peak_bytes, optimizer) == 3
+        limits = [int(share * row.peak_bytes) for share in (1.05, 0.95)]
+        assert child(batch, row.budget, limits, optimizer).split() == ["ran", "died"]
 
 
 def mlp(width: int = 64, depth: int = 4) -> nn.Module:
@@ -121,11 +107,13 @@ def rows_at(batch: int) -> tuple[torch.Tensor]:
     return (torch.empty(batch, 64, device="meta"),)
 
 
-FITTED = partial(remat.fit, mlp(), rows_at, lower="eager", cost="roofline:cpu")
+def fitted(model: nn.Module | None = None, **options: Any) -> remat.Fit:
+    model = mlp() if model is None else model
+    return remat.fit(model, rows_at, lower="eager", cost="roofline:cpu", **options)
 
 
 def test_the_parts_are_those_of_the_model() -> None:
-    fit = FITTED(memory="1GiB", batches=(4, 2, 2))
+    fit = fitted(memory="1GiB", batches=(4, 2, 2))
     own = sum(p.nbytes for p in mlp().parameters())
     assert (fit.parameter_bytes, fit.gradient_bytes) == (own, own)
     assert fit.state_bytes == 2 * own + 4 * 8
@@ -143,7 +131,7 @@ def test_on_a_gpu_the_step_of_the_optimizer_takes_a_copy_of_the_parameters() -> 
 
 
 def test_less_memory_takes_a_lower_budget_and_more_time() -> None:
-    rows = [FITTED(memory=m, batches=4096, optimizer="sgd").rows[0] for m in (1 << 30, 11_000_000)]
+    rows = [fitted(memory=m, batches=4096, optimizer="sgd").rows[0] for m in (1 << 30, 11_000_000)]
     assert rows[0].budget == "1"
     assert rows[1].budget is not None
     assert rows[1].budget.startswith("peak:")
@@ -152,18 +140,19 @@ def test_less_memory_takes_a_lower_budget_and_more_time() -> None:
 
 
 def test_the_largest_batch_is_the_one_above_which_none_fits() -> None:
-    fit = FITTED(memory=2_000_000, optimizer="sgd")
+    small = partial(fitted, mlp(depth=2), memory=1_000_000, optimizer="sgd")
+    fit = small()
     largest = fit.largest_batch
     assert largest is not None
     fits = {row.batch: row.fits for row in fit.rows}
     assert fits == {b: b <= largest for b in fits}
     above = min(b for b in fits if not fits[b])
     assert above - largest <= max(1, largest // 50)
-    assert not FITTED(memory=2_000_000, optimizer="sgd", batches=above).rows[0].fits
+    assert not small(batches=above).rows[0].fits
 
 
 def test_the_best_batch_has_the_most_samples_per_second() -> None:
-    fit = FITTED(memory="1GiB", batches=(1, 64, 512))
+    fit = fitted(memory="1GiB", batches=(1, 64, 512))
     rates = {row.batch: row.samples_per_s or 0 for row in fit.rows}
     assert fit.best_batch == max(rates, key=lambda b: rates[b])
     for row in fit.rows:
@@ -172,7 +161,7 @@ def test_the_best_batch_has_the_most_samples_per_second() -> None:
 
 def test_the_line_to_paste_is_run() -> None:
     torch._dynamo.reset()
-    fit = FITTED(memory=11_000_000, batches=4096, optimizer="sgd")
+    fit = fitted(memory=11_000_000, batches=4096, optimizer="sgd")
     made = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
     space: dict[str, Any] = {"torch": torch, "remat": remat, "model": made}
     exec(fit.code, space)
@@ -182,14 +171,14 @@ def test_the_line_to_paste_is_run() -> None:
 
 
 def test_the_line_to_paste_names_the_cost_model_that_was_asked_for() -> None:
-    assert '"cost": "roofline:cpu"' in FITTED(memory="1GiB", batches=2).code
+    assert '"cost": "roofline:cpu"' in fitted(memory="1GiB", batches=2).code
     usual = remat.fit(mlp(), rows_at, memory="1GiB", batches=2)
     assert usual.asked_cost == ""
     assert "cost" not in usual.code
 
 
 def test_json_has_the_rows() -> None:
-    fit = FITTED(memory=11_000_000, batches=(1024, 1 << 16), optimizer="sgd")
+    fit = fitted(memory=11_000_000, batches=(1024, 1 << 16), optimizer="sgd")
     data = json.loads(fit.to_json())
     assert data["largest_batch"] == data["best_batch"] == 1024
     assert [row["fits"] for row in data["rows"]] == [True, False]
@@ -210,7 +199,7 @@ def test_json_has_the_rows() -> None:
 )
 def test_the_arguments_of_a_batch_come_in_several_ways(args: Any) -> None:
     ways = remat.fit(mlp(), args, memory="1GiB", batches=(2, 8), lower="eager", cost="roofline:cpu")
-    assert ways.rows[1].peak_bytes == FITTED(memory="1GiB", batches=8).rows[0].peak_bytes
+    assert ways.rows[1].peak_bytes == fitted(memory="1GiB", batches=8).rows[0].peak_bytes
 
 
 def test_frozen_and_unused_parameters_have_no_gradient_and_no_state() -> None:
@@ -341,7 +330,7 @@ def of_sixteen(batch: int) -> tuple[torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("lower", "memories"),
-    [("inductor", (520_000, 545_000)), ("eager", (500_000, 520_000, 545_000, 570_000))],
+    [("inductor", (520_000, 545_000)), ("eager", (500_000, 520_000, 545_000))],
 )
 def test_the_largest_batch_never_falls_with_more_memory(
     lower: str, memories: tuple[int, ...]
@@ -372,15 +361,15 @@ def test_what_does_not_fit_is_proven_or_only_not_found() -> None:
 def test_processes_answer_what_this_one_does() -> None:
     fit = partial(
         remat.fit,
-        wide(),
+        nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 10)).to("meta"),
         of_sixteen,
-        memory=500_000,
+        memory=100_000,
         optimizer="sgd",
         lower="eager",
         cost="roofline:h100",
     )
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         assert fit(executor=pool) == fit()
-        assert fit(executor=pool, batches=(100, 500, 3)) == fit(batches=(100, 500, 3))
+        assert fit(executor=pool, batches=(100, 500)) == fit(batches=(100, 500))
     with pytest.raises(ProblemError, match=r"cost model .* cannot be sent to an executor"):
         fit(executor=2, cost=Roofline())

@@ -257,8 +257,9 @@ def test_a_peak_that_nothing_meets_is_an_error_that_names_what_is_proven(
         remat.plan(joint, remat.Peak(proven - 1), "auto")
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("hooks", [None, "int8"])
+@pytest.mark.parametrize(
+    ("solver", "hooks"), [*((solver, None) for solver in SOLVERS), ("auto", "int8")]
+)
 def test_shares_of_the_peak_reach_from_the_least_found_to_that_of_budget_1(
     joint: remat.JointGraph, solver: str, hooks: str | None
 ) -> None:
@@ -492,7 +493,7 @@ def test_bytes_beyond_those_of_budget_1_may_peak_higher(joint: remat.JointGraph)
 
 
 def test_processes_decide_what_this_one_does() -> None:
-    joint = joint_of(blocks(), torch.randn(8, 16))
+    joint = joint_of(Block(), torch.randn(8, 16))
     here = {by: remat.frontier(joint, by=by) for by in ("saved", "peak")}
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         for by, frontier in here.items():

@@ -25,6 +25,12 @@ def planner() -> Planner:
     return Planner.of(joint, PlanRequest.of(budget=remat.Peak(0.0), cost="roofline-fused:epyc"))
 
 
+@pytest.fixture(scope="module")
+def limit(planner: Planner) -> int:
+    """What half of the peak stands for."""
+    return FusedSearch(planner).within(Budget(peak_share=0.5)).choice.peak_limit
+
+
 def test_shares_of_the_expected_peak_are_kept_to(planner: Planner) -> None:
     some = FusedSearch(planner).within(Budget(peak_share=0.25))
     assert planner.expected(some) <= some.choice.peak_limit
@@ -43,9 +49,8 @@ def test_gaps_between_bytes_are_looked_into() -> None:
 
 
 def test_the_last_plan_is_unlike_those_that_are_far_above_what_was_expected(
-    planner: Planner,
+    planner: Planner, limit: int
 ) -> None:
-    limit = FusedSearch(planner).within(Budget(peak_share=0.5)).choice.peak_limit
     budget = Budget(peak_bytes=limit)
     first = FusedSearch(planner).within(budget).decision
     near, far = (
@@ -56,8 +61,9 @@ def test_the_last_plan_is_unlike_those_that_are_far_above_what_was_expected(
     assert far.saved_bytes < near.saved_bytes
 
 
-def test_a_peak_in_bytes_is_found_without_the_search_for_the_least_peak(planner: Planner) -> None:
-    limit = FusedSearch(planner).within(Budget(peak_share=0.5)).choice.peak_limit
+def test_a_peak_in_bytes_is_found_without_the_search_for_the_least_peak(
+    planner: Planner, limit: int
+) -> None:
     fresh = Planner.of(planner.state.joint, planner.request)
     found = FusedSearch(fresh).within(Budget(peak_bytes=limit))
     assert 0.95 * limit <= fresh.expected(found) <= limit

@@ -79,7 +79,7 @@ def test_compiled_steps_leave_behind_what_eager_ones_do() -> None:
             self.weight, self.norm = nn.Parameter(torch.randn(32, 32) / 6), nn.BatchNorm1d(32)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for _ in range(3):
+            for _ in range(2):
                 x = torch.relu(self.norm(dropped(x, self.weight)))
             return x
 

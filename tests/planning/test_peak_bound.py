@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from typing import Any
 
 import pytest
@@ -46,6 +47,7 @@ MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
 }
 
 
+@cache
 def planner_of(name: str, lower: Any) -> Planner:
     make, shape = MODELS[name]
     joint = remat.capture(make(), (torch.randn(shape, requires_grad=True),), lower=lower)
@@ -62,7 +64,7 @@ def test_no_decision_and_no_schedule_lies_below(name: str, lower: Any) -> None:
     free = [i for i in range(len(problem)) if problem.savable[i] and problem.recomputable[i]]
     fixed = [i for i in range(len(problem)) if problem.savable[i] and not problem.recomputable[i]]
     bounds, positive = planner.bounds, 0
-    for _ in range(8):
+    for _ in range(4):
         share = draw.random()
         tried = search.tried([*fixed, *(i for i in free if draw.random() < share)])
         bound = bounds.bound(tried.peak_bytes, moments)

@@ -176,7 +176,7 @@ def test_one_peak_holds_over_all_graphs(tied) -> None:
     torch.manual_seed(1)
     expected = [p.clone() for p in torch.autograd.grad(model(x), list(model.parameters()))]
     peaks, costs = [], []
-    for share in (1.0, 0.7, 0.4, 0.0):
+    for share in (1.0, 0.4, 0.0):
         # A CPU's costs count what operators allocate inside, which storages do not show.
         plans = remat.plan(joints, budget=remat.Peak(share), cost="roofline:h100")
         torch._dynamo.reset()
@@ -362,7 +362,7 @@ def test_the_peak_of_a_torn_step_is_what_is_measured(kind: type[nn.Module]) -> N
     model, x = kind(), torch.randn(128, 32)
     joints = remat.capture(model, (x,), lower="eager", fullgraph=False)
     figures = []
-    for share in (0.0, 0.5, 1.0):
+    for share in (0.0, 1.0):
         # A CPU's costs count what operators allocate inside, which storages do not show.
         plans = remat.plan(joints, budget=remat.Peak(share), cost="roofline:h100")
         torch._dynamo.reset()
@@ -370,8 +370,8 @@ def test_the_peak_of_a_torn_step_is_what_is_measured(kind: type[nn.Module]) -> N
         assert measure_step(compiled, (x,), by="storages").peak_bytes == plans.peak_bytes
         figures.append((plans.peak_bytes, -plans.recompute_cost))
     assert figures == sorted(figures)
-    again = remat.plan(joints, budget=remat.Peak(figures[1][0]))
-    assert again.peak_bytes <= figures[1][0]
+    again = remat.plan(joints, budget=remat.Peak(figures[0][0]))
+    assert again.peak_bytes <= figures[0][0]
 
 
 class Layer(nn.Module):
@@ -446,13 +446,13 @@ class Turns(nn.Module):
 def test_the_peak_of_graphs_that_run_in_turn_is_what_is_measured(tied: bool) -> None:
     """Equal layers, and one layer that is called several times."""
     torch.manual_seed(0)
-    layers: list[nn.Module] = [Torn()] * 4 if tied else [Torn() for _ in range(4)]
+    layers: list[nn.Module] = [Torn()] * 3 if tied else [Torn() for _ in range(3)]
     model, x = Turns(layers), torch.randn(128, 32)
     joints = remat.capture(model, (x,), lower="eager", fullgraph=False)
-    assert [j.runs for j in joints] == [1, 1, 3, 3, 1]
+    assert [j.runs for j in joints] == [1, 1, 2, 2, 1]
     expected = torch.autograd.grad(model(x), list(model.parameters()))
     figures = []
-    for share in (0.0, 0.5, 1.0):
+    for share in (0.0, 1.0):
         plans = remat.plan([parse_joint(print_joint(j)) for j in joints], remat.Peak(share))
         torch._dynamo.reset()
         compiled = torch.compile(model, backend="remat", options={"plan": plans, "lower": "eager"})
@@ -463,8 +463,8 @@ def test_the_peak_of_graphs_that_run_in_turn_is_what_is_measured(tied: bool) -> 
         figures.append((plans.peak_bytes, -plans.recompute_cost))
     assert figures == sorted(figures)
     assert figures[0][0] < figures[-1][0] == plans.without_peak_bytes
-    within = remat.plan(joints, remat.Peak(figures[1][0]))
-    assert within.peak_bytes <= figures[1][0]
+    between = (figures[0][0] + figures[1][0]) // 2
+    assert remat.plan(joints, remat.Peak(between)).peak_bytes <= between
 
 
 def test_runs_that_are_not_there_are_refused() -> None:

@@ -17,6 +17,7 @@ from torch import nn
 import remat
 from remat.errors import ProblemError, SolverError
 from remat.planning.experiment_table import Sweep
+from tests.planning import sweep_child
 
 ROOT = Path(__file__).parents[2]
 #: What differs from run to run.
@@ -57,6 +58,10 @@ def broken() -> Any:
     raise ValueError("no such data")
 
 
+def leaving() -> Any:
+    raise SystemExit(2)
+
+
 def captured() -> remat.JointGraph:
     model, args, kwargs = step()
     return remat.capture(model, args, kwargs)
@@ -66,7 +71,13 @@ def figures(found: Sweep) -> list[dict[str, Any]]:
     return [{k: v for k, v in asdict(r).items() if k not in TIMES} for r in found.rows]
 
 
-MODELS = {"captured": captured(), "function": step, "wide": partial(step, 64), "broken": broken}
+MODELS = {
+    "captured": captured(),
+    "function": step,
+    "wide": partial(step, 64),
+    "broken": broken,
+    "gone": leaving,
+}
 
 
 @pytest.fixture(scope="module")
@@ -86,39 +97,37 @@ def test_rows_are_those_of_compare_and_failures_have_a_reason(alone: Sweep) -> N
     failed = [r for r in alone.rows if r.model == "broken"]
     assert {r.reason for r in failed} == {"ValueError: no such data"}
     assert "no such data" in str(alone)
+    assert {r.reason for r in alone.rows if r.model == "gone"} == {"SystemExit: 2"}
+    assert {r.reason for r in alone.rows if r.model not in ("broken", "gone")} == {None}
 
 
 def test_solvers_are_compared_by_processes_too() -> None:
     joint = MODELS["captured"]
     asked = {"solvers": ("auto", "greedy", "dp"), "budgets": (0.3, "peak:0.5", "peak:0", 1)}
-    ours, theirs = (remat.compare(joint, **asked, executor=e) for e in (None, 2))
+    ours, theirs = (remat.compare(joint, **asked, executor=e) for e in (None, 1))
     timeless = {"plan_s": None, "solve_s": None}
     assert [replace(r, **timeless) for r in theirs.rows] == [
         replace(r, **timeless) for r in ours.rows
     ]
     assert (theirs.cost, theirs.without) == (ours.cost, ours.without)
     with pytest.raises(ProblemError, match="give its name"):
-        remat.compare(joint, solvers=(remat.Solver(),), executor=2)
+        remat.compare(joint, solvers=(remat.Solver(),), executor=1)
 
 
-def test_processes_come_to_the_same(alone: Sweep) -> None:
-    found = remat.sweep(
-        MODELS, budgets=(0.3, 0.6), solvers=("auto", "greedy"), costs=("auto", "flops"), executor=2
-    )
-    assert figures(found) == figures(alone)
-
-
-def test_workers_plan_by_what_is_declared_here() -> None:
-    given: dict[str, Any] = {"models": {"custom": custom}, "budgets": 0.0, "solvers": "greedy"}
-    unknown = remat.sweep(**given)
+def test_processes_come_to_the_same_by_what_is_declared_here(alone: Sweep) -> None:
+    given: dict[str, Any] = {
+        "budgets": (0.3, 0.6), "solvers": ("auto", "greedy"), "costs": ("auto", "flops")
+    }  # fmt: skip
+    unknown = remat.sweep({"custom": custom}, budgets=0.0)
     remat.declare_pure(twice)
     try:
-        here, there = remat.sweep(**given), remat.sweep(**given, executor=1)
+        here = remat.sweep({"custom": custom}, **given)
+        there = remat.sweep({**MODELS, "custom": custom}, **given, executor=2)
     finally:
         remat.undeclare_pure(twice)
     assert unknown.rows[0].saved_bytes == 256, "what may not run again is saved"
-    assert here.rows[0].saved_bytes == 0
-    assert figures(there) == figures(here)
+    assert {r.saved_bytes for r in here.rows} == {0}
+    assert figures(there) == [*figures(alone), *figures(here)]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -180,31 +189,32 @@ def test_figures_are_those_of_the_function_as_it_is_now() -> None:
 def test_what_is_known_is_not_asked_again(tmp_path: Path) -> None:
     path, asked = tmp_path / "table.csv", []
     first = remat.sweep(MODELS, budgets=0.3, output=path, on_row=asked.append)
-    assert len(asked) == len(first.rows) == 4
+    assert len(asked) == len(first.rows) == 5
     second = remat.sweep(MODELS, budgets=(0.3, 0.6), output=path, on_row=asked.append)
-    assert len(asked) == 8
+    assert len(asked) == 10
     assert [r for r in second.rows if r.budget == "0.3"] == list(first.rows)
     assert not path.with_name("table.csv.partial").exists()
-    assert len(remat.sweep(MODELS, budgets=0.6, output=path).rows) == 4
-    assert len(Sweep.load(path).rows) == 8, "what was known before stays in the table"
+    assert len(remat.sweep(MODELS, budgets=0.6, output=path).rows) == 5
+    assert len(Sweep.load(path).rows) == 10, "what was known before stays in the table"
 
 
 @pytest.mark.slow
 def test_killed_twice_and_resumed_it_is_as_if_undisturbed(tmp_path: Path) -> None:
-    undisturbed, resumed = tmp_path / "undisturbed.json", tmp_path / "resumed.json"
+    output = tmp_path / "resumed.json"
 
-    def run(output: Path, kill_after: int) -> int:
-        command = [sys.executable, "-m", "tests.planning.sweep_child", str(output), str(kill_after)]
-        return subprocess.run(command, cwd=ROOT, check=False).returncode
+    def killed_after(rows: int) -> None:
+        command = [sys.executable, "-m", "tests.planning.sweep_child", str(output), str(rows)]
+        assert subprocess.run(command, cwd=ROOT, check=False).returncode == 9
 
-    assert run(undisturbed, 0) == 0
-    assert run(resumed, 5) == 9
-    partial_file = tmp_path / "resumed.json.partial"
-    with partial_file.open("a") as file:
+    killed_after(4)
+    with (tmp_path / "resumed.json.partial").open("a") as file:
         file.write('{"model": "cut o')  # as if it died while it wrote
-    assert run(resumed, 7) == 9
-    assert run(resumed, 0) == 0
-    assert figures(Sweep.load(resumed)) == figures(Sweep.load(undisturbed))
+    killed_after(5)
+    asked: list[Any] = []
+    remat.sweep(sweep_child.models(), **sweep_child.ASKED, output=output, on_row=asked.append)
+    assert len(asked) == 12 - 4 - 5
+    undisturbed = remat.sweep(sweep_child.models(), **sweep_child.ASKED)
+    assert figures(Sweep.load(output)) == figures(undisturbed)
 
 
 def test_figures_are_those_of_the_question(tmp_path: Path) -> None:
@@ -231,16 +241,6 @@ def test_an_output_is_one_sweep_s(tmp_path: Path) -> None:
 
     remat.sweep({"m": step}, budgets=0.5, output=path, on_row=second)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["table.json"]
-
-
-def leaving() -> Any:
-    raise SystemExit(2)
-
-
-@pytest.mark.parametrize("executor", [None, 1])
-def test_a_model_that_leaves_is_a_row(executor: Any) -> None:
-    found = remat.sweep({"gone": leaving, "m": step}, budgets=0.5, executor=executor)
-    assert [r.reason for r in found.rows] == ["SystemExit: 2", None]
 
 
 @pytest.mark.parametrize("line", ["5", "NaN", "[" * 5000, "{}", '{"model": 1}'])

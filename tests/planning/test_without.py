@@ -30,7 +30,7 @@ def joint() -> remat.JointGraph:
     return joint_of(MODEL, torch.randn(64, 16))
 
 
-@pytest.mark.parametrize("budget", [0, 0.3, 1, "saved:8GiB", remat.Peak(0.3)])
+@pytest.mark.parametrize("budget", [0.3, "saved:8GiB", remat.Peak(0.3)])
 @pytest.mark.parametrize("cost", ["roofline", "flops"])
 def test_it_is_the_plan_at_budget_1(joint: remat.JointGraph, budget: Any, cost: str) -> None:
     full, plan = remat.plan(joint, 1, cost=cost), remat.plan(joint, budget, cost=cost)

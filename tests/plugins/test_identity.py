@@ -36,13 +36,20 @@ PASS = """
         return [Mine]
 """
 KEY = """
-    import json
-    import acme_passes
+    import json, os, sys
+    from pathlib import Path
     from remat.plugins import registry
     from remat.plugins.identity import surroundings
 
-    registry().register(acme_passes)
-    print(json.dumps(surroundings(), sort_keys=True))
+    for code in json.loads(sys.argv[1]):
+        if os.fork():
+            os.wait()
+            continue
+        Path("acme_passes.py").write_text(code)
+        import acme_passes
+        registry().register(acme_passes)
+        print(json.dumps(surroundings(), sort_keys=True), flush=True)
+        os._exit(0)
 """
 
 
@@ -54,18 +61,22 @@ def test_a_registered_plugin_changes_the_key_and_takes_the_change_along() -> Non
 
 
 def test_an_edited_pass_of_a_plugin_is_another_key(tmp_path: Path) -> None:
-    def key(code: str) -> str:
-        (tmp_path / "acme_passes.py").write_text(textwrap.dedent(code))
-        script = textwrap.dedent(KEY)
+    def keys(*codes: str) -> list[str]:
+        """Return the keys of processes, each with a pass of its own."""
+        given = json.dumps([textwrap.dedent(code) for code in codes])
         done = subprocess.run(
-            [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+            [sys.executable, "-B", "-c", textwrap.dedent(KEY), given],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
         )
-        return done.stdout
+        return done.stdout.splitlines()
 
-    first = key(PASS)
+    (first,) = keys(PASS)
     assert is_known_elsewhere(json.loads(first))
-    assert key(PASS) == first
-    assert key(PASS.replace("modified=False", "modified=True")) != first
+    again, edited = keys(PASS, PASS.replace("modified=False", "modified=True"))
+    assert again == first != edited
 
 
 @pytest.mark.parametrize("wrap", [lambda solver: solver, isolated])

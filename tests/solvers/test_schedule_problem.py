@@ -232,7 +232,7 @@ needs_kernel = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 @pytest.mark.slow
 @needs_kernel
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(2))
 def test_the_annealer_finds_what_trying_everything_finds(block: int) -> None:
     missed = 0
     for seed in range(100 * block, 100 * block + 100):

@@ -56,6 +56,12 @@ def _no_strictness(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\n")
 
 
+def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    """Run pytest in this process, or with workers in a process of its own."""
+    in_process = "-n" not in arguments
+    return (pytester.runpytest if in_process else pytester.runpytest_subprocess)(*arguments)
+
+
 def test_one_solver_and_only_the_solver_tests(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(SOLVER_TEST)
     result = pytester.runpytest("--solver=greedy", "-v")
@@ -76,7 +82,7 @@ def test_several_solvers_end_in_a_comparison(pytester: pytest.Pytester, workers)
     pytester.makepyfile(SOLVER_TEST)
     pytester.makepyfile(mine=MINE)
     chosen = ("--solver=dp", "--solver=greedy", "--solver=mine:Mine", "--solver=dp")
-    result = pytester.runpytest_subprocess(*chosen, *workers)
+    result = run(pytester, *chosen, *workers)
     result.assert_outcomes(passed=39)
     result.stdout.re_match_lines(
         [
@@ -164,7 +170,7 @@ def test_a_missing_package_is_a_visible_skip(pytester: pytest.Pytester) -> None:
 @pytest.mark.parametrize("workers", [(), ("-n", "1")])
 def test_nothing_to_run_is_a_failure(pytester: pytest.Pytester, workers) -> None:
     pytester.makepyfile("def test_other(): pass")
-    result = pytester.runpytest_subprocess("--solver=greedy", *workers)
+    result = run(pytester, "--solver=greedy", *workers)
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     result.stdout.fnmatch_lines(["*no test collected here takes the 'solver' fixture*"])
 
@@ -206,10 +212,6 @@ def test_the_suite_runs_from_an_empty_folder(pytester: pytest.Pytester) -> None:
     outcomes = result.parseoutcomes()
     assert outcomes["passed"] > 120
     assert set(outcomes) <= {"passed", "skipped", "deselected"}  # those of graph solvers
-    liar = pytester.runpytest_subprocess(
-        "--pyargs", "remat.testing", "--solver=mine:Liar", "-k", "test_case"
-    )
-    assert liar.ret == pytest.ExitCode.TESTS_FAILED
 
 
 def test_the_suite_of_a_clone_needs_pytest_alone(tmp_path: Path) -> None:
@@ -251,7 +253,7 @@ def test_known_failures_are_listed_and_strict(pytester: pytest.Pytester, option,
 
     def listed(*lines: str) -> pytest.RunResult:
         (pytester.path / option).write_text("\n".join(lines))
-        return pytester.runpytest_subprocess("--solver=mine:Mine", "-rx", *given, *workers)
+        return run(pytester, "--solver=mine:Mine", "-rx", *given, *workers)
 
     result = listed("# a comment", "", "test_one[mine:Mine]  # is not called other")
     result.assert_outcomes(passed=1, xfailed=1, deselected=0 if workers else 1)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import remat
@@ -107,6 +107,7 @@ def plain_passes(draw: st.DrawFn, stage: Stage) -> list[Pass]:
     return passes
 
 
+@settings(max_examples=40)
 @given(pipelines())
 @pytest.mark.slow
 def test_pipelines_read_back(manager: Pipeline) -> None:

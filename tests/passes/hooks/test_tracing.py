@@ -196,15 +196,15 @@ class Keeping:
         return self.store[at]
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
-    ("pack", "unpack", "which"),
+    ("pack", "unpack", "which", "dynamic"),
     [
-        (Keeping.append, Keeping.fetch, "pack"),
-        (Keeping.append_view, lambda _, p: p.float(), "pack"),
-        (Keeping.append_in_place, lambda _, p: p / 2, "pack"),
-        (Keeping.add_table, lambda k, p: p - k.table, "pack"),
-        (lambda _, x: x.half(), Keeping.unpack_kept, "unpack"),
+        (Keeping.append, Keeping.fetch, "pack", False),
+        (Keeping.append, Keeping.fetch, "pack", True),
+        (Keeping.append_view, lambda _, p: p.float(), "pack", False),
+        (Keeping.append_in_place, lambda _, p: p / 2, "pack", False),
+        (Keeping.add_table, lambda k, p: p - k.table, "pack", False),
+        (lambda _, x: x.half(), Keeping.unpack_kept, "unpack", True),
     ],
 )
 def test_hooks_that_keep_what_is_only_traced_run_eagerly(

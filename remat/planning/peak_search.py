@@ -372,12 +372,14 @@ class PeakSearch:
         return best
 
     def _checkpointed(self, allowed: Limits) -> list[tuple[frozenset[int], Candidate]]:
-        """Return up to two sets of checkpoints to search with, each with the candidate that saves nothing else.
+        """Return up to two sets of checkpoints to search with, each with the candidate that saves little else.
 
         The second set is the one with the fewest segments whose candidate is within the limits, or else the set
         whose candidate exceeds the limits least. The first set has fewer segments, so it restricts cuts less.
         """
-        made = [(checkpoints, self.tried(checkpoints)) for checkpoints in self._checkpoints]
+        # At this price, saving a value of 1 KiB costs more than to recompute everything.
+        prices = {_SAVED: sum(self.problem.cost) / 1024}
+        made = [(c, self.tried(self._cut(prices, c))) for c in self._checkpoints]
         if not made:
             return []
         ranks = [allowed.rank(tried) for _, tried in made]

@@ -1,6 +1,6 @@
 """What PyTorch's own tests expect of a partitioner, measured on real tensors.
 
-Memory in units of one 512 by 512 float32 matrix (1 MiB), arithmetic in units of one product of two
+Memory in units of one 128 by 128 float32 matrix (64 KiB), arithmetic in units of one product of two
 of them.
 """
 
@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import remat
 from tests.steps import Recorded, recording_backend
 
-N = 512
+N = 128
 MATRIX = 4 * N * N
 PRODUCT = 2 * N**3
 #: Each decides alone; PyTorch's expectations hold for all of them.
@@ -93,8 +93,10 @@ def chain(x: torch.Tensor, *ws: torch.Tensor) -> torch.Tensor:
     return x.sum()
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("tenths", range(11))
+@pytest.mark.parametrize(
+    ("tenths", "solver"),
+    [*((k, "auto") for k in range(11)), *((k, s) for k in (2, 7) for s in SOLVERS[1:])],
+)
 def test_products_are_recomputed_last(tenths: int, solver: str) -> None:
     args = [matrix() for _ in range(6)]
     eager = eager_products(chain, *args)

@@ -305,7 +305,6 @@ def test_inductor_compiles_what_is_packed(gradients: Run) -> None:
     expected = gradients(lower="inductor")
     away = gradients("float8", lower="inductor") - expected
     assert 0 < away.norm() < 0.1 * expected.norm()
-    torch.testing.assert_close(gradients(CLONE, lower="inductor"), expected)
 
 
 # Hooks that are active already --------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_two_steps_are_the_same_at_every_budget(name: str) -> None:
     assert replays_what_it_should(name, least)
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", ["mixtral", "convnext"])
 def test_two_steps_of_different_sizes(name: str) -> None:
     """At one budget: PyTorch traces them ten times as long as those of one size."""
     result = run(name, "eager", "dynamic", 0.2)
@@ -65,16 +65,10 @@ def replays_what_it_should(name: str, result: Result) -> bool:
     return (result.replayed > 0) is (name != "convnext")
 
 
-@pytest.mark.parametrize(
-    ("name", "budget"),
-    [
-        ("mixtral", 0.2),  # an operator of transformers' own
-        # Wrong with Inductor's vectorised ends of loops.
-        pytest.param("mamba", 0.5, marks=pytest.mark.vectorised),
-    ],
-)
-def test_two_steps_under_inductor(name: str, budget: float) -> None:
-    run(name, "inductor", "static", budget)
+@pytest.mark.vectorised
+def test_two_steps_under_inductor() -> None:
+    """Gradients of this model are wrong with Inductor's vectorised ends of loops."""
+    run("mamba", "inductor", "static", 0.5)
 
 
 def test_an_operator_that_is_declared_pure_lets_the_budget_hold() -> None:
@@ -108,7 +102,7 @@ def test_one_wrong_gradient_is_seen() -> None:
 
 def test_a_step_that_raises_is_a_result() -> None:
     """A step peaks above two bytes; the refusal of that budget is what came of it."""
-    result = bench("mixtral").run(Case(lower="eager", shapes="static", budget=2))
+    result = bench("convnext").run(Case(lower="eager", shapes="static", budget=2))
     assert result.failed is not None
     assert result.failed.startswith("BudgetError: budget is a peak of 2 B")
     assert not result.wrong

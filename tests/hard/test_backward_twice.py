@@ -40,12 +40,15 @@ def trained(model: nn.Module, f: Callable[[T], T]) -> list[Any]:
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
-@pytest.mark.parametrize("lower", ["eager", "inductor"])
-@pytest.mark.parametrize("budget", [0, 0.5, 1, remat.Peak(0.0)], ids=str)
+@pytest.mark.parametrize(
+    ("budget", "lower"),
+    [(0, "eager"), (0.5, "eager"), (1, "inductor"), (remat.Peak(0.0), "inductor")],
+    ids=str,
+)
 def test_gradients_of_two_losses_are_those_of_eager(budget: Any, lower: str) -> None:
     model = net()
     expected = trained(model, model)
-    for _ in range(2):  # the second time out of the cache
+    for _ in range(2 if lower == "inductor" else 1):  # the second time out of the cache
         torch.compiler.reset()
         f = torch.compile(model, backend="remat", options={"budget": budget, "lower": lower})
         torch.testing.assert_close(trained(model, f), expected, rtol=1e-4, atol=1e-5)

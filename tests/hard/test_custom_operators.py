@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 T = torch.Tensor
-BUDGETS = (0, 0.3, 0.5, 1)
+BUDGETS = (0, 0.4, 1)
 CALLS: list[str] = []
 
 
@@ -207,14 +207,13 @@ def test_gradients_do_not_change_with_the_budget(name: str) -> None:
             assert len(CALLS) > calls, "a draw that is tagged may be replayed"
 
 
-@pytest.mark.parametrize("name", ["noisy in regions", "tagged mutator"])
-def test_under_inductor(name: str) -> None:
-    f = PROGRAMS[name]
-    expected = step(f, arguments(name))
+def test_under_inductor() -> None:
+    name = "noisy in regions"
+    expected = step(PROGRAMS[name], arguments(name))
     CALLS.clear()
-    left = step(compiled(f, budget=0, lower="inductor"), arguments(name))
+    left = step(compiled(PROGRAMS[name], budget=0, lower="inductor"), arguments(name))
     assert_same(left, expected, tolerance=1e-3)
-    assert len(CALLS) == (2 if "mutator" in name else 3)
+    assert len(CALLS) == 3
 
 
 def test_what_counts_its_calls_in_a_region_is_differentiated_as_forward_computed_it() -> None:
@@ -326,8 +325,7 @@ class Tallied(torch.nn.Module):
         return x
 
 
-@pytest.mark.parametrize("budget", [0.5, 1])
-def test_what_a_buffer_was_between_two_updates_is_kept_from_inductor(budget: float) -> None:
+def test_what_a_buffer_was_between_two_updates_is_kept_from_inductor() -> None:
     """Plain Inductor, whose gradients are off by 0.4 here, overwrites it: see `_returns_what_is_overwritten`."""
     torch.manual_seed(0)
     model, x = Tallied(), torch.randn(4, 8)
@@ -339,7 +337,7 @@ def test_what_a_buffer_was_between_two_updates_is_kept_from_inductor(budget: flo
         return [p.grad for p in model.parameters() if p.grad is not None] + [model.total.clone()]
 
     expected = gradients(model)
-    options = {"budget": budget, "solver": "cut"}
+    options = {"budget": 0.5, "solver": "cut"}
     left = gradients(torch.compile(model, backend="remat", options=options))
     assert len(left) == 5
     torch.testing.assert_close(left, expected)

@@ -20,7 +20,7 @@ LOWERINGS = ("eager", "inductor")
 
 def net() -> nn.Module:
     torch.manual_seed(0)
-    blocks = (nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)) for _ in range(4))
+    blocks = (nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)) for _ in range(2))
     return nn.Sequential(*blocks)
 
 
@@ -53,7 +53,7 @@ def test_a_longer_batch_in_the_middle_of_training_runs_at_the_least_peak(lower: 
 
 
 def test_what_takes_far_more_than_was_warned_of_is_warned_of_again() -> None:
-    first, second = steps("1100KiB", "eager", 64, 512, 520, 1024, 480, 960)
+    first, second = steps("1100KiB", "eager", 64, 512, 520, 1024, 960)
     figures = [
         int(re.findall(r"which takes .*\((\d+) bytes\)", text)[0]) for text in (first, second)
     ]
@@ -71,7 +71,7 @@ def test_the_first_step_and_strict_options_refuse() -> None:
 @pytest.mark.parametrize("lower", LOWERINGS)
 def test_the_budget_that_an_error_names_is_held(lower: str) -> None:
     with pytest.raises(Exception, match="give budget=") as raised:
-        steps("1300KiB", lower, 512)
+        steps("1100KiB", lower, 512)
     named = str(raised.value).split("give budget=")[1].split()[0].rstrip(".")
     assert steps(int(named), lower, 512) == []
     assert remat.plans()[-1].peak_bytes <= int(named)

@@ -18,7 +18,7 @@ class Convolutions(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
         self.drop = nn.Dropout(0.2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -34,7 +34,7 @@ def stepped(step: Any, model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     return [loss, torch.rand(2), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("budget", [1.0, 0.7, 0.5, 0.0])
+@pytest.mark.parametrize("budget", [0.5, 0.0])
 def test_draws_are_for_the_same_elements_as_in_eager_pytorch(budget: float) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)

@@ -88,15 +88,15 @@ def made(how: str) -> nn.Module:
     torch.manual_seed(0)
     if how == "breaks":
         return Broken([Block(256), Block(320), Block(384)])
-    return Blocks([Block()] * 5 if how == "tied" else [Block() for _ in range(8)])
+    return Blocks([Block()] * 3 if how == "tied" else [Block() for _ in range(4)])
 
 
 @pytest.mark.parametrize(
     ("how", "lower"),
-    [*((how, "eager") for how in ("blocks", "tied", "breaks")), ("blocks", "inductor")],
+    [*((how, "eager") for how in ("blocks", "tied", "breaks")), ("tied", "inductor")],
 )
 def test_a_peak_is_held_over_all_graphs_or_said(how: str, lower: str) -> None:
-    """Eight equal blocks, one that is called five times, and graph breaks; each below and above what it takes."""
+    """Four equal blocks, one that is called three times, and graph breaks; each below and above what it takes."""
     compiling = whole if how == "breaks" else by_block
     model, x = made(how), torch.randn(1024, 64)
     options = {"budget": remat.Peak("1GiB"), "lower": lower}
@@ -117,11 +117,11 @@ def test_a_peak_is_held_over_all_graphs_or_said(how: str, lower: str) -> None:
 
 def test_the_figure_is_that_of_the_allocator_and_is_said_once() -> None:
     model, x = made("blocks"), torch.randn(1024, 64)
-    f = by_block(model, {"budget": remat.Peak("12MiB"), "lower": "eager"})
+    f = by_block(model, {"budget": remat.Peak("6MiB"), "lower": "eager"})
     taken, said = measured(model, f, x)
     assert len(said) == 2  # as soon as it is above the budget, and at the end of that step
     assert said[-1] == taken
-    assert 12 * 2**20 < said[0] < said[1]
+    assert 6 * 2**20 < said[0] < said[1]
     assert measured(model, f, x) == (taken, [])
 
 
@@ -170,15 +170,15 @@ def test_what_never_runs_backward_is_counted_no_more() -> None:
     f = by_block(model, {"budget": remat.Peak(12_345_678), "lower": "eager"})
     counted = tally(12_345_678)
     kept = f(x)
-    assert counted._waiting == 8
+    assert counted._waiting == 4
     again = f(x)
-    assert counted._waiting == 16
+    assert counted._waiting == 8
     del again
     gc.collect()
-    assert counted._waiting == 8
+    assert counted._waiting == 4
     loss = kept.sum()
     loss.backward(retain_graph=True)
-    assert counted._waiting == 8, "it may run backward again"
+    assert counted._waiting == 4, "it may run backward again"
     loss.backward()
     assert counted._waiting == 0
     assert counted._held == 0
@@ -193,7 +193,7 @@ def test_what_never_runs_backward_is_counted_no_more() -> None:
 
 def test_another_model_under_the_same_budget_does_not_count() -> None:
     """Two models that train one after the other, both still alive."""
-    x, budget = torch.randn(1024, 64), 32_500_000  # less than with the weights of both
+    x, budget = torch.randn(1024, 64), 17_200_000  # less than with the weights of both
     models = [made("blocks") for _ in range(2)]
     for model in models:
         f = by_block(model, {"budget": remat.Peak(budget), "lower": "eager"})
@@ -206,11 +206,11 @@ def test_longer_batches_count_at_their_sizes() -> None:
     model = made("blocks")
     for block in model.blocks:  # type: ignore[union-attr]
         block.compile(
-            backend="remat", dynamic=True, options={"budget": remat.Peak("20MiB"), "lower": "eager"}
+            backend="remat", dynamic=True, options={"budget": remat.Peak("10MiB"), "lower": "eager"}
         )
     for rows, over in ((256, False), (512, False), (1024, True)):
         taken, said = measured(model, model, torch.randn(rows, 64))
-        assert (taken > 20 * 2**20) == over
+        assert (taken > 10 * 2**20) == over
         assert bool(said) == over
         assert not said or 0.94 * taken <= said[-1] <= 1.1 * taken
 

@@ -155,7 +155,7 @@ def must_save(node: fx.Node) -> bool:
 def must_offload(node: fx.Node) -> bool:
     """Return whether a checkpoint policy sends the node to the host's memory.
 
-    PREFER_CPU_OFFLOAD counts as MUST_CPU_OFFLOAD in plans with offloading.
+    True for PREFER_CPU_OFFLOAD too, whose values stay on the device where they cannot be offloaded.
     """
     return node.meta.get("recompute") in (
         CheckpointPolicy.MUST_CPU_OFFLOAD,

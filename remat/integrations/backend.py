@@ -40,6 +40,7 @@ from remat.planning.plan import Plan
 from remat.planning.planner import plan_graph
 from remat.planning.request import (
     BudgetOption,
+    BytesOption,
     CostOption,
     HooksOption,
     OffloadOption,
@@ -234,6 +235,7 @@ def backend(
     reread_inputs: bool = True,
     repro: str | Path | bool | None = None,
     offload: OffloadOption = None,
+    host_memory: BytesOption = None,
     policies: PoliciesOption = None,
     strict: bool = False,
     lower: Literal["inductor", "eager"] = "inductor",
@@ -255,6 +257,7 @@ def backend(
         reread_inputs: as in `remat.plan`.
         repro: as in `remat.partitioner`.
         offload: as in `remat.plan`.
+        host_memory: as in `remat.plan`.
         policies: as in `remat.plan`.
         strict: as in `remat.partitioner`.
         lower: ``"inductor"`` to compile the forward and backward graphs with Inductor; ``"eager"``
@@ -278,6 +281,7 @@ def backend(
         "reread_inputs": reread_inputs,
         "repro": repro,
         "offload": offload,
+        "host_memory": host_memory,
         "policies": policies,
         "strict": strict,
         "lower": lower,

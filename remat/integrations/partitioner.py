@@ -49,6 +49,7 @@ from remat.planning.planner import Planner, plan_graph
 from remat.planning.plans import PlanSet
 from remat.planning.request import (
     BudgetOption,
+    BytesOption,
     CostOption,
     HooksOption,
     OffloadOption,
@@ -650,6 +651,7 @@ def partitioner(
     reread_inputs: bool = True,
     repro: str | Path | bool | None = None,
     offload: OffloadOption = None,
+    host_memory: BytesOption = None,
     policies: PoliciesOption = None,
     strict: bool = False,
 ) -> Partitioner:
@@ -674,6 +676,7 @@ def partitioner(
             the environment variable ``REMAT_REPRO_DIR`` names, else a temporary folder. False: no
             reproducer.
         offload: as in `remat.plan`.
+        host_memory: as in `remat.plan`.
         policies: as in `remat.plan`.
         strict: whether every compilation refuses a budget in bytes that cannot be met. By default
             only the first compilation of a step refuses it. A recompilation, such as for a longer
@@ -695,6 +698,7 @@ def partitioner(
         reread_inputs=reread_inputs,
         repro=repro,
         offload=offload,
+        host_memory=host_memory,
         policies=policies,
         strict=strict,
     )

@@ -148,6 +148,7 @@ def _finished(
         passed: activations that one graph hands to another.
         capacity: the bytes that all graphs together may save.
     """
+    decided = [p.with_tagged(d) for p, d in zip(planners, decided, strict=True)]
     plans = [p.finish(d, request.budget) for p, d in zip(planners, decided, strict=True)]
     partitioned = [
         PartitionedGraph(joint=p.state.joint, forward=plan.forward, backward=plan.backward)

@@ -30,12 +30,20 @@ class OffloadProblem:
             offloaded.
         fetch: for each node, the time to copy its value back; -1 if the value must not be
             offloaded.
+        host_capacity: bytes that may lie in the host's memory at one time; None: no limit.
+        always: nodes whose values are offloaded in every decision that carries them into backward.
     """
 
     step: ScheduleProblem
     times: tuple[int, ...]
     send: tuple[int, ...]
     fetch: tuple[int, ...]
+    host_capacity: int | None = None
+    always: tuple[int, ...] = ()
+
+    def host_over(self, host_bytes: int) -> int:
+        """Return the bytes by which ``host_bytes`` exceed the host's capacity; 0 within it."""
+        return 0 if self.host_capacity is None else max(0, host_bytes - self.host_capacity)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +77,15 @@ class OffloadEvaluation:
         cost: recompute cost plus exposed transfer time (see `remat.solvers.transfers`).
         peak_bytes: most bytes alive on the device at one time.
         offloaded: the offloaded values, in the order of ``placement``.
+        host_bytes: most bytes in the host's memory at one time. All copies to the host end before
+            backward begins, and no copy back begins earlier, so these are all offloaded bytes.
         placement: the copies' positions in the schedule, with the memory and the waits.
     """
 
     cost: int
     peak_bytes: int
     offloaded: tuple[int, ...]
+    host_bytes: int
     placement: Placement
 
 
@@ -126,8 +137,8 @@ def evaluate_offloads(
     Args:
         problem: the step problem with its copy times.
         schedule: the schedule, with the values that it carries into backward.
-        offloaded: nodes whose values are offloaded. Values that are not carried into backward stay
-            on the device.
+        offloaded: nodes whose values are offloaded, besides those of ``problem.always``. Values
+            that are not carried into backward stay on the device.
         capacity: bytes that may be alive. Runs wait for copies to keep within it, and the peak
             exceeds it only if waiting does not suffice. None: no limit.
 
@@ -135,7 +146,7 @@ def evaluate_offloads(
         ProblemError: a value in ``offloaded`` must not be offloaded.
     """
     step, evaluation, idle = problem.step, schedule.evaluation, schedule.idle
-    used = tuple(sorted({v for v in offloaded if v in idle}))
+    used = tuple(sorted({v for v in (*offloaded, *problem.always) if v in idle}))
     change = [0] * (len(evaluation.bytes_alive) + 1)
     transfers = []
     for v in used:
@@ -162,5 +173,6 @@ def evaluate_offloads(
         cost=evaluation.cost - sum(step.cost) + placed.exposed_time,
         peak_bytes=max(placed.bytes_alive, default=evaluation.peak_bytes),
         offloaded=used,
+        host_bytes=sum(step.size[v] for v in used),
         placement=placed,
     )

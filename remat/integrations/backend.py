@@ -171,6 +171,7 @@ class Backend:
                 return compiled
             with step.compiling():
                 step.warn_if_over()
+                step.check_host()
                 look = guard_sizes(example_inputs, made, saved=step.applies_saved, watched=True)
             step.progress.finish(made)
             return wrap_step(

@@ -86,6 +86,7 @@ class CompiledGraphs:
             and each takes the next saved plan of that fingerprint.
         matched: patterns of policies by module that matched a module in any of the graphs.
         has_breaks: whether a step has graph breaks, so that a pattern may match in another graph.
+        host_bytes: bytes that each graph offloads, by its code.
         over: code of the graphs that run although their budget cannot be met, with the bytes last
             warned of.
     """
@@ -94,6 +95,7 @@ class CompiledGraphs:
     met: Counter[str] = field(default_factory=Counter)
     matched: set[str] = field(default_factory=set)
     has_breaks: bool = False
+    host_bytes: dict[str, int] = field(default_factory=dict)
     over: dict[str, int] = field(default_factory=dict)
 
 
@@ -494,6 +496,24 @@ class StepPartition:
         return (
             f"{text}; the others held {format_bytes(self.beside[1])} of the given budget, {given}"
         )
+
+    def check_host(self) -> None:
+        """Check that all graphs of the step together keep to the host's memory.
+
+        Raises:
+            BudgetError: they exceed it.
+        """
+        made, most = self.made, self.options.request.host_memory
+        if made is None or most is None:
+            return
+        held = self.graphs.host_bytes
+        held[self._kind or made.fingerprint] = made.host_bytes
+        if sum(held.values()) > most:
+            raise BudgetError(
+                f"host_memory is {format_bytes(most)} ({most} bytes), and {len(held)} graphs of the step have "
+                f"{format_bytes(sum(held.values()))} in the host's memory together; plan them together: remat.plan("
+                f'remat.capture(model, args, fullgraph=False), …, host_memory={most}), then options={{"plan": plans}}'
+            )
 
     def use(self, plan: Plan | None) -> None:
         """Replace the step's newest plan in `remat.plans` by another plan; None removes it."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
-from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.errors import PlanError
 from remat.graph.copying import run_of
@@ -17,8 +16,8 @@ from remat.graph.lowering import (
     Lowered,
     Offload,
     SavedKind,
-    must_offload,
-    must_recompute,
+    insists_on_host,
+    offload_tags,
     tag_of,
 )
 from remat.graph.replays import is_element
@@ -170,22 +169,15 @@ class Tagged:
 
 
 def tagged_values(state: State, lowered: Lowered) -> list[Tagged]:
-    """Return the values that the user tags for offloading; those that must be offloaded come first.
-
-    A tag on a view counts for the storage that the view shares. If the owner of the storage must be
-    recomputed, the tag counts for the view itself.
-    """
-    owner, nodes = state.storages.owner, state.index.nodes
-    found: dict[int, Tagged] = {}
-    for at, node in enumerate(nodes):
-        if not must_offload(node):
-            continue
-        i = lowered.of_position[at if must_recompute(nodes[owner[at]]) else owner[at]]
-        must = node.meta["recompute"] is CheckpointPolicy.MUST_CPU_OFFLOAD
-        if i >= 0 and lowered.kind[i] is SavedKind.VALUE and (i not in found or must):
+    """Return the values that the user tags for offloading; those that must be offloaded come first."""
+    found = []
+    for at, node in offload_tags(state.index.nodes, state.storages.owner).items():
+        i = lowered.of_position[at]
+        if i >= 0 and lowered.kind[i] is SavedKind.VALUE:
             value = Offload(name=lowered.problem.names[i], nbytes=lowered.problem.size[i])
-            found[i] = Tagged(value=value, node=node, must=must, why=_why_kept(state, lowered, i))
-    return sorted(found.values(), key=lambda tagged: not tagged.must)
+            must, why = insists_on_host(node), _why_kept(state, lowered, i)
+            found.append(Tagged(value=value, node=node, must=must, why=why))
+    return sorted(found, key=lambda tagged: not tagged.must)
 
 
 def check_tagged(state: State, lowered: Lowered) -> None:

@@ -239,6 +239,16 @@ class Planner(PeakPlanner):
             return self.within_peak(budget)
         if not self.tagged:
             self.request.refuse_unused_link(budget)
+        elif budget.nbytes is not None:
+            # The graph problem counts values that every plan offloads, but they do not stay on the device.
+            away = self.with_tagged(self.full).host_bytes
+            found = self.with_tagged(self._saving(Budget(nbytes=budget.nbytes + away)))
+            if found.saved_bytes <= budget.nbytes:
+                return found
+        return self.with_tagged(self._saving(budget))
+
+    def _saving(self, budget: Budget) -> Candidate:
+        """Return the decision under a budget on saved bytes, which counts offloaded values; see `decide`."""
         limits = replace(self.deciding, budget=budget).limits(self.state)
         found = self.decided(limits)
         if limits.capacity == self.full_bytes:  # this is budget 1's decision, too

@@ -243,6 +243,17 @@ def test_tags_hold_at_every_budget(budget: Any) -> None:
     assert (again.offloads, again.peak_bytes) == (plan.offloads, plan.peak_bytes)
 
 
+def test_saved_bytes_do_not_count_what_is_on_the_host() -> None:
+    joint = joint_of(MUST, ATEN.sin.default, ATEN.native_layer_norm.default)
+    least = remat.plan(joint, 0)
+    assert least.host_bytes > least.saved_bytes
+    asked = remat.Saved(least.saved_bytes)
+    plan = remat.plan(joint, asked)
+    assert plan.saved_bytes <= least.saved_bytes
+    assert plan.host_bytes == least.host_bytes
+    assert remat.plan(joint, plan=plan.to_json()).saved_bytes == plan.saved_bytes
+
+
 def test_a_value_that_backward_does_not_read_needs_no_copy() -> None:
     plan = remat.plan(joint_of(MUST, ATEN.mm.default))
     assert "mm" in plan.offloaded

@@ -76,6 +76,8 @@ def offload_problem(
     left_out: Container[str],
     always: Container[str],
     host_capacity: int | None,
+    *,
+    only_always: bool = False,
 ) -> OffloadProblem:
     """Build the step problem with the copy times of the values that may be offloaded.
 
@@ -88,6 +90,7 @@ def offload_problem(
         left_out: names of values that must not be offloaded.
         always: names of values that are offloaded if they are saved.
         host_capacity: bytes that may lie in the host's memory at one time; None: no limit.
+        only_always: whether no other value may be offloaded than those of ``always``.
     """
     problem = step.problem
     copy = [-1] * len(problem)
@@ -98,6 +101,8 @@ def offload_problem(
         name = lowered.problem.names[i]
         at = step.of_value.get(name, -1)
         if at < 0 or at in stays or name in left_out or lowered.kind[i] is not SavedKind.VALUE:
+            continue
+        if only_always and name not in always:
             continue
         if (
             _why_kept(state, lowered, i)

@@ -118,6 +118,7 @@ class OffloadPlanner:
             self._left_out,
             {tagged.value.name for tagged in self._fitting(0, self._of.full.decision.saved)},
             self._of.host_bytes,
+            only_always=self._of.request.offload is None,
         )
         return OffloadSearch(
             problem,
@@ -287,8 +288,8 @@ class OffloadPlanner:
 
         Values that are offloaded at a program point of backward were sent during forward. Forward takes the time
         of its operators plus the cost that the decision adds. So a decision of added cost T offloads at most the
-        bytes that the link sends in that time, and no more than the host's memory has. Its cost is at least the bound without offloads within a peak
-        that is higher by these bytes.
+        bytes that the link sends in that time, and no more than the host's memory has. Its cost is at least the
+        bound without offloads within a peak that is higher by these bytes.
 
         Args:
             peak_bytes: the peak.

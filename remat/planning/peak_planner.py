@@ -63,14 +63,14 @@ class PeakPlanner(Prepared):
         Returns:
             The decisions, lowest peak first, and the vertices (peak bytes, cost) of the line.
         """
-        offloading = None if self.request.offload is None else self.offloading
+        offloading = self.offloading if self.may_offload else None
         search = PeakFrontier(self.state, self.lowered, self.request.cost)
         cuts = [saved for _, saved in self.cuts(MOST_CUTS)]
         if self.is_alone:
             own = [
                 self.simulated(d) for d in (self.allowed_full, *map(self.at, self._capacities()))
             ]
-            line = search.bound(self.bounds, cuts)
+            line = search.bound(offloading or self.bounds, cuts)
             return self._above(line, own), line
         others = (self.full.saved, self.runtime_optimal.saved)
         found = search.found([*cuts, *others], self.on_step)
@@ -154,7 +154,7 @@ class PeakPlanner(Prepared):
 
         Args:
             budget: a budget on the peak, in bytes or as a ratio.
-            offload: whether values may be offloaded, if the request has a link.
+            offload: whether values may be offloaded that need not be.
 
         Raises:
             BudgetError: no decision was found within the budget; the message names the least peak that was
@@ -162,7 +162,7 @@ class PeakPlanner(Prepared):
         """
         started = time.perf_counter()
         peak_bytes = self._peak_of(budget)
-        if offload and self.request.offload is not None:
+        if offload and self.may_offload:
             found = self._offloaded_within(budget, peak_bytes)
         else:
             found = self.with_tagged(self._within(budget, peak_bytes))
@@ -193,6 +193,11 @@ class PeakPlanner(Prepared):
     def offloading(self) -> OffloadPlanner:
         """Planner that decides which values are offloaded."""
         return OffloadPlanner(self, self.search, self.bounds, self.tagged)
+
+    @property
+    def may_offload(self) -> bool:
+        """Whether any value may be offloaded: over the request's link, or because it is tagged."""
+        return self.request.offload is not None or any(not t.why for t in self.tagged)
 
     @cached_property
     def tagged(self) -> list[Tagged]:

@@ -254,6 +254,25 @@ def test_saved_bytes_do_not_count_what_is_on_the_host() -> None:
     assert remat.plan(joint, plan=plan.to_json()).saved_bytes == plan.saved_bytes
 
 
+def test_a_peak_counts_on_what_must_go_to_the_host() -> None:
+    joint = blocks().copy()
+    for node in joint.graph.nodes:
+        if node.name.startswith("gelu") and "backward" not in node.name:
+            node.meta["recompute"] = MUST
+    on_device = joint.copy()
+    for node in on_device.graph.nodes:
+        if node.meta.get("recompute") is MUST:
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    least = remat.plan(on_device, remat.Peak(0.0), cost="roofline:epyc").peak_bytes
+    plan = remat.plan(joint, remat.Peak(least - 40_000), cost="roofline:epyc")
+    assert plan.peak_bytes <= least - 40_000
+    assert plan.offloaded
+    assert all(name.startswith("gelu") for name in plan.offloaded)
+    assert plan.recompute_bound <= plan.recompute_cost + plan.exposed_time
+    with pytest.raises(BudgetError):
+        remat.plan(on_device, remat.Peak(least - 40_000), cost="roofline:epyc")
+
+
 def test_a_value_that_backward_does_not_read_needs_no_copy() -> None:
     plan = remat.plan(joint_of(MUST, ATEN.mm.default))
     assert "mm" in plan.offloaded

@@ -77,8 +77,8 @@ class Link:
         if 1 <= rate <= _MOST_BYTES_PER_S:
             return cls(bytes_per_s=int(rate), name=with_name[1] if with_name else "")
         raise ProblemError(
-            f"offload is {value!r}; expected the link to the host: bytes per second such as '25GB/s' or 25e9, 'measured', or one of "
-            f"{', '.join(LINKS)}{_BITS if text.endswith('b/s') else ''}"
+            f"offload is {value!r}; expected the link to the host: bytes per second such as '25GB/s' or 25e9, "
+            f"'measured', or one of {', '.join(LINKS)}{_BITS if text.endswith('b/s') else ''}"
         )
 
     def time_ps(self, nbytes: int) -> int:

@@ -58,7 +58,8 @@ class AgreeRanks(Pass):
         if any(value.name not in names for value in state.decision.offloads):
             raise PlanError(
                 f"the plan for '{state.joint.name}' offloads values, on which ranks do not agree yet; "
-                "leave offload out (tags for the host hold without it), or let every rank decide by itself with rank_wait_s=None"
+                "leave offload out (tags for the host hold without it), or let every rank decide by itself with "
+                "rank_wait_s=None"
             )
         question = Question(graph=state.joint.name, outline=outline(state.joint), asked=self.asked)
         own = _verdict(state, state.decision, ranks)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from remat.planning.plans import PlanSet
     from remat.planning.request import (
         BudgetOption,
+        BytesOption,
         CostOption,
         HooksOption,
         OffloadOption,
@@ -103,6 +104,7 @@ def plan(
     reread_inputs: bool = ...,
     isolation: str | None = ...,
     offload: OffloadOption = ...,
+    host_memory: BytesOption = ...,
     policies: PoliciesOption = ...,
 ) -> Plan: ...
 @overload
@@ -120,6 +122,7 @@ def plan(
     reread_inputs: bool = ...,
     isolation: str | None = ...,
     offload: OffloadOption = ...,
+    host_memory: BytesOption = ...,
     policies: PoliciesOption = ...,
 ) -> PlanSet: ...
 def plan(
@@ -136,6 +139,7 @@ def plan(
     reread_inputs: bool = True,
     isolation: str | None = None,
     offload: OffloadOption = None,
+    host_memory: BytesOption = None,
     policies: PoliciesOption = None,
 ) -> Plan | PlanSet:
     """Decide which values of one training step are saved for backward and which are recomputed.
@@ -176,9 +180,13 @@ def plan(
         isolation: ``"process"``: run the solver in a separate process. None: run it in this
             process.
         offload: the link to the host: bytes per second such as ``"25GB/s"``, or ``"pcie4"``,
-            ``"pcie5"``, ``"nvlink-c2c"``. Under a budget on the peak of one graph, saved values may
-            then be copied to host memory. A value is copied if that costs less time than other ways
-            to meet the budget. `Plan.offloaded` names the copied values.
+            ``"pcie5"``, ``"nvlink-c2c"``, or ``"measured"`` to time the current CUDA device's.
+            Under a budget on the peak, saved values may then be copied to host memory. A value is
+            copied if that costs less time than other ways to meet the budget. `Plan.offloaded`
+            names the copied values. Values that the code or ``policies`` tag for the host are
+            copied without ``offload`` too, and then timed over ``"pcie4"``.
+        host_memory: bytes that copied values may take in host memory at one time, such as
+            ``"64GiB"``; None: no limit.
         policies: what happens to the values of modules, by globs over the modules' names, in which
             ``*`` matches dots too: ``{"*.self_attn": "save", "*.mlp": "recompute"}``. The other
             policies are ``"offload"`` and ``{"budget": remat.Saved("1GiB")}``. The last pattern
@@ -191,8 +199,8 @@ def plan(
     Raises:
         BudgetError: the budget cannot be parsed, or is too small for any plan. If it is too small,
             the message names the least possible budget.
-        PlanError: the step has nothing to differentiate, its checkpointing tags conflict, or the
-            saved plan is for another graph.
+        PlanError: the step has nothing to differentiate, its checkpointing tags conflict, a value
+            that must be offloaded cannot be, or the saved plan is for another graph.
         SolverError: the solver is unknown or unavailable, refuses the problem, raises, or answers
             wrongly.
         ProblemError: an argument is invalid, or two arguments conflict.
@@ -214,6 +222,7 @@ def plan(
         reread_inputs=reread_inputs,
         isolation=isolation,
         offload=offload,
+        host_memory=host_memory,
         policies=policies,
     )
     if isinstance(joint, (list, tuple)):
@@ -256,6 +265,7 @@ def frontier(
     by: str = "saved",
     reread_inputs: bool = True,
     offload: OffloadOption = None,
+    host_memory: BytesOption = None,
     policies: PoliciesOption = None,
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
@@ -273,6 +283,7 @@ def frontier(
         reread_inputs: as in `plan`.
         offload: as in `plan`, with ``by="peak"`` only. Offloading is tried at some of the peaks,
             and below the lowest peak without offloading.
+        host_memory: as in `plan`.
         policies: as in `plan`.
         executor: where the decisions at several budgets are made in parallel: any
             `concurrent.futures.Executor`, or a number of processes. None: this process. With
@@ -298,6 +309,7 @@ def frontier(
         time_limit=time_limit,
         reread_inputs=reread_inputs,
         offload=offload,
+        host_memory=host_memory,
         policies=policies,
     )
     check_executor(executor)

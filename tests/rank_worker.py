@@ -20,6 +20,11 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 from torch import fx, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import remat
 from remat.errors import BudgetWarning
@@ -62,6 +67,12 @@ class Moody(CostModel):
     def cost(self, node: fx.Node) -> int:
         product = "mm" in str(node.target)
         return 100 if product == (dist.get_rank() == 0) else 1
+
+
+class MoodyTimes(Moody):
+    """The same in a unit of time."""
+
+    unit: ClassVar[str] = "ps"
 
 
 class Mlp(nn.Module):
@@ -475,6 +486,71 @@ def case_collective(rank: int) -> Any:
         "eager": counts,
         "compiled": collectives(lambda: step(model, g)),
     }
+
+
+class Sharded(nn.Module):
+    """Products with weights of which each rank has a part, gathered before each product."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        whole = [torch.randn(16, 16) / 4 for _ in range(3)]
+        self.parts = nn.ParameterList(nn.Parameter(w.chunk(WORLD)[rank].clone()) for w in whole)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        contexts = partial(create_selective_checkpoint_contexts, gathering_again)
+        for part in self.parts:
+            weight = checkpoint(gathered, part, use_reentrant=False, context_fn=contexts)
+            x = torch.tanh(x @ weight).sin()
+        return x
+
+
+def gathered(part: torch.Tensor) -> torch.Tensor:
+    from torch.distributed._functional_collectives import all_gather_tensor_autograd
+
+    assert dist.group.WORLD is not None
+    return all_gather_tensor_autograd(part, 0, dist.group.WORLD)
+
+
+def gathering_again(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Runs all-gathers and their waits again, as torchtitan and AutoParallel tag those of FSDP's parameters."""
+    again = op in (GATHER, torch.ops._c10d_functional.wait_tensor.default)
+    return CheckpointPolicy.MUST_RECOMPUTE if again else CheckpointPolicy.PREFER_SAVE
+
+
+GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
+
+
+def case_host(rank: int) -> Any:
+    """Values that a policy sends to the host, where ranks disagree on the others."""
+    return compile_one(policies={"dropout": "offload"}, cost=MoodyTimes())
+
+
+def case_gathered_again(rank: int) -> Any:
+    """All-gathers that are tagged MUST_RECOMPUTE, under costs on which ranks disagree."""
+    model = Sharded(rank)
+    expected = step(model, model)
+    counts = collectives(lambda: step(model, model))
+    found = []
+    for budget in (0.5, 0):
+        torch._dynamo.reset()
+        f = compiled(model, budget=budget, cost=Moody())
+        plan = plan_of(lambda f=f: step(model, f))
+        order = [
+            [n.name for n in gm.graph.nodes if "_c10d_functional" in str(n.target)]
+            for gm in (plan.forward, plan.backward)
+        ]
+        gathers = {n.name for n in plan.forward.graph.nodes if n.target is GATHER}
+        found.append(
+            {
+                "order": order,
+                "again": sorted(gathers.intersection(order[1])),
+                "saved": [name for name in plan.saved if "wait" in name or "gather" in name],
+                "same": same(step(model, f), expected),
+                "collectives": collectives(lambda f=f: step(model, f)),
+            }
+        )
+    return {"eager": counts, "found": found}
 
 
 def main(folder: Path, rank: int) -> None:

@@ -233,6 +233,29 @@ def test_collective(by_rank: Ranks) -> None:
         assert not any("gather" in name or "wait" in name for name in found["recomputed"])
 
 
+def test_gathered_again(by_rank: Ranks) -> None:
+    one, other = results(by_rank, "found")
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine["same"]
+        assert theirs["same"]
+        assert mine["order"] == theirs["order"]
+        assert mine["collectives"] == theirs["collectives"]
+        assert mine["saved"] == []
+        # The first weight is read in backward only if its product runs again.
+        assert {"all_gather_into_tensor_1", "all_gather_into_tensor_2"} <= set(mine["again"])
+        counts = results(by_rank, "eager")[0]
+        gathers = next(name for name in counts if "allgather" in name)
+        assert mine["collectives"] == counts | {gathers: 3 + len(mine["again"])}
+    assert any("rank 0 found" in text for r in by_rank for text in r["told"])
+
+
+def test_host(by_rank: Ranks) -> None:
+    first, second = decisions(by_rank)
+    assert first == second
+    one, other = results(by_rank, "offloads")
+    assert [value["name"] for value in one] == [value["name"] for value in other] != []
+
+
 def test_no_hash_seed_reaches_a_plan() -> None:
     written = outputs([start("tests.plan_digests", PYTHONHASHSEED=str(s)) for s in (1, 2)])
     failed = [errors for out, errors in written if not out.strip()]

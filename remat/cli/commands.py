@@ -221,11 +221,18 @@ batch_option = click.option(
 seq_option = click.option(
     "--seq", type=click.IntRange(min=1), help="tokens of an hf model [default: up to 512]"
 )
-offload_option = click.option(
-    "--offload",
-    metavar="LINK",
-    help="under a budget on the peak: saved values may go to the host over this link where that pays: 25GB/s, "
-    "or pcie4, pcie5, nvlink-c2c",
+offload_option = options(
+    click.option(
+        "--offload",
+        metavar="LINK",
+        help="under a budget on the peak: saved values may go to the host over this link where that pays: 25GB/s, "
+        "or pcie4, pcie5, nvlink-c2c, or measured",
+    ),
+    click.option(
+        "--host-memory",
+        metavar="BYTES",
+        help="bytes that offloaded values may take in the host's memory at one time: 64GiB",
+    ),
 )
 policy_option = click.option(
     "--policy",
@@ -275,6 +282,7 @@ REQUEST_OPTIONS = (
     "hooks",
     "reread_inputs",
     "offload",
+    "host_memory",
     "policies",
 )
 

@@ -54,6 +54,7 @@ def compare(
     time_limit: float | None,
     reread_inputs: bool,
     offload: str | None,
+    host_memory: str | None,
     policies: tuple[str, ...],
     legend: bool,
     as_json: bool,
@@ -76,6 +77,7 @@ def compare(
         "time_limit": time_limit,
         "reread_inputs": reread_inputs,
         "offload": offload,
+        "host_memory": host_memory,
         "policies": policies,
     }
     asked = [plan_request(budget=budget, **common).budget for budget in budgets]

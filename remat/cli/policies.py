@@ -66,6 +66,8 @@ def policies(
     given = {"budget": str(request.budget), "policies": asked}
     if request.offload is not None:
         given["offload"] = str(request.offload)
+    if request.host_memory is not None:
+        given["host_memory"] = str(request.host_memory)
     click.echo(f'model = torch.compile(model, backend="remat", options={json.dumps(given)})')
 
 

@@ -161,12 +161,33 @@ def must_save(node: fx.Node) -> bool:
 def must_offload(node: fx.Node) -> bool:
     """Return whether a checkpoint policy sends the node to the host's memory.
 
-    True for the tags MUST_CPU_OFFLOAD and PREFER_CPU_OFFLOAD.
+    True for the tags MUST_CPU_OFFLOAD and PREFER_CPU_OFFLOAD. A value with the latter stays on the
+    device if it cannot be offloaded.
     """
     return node.meta.get("recompute") in (
         CheckpointPolicy.MUST_CPU_OFFLOAD,
         CheckpointPolicy.PREFER_CPU_OFFLOAD,
     )
+
+
+def offload_tags(nodes: Sequence[fx.Node], owner: Sequence[int]) -> dict[int, fx.Node]:
+    """Return the nodes with offload tags by the position of the value that the tag counts for.
+
+    A tag on a view counts for the storage that the view shares. If the owner of the storage must be
+    recomputed, the tag counts for the view itself. MUST_CPU_OFFLOAD overrides PREFER_CPU_OFFLOAD.
+    """
+    found: dict[int, fx.Node] = {}
+    for at, node in enumerate(nodes):
+        if must_offload(node):
+            i = at if must_recompute(nodes[owner[at]]) else owner[at]
+            if insists_on_host(node) or i not in found:
+                found[i] = node
+    return found
+
+
+def insists_on_host(node: fx.Node) -> bool:
+    """Return whether a checkpoint policy allows no exception from offloading the node."""
+    return node.meta.get("recompute") is CheckpointPolicy.MUST_CPU_OFFLOAD
 
 
 def must_recompute(node: fx.Node) -> bool:

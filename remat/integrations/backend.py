@@ -40,6 +40,7 @@ from remat.planning.plan import Plan
 from remat.planning.planner import plan_graph
 from remat.planning.request import (
     BudgetOption,
+    BytesOption,
     CostOption,
     HooksOption,
     OffloadOption,
@@ -171,6 +172,7 @@ class Backend:
                 return compiled
             with step.compiling():
                 step.warn_if_over()
+                step.check_host()
                 look = guard_sizes(example_inputs, made, saved=step.applies_saved, watched=True)
             step.progress.finish(made)
             return wrap_step(
@@ -235,6 +237,7 @@ def backend(
     reread_inputs: bool = True,
     repro: str | Path | bool | None = None,
     offload: OffloadOption = None,
+    host_memory: BytesOption = None,
     policies: PoliciesOption = None,
     strict: bool = False,
     lower: Literal["inductor", "eager"] = "inductor",
@@ -266,6 +269,8 @@ def backend(
             reproducer.
         offload: speed of the link to the host, such as ``"25GB/s"`` or ``"pcie4"``, over which
             saved values may be copied; see `remat.plan`. None: no offloading.
+        host_memory: the most bytes that offloaded values may take in the host's memory at one time,
+            such as ``"64GiB"``; None: no limit.
         policies: what happens to the values of modules, by globs over the modules' names, such as
             ``{"*.mlp": "recompute"}``; see `remat.plan`.
         strict: whether a recompilation, too, refuses a budget in bytes that cannot be met. By
@@ -291,6 +296,7 @@ def backend(
         "reread_inputs": reread_inputs,
         "repro": repro,
         "offload": offload,
+        "host_memory": host_memory,
         "policies": policies,
         "strict": strict,
         "lower": lower,

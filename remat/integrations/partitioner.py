@@ -49,6 +49,7 @@ from remat.planning.planner import Planner, plan_graph
 from remat.planning.plans import PlanSet
 from remat.planning.request import (
     BudgetOption,
+    BytesOption,
     CostOption,
     HooksOption,
     OffloadOption,
@@ -86,6 +87,7 @@ class CompiledGraphs:
         matched: patterns of the option ``policies`` that matched a module in any of the graphs.
         has_breaks: whether the step has graph breaks. A pattern that matches no module in one graph
             may then match in another.
+        host_bytes: bytes that each graph offloads: dict from the result of `code_of` to the bytes.
         over: graphs that run although their budget cannot be met: dict from the result of `code_of`
             to the bytes of the last warning.
     """
@@ -94,6 +96,7 @@ class CompiledGraphs:
     met: Counter[str] = field(default_factory=Counter)
     matched: set[str] = field(default_factory=set)
     has_breaks: bool = False
+    host_bytes: dict[str, int] = field(default_factory=dict)
     over: dict[str, int] = field(default_factory=dict)
 
 
@@ -510,6 +513,24 @@ class StepPartition:
             f"{text}; the others held {format_bytes(self.beside[1])} of the given budget, {given}"
         )
 
+    def check_host(self) -> None:
+        """Check that all graphs of the step together keep to the host's memory.
+
+        Raises:
+            BudgetError: they exceed it.
+        """
+        made, most = self.made, self.options.request.host_memory
+        if made is None or most is None:
+            return
+        held = self.graphs.host_bytes
+        held[self._kind or made.fingerprint] = made.host_bytes
+        if sum(held.values()) > most:
+            raise BudgetError(
+                f"host_memory is {format_bytes(most)} ({most} bytes), and {len(held)} graphs of the step have "
+                f"{format_bytes(sum(held.values()))} in the host's memory together; plan them together: remat.plan("
+                f'remat.capture(model, args, fullgraph=False), …, host_memory={most}), then options={{"plan": plans}}'
+            )
+
     def use(self, plan: Plan | None) -> None:
         """Replace the step's newest plan in `remat.plans` by another plan; None removes it."""
         plan_log.remove(self.made)
@@ -674,6 +695,7 @@ def partitioner(
     reread_inputs: bool = True,
     repro: str | Path | bool | None = None,
     offload: OffloadOption = None,
+    host_memory: BytesOption = None,
     policies: PoliciesOption = None,
     strict: bool = False,
 ) -> Partitioner:
@@ -704,6 +726,8 @@ def partitioner(
             reproducer.
         offload: speed of the link to the host, such as ``"25GB/s"`` or ``"pcie4"``, over which
             saved values may be copied; see `remat.plan`. None: no offloading.
+        host_memory: the most bytes that offloaded values may take in the host's memory at one time,
+            such as ``"64GiB"``; None: no limit.
         policies: what happens to the values of modules, by globs over the modules' names, such as
             ``{"*.mlp": "recompute"}``; see `remat.plan`.
         strict: whether every compilation refuses a budget in bytes that cannot be met. By default
@@ -726,6 +750,7 @@ def partitioner(
         reread_inputs=reread_inputs,
         repro=repro,
         offload=offload,
+        host_memory=host_memory,
         policies=policies,
         strict=strict,
     )

@@ -76,6 +76,11 @@ class Candidate:
         """The decision, which names nodes of the joint graph."""
         return self.ordered or self.lowered.decision(self.saved)
 
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the offloaded values."""
+        return sum(value.nbytes for value in self.decision.offloads)
+
 
 def pareto(found: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
     """Return the Pareto-optimal items by (bytes, cost), fewest bytes first.

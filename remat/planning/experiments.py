@@ -34,7 +34,13 @@ from remat.planning.experiment_table import (
 )
 from remat.planning.journal import opened
 from remat.planning.planner import Planner
-from remat.planning.request import CostOption, OffloadOption, PlanRequest, PoliciesOption
+from remat.planning.request import (
+    BytesOption,
+    CostOption,
+    OffloadOption,
+    PlanRequest,
+    PoliciesOption,
+)
 from remat.plugins.registry import registry
 from remat.report.before_after import BeforeAfter
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
@@ -56,6 +62,7 @@ def compare(
     *,
     reread_inputs: bool = True,
     offload: OffloadOption = None,
+    host_memory: BytesOption = None,
     policies: PoliciesOption = None,
     executor: AnyExecutor = None,
     on_row: Callable[[ExperimentRow], None] | None = None,
@@ -74,6 +81,7 @@ def compare(
         time_limit: seconds for each solver on each problem; None: no limit.
         reread_inputs: as in `remat.plan`.
         offload: as in `remat.plan`, for all solvers; the budgets must then be budgets on the peak.
+        host_memory: as in `remat.plan`, for all solvers.
         policies: as in `remat.plan`, for all solvers.
         executor: where to plan: any `concurrent.futures.Executor`, a number of processes, or None for this
             process. With an executor, give solvers and the cost model by name.
@@ -91,10 +99,14 @@ def compare(
     names = as_list("solvers", names, (str, Solver))
     common: dict[str, Any] = {"cost": value_of(cost), "time_limit": time_limit}
     common |= {"reread_inputs": reread_inputs, "offload": offload, "policies": policies}
+    common["host_memory"] = host_memory
     read = _budgets(budgets)
     requests = [PlanRequest.of(budget=budget, **common) for budget in read]
     _check_solvers(names)
     prepared = _Prepared(joint, requests[0])
+    if not prepared.planner.tagged:
+        for request in requests:
+            request.refuse_unused_link(request.budget)
     source: JointGraph | str = joint
     if executor is not None:
         source = print_joint(joint, modules=True)

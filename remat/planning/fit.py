@@ -20,6 +20,7 @@ from remat.graph.text import parse_joint, print_joint
 from remat.planning.fit_table import Fit, FitRow
 from remat.planning.planner import Planner
 from remat.planning.request import (
+    BytesOption,
     CostOption,
     OffloadOption,
     PlanRequest,
@@ -72,6 +73,7 @@ def fit(
     lower: str = "inductor",
     device: str | torch.device | None = None,
     offload: OffloadOption = None,
+    host_memory: BytesOption = None,
     policies: PoliciesOption = None,
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
@@ -113,6 +115,7 @@ def fit(
         device: as in `remat.capture`.
         offload: as in `remat.plan`, for one rank only. Saved values may then be offloaded if the step does
             not fit otherwise.
+        host_memory: as in `remat.plan`.
         policies: as in `remat.plan`.
         executor: where to plan: any `concurrent.futures.Executor`, a number of processes, or None for this
             process. Listed and doubled batches are planned in parallel. Steps are captured in this process.
@@ -142,7 +145,12 @@ def fit(
         fsdp=fsdp,
         link_gbps=link_gbps,
         request=PlanRequest.without_budget(
-            cost=cost, solver=solver, time_limit=time_limit, offload=offload, policies=policies
+            cost=cost,
+            solver=solver,
+            time_limit=time_limit,
+            offload=offload,
+            host_memory=host_memory,
+            policies=policies,
         ),
         lower=lower,
         device=device,
@@ -253,6 +261,7 @@ def fit_calls(
         optimizer_bytes=rank.use.step_bytes,
         rows=tuple(rows[b] for b in sorted(rows)),
         offload="" if request.offload is None else str(request.offload),
+        host_memory=request.host_memory,
         policies=str(request.policies),
         asked_cost=_name_of(request.cost),
     )

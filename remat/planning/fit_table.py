@@ -62,6 +62,7 @@ class Fit:
         optimizer_bytes: most bytes that the optimizer's step allocates temporarily.
         rows: the rows, smallest batch first.
         offload: the link over which saved values may be offloaded; empty if none may.
+        host_memory: bytes that offloaded values may take in the host's memory; None: no limit.
         policies: policies by module, as JSON; empty if there are none.
         asked_cost: name of the requested cost model; empty for the default one, and for one that is not registered.
     """
@@ -79,6 +80,7 @@ class Fit:
     optimizer_bytes: int
     rows: tuple[FitRow, ...]
     offload: str = ""
+    host_memory: int | None = None
     policies: str = ""
     asked_cost: str = ""
 
@@ -123,6 +125,8 @@ class Fit:
         # Offloading is refused beside any other budget.
         if budget.on_peak and self.offload:
             options.append(f'"offload": "{self.offload}"')
+        if self.host_memory is not None:
+            options.append(f'"host_memory": {self.host_memory}')
         if self.policies:
             options.append(f'"policies": {self.policies}')
         return f'model = torch.compile(model, backend="remat", options={{{", ".join(options)}}})'

@@ -109,8 +109,11 @@ class Frontier:
         else:
             if executor is not None and joint is not None:
                 _decide_elsewhere(planner, joint, executor)
-            found = [*map(planner.simulated, planner.pareto())]
-            bound = tuple((v.saved_bytes, v.cost) for v in planner.hull.vertices)
+            decided = [*map(planner.with_tagged, planner.pareto())]
+            found = [*map(planner.simulated, decided)]
+            # What is tagged for offloading is offloaded by every plan, and does not count as saved.
+            away = max(d.host_bytes for d in decided)
+            bound = tuple((v.saved_bytes - away, v.cost) for v in planner.hull.vertices)
         return cls(
             graph=planner.state.joint.name,
             solver=planner.request.solver.name,
@@ -124,7 +127,7 @@ class Frontier:
             ),
             bound=bound,
             by=by,
-            link="" if planner.request.offload is None else str(planner.request.offload),
+            link=str(planner.request.link) if planner.request.offload or planner.tagged else "",
             full_bytes=planner.full_bytes,
             least_bytes=planner.least_bytes,
             _planner=planner,

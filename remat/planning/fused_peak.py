@@ -167,7 +167,8 @@ class FusedSearch:
         return lowest, off, (min(map(planner.expected, self.found)), most)
 
     def expect(self, decided: Candidate) -> int:
-        """Add a candidate to `found`; return its estimated peak in bytes."""
+        """Add a candidate to `found`, with its tagged values offloaded; return its estimated peak in bytes."""
+        decided = self.planner.with_tagged(decided)
         self.found.append(decided)
         return self.planner.expected(decided)
 
@@ -353,7 +354,7 @@ def _best(
         last: whether the caller will compile no decision after this one.
     """
     planner, found = search.planner, search.found
-    expected, full = planner.expected, planner.allowed_full
+    expected, full = planner.expected, planner.with_tagged(planner.allowed_full)
     new = [d for d in found if d.decision not in known]
     lowest = min(known.values(), default=0)
     unlike: list[Candidate] = []

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
+from remat.errors import PlanError
 from remat.graph.copying import run_of
 from remat.graph.costs.base import CostModel
 from remat.graph.costs.links import Link
-from remat.graph.lowering import Lowered, SavedKind, must_offload, must_recompute
+from remat.graph.lowering import (
+    Lowered,
+    Offload,
+    SavedKind,
+    insists_on_host,
+    offload_tags,
+    tag_of,
+)
 from remat.graph.replays import is_element
+from remat.graph.source import located
 from remat.graph.step_lowering import LoweredStep
 from remat.graph.storages import tensor_bytes
 from remat.graph.writes import aliased_argument
@@ -64,7 +73,11 @@ def offload_problem(
     step: LoweredStep,
     times: Times,
     link: Link,
-    left_out: frozenset[str],
+    left_out: Container[str],
+    always: Container[str],
+    host_capacity: int | None,
+    *,
+    only_always: bool = False,
 ) -> OffloadProblem:
     """Build the problem of scheduling a step that may offload values: the step problem with copy times.
 
@@ -75,6 +88,9 @@ def offload_problem(
         times: run times of the graph's operators.
         link: the link to the host.
         left_out: names of values that must not be offloaded, although they could be.
+        always: names of values that are offloaded if they are saved.
+        host_capacity: bytes that may lie in the host's memory at one time; None: no limit.
+        only_always: whether no other value may be offloaded than those of ``always``.
     """
     problem = step.problem
     copy = [-1] * len(problem)
@@ -84,12 +100,18 @@ def offload_problem(
     for i, nbytes in enumerate(lowered.problem.size):
         name = lowered.problem.names[i]
         at = step.of_value.get(name, -1)
-        if not _may_be_offloaded(state, lowered, i) or at < 0 or at in stays or name in left_out:
+        if at < 0 or at in stays or name in left_out or lowered.kind[i] is not SavedKind.VALUE:
             continue
-        if state.storages.owner[lowered.position[i]] != lowered.position[i]:
+        if only_always and name not in always:
+            continue
+        if (
+            _why_kept(state, lowered, i)
+            or state.storages.owner[lowered.position[i]] != lowered.position[i]
+        ):
             continue
         # Offloading must free exactly the bytes that saving the value takes.
-        if nbytes * _SMALL < total or problem.size[at] != nbytes:
+        is_small = nbytes * _SMALL < total and name not in always
+        if is_small or problem.size[at] != nbytes:
             continue
         copy[at] = link.time_ps(nbytes)
     return OffloadProblem(
@@ -97,40 +119,83 @@ def offload_problem(
         times=tuple(times.of_name.get(name, 0) for name in problem.names),
         send=tuple(copy),
         fetch=tuple(copy),
+        host_capacity=host_capacity,
+        always=tuple(
+            at for at, time in enumerate(copy) if time >= 0 and problem.names[at] in always
+        ),
     )
 
 
-def _may_be_offloaded(state: State, lowered: Lowered, i: int) -> bool:
-    """Return whether node ``i`` of the graph problem is a value that may be offloaded.
+def _why_kept(state: State, lowered: Lowered, i: int) -> str:
+    """Return why the value of a node of the graph problem must not be offloaded; empty if it may be.
 
     The value must be savable and never written to: a strided tensor of static shape that fills its storage.
     """
-    if lowered.kind[i] is not SavedKind.VALUE or not lowered.problem.size[i]:
-        return False
     at, storages = lowered.position[i], state.storages
-    value = state.index.values[at]
-    return (
-        lowered.problem.savable[i]
-        and isinstance(value, torch.Tensor)
-        and value.layout is torch.strided
-        and tensor_bytes(value) == storages.nbytes[storages.owner[at]]
-        and storages.owner[at] not in storages.mutated
-        and all(type(s) is int for s in value.shape)
-    )
+    value, owner = state.index.values[at], storages.owner[at]
+    source = state.index.nodes[owner]
+    if source.op != "call_function":
+        return f"it shares the memory of '{source.name}', which is alive throughout the step"
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return "it is no tensor with a memory"
+    if storages.alive[owner]:
+        return "it shares the memory of an output of forward, which stays on the device"
+    if any(type(s) is not int for s in value.shape):
+        return "its size is symbolic"
+    if owner in storages.mutated:
+        return "its memory is written to"
+    if not lowered.problem.savable[i] or tensor_bytes(value) != storages.nbytes[owner]:
+        return "it has no memory of its own"
+    return "" if lowered.problem.size[i] else "it is empty"
 
 
-def offloaded_by_tag(state: State, lowered: Lowered) -> Iterator[tuple[str, int]]:
-    """Yield name and bytes of each value that the user tags for offloading and that may be offloaded.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tagged:
+    """A value that a checkpoint policy, or a policy by module, sends to the host's memory.
 
     A tag on a view counts for the node that made the storage of the view. If that node is tagged for
     recomputation, the tag counts for the view itself.
+
+    Attributes:
+        value: the value, without the places of its copies.
+        node: the tagged node.
+        must: whether the tag is MUST_CPU_OFFLOAD, which allows no exception.
+        why: why the value must stay on the device; empty if it can be offloaded.
     """
-    owner, nodes = state.storages.owner, state.index.nodes
-    tagged = {
-        i if must_recompute(nodes[owner[i]]) else owner[i]
-        for i, node in enumerate(nodes)
-        if must_offload(node)
-    }
-    for i, at in enumerate(lowered.position):
-        if at in tagged and _may_be_offloaded(state, lowered, i):
-            yield lowered.problem.names[i], lowered.problem.size[i]
+
+    value: Offload
+    node: fx.Node
+    must: bool
+    why: str
+
+    def refusal(self, why: str) -> PlanError:
+        """Return the error for a value that must be offloaded and stays on the device, with the reason."""
+        return PlanError(
+            f"'{self.value.name}' is tagged for the host's memory by {tag_of(self.node)}, and stays on the device: "
+            f"{self.why or why}. Let it be saved, or tag it PREFER_CPU_OFFLOAD\n  {located(self.node)}"
+        )
+
+
+def tagged_values(state: State, lowered: Lowered) -> list[Tagged]:
+    """Return the values that the user tags for offloading; those that must be offloaded come first."""
+    found = []
+    for at, node in offload_tags(state.index.nodes, state.storages.owner).items():
+        i = lowered.of_position[at]
+        if i >= 0 and lowered.kind[i] is SavedKind.VALUE:
+            value = Offload(name=lowered.problem.names[i], nbytes=lowered.problem.size[i])
+            must, why = insists_on_host(node), _why_kept(state, lowered, i)
+            found.append(Tagged(value=value, node=node, must=must, why=why))
+    return sorted(found, key=lambda tagged: not tagged.must)
+
+
+def check_tagged(state: State, lowered: Lowered) -> None:
+    """Check that the state's decision offloads every saved value with the tag MUST_CPU_OFFLOAD.
+
+    Raises:
+        PlanError: such a value stays on the device. The message names the value and the reason.
+    """
+    assert state.decision is not None
+    away, saved = {value.name for value in state.decision.offloads}, set(state.decision.saved)
+    for tagged in tagged_values(state, lowered):
+        if tagged.must and tagged.value.name in saved - away:
+            raise tagged.refusal("a pipeline, and a plan saved without offloading, do not offload")

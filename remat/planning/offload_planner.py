@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+from remat.errors import BudgetError
 from remat.graph.lowering import Decision, Offload
 from remat.passes.hooks.offload_saved import OffloadSaved, traced_offloads
 from remat.planning.candidates import Candidate
 from remat.planning.offload_copies import Copies
-from remat.planning.offload_costs import Times, offload_problem, offloaded_by_tag
+from remat.planning.offload_costs import Tagged, Times, offload_problem
 from remat.planning.peak_bound import PeakBounds
 from remat.planning.peak_search import PeakSearch
 from remat.planning.pipelines import PassManager
 from remat.planning.prepared import Prepared
 from remat.solvers.offload_prices import Lives, OffloadChoice
 from remat.solvers.offload_search import OffloadSearch
+from remat.units import format_bytes
 
 #: Most rounds of a search. Each leaves out values that cannot be offloaded, or lowers the target by the last excess.
 _TURNS = 4
@@ -37,16 +39,23 @@ class OffloadPlanner:
     """Planner that decides one prepared graph within a peak, and may offload values over the request's link.
 
     Args:
-        decider: planner of the graph without offloads; its request must have a link.
+        decider: planner of the graph without offloads.
         search: search for decisions without offloads, by the peaks of their schedules.
         bounds: lower bounds on the cost of decisions without offloads.
+        tagged: the values that the user tags for offloading.
     """
 
-    def __init__(self, decider: Prepared, search: PeakSearch, bounds: PeakBounds) -> None:
-        link = decider.request.offload
-        assert link is not None, "there is a link wherever values may be offloaded"
-        self._of, self._search, self._bounds, self._link = decider, search, bounds, link
-        self._left_out: frozenset[str] = frozenset()
+    def __init__(
+        self,
+        decider: Prepared,
+        search: PeakSearch,
+        bounds: PeakBounds,
+        tagged: Sequence[Tagged] = (),
+    ) -> None:
+        self._of, self._search, self._bounds = decider, search, bounds
+        self._link, self._tagged = decider.request.link, tagged
+        #: Reasons why values cannot be offloaded, by name.
+        self._left_out: dict[str, str] = {}
 
     @cached_property
     def _times(self) -> Times:
@@ -108,6 +117,9 @@ class OffloadPlanner:
             self._times,
             self._link,
             self._left_out,
+            {tagged.value.name for tagged in self._fitting(0, self._of.full.decision.saved)},
+            self._of.host_bytes,
+            only_always=self._of.request.offload is None,
         )
         return OffloadSearch(
             problem,
@@ -284,7 +296,7 @@ class OffloadPlanner:
 
         Values that are in the host's memory while backward runs were sent during forward. Forward takes at most
         the time of its operators plus the cost T that a decision adds. So the decision offloads at most the
-        bytes that the link sends in that time. T is at least the bound without offloads, within a peak that is
+        bytes that the link sends in that time, and no more than the host's memory holds. T is at least the bound without offloads, within a peak that is
         higher by these bytes. The result is the least T for which this holds.
 
         Args:
@@ -297,6 +309,8 @@ class OffloadPlanner:
         def least(added: int) -> int:
             # `bytes_in` rounds down, which would make the bound too high.
             sent = self._link.bytes_in(forward + added) + 1
+            if self._of.host_bytes is not None:
+                sent = min(sent, self._of.host_bytes)
             return self._bounds.bound(peak_bytes + sent, at_moments)
 
         # A decision that adds less than `low` would have to cost more than it adds, so there is none.
@@ -336,6 +350,25 @@ class OffloadPlanner:
         )
         return self._carried_out(replace(wanted, choice=choice), offloads, peak_bytes)
 
+    def _fitting(self, host_bytes: int, saved: Container[str]) -> list[Tagged]:
+        """Return the tagged values that can be offloaded within the host's memory.
+
+        Values that must be offloaded are all returned; `with_tagged` refuses them if they exceed the memory.
+
+        Args:
+            host_bytes: bytes that other values take there.
+            saved: names of the values that count.
+        """
+        found, most = [], self._of.host_bytes
+        for tagged in self._tagged:
+            name, nbytes = tagged.value.name, tagged.value.nbytes
+            if tagged.why or name in self._left_out or name not in saved:
+                continue
+            if tagged.must or most is None or host_bytes + nbytes <= most:
+                found.append(tagged)
+                host_bytes += nbytes
+        return found
+
     def with_tagged(self, decided: Candidate, peak_bytes: int) -> Candidate:
         """Return a decision that also offloads its saved values that the user tags for offloading.
 
@@ -344,28 +377,37 @@ class OffloadPlanner:
         Args:
             decided: a decision within the peak.
             peak_bytes: limit on the peak, in bytes.
+
+        Raises:
+            BudgetError: the values that must be offloaded exceed the host's memory.
+            PlanError: a value that must be offloaded cannot be; the message names the value and the reason.
         """
         of, before = self._of, decided.decision.offloads
         offloaded = {value.name for value in before}
-        tagged = {
-            name: nbytes
-            for name, nbytes in offloaded_by_tag(of.state, of.lowered)
-            if name in decided.decision.saved and name not in offloaded
-        }
+        missing = set(decided.decision.saved) - offloaded
         unplaced = [replace(value, freed_after="", fetched_before="") for value in before]
         plain = replace(decided.decision, offloads=())
-        cost = decided.cost - decided.choice.exposed_time
-        wanted = Candidate.of(of.lowered, plain, cost, decided.choice)
-        # Each failed attempt leaves out at least one value, so one attempt more than values suffices.
-        for _ in range(len(tagged) + 1):
-            tagged = {name: n for name, n in tagged.items() if name not in self._left_out}
-            if not tagged:
-                break
-            more = (Offload(name=name, nbytes=nbytes) for name, nbytes in tagged.items())
-            found, _ = self._carried_out(wanted, (*unplaced, *more), peak_bytes)
-            if found is not None:
-                return found
-        return decided
+        wanted = Candidate.of(
+            of.lowered, plain, decided.cost - decided.choice.exposed_time, decided.choice
+        )
+        # Each failed attempt leaves out at least one value, so the loop ends.
+        found: Candidate | None = None
+        while found is None:
+            more = [t.value for t in self._fitting(decided.host_bytes, missing)]
+            found = decided
+            if more:
+                found, _ = self._carried_out(wanted, (*unplaced, *more), peak_bytes)
+        names = {value.name for value in (*before, *more)}
+        for tagged in self._tagged:
+            if tagged.must and tagged.value.name in missing - names:
+                raise tagged.refusal(self._left_out.get(tagged.value.name, ""))
+        if of.host_bytes is not None and found.host_bytes > of.host_bytes:
+            raise BudgetError(
+                f"host_memory is {format_bytes(of.host_bytes)} ({of.host_bytes} bytes), and the values of "
+                f"'{of.state.joint.name}' that must be offloaded take {format_bytes(found.host_bytes)}; raise it to "
+                f"{found.host_bytes}, or tag fewer"
+            )
+        return found
 
     def _carried_out(
         self, wanted: Candidate, offloads: tuple[Offload, ...], peak_bytes: int
@@ -384,7 +426,7 @@ class OffloadPlanner:
         of, plain = self._of, self._of.split(wanted)
         _, refused = traced_offloads(plain, offloads)
         if refused:
-            self._left_out |= refused.keys()
+            self._left_out |= refused
             return None, 0
         decision = replace(wanted.decision, offloads=offloads)
         done = PassManager((OffloadSaved(),)).run(

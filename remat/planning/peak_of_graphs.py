@@ -72,8 +72,7 @@ class PeakOfGraphs:
         best = self._searched(min(fits, key=self._cost), peak_bytes)
         if not offloads:
             return best
-        pairs = zip(self._planners, self._with_offloads(best, peak_bytes), strict=True)
-        return [p.offloading.with_tagged(d, p.peak(d)) for p, d in pairs]
+        return self._with_offloads(best, peak_bytes)
 
     def _split(self, k: int, decided: Candidate) -> PartitionedGraph:
         """Return graph number ``k`` split by a decision into forward and backward; the result is cached."""

@@ -9,8 +9,10 @@ from dataclasses import replace
 from functools import cached_property
 
 from remat.errors import BudgetError
+from remat.graph.lowering import Decision
 from remat.passes.decide.budgeted import RegionBudget
 from remat.planning.candidates import Candidate, pareto
+from remat.planning.offload_costs import Tagged, tagged_values
 from remat.planning.offload_planner import OffloadPlanner
 from remat.planning.peak_bound import PeakBounds
 from remat.planning.peak_frontier import FEW_RUNS, PeakFrontier
@@ -61,14 +63,14 @@ class PeakPlanner(Prepared):
         Returns:
             The decisions, lowest peak first, and the vertices (peak bytes, cost) of the line, in the same order.
         """
-        offloading = None if self.request.offload is None else self.offloading
+        offloading = self.offloading if self.may_offload else None
         search = PeakFrontier(self.state, self.lowered, self.request.cost)
         cuts = [saved for _, saved in self.cuts(MOST_CUTS)]
         if self.is_alone:
             own = [
                 self.simulated(d) for d in (self.allowed_full, *map(self.at, self._capacities()))
             ]
-            line = search.bound(self.bounds, cuts)
+            line = search.bound(offloading or self.bounds, cuts)
             return self._above(line, own), line
         others = (self.full.saved, self.runtime_optimal.saved)
         found = search.found([*cuts, *others], self.on_step)
@@ -99,15 +101,14 @@ class PeakPlanner(Prepared):
     def _above(self, line: tuple[tuple[int, int], ...], found: list[Candidate]) -> list[Candidate]:
         """Return the Pareto-optimal candidates, lowest peak first, each with the lower bound on the cost at its peak.
 
-        If values may be offloaded, candidates also offload the values that the user tags for offloading.
+        Values that the user tags for offloading are offloaded.
 
         Args:
             line: vertices (peak bytes, cost) of a line below which no decision lies, lowest peak first.
             found: the candidates.
         """
-        if self.request.offload is not None:
-            tagged = [(d, self.offloading.with_tagged(d, d.peak_bytes)) for d in found]
-            found = [d if d is new else self.simulated(new) for d, new in tagged]
+        tagged = [(d, self.with_tagged(d)) for d in found]
+        found = [d if d is new else self.simulated(new) for d, new in tagged]
         made = []
         for d in found:
             bound = next((cost for peak, cost in line if peak >= d.peak_bytes), 0)
@@ -153,7 +154,7 @@ class PeakPlanner(Prepared):
 
         Args:
             budget: a budget on the peak, in bytes or as a ratio.
-            offload: whether values may be offloaded. They may only if the request has a link, too.
+            offload: whether values may be offloaded that need not be.
 
         Raises:
             BudgetError: no decision was found within the budget; the message names the least peak that was
@@ -161,10 +162,10 @@ class PeakPlanner(Prepared):
         """
         started = time.perf_counter()
         peak_bytes = self._peak_of(budget)
-        if offload and self.request.offload is not None:
+        if offload and self.may_offload:
             found = self._offloaded_within(budget, peak_bytes)
         else:
-            found = self._within(budget, peak_bytes)
+            found = self.with_tagged(self._within(budget, peak_bytes))
         own = self.state.get(RegionBudget())
         took = time.perf_counter() - started
         choice = replace(found.choice, elapsed_s=took, region_budget=own)
@@ -183,15 +184,48 @@ class PeakPlanner(Prepared):
                 raise
         else:
             found = self.offloading.within(peak_bytes, without) or without
-        found = self.offloading.with_tagged(found, peak_bytes)
+        found = self.with_tagged(found)
         tried = self.search.tried(found.saved)
         bound = self.offloading.bound(peak_bytes, self.search.highest(tried))
         return replace(found, choice=replace(found.choice, recompute_bound=bound))
 
     @cached_property
     def offloading(self) -> OffloadPlanner:
-        """Planner that decides which values are offloaded; available only if the request has a link."""
-        return OffloadPlanner(self, self.search, self.bounds)
+        """Planner that decides which values are offloaded."""
+        return OffloadPlanner(self, self.search, self.bounds, self.tagged)
+
+    @property
+    def may_offload(self) -> bool:
+        """Whether any value may be offloaded: over the request's link, or because it is tagged."""
+        return self.request.offload is not None or any(not t.why for t in self.tagged)
+
+    @cached_property
+    def tagged(self) -> list[Tagged]:
+        """The values that the user tags for offloading; those that must be offloaded come first."""
+        request, why = self.request, ""
+        if request.hooks is not None:
+            why = f"hooks={request.hooks.name!r} pack every saved value"
+        elif request.cost.unit != "ps":
+            why = f"copies take time, and cost model '{request.cost}' counts {request.cost.unit}"
+        found = tagged_values(self.state, self.lowered)
+        return [replace(tagged, why=tagged.why or why) for tagged in found]
+
+    def with_tagged(self, decided: Candidate) -> Candidate:
+        """Return a decision that also offloads the tagged values that it saves; cached.
+
+        Raises:
+            BudgetError: the values that must be offloaded exceed the host's memory.
+            PlanError: a value that must be offloaded cannot be.
+        """
+        if self.tagged and decided.decision not in self._with_tagged:
+            found = self.offloading.with_tagged(decided, self.peak(decided))
+            self._with_tagged |= {decided.decision: found, found.decision: found}
+        return self._with_tagged.get(decided.decision, decided)
+
+    @cached_property
+    def _with_tagged(self) -> dict[Decision, Candidate]:
+        """Results of `with_tagged`."""
+        return {}
 
     def limit_of(self, budget: Budget) -> Budget:
         """Convert a budget that is a ratio of the peak to bytes; return any other budget unchanged."""

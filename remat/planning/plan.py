@@ -369,9 +369,7 @@ class Plan(Record):
         lines += offload_lines(self, {n.name: source_line(n) for n in nodes})
         if self._modules is not None and self._problem is not None:
             lines += policy_lines(read_policies(self.policies), self.uses(), show_cost)
-            lines += explain(
-                self.forward, self.backward, self._problem, self.recomputed, show_cost, self.link
-            )
+            lines += explain(self.forward, self.backward, self._problem, self.recomputed, show_cost)
         return "\n".join(lines)
 
     def uses(self) -> list[Use]:

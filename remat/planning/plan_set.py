@@ -21,7 +21,7 @@ from remat.planning.planner import Planner
 from remat.planning.plans import PlanSet
 from remat.planning.request import PlanRequest
 from remat.torch_compat import pytree
-from remat.units import Budget
+from remat.units import Budget, format_bytes
 
 #: Most rounds in which bytes that the last round left unused are distributed again.
 ROUNDS = 4
@@ -60,6 +60,7 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
         request = replace(request, has_matched=True)
     planners = [Planner.of(joint, request) for joint in joints]
     passed = _Passed(joints)
+    _share_host(planners, request.host_memory)
     if budget.on_peak:
         return _within_peak(planners, request, passed)
     # A budget that the code sets for a graph decides this graph alone; the requested budget decides the others.
@@ -136,6 +137,24 @@ def _within_peak(planners: Sequence[Planner], request: PlanRequest, passed: _Pas
     return _finished(planners, best, request, passed, max(saved, full))
 
 
+def _share_host(planners: Sequence[Planner], host_memory: int | None) -> None:
+    """Divide the host's memory among graphs: to each what it must offload, the rest by what it saves at budget 1.
+
+    When forward ends, the offloaded values of all runs of all graphs lie there together.
+    """
+    if host_memory is None:
+        return
+    must, runs = [], [p.state.joint.runs for p in planners]
+    for planner in planners:
+        saved = set(planner.full.decision.saved) if planner.tagged else ()
+        values = (t.value for t in planner.tagged if t.must and t.value.name in saved)
+        must.append(sum(value.nbytes for value in values))
+    rest = max(0, host_memory - sum(r * n for r, n in zip(runs, must, strict=True)))
+    total = max(1, sum(r * p.full_bytes for r, p in zip(runs, planners, strict=True)))
+    for planner, nbytes in zip(planners, must, strict=True):
+        planner.host_bytes = nbytes + rest * planner.full_bytes // total
+
+
 def _finished(
     planners: Sequence[Planner],
     decided: Sequence[Candidate],
@@ -152,6 +171,13 @@ def _finished(
         passed: activations that one graph hands to another.
         capacity: the most bytes that all graphs together may save.
     """
+    decided = [p.with_tagged(d) for p, d in zip(planners, decided, strict=True)]
+    away = sum(p.state.joint.runs * d.host_bytes for p, d in zip(planners, decided, strict=True))
+    if request.host_memory is not None and away > request.host_memory:
+        raise BudgetError(
+            f"host_memory is {format_bytes(request.host_memory)} ({request.host_memory} bytes), and the values of "
+            f"{len(planners)} graphs that must be offloaded take {format_bytes(away)}; raise it to {away}, or tag fewer"
+        )
     plans = [p.finish(d, request.budget) for p, d in zip(planners, decided, strict=True)]
     partitioned = [
         PartitionedGraph(joint=p.state.joint, forward=plan.forward, backward=plan.backward)

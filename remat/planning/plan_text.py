@@ -52,11 +52,11 @@ def _offloaded(plan: Plan) -> str:
     if not plan.link:
         return ""
     if not plan.offloads:
-        return f"nothing over {plan.link}: no plan that offloads was found cheaper"
+        return f"nothing over {plan.link}"
     exposed = format_cost(plan.exposed_time, plan.unit) if plan.exposed_time else "none"
     return (
-        f"{counted(len(plan.offloads), 'value')}, {format_bytes(plan.host_bytes)} over {plan.link}; exposed "
-        f"transfer time: {exposed}"
+        f"{counted(len(plan.offloads), 'value')}, at most {format_bytes(plan.host_bytes)} in the host's memory at one "
+        f"time, over {plan.link}; exposed transfer time: {exposed}"
     )
 
 

@@ -25,7 +25,7 @@ from functools import cached_property
 
 import torch
 
-from remat.errors import PlanError, RematError
+from remat.errors import BudgetError, PlanError, RematError
 from remat.graph.collection import paused_collection
 from remat.graph.costs import CostModel, Roofline
 from remat.graph.joint import JointGraph, outputs_of
@@ -43,6 +43,7 @@ from remat.passes.decide.min_cut import require_tangents
 from remat.passes.decide.policies import check_budgets, has_policies, tag_policies
 from remat.planning.applied_plans import check_applied, exposed_time
 from remat.planning.candidates import Candidate
+from remat.planning.offload_costs import check_tagged
 from remat.planning.peak_planner import PeakPlanner
 from remat.planning.pipelines import (
     PassManager,
@@ -58,7 +59,7 @@ from remat.planning.prepared import Baseline, curve_of, fingerprint_of, step_cos
 from remat.planning.request import PlanRequest
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
-from remat.units import Budget
+from remat.units import Budget, format_bytes
 from remat.version import __version__
 
 #: If a simulated peak is lower than that of the plan for budget 1 by this factor, the compiled peak is lower, too.
@@ -196,6 +197,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
             recompute_cost=plan.without_recompute_cost,
         ),
         link=plan.link,
+        host_bytes=request.host_memory,
     )
     made = replace(made, copied_outputs=plan.copied_outputs)
     check_applied(plan, made, request)
@@ -241,6 +243,18 @@ class Planner(PeakPlanner):
         """
         if budget.on_peak:
             return self.within_peak(budget)
+        if not self.tagged:
+            self.request.refuse_unused_link(budget)
+        elif budget.nbytes is not None:
+            # The graph problem counts values that every plan offloads, but they do not stay on the device.
+            away = self.with_tagged(self.full).host_bytes
+            found = self.with_tagged(self._saving(Budget(nbytes=budget.nbytes + away)))
+            if found.saved_bytes <= budget.nbytes:
+                return found
+        return self.with_tagged(self._saving(budget))
+
+    def _saving(self, budget: Budget) -> Candidate:
+        """Return the decision under a budget on saved bytes, which counts offloaded values; see `decide`."""
         limits = replace(self.deciding, budget=budget).limits(self.state)
         found = self.decided(limits)
         if limits.capacity == self.full_bytes:  # this is also the decision for budget 1
@@ -303,7 +317,7 @@ class Planner(PeakPlanner):
             budget: the budget that the plan records.
             agree: a pass that may change the decision before the split; None: no such pass.
         """
-        peak_bytes = None
+        peak_bytes, decided = None, self.with_tagged(decided)
         if agree is not None:
             state = replace(self.state, decision=decided.decision, choice=decided.choice)
             done = split(PassManager((agree,)).run(state, in_place=True, verify=False).state)
@@ -320,7 +334,8 @@ class Planner(PeakPlanner):
             peak_bytes=peak_bytes,
             baseline=self.baseline,
             step_costs=self.step_costs,
-            link="" if self.request.offload is None else str(self.request.offload),
+            link=str(self.request.link) if self.request.offload or self.tagged else "",
+            host_bytes=self.host_bytes,
         )
 
 
@@ -335,6 +350,7 @@ def finish(
     baseline: Baseline | None = None,
     step_costs: Sequence[int] | None = None,
     link: str = "",
+    host_bytes: int | None = None,
 ) -> Plan:
     """Build a plan from a partitioned state: compute its figures, and verify its graphs. Every plan is built here.
 
@@ -347,9 +363,11 @@ def finish(
         baseline: the step without remat; None: unknown.
         step_costs: cost of one run of each node, by position in the joint graph; None: computed here.
         link: the link to the host, if values may be offloaded; else empty.
+        host_bytes: bytes that offloaded values may take in the host's memory; None: no limit.
 
     Raises:
-        PlanError: the split graphs break a rule of the verifier.
+        BudgetError: the decision offloads more bytes than ``host_memory`` allows.
+        PlanError: the split graphs break a rule of the verifier, or a value that must be offloaded is not.
     """
     assert state.decision is not None
     assert state.forward is not None
@@ -357,6 +375,13 @@ def finish(
     check_budgets(state, read_policies(state.policies))
     cost = cost.on(state.joint)
     lowered = state.lowered(cost)
+    check_tagged(state, lowered)
+    away = sum(value.nbytes for value in state.decision.offloads)
+    if host_bytes is not None and away > host_bytes:
+        raise BudgetError(
+            f"host_memory is {format_bytes(host_bytes)} ({host_bytes} bytes), and this plan for '{state.joint.name}' "
+            f"has {format_bytes(away)} in the host's memory; plan again within it, or raise it to {away}"
+        )
     problem = lowered.problem
     saved_bytes = sum(_saved_in(state).values())
     choice = state.choice or DecisionInfo()

@@ -127,6 +127,8 @@ class Prepared:
         # Operators that are declared pure may run again, so decisions hold only for these declarations.
         self.declarations = ops.declarations()
         self.deciding = request.deciding()
+        #: Bytes that values of this graph may take in the host's memory; None: no limit.
+        self.host_bytes = request.host_memory
         self.decisions: dict[int, Candidate] = {}
         self._peaks: dict[Decision, int] = {}
         self._expected: dict[Decision, int] = {}

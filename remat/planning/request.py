@@ -10,9 +10,9 @@ from typing import Any
 from remat.arguments import BUDGET, COST, SOLVER, Unset, value_of
 from remat.errors import ProblemError, RematError
 from remat.graph.costs import CostModel
-from remat.graph.costs.links import Link
+from remat.graph.costs.links import DEFAULT_LINK, Link
 from remat.graph.joint import JointGraph
-from remat.graph.policies import Policies, Treatment, read_policies
+from remat.graph.policies import Policies, read_policies
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.knapsack import Knapsack
@@ -27,7 +27,7 @@ from remat.planning.saved_plans import SavedPlan, plan_for, read_plan
 from remat.plugins.registry import registry
 from remat.solvers.base import Solver
 from remat.solvers.run import check_time_limit
-from remat.units import AnyBudget, Budget
+from remat.units import AnyBudget, Budget, parse_bytes
 
 #: Types that users may pass for each option. `Unset` is the type of a default, which tells that none was passed.
 BudgetOption = AnyBudget | Unset[float]
@@ -35,6 +35,7 @@ SolverOption = str | Solver | Unset[str]
 CostOption = str | CostModel | Unset[str]
 HooksOption = str | tuple[Pack, Unpack] | SavedTensorHooks | None
 OffloadOption = str | float | Link | None
+BytesOption = str | int | None
 PoliciesOption = Mapping[str, Any] | str | Iterable[str] | Policies | None
 
 
@@ -57,7 +58,9 @@ class PlanRequest:
         hooks: functions that pack saved tensors in forward and unpack them in backward; None: no hooks.
         reread_inputs: whether backward may read again the step's outputs, and its inputs that are not
             parameters.
-        offload: the link over which saved values may be offloaded; None: no offloading.
+        offload: the link over which any saved value may be offloaded; None: only tagged values are.
+        link: the link over which tagged values are offloaded.
+        host_memory: bytes that may lie in the host's memory at one time; None: no limit.
         policies: policies by module.
         has_matched: whether it was checked already that the patterns of the policies match modules of the step.
     """
@@ -75,6 +78,8 @@ class PlanRequest:
     hooks: SavedTensorHooks | None = None
     reread_inputs: bool = True
     offload: Link | None = None
+    link: Link = DEFAULT_LINK
+    host_memory: int | None = None
     policies: Policies = Policies()
     has_matched: bool = False
 
@@ -98,6 +103,7 @@ class PlanRequest:
         reread_inputs: bool = True,
         isolation: str | None = None,
         offload: OffloadOption = None,
+        host_memory: BytesOption = None,
         policies: PoliciesOption = None,
     ) -> PlanRequest:
         """Parse options as users give them; the arguments are those of `remat.plan`.
@@ -122,6 +128,8 @@ class PlanRequest:
             pair = None if hooks is None else SavedTensorHooks.of(hooks)
         with _about("offload"):
             link = None if offload is None else Link.parse(offload)
+        with _about("host_memory"):
+            host_bytes = _read_bytes(host_memory)
         with _about("reread_inputs"):
             if type(reread_inputs) is not bool:
                 raise ProblemError(
@@ -147,6 +155,8 @@ class PlanRequest:
             hooks=pair,
             reread_inputs=reread_inputs,
             offload=link,
+            link=link or DEFAULT_LINK,
+            host_memory=host_bytes,
             policies=read,
         )
         if pipeline is None:
@@ -207,9 +217,28 @@ class PlanRequest:
             options["reread_inputs"] = "False"
         if self.offload is not None:
             options["offload"] = str(self.offload)
+        if self.host_memory is not None:
+            options["host_memory"] = str(self.host_memory)
         if self.policies:
             options["policies"] = str(self.policies)
         return options
+
+    def refuse_unused_link(self, budget: Budget) -> None:
+        """Refuse a link beside a budget on saved bytes, for a graph without values that are tagged for offloading.
+
+        Args:
+            budget: the budget.
+
+        Raises:
+            ProblemError: nothing could be offloaded over the link.
+        """
+        if self.offload is not None and not budget.on_peak:
+            with _about("offload"):
+                raise ProblemError(
+                    f"offload is given with budget {budget.label}, and nothing is tagged for offloading; "
+                    "expected a budget on the peak, which is what offloading lowers: remat.Peak('40GiB') or "
+                    "remat.Peak(0.5), as text peak:0.5"
+                )
 
     def refuse_offload(self, who: str) -> None:
         """Refuse a request with offloading, for a caller that does not support it.
@@ -229,21 +258,15 @@ class PlanRequest:
 
     def _check_offload(self) -> None:
         """Raise a ProblemError if offloading conflicts with another option."""
-        wanted = [p for p in self.policies.given if p.treatment is Treatment.OFFLOAD]
-        if wanted and self.offload is None:
-            with _about("policies"):
+        if self.host_memory is not None and (self.hooks is not None or self.pipeline is not None):
+            with _about("host_memory"):
                 raise ProblemError(
-                    f"{wanted[0]} is given without a link; say over which one: offload='25GB/s', or 'pcie5', beside "
-                    "a budget on the peak, such as remat.Peak(0.5)"
+                    "host_memory is given beside hooks or a pipeline, whose bytes in the host's memory are not planned; "
+                    "leave one of them out"
                 )
         if self.offload is None:
             return
         with _about("offload"):
-            if not self.budget.on_peak and self.plan is None:
-                raise ProblemError(
-                    f"offload is given with budget {self.budget.label}; expected a budget on the peak, "
-                    "which is what offloading lowers: remat.Peak('40GiB') or remat.Peak(0.5), as text peak:0.5"
-                )
             if self.hooks is not None:
                 raise ProblemError(
                     f"offload and hooks={self.hooks.name!r} are given; hooks pack every saved value, offload "
@@ -357,6 +380,17 @@ class PlanRequest:
                 "hooks do not go together with a pipeline: end the pipeline with the pass "
                 "'saved-tensor-hooks(pair=float8)'"
             )
+
+
+def _read_bytes(given: object) -> int | None:
+    """Return the bytes that ``host_memory`` states as a number or a text; None if it is not given."""
+    nbytes = parse_bytes(given) if isinstance(given, str) else given
+    if given is not None and (type(nbytes) is not int or nbytes < 0):
+        raise ProblemError(
+            f"host_memory is {given!r}; expected the bytes that may lie in the host's memory at one time, "
+            "such as '64GiB'"
+        )
+    return None if given is None else int(nbytes)  # type: ignore[call-overload]
 
 
 @contextlib.contextmanager

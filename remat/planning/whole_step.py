@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -246,7 +246,7 @@ class Fitting:
             others: decisions of other batch sizes, which are candidates if valid at this batch size. If one is
                 valid, searches that do not depend on the memory limit are left out.
         """
-        full, sharding = self.planner.full, self.rank.sharding
+        full, sharding = self._full, self.rank.sharding
         memory_bytes = self.rank.memory_bytes
         stepping = self.rank.stepping_bytes + self.other_bytes + self._memory(full).output_bytes
         if stepping > memory_bytes:
@@ -287,6 +287,11 @@ class Fitting:
             recompute_s=decided.cost / 1e12,
         )
 
+    @cached_property
+    def _full(self) -> Candidate:
+        """The decision at budget 1."""
+        return self.planner.with_tagged(self.planner.full)
+
     @property
     def _eager(self) -> bool:
         """Whether the step runs its graph unfused, so that proven bounds on simulated peaks hold for the step.
@@ -310,7 +315,7 @@ class Fitting:
     @cached_property
     def _beside(self) -> int:
         """Bytes on the rank during forward and backward beyond the graph's own peak, such as optimizer state."""
-        full = self.planner.full
+        full = self._full
         return self._peak(full) - self._memory(full).peak
 
     def _memory(self, decided: Candidate) -> StepMemory:
@@ -374,7 +379,7 @@ class Fitting:
         at least this excess.
         """
         planner = self.planner
-        off = self._peak(planner.full) - self._beside - planner.peak(planner.full)
+        off = self._peak(self._full) - self._beside - planner.peak(self._full)
         aim = self.rank.memory_bytes - self._beside - off
         for turn in range(_SEARCHES):
             try:
@@ -396,14 +401,14 @@ class Fitting:
         planner = self.planner
         # A new planner, whose searches start without the decisions of earlier searches.
         peaks = Planner(planner.state, planner.request, fingerprint=planner.fingerprint)
-        yield peaks.least_peak
+        yield planner.with_tagged(peaks.least_peak)
         low, high = peaks.least_found, planner.peak(planner.full)
         least, most = _PEAKS
         count = min(most, max(least, _NODES // len(planner.state.index)))
         for k in range(1, count):
             found = peaks.searched(low + (high - low) * k // count)
             if found is not None:
-                yield found
+                yield planner.with_tagged(found)
 
     def _taken_over(self, others: Iterable[Decision]) -> Iterator[Candidate]:
         """Yield the decisions of other batch sizes that are valid for this step, with its bytes and costs.
@@ -420,7 +425,9 @@ class Fitting:
                 if decision.is_ordered:
                     cost = sum(costs[state.index.by_name[name]] for name in decision.further_runs)
                 choice = self.planner.choice(max(self.planner.full_bytes, scored.saved_bytes))
-                decided = Candidate.of(lowered, decision, cost, choice)
+                # Offloaded values have other bytes at another batch.
+                decision = replace(decision, offloads=())
+                decided = self.planner.with_tagged(Candidate.of(lowered, decision, cost, choice))
                 # Sizes decide which values are views, so the split may fail at this batch.
                 self._peak(decided)
             except (RematError, KeyError):  # another batch may have other operators
@@ -445,7 +452,8 @@ class Fitting:
     def _at(self, ratio: float) -> Candidate:
         """Return the decision at a ratio of the bytes that the runtime-optimal partition saves."""
         planner = self.planner
-        return planner.at(max(planner.least_bytes, bytes_of_share(ratio, planner.full_bytes)))
+        nbytes = max(planner.least_bytes, bytes_of_share(ratio, planner.full_bytes))
+        return planner.with_tagged(planner.at(nbytes))
 
     def _step_s(self, decided: Candidate) -> float:
         """Return the modelled seconds of a step: the longer of computing and sending, plus the optimizer's step."""

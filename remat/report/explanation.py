@@ -218,7 +218,6 @@ def explain(
     problem: GraphProblem,
     recomputed: Sequence[str],
     show_cost: ShowCost,
-    link: str,
 ) -> list[str]:
     """Return the tables of kept and recomputed values, as lines of text.
 
@@ -228,7 +227,6 @@ def explain(
         problem: graph problem of the plan.
         recomputed: names of the nodes that run again, once for each further run.
         show_cost: function that formats a cost in the unit of the problem.
-        link: link to host memory over which values may be offloaded; empty if offloading is off.
     """
     keeps = kept(forward, problem, recomputed)
     lines = []
@@ -236,7 +234,7 @@ def explain(
         nbytes = format_bytes(sum(k.nbytes for k in keeps))
         lines += [f"  kept activations: {nbytes} in {counted(len(keeps), 'storage')}"]
         lines += _columns(_kept_rows(keeps, show_cost), 4)
-        lines += [*_not_offloaded(keeps, link), *_run_once(keeps)]
+        lines += [*_not_offloaded(keeps), *_run_once(keeps)]
     runs = again(forward, backward, problem, recomputed)
     costly = [r for r in runs if r.cost]
     if costly:
@@ -254,19 +252,15 @@ def counted(n: int, thing: str) -> str:
     return f"{n:,} {thing}" if n == 1 else f"{n:,} {thing}s"
 
 
-def _not_offloaded(keeps: Iterable[KeptStorage], link: str) -> list[str]:
+def _not_offloaded(keeps: Iterable[KeptStorage]) -> list[str]:
     """Return lines of text on values that are tagged for offloading but kept on the device, with the reason."""
     tagged = [k for k in keeps if k.tagged.endswith("_CPU_OFFLOAD")]
     if not tagged:
         return []
     what = f"{format_bytes(sum(k.nbytes for k in tagged))} tagged for the host's memory"
-    if link:
-        return [
-            f"  {what} is saved: it has a symbolic size, is written to, or shares memory with what else is kept"
-        ]
     return [
-        f"  {what} is saved: offloading is planned only within a peak,",
-        '    and with a link: budget=remat.Peak(…), offload="25GB/s"',
+        f"  {what} is saved: it has a symbolic size, is written to, shares memory with what else is",
+        "    kept, exceeds host_memory, or the cost model gives no times",
     ]
 
 

@@ -49,7 +49,8 @@ class OffloadChoice:
 
     Attributes:
         saved: positions of the saved nodes in the graph problem.
-        over: bytes above the capacity, summed over all positions of the schedule; 0 if it fits.
+        over: bytes above the capacities of the device and of the host, summed over all positions of the
+            schedule; 0 if it fits.
         schedule: the schedule of the decision, without copies.
         evaluation: memory and cost of the schedule with its offloads.
     """
@@ -116,6 +117,7 @@ class Prices:
         self._network = Network(graph)
         self._moment: dict[int, float] = {}
         self._window: dict[tuple[bool, int, int], float] = {}
+        self._host = 0.0  # price of a byte in the host's memory
         edge = whole.boundary
         # Time at the start of each run: tells when a copy that is sent without delay has ended.
         self._starts = [0, *itertools.accumulate(problem.times[v] for v in whole.sequence)]
@@ -165,7 +167,7 @@ class Prices:
             between = first <= last and ready < first
             if nbytes and at and between and v >= 0 and problem.send[v] >= 0:
                 held = priced(begin, self._sent[i]) + priced(self._fetched[i], last)
-                price = nbytes * held + self._on_link(i, v)
+                price = nbytes * (held + self._host) + self._on_link(i, v)
                 if price < least:
                     least = price
                     offloaded.add(i)
@@ -210,16 +212,22 @@ class Prices:
         }
         self._open_windows(choice, moments)
         behind = {w: self._behind(w, choice, moments) / time_scale for w in self._window}
-        length = sum(s * s for s in slope.values()) + sum(s * s for s in behind.values())
+        host = 0.0
+        if self._problem.host_capacity is not None:
+            above = choice.evaluation.host_bytes - self._problem.host_capacity
+            host = above / bytes_scale if above > 0 or self._host else 0.0
+        length = sum(s * s for s in (*slope.values(), *behind.values(), host))
         if not length:
             return False
         # Exposed time is left out of the cost, because the link's multipliers stand for it.
         value = float(choice.cost - choice.exposed)
         value += sum(self._moment.get(m, 0.0) * s * bytes_scale for m, s in slope.items())
         value += sum(self._window[w] * s * time_scale for w, s in behind.items())
+        value += self._host * host * bytes_scale
         move = step * max(most - value, 0.02 * most) / length
         moved = {m: self._moment.get(m, 0.0) + move * s / bytes_scale for m, s in slope.items()}
         self._moment = {m: p for m, p in moved.items() if p > 0}
+        self._host = max(0.0, self._host + move * host / bytes_scale)
         for w, s in behind.items():
             # A late copy delays the step by at most its own time, so a unit of link time costs at most 1.
             self._window[w] = min(1.0, max(0.0, self._window[w] + move * s / time_scale))

@@ -31,12 +31,20 @@ class OffloadProblem:
             offloaded.
         fetch: for each node, the time to copy its value back to the device; -1 if the value must
             not be offloaded.
+        host_capacity: bytes that may lie in the host's memory at one time; None: no limit.
+        always: nodes whose values are offloaded in every decision that carries them into backward.
     """
 
     step: ScheduleProblem
     times: tuple[int, ...]
     send: tuple[int, ...]
     fetch: tuple[int, ...]
+    host_capacity: int | None = None
+    always: tuple[int, ...] = ()
+
+    def host_over(self, host_bytes: int) -> int:
+        """Return the bytes by which ``host_bytes`` exceed the host's capacity; 0 within it."""
+        return 0 if self.host_capacity is None else max(0, host_bytes - self.host_capacity)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +78,15 @@ class OffloadEvaluation:
         cost: recompute cost plus exposed transfer time, the time for which runs wait for copies.
         peak_bytes: most bytes alive on the device at one time.
         offloaded: nodes whose values are offloaded, in the order of the transfers in ``placement``.
+        host_bytes: most bytes in the host's memory at one time. All copies to the host end before
+            backward begins, and no copy back begins earlier, so these are all offloaded bytes.
         placement: the copies' positions in the schedule, with the memory and the waits.
     """
 
     cost: int
     peak_bytes: int
     offloaded: tuple[int, ...]
+    host_bytes: int
     placement: Placement
 
 
@@ -127,7 +138,7 @@ def evaluate_offloads(
     Args:
         problem: the step problem with its copy times.
         schedule: the schedule, with the values that it carries into backward.
-        offloaded: nodes whose values are offloaded. Values that are not carried into backward stay
+        offloaded: nodes whose values are offloaded, besides those of ``problem.always``. Values that are not carried into backward stay
             on the device.
         capacity: bytes that may be alive on the device. Runs wait for copies so that the peak stays
             within the capacity. It exceeds the capacity only if waiting does not suffice. None: no
@@ -137,7 +148,7 @@ def evaluate_offloads(
         ProblemError: a value in ``offloaded`` must not be offloaded.
     """
     step, evaluation, idle = problem.step, schedule.evaluation, schedule.idle
-    used = tuple(sorted({v for v in offloaded if v in idle}))
+    used = tuple(sorted({v for v in (*offloaded, *problem.always) if v in idle}))
     change = [0] * (len(evaluation.bytes_alive) + 1)
     transfers = []
     for v in used:
@@ -164,5 +175,6 @@ def evaluate_offloads(
         cost=evaluation.cost - sum(step.cost) + placed.exposed_time,
         peak_bytes=max(placed.bytes_alive, default=evaluation.peak_bytes),
         offloaded=used,
+        host_bytes=sum(step.size[v] for v in used),
         placement=placed,
     )

@@ -169,9 +169,11 @@ class OffloadSearch:
         self._walked += len(schedule.sequence)
         self._evaluations += 1
         alive = evaluation.placement.bytes_alive
+        # Offloaded bytes lie on the host throughout, so that neither memory's excess outweighs the other's.
+        over = self._problem.host_over(evaluation.host_bytes) * len(alive)
         return OffloadChoice(
             saved=saved,
-            over=sum(b - self._capacity for b in alive if b > self._capacity),
+            over=over + sum(b - self._capacity for b in alive if b > self._capacity),
             schedule=schedule,
             evaluation=evaluation,
         )
@@ -253,7 +255,8 @@ class OffloadSearch:
                 start = self.choice(chosen, ())
             except ProblemError:
                 continue
-            if start.saved in seen or (best and not best.over and start.cost >= best.cost):
+            least = start.cost - start.exposed
+            if start.saved in seen or (best and not best.over and least >= best.cost):
                 continue  # offloads can only add to the cost of the recomputation
             seen.add(start.saved)
             nodes = [v for v in start.schedule.idle if self.may_offload(v)]
@@ -279,7 +282,12 @@ class OffloadSearch:
                 time = problem.send[v] + problem.fetch[v]
                 rate = math.floor(_ALIKE * math.log2(problem.step.size[v] / (1 + time)))
                 rates.append((-rate, ready, v))
-        order = [v for *_, v in sorted(rates)]
+        order: list[int] = []
+        host_bytes = start.evaluation.host_bytes
+        for *_, v in sorted(rates):
+            more = 0 if v in start.offloaded else problem.step.size[v]
+            if not problem.host_over(host_bytes + more):
+                order, host_bytes = [*order, v], host_bytes + more
         low, high = 0, len(order)  # bisects for the shortest prefix that fits, or the whole list
         best = start
         while low < high:

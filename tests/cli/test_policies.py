@@ -87,7 +87,7 @@ def test_the_policies_to_paste_say_what_the_plan_does() -> None:
     [
         ("*.mlp=keep", 2, "Invalid value for '--policy': policy '*.mlp' is 'keep'; expected 'save'"),
         ("*.mpl=save", 1, "the nearest are layers.0.mlp"),
-        ("*.mlp=offload", 2, "Invalid value for '--policy': policy '*.mlp=offload' is given without a link"),
+        ("*.mlp=offload", 0, "in the host's memory at one time, over pcie4 (32 GB/s)"),
         ("layers.*=saved:1KiB", 0, "'layers.*=saved:1024B'"),
     ],
 )  # fmt: skip
@@ -95,3 +95,19 @@ def test_the_option(policy: str, code: int, says: str) -> None:
     found = run("explain", "--policy", policy)
     assert found.exit_code == code, found.output
     assert says in " ".join(found.output.split())
+
+
+def test_the_bound_of_the_host() -> None:
+    asked = ("explain", "--policy", "*.mlp=offload", "--host-memory")
+    assert run(*asked, "1GiB").exit_code == 0
+    refused = run(*asked, "1B")
+    assert refused.exit_code == 1
+    assert (
+        "host_memory is 1 B (1 bytes), and the values of 'Net' that must be offloaded take"
+        in " ".join(refused.output.split())
+    )
+    unread = run(*asked, "much")
+    assert unread.exit_code == 2
+    assert "Invalid value for '--host-memory': host_memory is 'much'" in " ".join(
+        unread.output.split()
+    )

@@ -13,6 +13,7 @@ import remat
 from remat.errors import BudgetWarning, PlanError
 from tests.model_types import make
 from tests.models import Outcome, build
+from tests.planning.test_host_memory import kept_inside
 from tests.planning.test_policies import Net, assert_holds, saved_inside
 
 pytestmark = [
@@ -50,6 +51,40 @@ def test_gradients_are_those_of_eager_to_the_bit(name: str, policies: dict[str, 
     for pattern, policy in policies.items():
         if policy == "recompute" and pattern != "*.h.*":  # whose attention is saved
             assert saved_inside(plan, pattern) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [("gpt2", "*.attn"), ("vit", "*.mlp"), ("llama", "*.self_attn")],  # gpt2 with dropout
+)
+def test_gradients_stay_to_the_bit_if_values_go_to_the_host(name: str, pattern: str) -> None:
+    reference = eager(name)
+    if name == "llama":  # the graph that PyTorch traces sums in another order than eager
+        torch._dynamo.reset()
+        step = build(name)
+        traced = step.train(torch.compile(step.model, backend="aot_eager"))
+        assert traced.gradient_distance(reference) < 1e-6
+        reference = traced
+    step = build(name)
+    options = {"lower": "eager", "policies": {pattern: "offload"}, "host_memory": "1GiB"}
+    torch._dynamo.reset()
+    outcome = step.train(torch.compile(step.model, backend="remat", options=options))
+    assert outcome.differs_from(reference) == []
+    plan = remat.plans()[-1]
+    assert plan.host_bytes
+    assert kept_inside(plan, pattern) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [0.5, "peak:0.5"])
+def test_values_go_to_the_host_under_inductor(budget: object) -> None:
+    step, options = build("llama"), {"policies": {"*.mlp": "offload"}, "budget": budget}
+    torch._dynamo.reset()
+    outcome = step.train(torch.compile(step.model, backend="remat", options=options))
+    assert outcome.gradient_distance(eager("llama")) <= 1e-5
+    plan = remat.plans()[-1]
+    assert plan.host_bytes
+    assert kept_inside(plan, "*.mlp") == []
 
 
 @pytest.mark.slow

@@ -403,10 +403,10 @@ def test_offloaded_modules() -> None:
     assert "*.mlp=offload" in plan.explain()
 
 
-def test_offloading_needs_a_link() -> None:
-    with pytest.raises(ProblemError, match=r"'\*\.mlp=offload' is given without a link") as raised:
-        remat.plan(net(), policies={"*.mlp": "offload"})
-    assert raised.value.option == "policies"
+def test_offloading_needs_no_link() -> None:
+    plan = remat.plan(net(), policies={"*.mlp": "offload"})
+    assert plan.offloads
+    assert plan.link == "pcie4 (32 GB/s)"
 
 
 # What is refused --------------------------------------------------------------------------------------

@@ -11,7 +11,12 @@ from typing import Any
 from remat.errors import ProblemError
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.offload_prices import Lives
-from remat.solvers.offload_problem import OffloadProblem, carried, evaluate_offloads
+from remat.solvers.offload_problem import (
+    CarriedSchedule,
+    OffloadProblem,
+    carried,
+    evaluate_offloads,
+)
 from remat.solvers.offload_search import OffloadSearch, Scheduled
 from remat.solvers.schedule_problem import ScheduleProblem
 from remat.solvers.transfers import Transfer
@@ -95,10 +100,29 @@ def cheapest(problem: OffloadProblem) -> int | None:
         except ProblemError:
             continue
         offloaded = [i for i, what in enumerate(picked) if what == "offload"]
+        if any(i in schedule.idle and i not in offloaded for i in problem.always):
+            continue
+        if problem.host_capacity is not None:
+            on_host = [
+                sum(
+                    step.size[i]
+                    for i in offloaded
+                    if i in schedule.idle and _is_away(schedule, i, at)
+                )
+                for at in range(len(sequence))
+            ]
+            if max(on_host, default=0) > problem.host_capacity:
+                continue
         done = evaluate_offloads(problem, schedule, offloaded, step.capacity)
         if done.peak_bytes <= (step.capacity or 0) and (best is None or done.cost < best):
             best = done.cost
     return best
+
+
+def _is_away(schedule: CarriedSchedule, i: int, at: int) -> bool:
+    """Whether the host has a copy of a value during a run: from its last use in forward to its next one."""
+    ready, needed = schedule.idle[i]
+    return ready < at <= needed
 
 
 def search_of(problem: OffloadProblem) -> OffloadSearch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,3 +137,39 @@ def test_local_search_is_never_better_and_mostly_as_good(monkeypatch: pytest.Mon
     pairs = list(zip(found, optimal, strict=True))
     assert all(a.rank >= b.rank for a, b in pairs)
     assert sum(a.rank == b.rank for a, b in pairs) >= 0.85 * len(pairs)
+
+
+def bounded(seed: int, most: int = 4) -> OffloadProblem:
+    """A step whose host has room for a part of what may go there, and of which some values must go there."""
+    problem, draw = drawn(seed, most), random.Random(seed)
+    able = [v for v, time in enumerate(problem.send) if time >= 0]
+    room = int(draw.uniform(0, 0.8) * sum(problem.step.size[v] for v in able))
+    always = tuple(v for v in able if draw.random() < 0.2)
+    return replace(problem, host_capacity=room, always=always)
+
+
+@pytest.mark.parametrize("seed", range(0, 3000, 50))
+def test_the_host_is_never_fuller_than_its_bound(seed: int) -> None:
+    problem = bounded(seed)
+    found = search_of(problem).best([range(len(problem.step) // 2)])
+    assert (None if found.over else found.cost) == cheapest(problem)
+
+
+def test_local_search_keeps_to_the_host_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = [bounded(seed, 5) for seed in range(60)]
+    optimal = [search_of(p).whole() for p in problems]
+    assert sum(not a.over for a in optimal) > 30
+    assert any(
+        search_of(replace(p, host_capacity=None)).whole().cost < a.cost
+        for p, a in zip(problems, optimal, strict=True)
+        if not a.over
+    )
+    monkeypatch.setattr(offload_search, "WHOLE", 0)
+    found = [search_of(p).best([range(len(p.step) // 2)]) for p in problems]
+    pairs = list(zip(found, optimal, strict=True))
+    assert all(a.rank >= b.rank for a, b in pairs)
+    assert sum(a.rank == b.rank for a, b in pairs) >= 0.8 * len(pairs)
+    assert all(
+        a.over or a.evaluation.host_bytes <= (p.host_capacity or 0)
+        for a, p in zip(found, problems, strict=True)
+    )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 import re
 from dataclasses import dataclass
 
+import torch
+
 from remat.errors import ProblemError
+from remat.graph.costs.measure import durations_ps, this_device, undisturbed
 from remat.units import parse_bytes
 
 _PS_PER_S = 10**12
@@ -51,14 +55,17 @@ class Link:
 
         Args:
             value: a `Link`, a name from `LINKS` such as ``"pcie5"``, the result of ``str(link)``,
-                or bytes per second such as ``"25GB/s"`` or ``25e9``.
+                bytes per second such as ``"25GB/s"`` or ``25e9``, or ``"measured"`` for the rate of
+                this machine's device.
 
         Raises:
-            ProblemError: the value has none of these forms.
+            ProblemError: the value has none of these forms, or there is no device to measure.
         """
         if isinstance(value, Link):
             return value
         text = value.strip() if isinstance(value, str) else ""
+        if text.lower() == "measured":
+            return measured_link()
         if text.lower() in LINKS:
             return cls(name=text.lower(), bytes_per_s=LINKS[text.lower()])
         with_name = re.fullmatch(r"(\S+) \((.+)\)", text)
@@ -71,8 +78,8 @@ class Link:
         if 1 <= rate <= _MOST_BYTES_PER_S:
             return cls(bytes_per_s=int(rate), name=with_name[1] if with_name else "")
         raise ProblemError(
-            f"offload is {value!r}; expected the link to the host: bytes per second such as '25GB/s' or 25e9, or one of "
-            f"{', '.join(LINKS)}{_BITS if text.endswith('b/s') else ''}"
+            f"offload is {value!r}; expected the link to the host: bytes per second such as '25GB/s' or 25e9, "
+            f"'measured', or one of {', '.join(LINKS)}{_BITS if text.endswith('b/s') else ''}"
         )
 
     def time_ps(self, nbytes: int) -> int:
@@ -88,6 +95,50 @@ class Link:
         whole, rest = divmod(self.bytes_per_s, 10**9)
         rate = f"{f'{whole}.{rest:09}'.rstrip('0').rstrip('.')} GB/s"
         return f"{self.name} ({rate})" if self.name else rate
+
+
+#: The link over which tagged values are offloaded if no link is given.
+DEFAULT_LINK = Link(name="pcie4", bytes_per_s=LINKS["pcie4"])
+#: Bytes of a measured copy; seconds for the repeated copies in each direction.
+_MEASURED_BYTES, _RUNS_S = 1 << 28, 0.2
+
+
+def measured_link() -> Link:
+    """Return the link of the current CUDA device, with the measured rate of the slower direction.
+
+    The rate has two significant digits, rounded down, so that equal machines plan alike.
+
+    Raises:
+        ProblemError: the machine has no such device.
+    """
+    device = this_device()
+    if device.type == "cpu":
+        raise ProblemError(
+            "offload is 'measured', and this machine has no CUDA device whose link could be timed; give the rate: "
+            f"'25GB/s', or one of {', '.join(LINKS)}"
+        )
+    rate = measured_rate(device)
+    unit = 10 ** (len(str(rate)) - 2)
+    return Link(name="measured", bytes_per_s=rate // unit * unit)
+
+
+@functools.cache
+def measured_rate(device: torch.device, nbytes: int = _MEASURED_BYTES) -> int:
+    """Measure the bytes per second between a device and page-locked host memory, in the slower direction.
+
+    Args:
+        device: the device.
+        nbytes: bytes of each copy.
+    """
+    with undisturbed(device):
+        there = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=device.type != "cpu")
+        copies = [
+            functools.partial(to.copy_, of, non_blocking=True)
+            for to, of in ((host, there), (there, host))
+        ]
+        slower = max(min(durations_ps(copy, device, seconds=_RUNS_S)) for copy in copies)
+    return nbytes * _PS_PER_S // max(1, slower)
 
 
 def _rate(value: object) -> float:

@@ -70,7 +70,8 @@ def tag_policies(state: State, policies: Policies) -> None:
 
     - Policy save or offload: operators of the module or region do not run again, except cheap
       operators that the runtime-optimal cut recomputes too. Their values are therefore saved if
-      backward reads them.
+      backward reads them. Under offload, those cheap operators must run again, so that nothing of
+      the module is saved on the device.
     - Policy recompute: a value that forward reads only inside the module or region is not saved.
       Values that forward reads outside get no tag. Operators that must run once get no tag either:
       random operators that cannot be replayed, collectives, operators with effects, and operators
@@ -89,20 +90,23 @@ def tag_policies(state: State, policies: Policies) -> None:
     _set_tags(state, dict(_tags(state, policies.parts(state.index.nodes))))
 
 
-def _set_tags(state: State, tags: Mapping[int, Part]) -> None:
+def _set_tags(state: State, tags: Mapping[int, tuple[Part, CheckpointPolicy]]) -> None:
     nodes = state.index.nodes
     with state.edit(preserves=(Positions, Classification, Distances, Memory, Costs)) as edit:
-        for i, part in tags.items():
+        for i, (part, tag) in tags.items():
             meta = nodes[i].meta
-            meta["recompute"] = _TAGS.get(part.policy.treatment, CheckpointPolicy.MUST_RECOMPUTE)
+            meta["recompute"] = tag
             meta[TAGGED_BY] = str(part.policy)
         edit.modified = bool(tags)
 
 
-def _tags(state: State, parts: Sequence[Part | None]) -> Iterator[tuple[int, Part]]:
+def _tags(
+    state: State, parts: Sequence[Part | None]
+) -> Iterator[tuple[int, tuple[Part, CheckpointPolicy]]]:
     """Yield the nodes to tag for policies other than budgets.
 
-    Each is a pair of a position in the joint graph and the module or region with the policy.
+    Each is a pair: the position in the joint graph; and the module or region with the policy, with
+    the tag.
 
     Args:
         state: the state with the joint graph.
@@ -129,11 +133,14 @@ def _tags(state: State, parts: Sequence[Part | None]) -> Iterator[tuple[int, Par
         in_forward = roles.required_forward[index.position[maker_of(node)]]
         if in_forward:
             _refuse_contradiction(node, part)
-        if not can_run[at]:
-            continue
         is_kept = in_forward and at not in again and problem.savable[at] and problem.size[at]
+        if not can_run[at] and not (is_kept and treatment is Treatment.OFFLOAD):
+            continue
         if is_kept or treatment is Treatment.RECOMPUTE:
-            yield i, part
+            yield i, (part, _TAGS[treatment])
+        elif treatment is Treatment.OFFLOAD and not storages.alive[i]:
+            # Too cheap for a copy, or needed by backward alone. Untagged, it may be saved on the device.
+            yield i, (part, CheckpointPolicy.MUST_RECOMPUTE)
 
 
 def _can_run(problem: GraphProblem) -> bytearray:
@@ -183,12 +190,12 @@ def tag_budgets(
                 for part, inside in budgets.items()
                 if _bytes(lowered.problem, inside, found.saved) > part.policy.saved_bytes
             }
-        tags: dict[int, Part] = {}
+        tags: dict[int, tuple[Part, CheckpointPolicy]] = {}
         for part, inside in over.items():
             for at in _left_out(lowered, part, inside, deciding, known):
-                tags[at] = part
                 # An element of a tuple is recomputed by the operator that returns the tuple.
-                tags[state.index.position[maker_of(state.index.nodes[at])]] = part
+                for again in (at, state.index.position[maker_of(state.index.nodes[at])]):
+                    tags[again] = part, CheckpointPolicy.MUST_RECOMPUTE
         _set_tags(state, tags)
         if not over:
             return

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from remat.errors import PlanError, ProblemError, RematError
-from remat.graph.lowering import Decision
+from remat.graph.lowering import Decision, offload_tags
 from remat.graph.rank_fingerprint import outline
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.choice import DecisionInfo
@@ -53,10 +53,13 @@ class AgreeRanks(Pass):
         ranks = other_ranks()
         if ranks is None or state.decision is None:
             return PassResult(state=state, modified=False, detail="no other rank")
-        if state.decision.offloads:
+        tagged = offload_tags(state.index.nodes, state.storages.owner)
+        names = {state.index.nodes[at].name for at in tagged}
+        if any(value.name not in names for value in state.decision.offloads):
             raise PlanError(
                 f"the plan for '{state.joint.name}' offloads values, on which ranks do not agree yet; "
-                "leave offload out, or let every rank decide by itself with rank_wait_s=None"
+                "leave offload out (tags for the host hold without it), or let every rank decide by itself with "
+                "rank_wait_s=None"
             )
         question = Question(graph=state.joint.name, outline=outline(state.joint), asked=self.asked)
         own = _verdict(state, state.decision, ranks)
@@ -92,8 +95,18 @@ class AgreeRanks(Pass):
         saved, snapshots, forward, backward = (
             tuple(names[i] for i in at) for at in theirs.schedule
         )
+        # Copies need no agreement. Their places belong to this rank's order, so they begin when values are free.
+        offloads = () if state.decision is None else state.decision.offloads
         decision = Decision(
-            saved=saved, snapshots=snapshots, forward_order=forward, backward_order=backward
+            saved=saved,
+            snapshots=snapshots,
+            forward_order=forward,
+            backward_order=backward,
+            offloads=tuple(
+                replace(value, freed_after="", fetched_before="")
+                for value in offloads
+                if value.name in saved
+            ),
         )
         capacity = theirs.capacity if self.capacity_too else choice.capacity
         refused = _refusal(state, decision, capacity)

@@ -1,0 +1,363 @@
+"""Offloading on request: tags and policies hold, and the host's memory is bounded at every moment."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import remat
+from remat.errors import BudgetError, PlanError, ProblemError, RematError
+from remat.graph.costs import links
+from remat.graph.costs.links import Link
+from remat.graph.host_copies import OFFLOAD, RELOAD
+from remat.graph.storages import tensor_bytes
+from tests.model_types import make
+from tests.planning.test_offloading import OPTIONS, Blocks, Torn, blocks
+from tests.planning.test_policies import Net, net, region_of, saved_owners
+
+# Importing Inductor imports a deprecated corner of torch.jit.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:Dynamo detected a call to a .functools.lru_cache.:UserWarning"
+    ),
+]
+
+MUST, PREFER = CheckpointPolicy.MUST_CPU_OFFLOAD, CheckpointPolicy.PREFER_CPU_OFFLOAD
+#: Of each architecture, the modules whose values go to the host.
+PATTERNS = {
+    "llama": "*.mlp",
+    "gemma2": "*.self_attn",
+    "gpt2": "*.attn",
+    "bert": "*.intermediate",
+    "t5": "encoder.block.*",
+    "vit": "*.mlp",
+    "mixtral": "*.self_attn",
+    "mamba": "*.mixer",
+    "convnext": "*.stages.0",
+}
+
+
+def host_curve(plan: remat.Plan) -> list[int]:
+    """Bytes in the host's memory at each operator of forward, then of backward, read off the graphs.
+
+    A copy takes memory from the operator that begins it, and until backward has read it last.
+    """
+    curve, there = [], {}
+    forward, backward = list(plan.forward.graph.nodes), list(plan.backward.graph.nodes)
+    for node in forward:
+        there |= {node.meta["packed_from"]: value_bytes(node)} if node.target is OFFLOAD else {}
+        curve.append(sum(there.values()))
+    copies = [n.args[0] for n in backward if n.target is RELOAD]
+    assert len(copies) == len(set(copies)) == len(there)
+    last = {n: max(map(backward.index, n.users)) for n in copies}
+    curve += [sum(value_bytes(n) for n in copies if last[n] >= at) for at in range(len(backward))]
+    return curve
+
+
+def value_bytes(node: fx.Node) -> int:
+    return tensor_bytes(node.meta["val"])
+
+
+def kept_inside(plan: remat.Plan, pattern: str) -> list[str]:
+    """Names of what a module makes that forward hands to backward on the device."""
+    return [
+        maker.name
+        for maker in saved_owners(plan)
+        if maker.target is not OFFLOAD
+        and region_of(maker, pattern)
+        and not maker.name.endswith("_state")  # of a generator, for its replay
+    ]
+
+
+@functools.cache
+def captured(name: str, lower: str) -> remat.JointGraph:
+    torch._dynamo.reset()
+    built = make(name)
+    return remat.capture(built.model, (), built.same[0], lower=lower)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_the_policy_holds_at_every_moment_of_the_step(name: str) -> None:
+    lower = "eager" if list(PATTERNS).index(name) % 2 else "inductor"
+    joint, pattern = captured(name, lower), PATTERNS[name]
+    assert kept_inside(remat.plan(joint), pattern), "the policy changes something"
+    plan = remat.plan(joint, 0.5, policies={pattern: "offload"})
+    assert plan.offloads
+    assert kept_inside(plan, pattern) == []
+    assert max(host_curve(plan)) == plan.host_bytes
+    with pytest.raises(BudgetError, match=f"raise it to {plan.host_bytes}, or tag fewer"):
+        remat.plan(joint, 0.5, policies={pattern: "offload"}, host_memory=plan.host_bytes - 1)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_what_should_go_to_the_host_does_as_far_as_there_is_room(name: str) -> None:
+    lower = "inductor" if list(PATTERNS).index(name) % 2 else "eager"
+    joint = captured(name, lower).copy()
+    for node in joint.graph.nodes:
+        if region_of(node, PATTERNS[name]) and "tangents" not in str(node.args):
+            node.meta["recompute"] = PREFER
+    whole = remat.plan(joint, 1)
+    assert whole.offloads
+    room = whole.host_bytes * 2 // 3
+    plan = remat.plan(joint, 1, host_memory=room)
+    assert 0 < max(host_curve(plan)) == plan.host_bytes <= room
+    assert set(plan.offloaded) < set(whole.offloaded)
+    assert set(whole.offloaded) - set(plan.offloaded) <= set(plan.saved)
+    assert "tagged for the host's memory is saved" in plan.explain()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PATTERNS)
+def test_the_bound_holds_where_offloading_is_searched(name: str) -> None:
+    joint = captured(name, "eager")
+    options = {"cost": "roofline-fused:epyc", "offload": "2000GB/s"}
+    whole = remat.plan(joint, remat.Peak(0.3), **options)
+    room = whole.host_bytes // 3
+    plan = remat.plan(joint, remat.Peak(0.3), host_memory=room, **options)
+    assert max(host_curve(plan)) == plan.host_bytes <= room
+    assert plan.peak_bytes <= plan.peak_limit
+
+
+def test_less_room_on_the_host_never_costs_less() -> None:
+    costs, least = [], remat.plan(blocks(), remat.Peak(0.2), **OPTIONS)
+    for room in (None, least.host_bytes, least.host_bytes // 2, least.host_bytes // 8, 0):
+        plan = remat.plan(blocks(), remat.Peak(0.2), host_memory=room, **OPTIONS)
+        assert room is None or max(host_curve(plan)) == plan.host_bytes <= room
+        assert plan.recompute_bound <= plan.recompute_cost + plan.exposed_time
+        assert plan.peak_bytes <= plan.peak_limit
+        costs.append(plan.recompute_cost + plan.exposed_time)
+    assert costs[0] == costs[1] < costs[-1]
+    assert costs[-1] == remat.plan(blocks(), remat.Peak(0.2), cost=OPTIONS["cost"]).recompute_cost
+
+
+def test_the_bound_holds_through_every_door() -> None:
+    room = remat.plan(blocks(), remat.Peak(0.2), **OPTIONS).host_bytes // 2
+    options = {**OPTIONS, "host_memory": room}
+    plan = remat.plan(blocks(), remat.Peak(0.2), **options)
+    assert 0 < plan.host_bytes <= room
+    assert "KiB in the host's memory at one time, over 10 GB/s" in plan.explain()
+    found = remat.frontier(blocks(), by="peak", **options)
+    away = [found.plan(point).host_bytes for point in found.points]
+    assert 0 < max(away) <= room
+    row = remat.compare(blocks(), ["auto"], [remat.Peak(0.2)], **options).rows[0]
+    assert row.recompute_cost == plan.recompute_cost + plan.exposed_time
+    fit = remat.fit(
+        Blocks(width=64, depth=4),
+        lambda batch: (torch.randn(batch, 16, 64),),
+        memory="1650KiB",
+        optimizer="sgd",
+        batches=[8],
+        lower="eager",
+        **options,
+    )
+    assert f'"host_memory": {room}' in fit.code
+    torch.compiler.reset()
+    compiled = torch.compile(
+        Blocks(), backend="remat", options={"budget": remat.Peak(0.2), "lower": "eager", **options}
+    )
+    compiled(torch.randn(16, 8, 48)).backward()
+    assert 0 < remat.plans()[-1].host_bytes <= room
+    saved = remat.Plan.from_json(plan.to_json())
+    assert remat.plan(blocks(), plan=saved, host_memory=room).host_bytes == plan.host_bytes
+    with pytest.raises(BudgetError, match=r"host_memory is 1 B .* raise it to"):
+        remat.plan(blocks(), plan=saved, host_memory=1)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it behind a graph break
+def test_graphs_of_one_step_share_the_host() -> None:
+    model, x = Torn(depth=1), torch.randn(16, 8, 48)
+    joints = remat.capture(model, (x,), lower="eager", fullgraph=False)
+    policies = {"one.up.*": "offload", "two.up.*": "offload"}
+    tagged = remat.plan(joints, 1, policies=policies)
+    assert all(plan.host_bytes for plan in tagged)
+    room = tagged.host_bytes
+    assert remat.plan(joints, 1, policies=policies, host_memory=room).host_bytes == room
+    with pytest.raises(BudgetError, match=f"raise it to {room}, or tag fewer"):
+        remat.plan(joints, 1, policies=policies, host_memory=room - 1)
+    # Compiled one by one, the second graph brings them above the bound.
+    torch.compiler.reset()
+    options = {"lower": "eager", "policies": policies, "host_memory": room - 1}
+    with pytest.raises(BudgetError, match=r"2 graphs of the step have .* plan them together"):
+        torch.compile(model, backend="remat", options=options)(x).backward()
+
+
+@pytest.mark.slow
+def test_graphs_of_one_step_share_the_host_where_offloading_is_searched() -> None:
+    joints = remat.capture(Torn(depth=2), (torch.randn(16, 8, 48),), lower="eager", fullgraph=False)
+    whole = remat.plan(joints, remat.Peak(0.0), **OPTIONS)
+    assert whole.host_bytes
+    for part in (2, 6):
+        room = whole.host_bytes // part
+        plans = remat.plan(joints, remat.Peak(0.0), host_memory=room, **OPTIONS)
+        assert sum(plan.host_bytes for plan in plans) <= room
+
+
+# Tags -------------------------------------------------------------------------------------------------
+
+
+def marked(tag: CheckpointPolicy, *ops: Any) -> Callable[..., torch.Tensor]:
+    """A step whose operators of some kinds have a tag; the others of its region are recomputed."""
+
+    def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return tag if op in ops else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+
+    def block(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return nn.functional.layer_norm((x @ w).sin().view(-1, 32), (32,)).exp() @ w
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return checkpoint(block, x.cos(), w, context_fn=contexts, use_reentrant=False).sum()  # type: ignore[no-any-return]
+
+    return f
+
+
+def joint_of(tag: CheckpointPolicy, *ops: Any, **options: Any) -> remat.JointGraph:
+    torch._dynamo.reset()
+    args = torch.randn(16, 32, requires_grad=True), torch.randn(32, 32, requires_grad=True)
+    return remat.capture(marked(tag, *ops), args, lower="eager", **options)
+
+
+ATEN = torch.ops.aten
+
+
+@pytest.mark.parametrize("budget", [0, 0.5, 1, "saved:1MiB", "peak:0.5", "peak:0"])
+def test_tags_hold_at_every_budget(budget: Any) -> None:
+    joint = joint_of(MUST, ATEN.sin.default, ATEN.native_layer_norm.default)
+    plan = remat.plan(joint, budget)
+    assert {"sin", "getitem", "getitem_1", "getitem_2"} <= set(plan.offloaded)
+    assert plan.link == "pcie4 (32 GB/s)"
+    again = remat.plan(joint, plan=plan.to_json())
+    assert (again.offloads, again.peak_bytes) == (plan.offloads, plan.peak_bytes)
+
+
+def test_saved_bytes_do_not_count_what_is_on_the_host() -> None:
+    joint = joint_of(MUST, ATEN.sin.default, ATEN.native_layer_norm.default)
+    least = remat.plan(joint, 0)
+    assert least.host_bytes > least.saved_bytes
+    asked = remat.Saved(least.saved_bytes)
+    plan = remat.plan(joint, asked)
+    assert plan.saved_bytes <= least.saved_bytes
+    assert plan.host_bytes == least.host_bytes
+    assert remat.plan(joint, plan=plan.to_json()).saved_bytes == plan.saved_bytes
+
+
+def test_a_peak_counts_on_what_must_go_to_the_host() -> None:
+    joint = blocks().copy()
+    for node in joint.graph.nodes:
+        if node.name.startswith("gelu") and "backward" not in node.name:
+            node.meta["recompute"] = MUST
+    on_device = joint.copy()
+    for node in on_device.graph.nodes:
+        if node.meta.get("recompute") is MUST:
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    least = remat.plan(on_device, remat.Peak(0.0), cost="roofline:epyc").peak_bytes
+    plan = remat.plan(joint, remat.Peak(least - 40_000), cost="roofline:epyc")
+    assert plan.peak_bytes <= least - 40_000
+    assert plan.offloaded
+    assert all(name.startswith("gelu") for name in plan.offloaded)
+    assert plan.recompute_bound <= plan.recompute_cost + plan.exposed_time
+    with pytest.raises(BudgetError):
+        remat.plan(on_device, remat.Peak(least - 40_000), cost="roofline:epyc")
+
+
+def test_a_value_that_backward_does_not_read_needs_no_copy() -> None:
+    plan = remat.plan(joint_of(MUST, ATEN.mm.default))
+    assert "mm" in plan.offloaded
+    assert "mm_1" not in (*plan.saved, *plan.offloaded)
+
+
+@pytest.mark.parametrize(
+    ("ops", "options", "why"),
+    [
+        ((ATEN.sin.default,), {"cost": "flops"}, r"copies take time, and cost model 'flops' counts"),
+        ((ATEN.sin.default,), {"hooks": "bf16"}, r"hooks='bf16' pack every saved value"),
+        ((ATEN.sin.default,), {"pipeline": "min-cut,partition"}, r"a pipeline, and a plan saved"),
+    ],
+)  # fmt: skip
+def test_a_tag_that_cannot_hold_is_refused_with_its_reason(
+    ops: Any, options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(PlanError, match=f"'sin' is tagged .* by MUST_CPU_OFFLOAD, .*: {why}"):
+        remat.plan(joint_of(MUST, *ops), **options)
+    assert not remat.plan(joint_of(PREFER, *ops), **options).offloads
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("view", "it shares the memory of 'primals_1', which is alive throughout the step"),
+        ("exp", "it shares the memory of an output of forward, which stays on the device"),
+    ],
+)
+def test_an_input_and_an_output_cannot_go_to_the_host(name: str, why: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1).sin().exp()
+
+    joint = remat.capture(f, (torch.randn(8, 8, requires_grad=True),), lower="eager")
+    next(n for n in joint.graph.nodes if n.name == name).meta["recompute"] = MUST
+    with pytest.raises(PlanError, match=f"is tagged .* by MUST_CPU_OFFLOAD, .*: {why}"):
+        remat.plan(joint, 1)
+
+
+def test_a_policy_that_cannot_hold_names_itself() -> None:
+    torch._dynamo.reset()
+    joint = remat.capture(Net(), (torch.randn(16, 32),), lower="eager", dynamic=True)
+    with pytest.raises(PlanError, match=r"by policy '\*\.mlp=offload', .*: its size is symbolic"):
+        remat.plan(joint, policies={"*.mlp": "offload"})
+
+
+def test_frontiers_offload_what_is_tagged() -> None:
+    joint = joint_of(MUST, ATEN.sin.default)
+    for by in ("saved", "peak"):
+        found = remat.frontier(joint, by=by)
+        for point in found.points:
+            plan = found.plan(point)
+            assert "sin" in plan.offloaded
+            assert plan.peak_bytes == point.peak_bytes
+            assert plan.recompute_cost + plan.exposed_time == point.recompute_cost
+            assert by == "peak" or plan.saved_bytes == point.saved_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"host_memory": "much"}, "host_memory is 'much'; expected the bytes"),
+        ({"host_memory": -1}, "host_memory is -1; expected the bytes"),
+        ({"host_memory": 0.5}, "host_memory is 0.5; expected the bytes"),
+        ({"host_memory": True}, "host_memory is True; expected the bytes"),
+        ({"host_memory": "1GiB", "hooks": "cpu-offload"}, "beside hooks or a pipeline"),
+        ({"budget": 0.5, "offload": "25GB/s"}, "nothing is tagged for offloading; expected a budget on the peak"),
+        ({"budget": remat.Peak(1.0), "offload": "measured"}, "no CUDA device whose link could be timed; give the rate: '25GB/s'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) -> None:
+    if "measured" in options.values() and torch.cuda.is_available():
+        pytest.skip("there is a device")
+    with pytest.raises(RematError, match=message) as raised:
+        remat.plan(net(), **options)
+    assert raised.value.option in options
+
+
+def test_a_measured_link_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert links.measured_rate(torch.device("cpu"), 1 << 22) > 0
+    monkeypatch.setattr(links, "this_device", lambda: torch.device("cuda:0"))
+    monkeypatch.setattr(links, "measured_rate", lambda device: 24_987_654_321)
+    link = Link.parse("measured")
+    assert str(link) == "measured (24 GB/s)"
+    assert Link.parse(str(link)) == link
+    monkeypatch.undo()
+    if not torch.cuda.is_available():
+        with pytest.raises(ProblemError, match="no CUDA device"):
+            Link.parse("measured")

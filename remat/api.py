@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from remat.planning.plans import PlanSet
     from remat.planning.request import (
         BudgetOption,
+        ChunkOption,
         CostOption,
         HooksOption,
         OffloadOption,
@@ -103,6 +104,7 @@ def plan(
     isolation: str | None = ...,
     offload: OffloadOption = ...,
     policies: PoliciesOption = ...,
+    chunk: ChunkOption = ...,
 ) -> Plan: ...
 @overload
 def plan(
@@ -120,6 +122,7 @@ def plan(
     isolation: str | None = ...,
     offload: OffloadOption = ...,
     policies: PoliciesOption = ...,
+    chunk: ChunkOption = ...,
 ) -> PlanSet: ...
 def plan(
     joint: JointGraph | Sequence[JointGraph],
@@ -136,6 +139,7 @@ def plan(
     isolation: str | None = None,
     offload: OffloadOption = None,
     policies: PoliciesOption = None,
+    chunk: ChunkOption = None,
 ) -> Plan | PlanSet:
     """Decide which values of one training step are saved for backward and which are recomputed.
 
@@ -183,6 +187,10 @@ def plan(
             are ``"offload"`` and ``{"budget": remat.Saved("1GiB")}``. The last pattern that matches
             a module decides. The plan follows the policies at every budget. A saved plan contains
             them.
+        chunk: number of chunks of tokens into which the final linear layer and the loss of a
+            language model are split, so that the logits are never alive as a whole. ``"auto"``
+            takes the cheapest of 1, 2, 4, 8 and 16 chunks within the peak. Gradients may then
+            differ from those of the step by rounding. None: leave the loss whole.
 
     Returns:
         A `Plan` for one joint graph; a `PlanSet` for a list of joint graphs.
@@ -212,6 +220,7 @@ def plan(
         isolation=isolation,
         offload=offload,
         policies=policies,
+        chunk=chunk,
     )
     if isinstance(joint, (list, tuple)):
         return plan_graphs(joint, request)
@@ -254,6 +263,7 @@ def frontier(
     reread_inputs: bool = True,
     offload: OffloadOption = None,
     policies: PoliciesOption = None,
+    chunk: ChunkOption = None,
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Frontier:
@@ -271,6 +281,7 @@ def frontier(
         offload: as in `plan`, with ``by="peak"`` only. Offloading is tried at some of the peaks,
             and below the lowest peak without offloading.
         policies: as in `plan`.
+        chunk: as in `plan`, but not ``"auto"``.
         executor: where the decisions at several budgets are made in parallel: any
             `concurrent.futures.Executor`, or a number of processes. None: this process. With
             ``by="peak"`` the executor is not used, because each decision depends on earlier ones.
@@ -296,7 +307,9 @@ def frontier(
         reread_inputs=reread_inputs,
         offload=offload,
         policies=policies,
+        chunk=chunk,
     )
+    request.refuse_auto_chunk("frontier")
     check_executor(executor)
     if executor is not None:  # workers look both up by name
         name_to_send(value_of(cost), "cost model")

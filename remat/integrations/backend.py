@@ -40,6 +40,7 @@ from remat.planning.plan import Plan
 from remat.planning.planner import plan_graph
 from remat.planning.request import (
     BudgetOption,
+    ChunkOption,
     CostOption,
     HooksOption,
     OffloadOption,
@@ -235,6 +236,7 @@ def backend(
     repro: str | Path | bool | None = None,
     offload: OffloadOption = None,
     policies: PoliciesOption = None,
+    chunk: ChunkOption = None,
     strict: bool = False,
     lower: Literal["inductor", "eager"] = "inductor",
     mode: str | None = None,
@@ -256,6 +258,7 @@ def backend(
         repro: as in `remat.partitioner`.
         offload: as in `remat.plan`.
         policies: as in `remat.plan`.
+        chunk: as in `remat.plan`.
         strict: as in `remat.partitioner`.
         lower: ``"inductor"`` to compile the forward and backward graphs with Inductor; ``"eager"``
             to run them uncompiled.
@@ -279,6 +282,7 @@ def backend(
         "repro": repro,
         "offload": offload,
         "policies": policies,
+        "chunk": chunk,
         "strict": strict,
         "lower": lower,
     }

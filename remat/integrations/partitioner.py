@@ -49,6 +49,7 @@ from remat.planning.planner import Planner, plan_graph
 from remat.planning.plans import PlanSet
 from remat.planning.request import (
     BudgetOption,
+    ChunkOption,
     CostOption,
     HooksOption,
     OffloadOption,
@@ -218,6 +219,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         reread = "" if request.reread_inputs else ", inputs not read again"
         if request.policies:
             asked = f"{asked}, policies {request.policies}"
+        if request.chunk is not None:
+            asked = f"{asked}, chunk {request.chunk}"
         return AgreeRanks(
             asked=f"{asked}{reread}, lowering {self.lower}, remat {__version__}",
             wait_s=wait_s,
@@ -651,6 +654,7 @@ def partitioner(
     repro: str | Path | bool | None = None,
     offload: OffloadOption = None,
     policies: PoliciesOption = None,
+    chunk: ChunkOption = None,
     strict: bool = False,
 ) -> Partitioner:
     """Build a partitioner for AOTAutograd or Inductor.
@@ -675,6 +679,7 @@ def partitioner(
             reproducer.
         offload: as in `remat.plan`.
         policies: as in `remat.plan`.
+        chunk: as in `remat.plan`.
         strict: whether every compilation refuses a budget in bytes that cannot be met. By default
             only the first compilation of a step refuses it. A recompilation, such as for a longer
             batch during training, warns once and runs the plan with the least peak.
@@ -696,6 +701,7 @@ def partitioner(
         repro=repro,
         offload=offload,
         policies=policies,
+        chunk=chunk,
         strict=strict,
     )
 

@@ -50,6 +50,9 @@ _UNSHRUNK = (
 class PeakPlanner(Prepared):
     """Planner that decides one prepared graph by the peak of its step."""
 
+    #: Peaks in bytes that the ratios 0 and 1 stand for; None: the least and the highest peak of this planner.
+    ends: tuple[int, int] | None = None
+
     def frontier_by_peak(self) -> tuple[list[Candidate], tuple[tuple[int, int], ...]]:
         """Return the Pareto-optimal decisions by (peak, cost), and a line below which no decision lies.
 
@@ -201,7 +204,7 @@ class PeakPlanner(Prepared):
         """Return a budget on the peak in bytes; ratio 0 is the least peak found, and ratio 1 the peak of budget 1."""
         if budget.peak_bytes is not None:
             return budget.peak_bytes
-        least, most = self.least_found, self.peak(self.allowed_full)
+        least, most = self.ends or (self.least_found, self.peak(self.allowed_full))
         return least + bytes_of_share(budget.peak_share or 0.0, most - least)
 
     @property
@@ -350,7 +353,7 @@ class PeakPlanner(Prepared):
             )
             why = f", and no plan was found within it{whose}{proven}"
         held = ""
-        if self.state.without_policies is not None:
+        if self.state.policies or (self.state.plain is not None and not self.state.chunk):
             named = self.state.policies or "by remat.region"
             held = f" All plans follow the policies {named}; others may lower the least peak."
         return BudgetError(

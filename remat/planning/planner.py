@@ -19,13 +19,14 @@ scored and verified by `finish` after the split into two modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any, NamedTuple, Self
 
 import torch
 
-from remat.errors import PlanError, RematError
+from remat.errors import BudgetError, BudgetWarning, PlanError, RematError, warn
 from remat.graph.collection import paused_collection
 from remat.graph.costs import CostModel, Roofline
 from remat.graph.joint import JointGraph, outputs_of
@@ -40,6 +41,7 @@ from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import Costs, State
 from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.min_cut import require_tangents
+from remat.passes.joint.chunk_loss import ChunkLoss, read_chunk
 from remat.passes.decide.policies import check_budgets, has_policies, tag_policies
 from remat.planning.applied_plans import check_applied, exposed_time
 from remat.planning.candidates import Candidate
@@ -63,6 +65,8 @@ from remat.version import __version__
 
 #: A simulated peak that is lower than budget 1's by this factor shows that the compiled peak is lower, too.
 _CLEARLY_LOWER = 1.25
+#: Numbers of chunks that ``chunk="auto"`` compares with the step without chunks.
+CHUNKS = (2, 4, 8, 16)
 
 
 def plan_graph(
@@ -151,12 +155,18 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
             f"this plan for '{plan.graph}' was made under the policies {plan.policies or '{}'}, and "
             f"{request.policies} are given; plan again, or leave policies out: the saved plan carries them"
         )
+    if isinstance(request.chunk, Pass) and str(request.chunk) != plan.chunk:
+        raise PlanError(
+            f"this plan for '{plan.graph}' was made with {plan.chunk or 'no chunks of the loss'}, and {request.chunk} "
+            "is given; plan again, or leave chunk out: the saved plan carries it"
+        )
     prepared = prepare(
         joint,
         in_place=in_place,
         hooks=request.hooks,
         reread_inputs=plan.reread_inputs,
         policies=read_policies(plan.policies),
+        chunk=read_chunk(plan.chunk),
     )
     if plan.copied_outputs:
         prepared = with_copies(prepared, plan.copied_outputs)
@@ -226,6 +236,24 @@ def warn_of_peak(plan: Plan, *, stacklevel: int) -> None:
 class Planner(PeakPlanner):
     """Planner of one prepared graph: decides under several budgets, and builds plans from decisions."""
 
+    @classmethod
+    def of(cls, joint: JointGraph, request: PlanRequest, **options: Any) -> Self:
+        """Prepare a joint graph; with ``chunk="auto"``, choose the number of chunks under the request's budget.
+
+        Args:
+            joint: the captured step.
+            request: the options.
+            options: as in `Prepared.of`.
+
+        Raises:
+            BudgetError: the number of chunks is to be chosen, and no plan is within the budget.
+            PlanError: the loss cannot be split into the given number of chunks.
+        """
+        if request.chunk != "auto":
+            return super().of(joint, request, **options)
+        pool = _Pool.of(cls, joint, request, options)
+        return pool.choose(request.budget)
+
     def decide(self, budget: Budget) -> Candidate:
         """Return the decision under a budget, and under the region budget if the user's code sets one.
 
@@ -243,15 +271,15 @@ class Planner(PeakPlanner):
 
     @cached_property
     def baseline(self) -> Baseline:
-        """The step without remat: at budget 1, and without hooks on saved tensors or policies by module.
+        """The step without remat: at budget 1, and without hooks on saved tensors, policies by module or chunks.
 
         All figures are 0 if there is no plan at budget 1.
         """
-        free = self.state.without_policies
-        if free is not None:
-            count_workspaces(free, self.request.cost)
-            request = replace(self.request, policies=Policies())
-            return Planner(free, request, fingerprint=self.fingerprint).baseline
+        plain = self.state.plain
+        if plain is not None:
+            count_workspaces(plain, self.request.cost)
+            request = replace(self.request, policies=Policies(), chunk=None)
+            return Planner(plain, request, fingerprint=self.fingerprint).baseline
         try:
             full = self.without_remat
         except RematError:
@@ -316,6 +344,57 @@ class Planner(PeakPlanner):
             step_costs=self.step_costs,
             link="" if self.request.offload is None else str(self.request.offload),
         )
+
+
+class _Pool(NamedTuple):
+    """Planners of one step whose loss is split into different numbers of chunks."""
+
+    planners: tuple[Any, ...]
+
+    @classmethod
+    def of(
+        cls, kind: type[Planner], joint: JointGraph, request: PlanRequest, options: Mapping[str, Any]
+    ) -> _Pool:
+        """Prepare the step without chunks and with each number of chunks; warn if its loss cannot be split."""
+        options = {**options, "in_place": False}
+        found = [kind.of(joint, replace(request, chunk=None), **options)]
+        try:
+            for chunks in CHUNKS:
+                each = replace(request, chunk=ChunkLoss(chunks=chunks))
+                found.append(kind.of(joint, each, **options))
+        except PlanError as error:
+            warn(f"'{joint.name}' is planned without chunks: {error}", BudgetWarning, stacklevel=2)
+        return cls(tuple(found))
+
+    def choose(self, budget: Budget) -> Any:
+        """Return the planner whose step is cheapest within a budget on the peak.
+
+        Raises:
+            BudgetError: no planner has a plan within the budget.
+        """
+        whole = self.planners[0]
+        ends = None
+        if budget.peak_share is not None:
+            ends = min(p.least_found for p in self.planners), whole.peak(whole.allowed_full)
+        best: tuple[int, Any] | None = None
+        errors: list[tuple[int, BudgetError]] = []
+        for planner in self.planners:
+            planner.ends = ends
+            planner.__dict__["baseline"] = whole.baseline
+            # Each chunk reads the weight again, so more chunks only make the step dearer.
+            if best is not None and planner.step_cost >= best[0]:
+                continue
+            try:
+                found = planner.within_peak(budget)
+            except BudgetError as error:
+                errors.append((planner.least_found, error))
+                continue
+            cost = planner.step_cost + found.cost + found.choice.exposed_time
+            if best is None or cost < best[0]:
+                best = cost, planner
+        if best is None:
+            raise min(errors, key=lambda e: e[0])[1]
+        return best[1]
 
 
 @paused_collection()
@@ -436,6 +515,7 @@ def finish(
         peak_limit=choice.peak_limit,
         link=link,
         policies=state.policies,
+        chunk=state.chunk,
         _asked=budget,
         _modules=(state.forward, state.backward),
         _problem=problem,

@@ -160,7 +160,8 @@ class State:
         reread_inputs: whether backward may read the ``user_mutable`` inputs nevertheless.
         operators: digest of the operators of the graph as captured; empty if unknown.
         policies: policies by module that set tags, as text; empty without such policies.
-        without_policies: the same state without the tags of policies; None if no policy set a tag.
+        chunk: the pass that split the loss into chunks, as text; empty without.
+        plain: the same state without tags of policies, and without chunks; None if there are neither.
     """
 
     joint: JointGraph
@@ -175,7 +176,8 @@ class State:
     reread_inputs: bool = True
     operators: str = ""
     policies: str = ""
-    without_policies: State | None = None
+    chunk: str = ""
+    plain: State | None = None
     _joint_cache: AnalysisCache = field(default=AnalysisCache(()), repr=False)
     _partitioned_cache: AnalysisCache = field(default=AnalysisCache(()), repr=False)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +19,7 @@ from remat.graph.index import are_plain, inputs_of
 from remat.graph.joint import Role, output_node, outputs_of, role_of
 from remat.graph.storages import fake_mode_of
 from remat.graph.tokens import Rule, Span, is_tensor, rule_of, shape_of
+from remat.passes.core import pipeline_text
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State
 
@@ -84,7 +85,17 @@ class ChunkLoss(Pass):
                 _Split(region, self.chunks, in_forward=self.in_forward).run()
                 done += 1
             graph.lint()
-            return edit.result(f"{done} losses in {self.chunks} chunks", losses=done)
+            made = edit.result(f"{done} losses in {self.chunks} chunks", losses=done)
+        return replace(made, state=replace(made.state, chunk=str(self)))
+
+
+def read_chunk(text: str) -> ChunkLoss | None:
+    """Return the pass that a plan records as text; None for empty text."""
+    if not text:
+        return None
+    (made,) = pipeline_text.read_pipeline(text, passes={ChunkLoss.name: ChunkLoss}, readers={})
+    assert isinstance(made, ChunkLoss)
+    return made
 
 
 def _refused(reason: str) -> PlanError:
@@ -488,7 +499,12 @@ class _Chunk:
         self._split, self._k = split, k
         self.start, self.stop = split.bounds[k]
         self.tokens = self.stop - self.start
-        self.call: Callable[..., fx.Node] = split.call
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Add a call; nodes that depend on the tangent are replaced as in `_Split.copies`."""
+        copies = self._split.copies
+        args, kwargs = fx.map_arg((args, kwargs), lambda n: copies.get(n, n))
+        return self._split.call(target, *args, **kwargs)
 
     def take(self, node: fx.Node, span: Span, sizes: Sequence[int]) -> fx.Node:
         """Return the slice of an argument; see `tokens.Slices.take`."""

@@ -155,7 +155,8 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
             f"this plan for '{plan.graph}' was made under the policies {plan.policies or '{}'}, and "
             f"{request.policies} are given; plan again, or leave policies out: the saved plan carries them"
         )
-    if isinstance(request.chunk, Pass) and str(request.chunk) != plan.chunk:
+    chunk = read_chunk(plan.chunk)
+    if request.chunk not in (None, "auto", chunk):
         raise PlanError(
             f"this plan for '{plan.graph}' was made with {plan.chunk or 'no chunks of the loss'}, and {request.chunk} "
             "is given; plan again, or leave chunk out: the saved plan carries it"
@@ -166,7 +167,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         hooks=request.hooks,
         reread_inputs=plan.reread_inputs,
         policies=read_policies(plan.policies),
-        chunk=read_chunk(plan.chunk),
+        chunk=chunk,
     )
     if plan.copied_outputs:
         prepared = with_copies(prepared, plan.copied_outputs)
@@ -246,7 +247,6 @@ class Planner(PeakPlanner):
             options: as in `Prepared.of`.
 
         Raises:
-            BudgetError: the number of chunks is to be chosen, and no plan is within the budget.
             PlanError: the loss cannot be split into the given number of chunks.
         """
         if request.chunk != "auto":
@@ -349,7 +349,7 @@ class Planner(PeakPlanner):
 class _Pool(NamedTuple):
     """Planners of one step whose loss is split into different numbers of chunks."""
 
-    planners: tuple[Any, ...]
+    planners: tuple[Planner, ...]
 
     @classmethod
     def of(
@@ -366,35 +366,32 @@ class _Pool(NamedTuple):
             warn(f"'{joint.name}' is planned without chunks: {error}", BudgetWarning, stacklevel=2)
         return cls(tuple(found))
 
-    def choose(self, budget: Budget) -> Any:
-        """Return the planner whose step is cheapest within a budget on the peak.
-
-        Raises:
-            BudgetError: no planner has a plan within the budget.
-        """
+    def choose(self, budget: Budget) -> Planner:
+        """Return the planner whose step is cheapest within a budget on the peak; else the one of the least peak."""
         whole = self.planners[0]
         ends = None
         if budget.peak_share is not None:
             ends = min(p.least_found for p in self.planners), whole.peak(whole.allowed_full)
-        best: tuple[int, Any] | None = None
-        errors: list[tuple[int, BudgetError]] = []
         for planner in self.planners:
-            planner.ends = ends
-            planner.__dict__["baseline"] = whole.baseline
-            # Each chunk reads the weight again, so more chunks only make the step dearer.
-            if best is not None and planner.step_cost >= best[0]:
+            planner.ends, planner.baseline = ends, whole.baseline
+        limit = whole.limit_of(budget).peak_bytes
+        least: int | None = None
+        best: Planner | None = None
+        for planner in self.planners:
+            # Recomputation only adds to the cost of a step.
+            if least is not None and planner.step_cost >= least:
+                continue
+            # With a link, values may be offloaded below the least peak.
+            if planner.request.offload is None and planner.least_found > limit:
                 continue
             try:
                 found = planner.within_peak(budget)
-            except BudgetError as error:
-                errors.append((planner.least_found, error))
+            except BudgetError:
                 continue
             cost = planner.step_cost + found.cost + found.choice.exposed_time
-            if best is None or cost < best[0]:
-                best = cost, planner
-        if best is None:
-            raise min(errors, key=lambda e: e[0])[1]
-        return best[1]
+            if least is None or cost < least:
+                least, best = cost, planner
+        return best or min(self.planners, key=lambda p: p.least_found)
 
 
 @paused_collection()

@@ -86,7 +86,9 @@ class ChunkLoss(Pass):
                 done += 1
             graph.lint()
             made = edit.result(f"{done} losses in {self.chunks} chunks", losses=done)
-        return replace(made, state=replace(made.state, chunk=str(self)))
+        # A plan records the number in any case, so that it does not depend on the default.
+        chunk = f"{self.name}(chunks={self.chunks}{'' if self.in_forward else ',in-forward=false'})"
+        return replace(made, state=replace(made.state, chunk=chunk))
 
 
 def read_chunk(text: str) -> ChunkLoss | None:

@@ -16,6 +16,7 @@ from remat.cli.commands import (
     offload_option,
     plan_request,
     policy_option,
+    chunk_option,
     title_of,
 )
 from remat.cli.errors import fail
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 @model_options
 @offload_option
 @policy_option
+@chunk_option
 @click.option(
     "--solvers",
     type=params.ListOf(params.SOLVER_NAME),
@@ -55,6 +57,7 @@ def compare(
     reread_inputs: bool,
     offload: str | None,
     policies: tuple[str, ...],
+    chunk: str | None,
     legend: bool,
     as_json: bool,
     **options: Any,
@@ -77,6 +80,7 @@ def compare(
         "reread_inputs": reread_inputs,
         "offload": offload,
         "policies": policies,
+        "chunk": chunk,
     }
     asked = [plan_request(budget=budget, **common).budget for budget in budgets]
     names: list[str | Solver] = [*(api.solver_names() if solvers is None else solvers)]

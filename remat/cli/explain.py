@@ -16,6 +16,7 @@ from remat.cli.commands import (
     model_options,
     offload_option,
     policy_option,
+    chunk_option,
     solver_option,
     takes_request,
     title_of,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 @solver_option
 @offload_option
 @policy_option
+@chunk_option
 @click.option(
     "--html", type=params.OutputFile(".html", ".htm"), help="write a page to explore the plan"
 )

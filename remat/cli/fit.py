@@ -18,6 +18,7 @@ from remat.cli.commands import (
     model_arguments,
     offload_option,
     policy_option,
+    chunk_option,
     seq_option,
     solver_option,
     takes_request,
@@ -106,6 +107,7 @@ def _optimizer(text: str) -> str:
 @time_limit_option
 @offload_option
 @policy_option
+@chunk_option
 @json_option
 @takes_request
 def fit(

@@ -17,6 +17,7 @@ from remat.cli.commands import (
     main,
     offload_option,
     policy_option,
+    chunk_option,
     reread_option,
     takes_request,
     time_limit_option,
@@ -42,6 +43,7 @@ ROWS = 20
 @reread_option
 @offload_option
 @policy_option
+@chunk_option
 @click.option(
     "--solvers",
     type=params.ListOf(params.SOLVER),

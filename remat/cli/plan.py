@@ -19,6 +19,7 @@ from remat.cli.commands import (
     model_options,
     offload_option,
     policy_option,
+    chunk_option,
     solver_option,
     takes_request,
     title_of,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 )
 @offload_option
 @policy_option
+@chunk_option
 @click.option(
     "--no-fullgraph",
     "fullgraph",

@@ -15,6 +15,7 @@ from remat.cli.commands import (
     model_options,
     offload_option,
     policy_option,
+    chunk_option,
     solver_option,
     takes_request,
     title_of,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 @solver_option
 @offload_option
 @policy_option
+@chunk_option
 @takes_request
 def policies(
     model: str,

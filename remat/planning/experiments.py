@@ -34,7 +34,7 @@ from remat.planning.experiment_table import (
 )
 from remat.planning.journal import opened
 from remat.planning.planner import Planner
-from remat.planning.request import CostOption, OffloadOption, PlanRequest, PoliciesOption
+from remat.planning.request import ChunkOption, CostOption, OffloadOption, PlanRequest, PoliciesOption
 from remat.plugins.registry import registry
 from remat.report.before_after import BeforeAfter
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
@@ -57,6 +57,7 @@ def compare(
     reread_inputs: bool = True,
     offload: OffloadOption = None,
     policies: PoliciesOption = None,
+    chunk: ChunkOption = None,
     executor: AnyExecutor = None,
     on_row: Callable[[ExperimentRow], None] | None = None,
 ) -> Comparison:
@@ -75,6 +76,7 @@ def compare(
         reread_inputs: as in `plan`.
         offload: as in `plan`, for all solvers; the budgets must then be budgets on the peak.
         policies: as in `plan`, for all solvers.
+        chunk: as in `plan`, for all solvers, but not ``"auto"``.
         executor: where to plan: any `concurrent.futures.Executor`, a number of processes, or None for this
             process. With an executor, give solvers and the cost model by name.
         on_row: called with each row as soon as the row is known; its ``best`` is not set yet.
@@ -90,9 +92,10 @@ def compare(
     names = registry().solver_names() if solvers is None else solvers
     names = as_list("solvers", names, (str, Solver))
     common: dict[str, Any] = {"cost": value_of(cost), "time_limit": time_limit}
-    common |= {"reread_inputs": reread_inputs, "offload": offload, "policies": policies}
+    common |= {"reread_inputs": reread_inputs, "offload": offload, "policies": policies, "chunk": chunk}
     read = _budgets(budgets)
     requests = [PlanRequest.of(budget=budget, **common) for budget in read]
+    requests[0].refuse_auto_chunk("compare")
     _check_solvers(names)
     prepared = _Prepared(joint, requests[0])
     source: JointGraph | str = joint

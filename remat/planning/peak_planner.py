@@ -50,7 +50,7 @@ _UNSHRUNK = (
 class PeakPlanner(Prepared):
     """Planner that decides one prepared graph by the peak of its step."""
 
-    #: Peaks in bytes that the ratios 0 and 1 stand for; None: the least and the highest peak of this planner.
+    #: Peaks in bytes that the ratios 0 and 1 of the request stand for; None: this planner's least and highest peak.
     ends: tuple[int, int] | None = None
 
     def frontier_by_peak(self) -> tuple[list[Candidate], tuple[tuple[int, int], ...]]:
@@ -204,7 +204,8 @@ class PeakPlanner(Prepared):
         """Return a budget on the peak in bytes; ratio 0 is the least peak found, and ratio 1 the peak of budget 1."""
         if budget.peak_bytes is not None:
             return budget.peak_bytes
-        least, most = self.ends or (self.least_found, self.peak(self.allowed_full))
+        ends = self.ends if budget == self.request.budget else None
+        least, most = ends or (self.least_found, self.peak(self.allowed_full))
         return least + bytes_of_share(budget.peak_share or 0.0, most - least)
 
     @property

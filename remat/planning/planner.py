@@ -41,7 +41,7 @@ from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import Costs, State
 from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.min_cut import require_tangents
-from remat.passes.joint.chunk_loss import ChunkLoss, read_chunk
+from remat.passes.joint.chunk_loss import read_chunk
 from remat.passes.decide.policies import check_budgets, has_policies, tag_policies
 from remat.planning.applied_plans import check_applied, exposed_time
 from remat.planning.candidates import Candidate
@@ -65,8 +65,6 @@ from remat.version import __version__
 
 #: A simulated peak that is lower than budget 1's by this factor shows that the compiled peak is lower, too.
 _CLEARLY_LOWER = 1.25
-#: Numbers of chunks that ``chunk="auto"`` compares with the step without chunks.
-CHUNKS = (2, 4, 8, 16)
 
 
 def plan_graph(
@@ -357,12 +355,13 @@ class _Pool(NamedTuple):
     ) -> _Pool:
         """Prepare the step without chunks and with each number of chunks; warn if its loss cannot be split."""
         options = {**options, "in_place": False}
-        found = [kind.of(joint, replace(request, chunk=None), **options)]
+        found: list[Planner] = []
         try:
-            for chunks in CHUNKS:
-                each = replace(request, chunk=ChunkLoss(chunks=chunks))
+            for each in request.each_chunk():
                 found.append(kind.of(joint, each, **options))
         except PlanError as error:
+            if not found:
+                raise
             warn(f"'{joint.name}' is planned without chunks: {error}", BudgetWarning, stacklevel=2)
         return cls(tuple(found))
 

@@ -39,6 +39,9 @@ OffloadOption = str | float | Link | None
 PoliciesOption = Mapping[str, Any] | str | Iterable[str] | Policies | None
 ChunkOption = int | str | ChunkLoss | None
 
+#: Numbers of chunks that ``chunk="auto"`` compares with the step without chunks.
+CHUNKS = (2, 4, 8, 16)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
@@ -222,6 +225,15 @@ class PlanRequest:
         if self.chunk is not None:
             options["chunk"] = self.chunk if self.chunk == "auto" else str(self.chunk.chunks)
         return options
+
+    def each_chunk(self) -> Iterator[PlanRequest]:
+        """Yield a request for each number of chunks to try: for ``"auto"``, without chunks first."""
+        if self.chunk != "auto":
+            yield self
+            return
+        yield replace(self, chunk=None)
+        for chunks in CHUNKS:
+            yield replace(self, chunk=ChunkLoss(chunks=chunks))
 
     def refuse_auto_chunk(self, who: str) -> None:
         """Refuse ``chunk="auto"``, for a caller that does not choose a number of chunks.

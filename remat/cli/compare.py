@@ -11,12 +11,12 @@ import click
 from remat.cli import params
 from remat.cli.commands import (
     capture_model,
+    chunk_option,
     main,
     model_options,
     offload_option,
     plan_request,
     policy_option,
-    chunk_option,
     title_of,
 )
 from remat.cli.errors import fail

@@ -11,12 +11,12 @@ from remat.cli import params
 from remat.cli.commands import (
     budget_option,
     capture_model,
+    chunk_option,
     echo_json,
     main,
     model_options,
     offload_option,
     policy_option,
-    chunk_option,
     solver_option,
     takes_request,
     title_of,

@@ -10,6 +10,7 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import (
+    chunk_option,
     cost_option,
     device_option,
     json_option,
@@ -18,7 +19,6 @@ from remat.cli.commands import (
     model_arguments,
     offload_option,
     policy_option,
-    chunk_option,
     seq_option,
     solver_option,
     takes_request,

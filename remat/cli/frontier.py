@@ -13,11 +13,11 @@ from remat.cli import params
 from remat.cli.commands import (
     capture_model,
     capture_options,
+    chunk_option,
     echo_json,
     main,
     offload_option,
     policy_option,
-    chunk_option,
     reread_option,
     takes_request,
     time_limit_option,

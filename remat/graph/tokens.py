@@ -1,69 +1,57 @@
 """The token axis of values: which dimensions hold the tokens, and how calls run on some of the tokens.
 
 A language model's loss runs on values such as ``[batch, sequence, vocabulary]``. Adjacent dimensions that
-together hold every token are the value's *span*. A *slice* of such a value holds some of the tokens, in one
-dimension in place of the span.
+together hold every token are the value's *span*. A *slice* of such a value holds some of the tokens. It has all
+tokens in the last dimension of the span, and 1 in the span's other dimensions, so dimensions keep their numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from remat.errors import PlanError
-from remat.graph.storages import SYMBOLIC
+from remat.graph.storages import SYMBOLIC, fake_mode_of
 
-_aten, _prims = torch.ops.aten, torch.ops.prims
+_aten = torch.ops.aten
+
+
+def operators(names: str) -> tuple[Any, ...]:
+    """Return operators of ``aten`` by name; a name without an overload means ``default``."""
+    parts = (name.partition(".") for name in names.split())
+    return tuple(
+        getattr(getattr(_aten, name), overload or "default") for name, _, overload in parts
+    )
+
 
 #: Products of two matrices; the last two arguments are the matrices.
-PRODUCTS = (_aten.mm.default, _aten.addmm.default)
-_SAME = (
-    _prims.convert_element_type.default,
-    _aten._to_copy.default,
-    _aten.clone.default,
-    _aten.alias.default,
-    _aten.detach.default,
-    _aten.zeros_like.default,
-    _aten.expand.default,
+PRODUCTS = operators("mm addmm")
+#: Calls that view a value in another shape.
+VIEWS = operators("view reshape _unsafe_view")
+_SUMS = operators("sum sum.dim_IntList")
+#: Calls whose result has the shape of the arguments, beside those that PyTorch tags as pointwise.
+SAME = (
+    torch.ops.prims.convert_element_type.default,
+    *operators("_to_copy clone alias detach zeros_like expand"),
 )
-_VIEWS = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
-_FLIPS = (_aten.permute.default, _aten.t.default, _aten.transpose.int)
-_REDUCTIONS = (
-    _aten.amax.default,
-    _aten.amin.default,
-    _aten.argmax.default,
-    _aten.any.dim,
-    _aten.logsumexp.default,
-    _aten.mean.default,
-    _aten.mean.dim,
-    _aten.sum.default,
-    _aten.sum.dim_IntList,
-)
-_SUMS = {
-    _aten.sum.default: False,
-    _aten.sum.dim_IntList: False,
-    _aten.mean.default: True,
-    _aten.mean.dim: True,
-}
-#: Position of the argument that names a dimension, for calls whose tensors share their leading dimensions.
+#: Calls that only permute or add dimensions.
+_FREE = operators("permute t transpose.int unsqueeze")
+#: Position of the argument that names the dimensions along which a call runs.
 _ALONG = {
-    _aten._log_softmax.default: 1,
-    _aten._log_softmax_backward_data.default: 2,
-    _aten._softmax.default: 1,
-    _aten._softmax_backward_data.default: 2,
-    _aten.gather.default: 1,
-    _aten.scatter.src: 1,
-    _aten.scatter.value: 1,
-    _aten.scatter_add.default: 1,
-    _aten.slice.Tensor: 1,
-    _aten.slice_scatter.default: 2,
-    _aten.unsqueeze.default: 1,
-    _aten.squeeze.dim: 1,
-    _aten.squeeze.dims: 1,
+    **dict.fromkeys(
+        operators(
+            "_log_softmax _softmax gather scatter.src scatter.value scatter_add slice.Tensor squeeze.dim squeeze.dims "
+            "amax amin argmax any.dim logsumexp sum sum.dim_IntList"
+        ),
+        1,
+    ),
+    **dict.fromkeys(
+        operators("slice_scatter _log_softmax_backward_data _softmax_backward_data"), 2
+    ),
 }
 
 
@@ -74,30 +62,17 @@ class Span(NamedTuple):
     stop: int
 
     def sliced(self, shape: Sequence[int], tokens: int) -> list[int]:
-        """Return the shape of a slice with so many tokens."""
-        return [*shape[: self.start], tokens, *shape[self.stop :]]
+        """Return the shape of a slice with so many tokens of a value with this shape."""
+        ones = [1] * (self.stop - max(0, self.start) - 1)
+        return [*shape[: max(0, self.start)], *ones, tokens, *shape[self.stop :]]
 
-    def dim(self, dim: int) -> int:
-        """Return the dimension of a slice that is dimension ``dim`` of the value."""
-        return min(dim, self.start) if dim < self.stop else dim - (self.stop - self.start) + 1
-
-    def has(self, dim: int) -> bool:
-        return self.start <= dim < self.stop
+    def of(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the sizes at the span's dimensions, without those that the shape lacks."""
+        return tuple(shape[max(0, self.start) : max(0, self.stop)])
 
     def moved(self, by: int) -> Span:
+        """Return the span of a value that has so many dimensions more in front."""
         return Span(self.start + by, self.stop + by)
-
-
-class Slices(Protocol):
-    """Access to the slices of arguments while a call is built for some of the tokens."""
-
-    tokens: int
-
-    def take(self, node: fx.Node, span: Span, sizes: Sequence[int]) -> fx.Node:
-        """Return the slice of an argument whose dimensions at ``span`` broadcast to ``sizes``."""
-
-    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """Add a call to the graph."""
 
 
 class Rule(NamedTuple):
@@ -107,16 +82,32 @@ class Rule(NamedTuple):
         span: the span of the result; None if the call sums over the tokens, so that the results of all slices
             add up.
         reads: the arguments that hold tokens, with their spans.
-        build: adds the call on a slice.
-        mean: the number by which the sum of all slices is divided.
-        product: whether the call multiplies matrices.
+        sizes: sizes of the dimensions of the spans; an argument may have 1 instead, or lack leading ones.
     """
 
     span: Span | None
     reads: Mapping[fx.Node, Span]
-    build: Callable[[Slices], fx.Node]
-    mean: int = 1
-    product: bool = False
+    sizes: tuple[int, ...]
+
+    def arguments(self, node: fx.Node, taken: Mapping[fx.Node, fx.Node], tokens: int) -> Any:
+        """Return target, arguments and keyword arguments of a call on a slice.
+
+        Args:
+            node: the call.
+            taken: the slices of the arguments that hold tokens.
+            tokens: number of tokens of the slice.
+        """
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: taken.get(n, n))
+        if self.span is None:
+            return node.target, args, kwargs
+        sizes = self.span.sliced(shape_of(node), tokens)
+        if node.target in VIEWS:
+            return _aten.view.default, (args[0], sizes), {}
+        if node.target is _aten.expand.default:
+            args = (args[0], sizes)
+        elif node.target is _aten.full.default:
+            args = (sizes, *args[1:])
+        return node.target, args, kwargs
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
@@ -125,29 +116,19 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
     Raises:
         PlanError: a size is symbolic.
     """
-    value = node.meta["val"]
-    sizes = [
-        s.node.maybe_as_int() if isinstance(s, SYMBOLIC) else int(s) for s in value.shape
-    ]
+    shape = node.meta["val"].shape
+    sizes = [s.node.maybe_as_int() if isinstance(s, SYMBOLIC) else int(s) for s in shape]
     if None in sizes:
         raise PlanError(
-            f"the size {tuple(value.shape)} of '{node.name}' is symbolic; expected a fixed number of tokens, for "
-            "example torch.compile(model, dynamic=False)"
+            f"the loss cannot be split into chunks: the shape {tuple(shape)} of '{node.name}' is symbolic; expected a "
+            "fixed number of tokens, as from torch.compile(model, dynamic=False)"
         )
-    return tuple(sizes)  # type: ignore[arg-type]
+    return tuple(sizes)
 
 
 def is_tensor(value: Any) -> bool:
     """Return whether a value is a node whose value is a tensor."""
     return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
-
-
-def is_pointwise(node: fx.Node) -> bool:
-    """Return whether each element of a call's result depends on single elements of its arguments."""
-    tags = getattr(node.target, "tags", ())
-    if torch.Tag.nondeterministic_seeded in tags:
-        return False
-    return node.target in _SAME or torch.Tag.pointwise in tags
 
 
 def rule_of(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None = None) -> Rule | None:
@@ -160,68 +141,39 @@ def rule_of(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None = No
     """
     if node.op != "call_function" or not is_tensor(node):
         return None
-    target = node.target
+    target, shape = node.target, shape_of(node)
+    tags = getattr(target, "tags", ())
     if target in PRODUCTS:
         return _product(node, known, want)
-    if is_pointwise(node):
-        return _pointwise(node, known, want)
-    if target in _VIEWS:
-        return _view(node, known, want)
     if target is _aten.full.default and want is not None:
-        return Rule(want, {}, lambda s: s.call(
-            target, want.sliced(shape_of(node), s.tokens), *node.args[1:], **node.kwargs
-        ))
-    if want is not None:
-        return None
-    if target in _FLIPS:
-        return _flip(node, known)
-    if target in _REDUCTIONS:
-        return _reduction(node, known)
-    if target in _ALONG:
+        return Rule(want, {}, shape[want.start : want.stop])
+    if target in SAME or (
+        torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+    ):
+        return _pointwise(node, known, want)
+    if target in VIEWS:
+        return _view(node, known, want)
+    if want is None and (target in _FREE or target in _ALONG):
         return _along(node, known)
-    if target is _aten.nll_loss_backward.default:
-        return _nll_backward(node, known)
+    if want is None and target is _aten.nll_loss_backward.default:
+        rows, arguments = Span(0, 1), node.all_input_nodes
+        reads = {n: rows for n in arguments if shape_of(n)[:1] == shape[:1]}
+        return Rule(rows, reads, shape[:1]) if rows in map(known.get, arguments) else None
     return None
-
-
-def spans_in(sizes: Sequence[int], span: Span, offset: int, wanted: Sequence[int]) -> Span | None:
-    """Return the dimensions of a broadcast argument at the span of a result; None if it has no tokens there.
-
-    Args:
-        sizes: shape of the argument.
-        span: the span of the result.
-        offset: number of dimensions that the result has more than the argument.
-        wanted: sizes of the result at the span.
-    """
-    own = span.moved(-offset)
-    there = sizes[max(0, own.start) : max(0, own.stop)]
-    return own if any(n != 1 for n in there) else None
 
 
 def _pointwise(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> Rule | None:
     shape = shape_of(node)
-    operands = {n: len(shape) - len(shape_of(n)) for n in node.all_input_nodes if is_tensor(n)}
-    found = {known[n].moved(by) for n, by in operands.items() if n in known}
-    if want is not None:
-        found.add(want)
+    lacks = {n: len(shape) - len(shape_of(n)) for n in node.all_input_nodes if is_tensor(n)}
+    found = {known[n].moved(by) for n, by in lacks.items() if n in known} | ({want} - {None})
     if len(found) != 1:
         return None
-    span = found.pop()
-    sizes = shape[span.start : span.stop]
-    reads = {}
-    for n, by in operands.items():
-        own = spans_in(shape_of(n), span, by, sizes)
-        if own is not None:
-            reads[n] = own
-
-    def build(s: Slices) -> fx.Node:
-        taken = {n: s.take(n, span.moved(-by), sizes) for n, by in operands.items()}
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: taken.get(n, n))
-        if node.target is _aten.expand.default:
-            args = (args[0], span.sliced(shape, s.tokens))
-        return s.call(node.target, *args, **kwargs)
-
-    return Rule(span, reads, build)
+    (span,) = found
+    assert span is not None
+    own = {n: span.moved(-by) for n, by in lacks.items()}
+    # An argument of size 1 in all these dimensions is the same for all tokens.
+    reads = {n: s for n, s in own.items() if math.prod(s.of(shape_of(n))) > 1}
+    return Rule(span, reads, span.of(shape))
 
 
 def _reshaped(span: Span, shape: Sequence[int], new: Sequence[int]) -> Span | None:
@@ -239,169 +191,75 @@ def _reshaped(span: Span, shape: Sequence[int], new: Sequence[int]) -> Span | No
 
 
 def _view(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> Rule | None:
-    base = node.args[0]
-    assert isinstance(base, fx.Node)
+    base: Any = node.args[0]
     old, new = shape_of(base), shape_of(node)
     own = known.get(base) or (want and _reshaped(want, new, old))
     span = own and _reshaped(own, old, new)
     if own is None or span is None or want not in (None, span):
         return None
-
-    def build(s: Slices) -> fx.Node:
-        taken = s.take(base, own, old[own.start : own.stop])
-        sizes = span.sliced(new, s.tokens)
-        return taken if sizes == list(shape_of(taken)) else s.call(_aten.view.default, taken, sizes)
-
-    return Rule(span, {base: own}, build)
-
-
-def _flip(node: fx.Node, known: Mapping[fx.Node, Span]) -> Rule | None:
-    base: Any = node.args[0]
-    shape, own = shape_of(base), known[base]
-    order = list(range(len(shape)))
-    if node.target is _aten.permute.default:
-        order = [d % len(shape) for d in node.args[1]]  # type: ignore[union-attr]
-    else:
-        a, b = node.args[1:] if len(node.args) > 1 else (0, -1)  # type: ignore[misc]
-        order[a], order[b] = order[b], order[a]  # type: ignore[index]
-    start = order.index(own.start)
-    span = Span(start, start + own.stop - own.start)
-    if order[start : span.stop] != list(range(own.start, own.stop)):
-        return None
-    kept = [own.dim(d) for d in order if not own.start < d < own.stop]
-    return Rule(
-        span,
-        {base: own},
-        lambda s: s.call(
-            _aten.permute.default, s.take(base, own, shape[own.start : own.stop]), kept
-        ),
-    )
-
-
-def _dims(given: Any, rank: int) -> list[int]:
-    dims = given if isinstance(given, (list, tuple)) else [given]
-    return [d % max(1, rank) for d in dims]
-
-
-def _reduction(node: fx.Node, known: Mapping[fx.Node, Span]) -> Rule | None:
-    base: Any = node.args[0]
-    shape, own = shape_of(base), known[base]
-    given = node.args[1] if len(node.args) > 1 else None
-    rank = len(shape)
-    dims = _dims(given, rank) if given not in (None, [], ()) else list(range(rank))
-    inside = [d for d in dims if own.has(d)]
-    sums = node.target in _SUMS
-    over = len(inside) == own.stop - own.start
-    if inside and not (over and sums):
-        return None
-    keeps = len(node.args) > 2 and bool(node.args[2])
-    listed = node.target not in (_aten.argmax.default,)
-    mapped: Any = sorted({own.dim(d) if not own.has(d) else own.start for d in dims})
-    if not listed or (given is not None and not isinstance(given, (list, tuple))):
-        if given is None:
-            return None
-        (mapped,) = mapped
-    target = _aten.sum.dim_IntList if over else node.target
-    gone = 0 if keeps else sum(d < own.start for d in dims)
-
-    def build(s: Slices) -> fx.Node:
-        taken = s.take(base, own, shape[own.start : own.stop])
-        made = s.call(target, taken, mapped, keeps, *node.args[3:], **node.kwargs)
-        # With `keepdim`, one dimension of size 1 stands for the span.
-        sizes = list(shape_of(node))
-        return s.call(_aten.view.default, made, sizes) if over and len(sizes) != len(shape_of(made)) else made
-
-    if not over and node.target in (_aten.sum.default, _aten.mean.default):
-        return None
-    mean = math.prod(shape[d] for d in dims) if over and _SUMS.get(node.target) else 1
-    return Rule(None if over else own.moved(-gone), {base: own}, build, mean)
+    return Rule(span, {base: own}, old[own.start : own.stop])
 
 
 def _along(node: fx.Node, known: Mapping[fx.Node, Span]) -> Rule | None:
     operands = [n for n in node.all_input_nodes if is_tensor(n)]
     found = {known[n] for n in operands if n in known}
-    if len(found) != 1:
+    parts = {shape_of(n)[s.start : s.stop] for n in operands for s in found}
+    if len(found) != 1 or len(parts) != 1:
         return None
-    own = found.pop()
-    at = _ALONG[node.target]
-    shapes = {n: shape_of(n) for n in operands}
-    sizes = next(shapes[n] for n in operands if n in known)[own.start : own.stop]
-    rank = len(next(iter(shapes.values()))) + (node.target is _aten.unsqueeze.default)
-    given = node.args[at] if len(node.args) > at else 0
-    dims = _dims(given, rank)
-    span = own
-    if node.target is _aten.unsqueeze.default:
-        if own.start < dims[0] < own.stop:
-            return None
-        span = own.moved(dims[0] <= own.start)
-        mapped: Any = dims[0] if dims[0] <= own.start else own.dim(dims[0] - 1) + 1
-    else:
-        if any(own.has(d) for d in dims) or any(
-            shapes[n][own.start : own.stop] != sizes for n in operands
-        ):
-            return None
-        mapped = [own.dim(d) for d in dims]
-        if node.target in (_aten.squeeze.dim, _aten.squeeze.dims):
-            first = next(iter(shapes.values()))
-            span = own.moved(-sum(d < own.start and first[d] == 1 for d in dims))
-        mapped = mapped if isinstance(given, (list, tuple)) else mapped[0]
+    (own,), (sizes,) = found, parts
+    reads = dict.fromkeys(operands, own)
+    if node.target in _FREE:
+        span = _probed(node, reads, math.prod(sizes))
+        return None if span is None else Rule(span, reads, sizes)
+    rank, at = len(shape_of(operands[0])), _ALONG[node.target]
+    given: Any = node.args[at] if len(node.args) > at else None
+    if given is None or given == []:
+        given = 0 if node.target is _aten.slice.Tensor else range(rank)
+    dims = {d % rank for d in ([given] if isinstance(given, int) else given)}
+    inside = dims & set(range(own.start, own.stop))
+    if not inside:
+        span = _probed(node, reads, math.prod(sizes))
+        return None if span is None else Rule(span, reads, sizes)
+    sums = node.target in _SUMS and len(inside) == own.stop - own.start
+    return Rule(None, reads, sizes) if sums else None
 
-    def build(s: Slices) -> fx.Node:
-        taken = {n: s.take(n, own, sizes) for n in operands}
-        args = list(fx.map_arg(node.args, lambda n: taken.get(n, n)))
-        if len(args) > at:
-            args[at] = mapped
-        return s.call(node.target, *args, **node.kwargs)
 
-    return Rule(span, dict.fromkeys(operands, own), build)
+def _probed(node: fx.Node, reads: Mapping[fx.Node, Span], tokens: int) -> Span | None:
+    """Return the span of a call's result: the dimensions that change with the number of tokens.
+
+    None if they are not adjacent, or not in the order of the arguments.
+    """
+    mode, shape = fake_mode_of(node.meta["val"]), shape_of(node)
+    with mode, torch.no_grad():  # type: ignore[union-attr]
+        values = {
+            n: n.meta["val"].new_empty(s.sliced(shape_of(n), tokens + 1)) for n, s in reads.items()
+        }
+        args, kwargs = fx.map_arg(
+            (node.args, node.kwargs), lambda n: values[n] if n in values else n.meta["val"]
+        )
+        got = list(node.target(*args, **kwargs).shape)  # type: ignore[operator]
+    changed = [d for d, (a, b) in enumerate(zip(got, shape, strict=True)) if a != b]
+    span = Span(changed[0], changed[-1] + 1)
+    return span if got == span.sliced(shape, tokens + 1) else None
 
 
 def _product(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> Rule | None:
-    *added, a, b = node.args
-    assert isinstance(a, fx.Node)
-    assert isinstance(b, fx.Node)
+    matrices: Any = node.args[-2:]
+    biases: Any = node.args[:-2]
+    a, b = matrices
     rows, columns = Span(0, 1), Span(1, 2)
-    contracts = known.get(a) == columns or known.get(b) == rows
-    reads = {a: columns, b: rows}
-    span: Span | None = None
-    if not contracts:
+    if known.get(a) == columns or known.get(b) == rows:
+        reads: Any = {a: columns, b: rows}
+        sizes = shape_of(a)[1:]
+        span = None
+    else:
         span = want or (rows if known.get(a) == rows else columns)
-        reads = {a: rows} if span == rows else {b: columns}
-    if any(known.get(n, span) != span for n, span in reads.items()):
+        reads = {a if span == rows else b: span}
+        sizes = shape_of(node)[span.start : span.stop]
+    if any(known.get(n, reads.get(n)) != reads.get(n) for n in matrices):
         return None
-    if (contracts and added) or any(n in known for n in (a, b) if n not in reads):
-        return None
-    bias = added[0] if added else None
-    sizes = shape_of(node)
-    if isinstance(bias, fx.Node) and span is not None:
-        off = 2 - len(shape_of(bias))
-        if spans_in(shape_of(bias), span, off, sizes[span.start : span.stop]) is not None:
+    for bias in biases:
+        lacks = 2 - len(shape_of(bias))
+        if span is None or math.prod(span.moved(-lacks).of(shape_of(bias))) > 1:
             return None
-
-    def build(s: Slices) -> fx.Node:
-        taken = [
-            s.take(n, reads[n], [shape_of(n)[reads[n].start]]) if n in reads else n for n in (a, b)
-        ]
-        return s.call(node.target, *added, *taken, **node.kwargs)
-
-    return Rule(span, reads, build, product=True)
-
-
-def _nll_backward(node: fx.Node, known: Mapping[fx.Node, Span]) -> Rule | None:
-    gradient, base, target, *others = node.args
-    span = Span(0, 1)
-    if known.get(base) != span or len(shape_of(base)) != 2:  # type: ignore[arg-type]
-        return None
-    assert isinstance(gradient, fx.Node)
-    tokens = shape_of(node)[:1]
-    reads: dict[Any, Span] = {base: span, target: span}
-    if shape_of(gradient) == tokens:
-        reads[gradient] = span
-
-    def build(s: Slices) -> fx.Node:
-        args = (
-            s.take(n, span, tokens) if n in reads else n for n in (gradient, base, target)
-        )
-        return s.call(node.target, *args, *others, **node.kwargs)
-
-    return Rule(span, reads, build)
+    return Rule(span, reads, sizes)

@@ -34,7 +34,13 @@ from remat.planning.experiment_table import (
 )
 from remat.planning.journal import opened
 from remat.planning.planner import Planner
-from remat.planning.request import ChunkOption, CostOption, OffloadOption, PlanRequest, PoliciesOption
+from remat.planning.request import (
+    ChunkOption,
+    CostOption,
+    OffloadOption,
+    PlanRequest,
+    PoliciesOption,
+)
 from remat.plugins.registry import registry
 from remat.report.before_after import BeforeAfter
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
@@ -92,7 +98,12 @@ def compare(
     names = registry().solver_names() if solvers is None else solvers
     names = as_list("solvers", names, (str, Solver))
     common: dict[str, Any] = {"cost": value_of(cost), "time_limit": time_limit}
-    common |= {"reread_inputs": reread_inputs, "offload": offload, "policies": policies, "chunk": chunk}
+    common |= {
+        "reread_inputs": reread_inputs,
+        "offload": offload,
+        "policies": policies,
+        "chunk": chunk,
+    }
     read = _budgets(budgets)
     requests = [PlanRequest.of(budget=budget, **common) for budget in read]
     requests[0].refuse_auto_chunk("compare")

@@ -143,7 +143,12 @@ def fit(
         fsdp=fsdp,
         link_gbps=link_gbps,
         request=PlanRequest.without_budget(
-            cost=cost, solver=solver, time_limit=time_limit, offload=offload, policies=policies, chunk=chunk
+            cost=cost,
+            solver=solver,
+            time_limit=time_limit,
+            offload=offload,
+            policies=policies,
+            chunk=chunk,
         ),
         lower=lower,
         device=device,

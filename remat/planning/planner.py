@@ -41,8 +41,8 @@ from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import Costs, State
 from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.min_cut import require_tangents
-from remat.passes.joint.chunk_loss import read_chunk
 from remat.passes.decide.policies import check_budgets, has_policies, tag_policies
+from remat.passes.joint.chunk_loss import read_chunk
 from remat.planning.applied_plans import check_applied, exposed_time
 from remat.planning.candidates import Candidate
 from remat.planning.peak_planner import PeakPlanner
@@ -351,7 +351,11 @@ class _Pool(NamedTuple):
 
     @classmethod
     def of(
-        cls, kind: type[Planner], joint: JointGraph, request: PlanRequest, options: Mapping[str, Any]
+        cls,
+        kind: type[Planner],
+        joint: JointGraph,
+        request: PlanRequest,
+        options: Mapping[str, Any],
     ) -> _Pool:
         """Prepare the step without chunks and with each number of chunks; warn if its loss cannot be split."""
         options = {**options, "in_place": False}

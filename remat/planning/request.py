@@ -428,9 +428,7 @@ def _read_chunk(given: ChunkOption) -> ChunkLoss | Literal["auto"] | None:
         return given  # type: ignore[return-value]
     chunks = int(given) if isinstance(given, str) and given.isdigit() else given
     if type(chunks) is not int or chunks < 1:
-        raise ProblemError(
-            f"chunk is {given!r}; expected a number of chunks, such as 8, or 'auto'"
-        )
+        raise ProblemError(f"chunk is {given!r}; expected a number of chunks, such as 8, or 'auto'")
     return None if chunks == 1 else ChunkLoss(chunks=chunks)
 
 

@@ -230,7 +230,7 @@ def _probed(node: fx.Node, reads: Mapping[fx.Node, Span], tokens: int) -> Span |
     None if they are not adjacent, or not in the order of the arguments.
     """
     mode, shape = fake_mode_of(node.meta["val"]), shape_of(node)
-    with mode, torch.no_grad():  # type: ignore[union-attr]
+    with mode, torch.no_grad():
         values = {
             n: n.meta["val"].new_empty(s.sliced(shape_of(n), tokens + 1)) for n, s in reads.items()
         }

@@ -427,8 +427,7 @@ def _answer(
                 break  # the loss cannot be split
             fitting = Fitting(planner=planner, rank=rank, other_bytes=nbytes)
             row = fitting.row(batch, others)
-            chunks = 1 if each.chunk is None else each.chunk.chunks
-            answers.append((replace(row, chunks=chunks), fitting.tried))
+            answers.append((replace(row, chunks=each.chunks), fitting.tried))
             if row.fits and not row.recompute_s:
                 break  # more chunks only make the step dearer
         return min(answers, key=_by_speed)

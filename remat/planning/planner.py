@@ -19,10 +19,12 @@ scored and verified by `finish` after the split into two modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 
@@ -239,6 +241,9 @@ class Planner(PeakPlanner):
     def of(cls, joint: JointGraph, request: PlanRequest, **options: Any) -> Self:
         """Prepare a joint graph; with ``chunk="auto"``, choose the number of chunks under the request's budget.
 
+        The step that is cheapest within the budget is chosen; if none is, the one with the least peak. A step whose
+        loss cannot be split is planned without chunks, with a warning.
+
         Args:
             joint: the captured step.
             request: the options.
@@ -249,8 +254,32 @@ class Planner(PeakPlanner):
         """
         if request.chunk != "auto":
             return super().of(joint, request, **options)
-        pool = _Pool.of(cls, joint, request, options)
-        return pool.choose(request.budget)
+        pool: list[Self] = []
+        try:
+            for each in request.each_chunk():
+                pool += [super().of(joint, each, **{**options, "in_place": False})]
+        except PlanError as error:
+            if not pool:
+                raise
+            warn(f"'{joint.name}' is planned without chunks: {error}", BudgetWarning, stacklevel=2)
+        whole, budget = pool[0], request.budget
+        if budget.peak_share is not None:
+            ends = min(p.least_found for p in pool), whole.peak(whole.allowed_full)
+            for planner in pool:
+                planner.ends = ends
+        limit = whole.limit_of(budget).peak_bytes or 0
+        best: Self | None = None
+        least = math.inf
+        for planner in pool:
+            planner.baseline = whole.baseline
+            # Recomputation only adds to the cost of a step. With a link, peaks below the least one may be possible.
+            if planner.step_cost >= least or (not request.offload and planner.least_found > limit):
+                continue
+            with contextlib.suppress(BudgetError):
+                found = planner.within_peak(budget)
+                cost = planner.step_cost + found.cost + found.choice.exposed_time
+                best, least = (planner, cost) if cost < least else (best, least)
+        return best or min(pool, key=lambda p: p.least_found)
 
     def decide(self, budget: Budget) -> Candidate:
         """Return the decision under a budget, and under the region budget if the user's code sets one.
@@ -342,59 +371,6 @@ class Planner(PeakPlanner):
             step_costs=self.step_costs,
             link="" if self.request.offload is None else str(self.request.offload),
         )
-
-
-class _Pool(NamedTuple):
-    """Planners of one step whose loss is split into different numbers of chunks."""
-
-    planners: tuple[Planner, ...]
-
-    @classmethod
-    def of(
-        cls,
-        kind: type[Planner],
-        joint: JointGraph,
-        request: PlanRequest,
-        options: Mapping[str, Any],
-    ) -> _Pool:
-        """Prepare the step without chunks and with each number of chunks; warn if its loss cannot be split."""
-        options = {**options, "in_place": False}
-        found: list[Planner] = []
-        try:
-            for each in request.each_chunk():
-                found.append(kind.of(joint, each, **options))
-        except PlanError as error:
-            if not found:
-                raise
-            warn(f"'{joint.name}' is planned without chunks: {error}", BudgetWarning, stacklevel=2)
-        return cls(tuple(found))
-
-    def choose(self, budget: Budget) -> Planner:
-        """Return the planner whose step is cheapest within a budget on the peak; else the one of the least peak."""
-        whole = self.planners[0]
-        ends = None
-        if budget.peak_share is not None:
-            ends = min(p.least_found for p in self.planners), whole.peak(whole.allowed_full)
-        for planner in self.planners:
-            planner.ends, planner.baseline = ends, whole.baseline
-        limit = whole.limit_of(budget).peak_bytes
-        least: int | None = None
-        best: Planner | None = None
-        for planner in self.planners:
-            # Recomputation only adds to the cost of a step.
-            if least is not None and planner.step_cost >= least:
-                continue
-            # With a link, values may be offloaded below the least peak.
-            if planner.request.offload is None and planner.least_found > limit:
-                continue
-            try:
-                found = planner.within_peak(budget)
-            except BudgetError:
-                continue
-            cost = planner.step_cost + found.cost + found.choice.exposed_time
-            if least is None or cost < least:
-                least, best = cost, planner
-        return best or min(self.planners, key=lambda p: p.least_found)
 
 
 @paused_collection()

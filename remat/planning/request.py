@@ -39,8 +39,8 @@ OffloadOption = str | float | Link | None
 PoliciesOption = Mapping[str, Any] | str | Iterable[str] | Policies | None
 ChunkOption = int | str | ChunkLoss | None
 
-#: Numbers of chunks that ``chunk="auto"`` compares with the step without chunks.
-CHUNKS = (2, 4, 8, 16)
+#: Numbers of chunks that ``chunk="auto"`` compares.
+CHUNKS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,17 +223,20 @@ class PlanRequest:
         if self.policies:
             options["policies"] = str(self.policies)
         if self.chunk is not None:
-            options["chunk"] = self.chunk if self.chunk == "auto" else str(self.chunk.chunks)
+            options["chunk"] = "auto" if self.chunk == "auto" else str(self.chunks)
         return options
 
+    @property
+    def chunks(self) -> int:
+        """Number of chunks of the loss; 1 if it is not split, or if the number is to be chosen."""
+        return self.chunk.chunks if isinstance(self.chunk, ChunkLoss) else 1
+
     def each_chunk(self) -> Iterator[PlanRequest]:
-        """Yield a request for each number of chunks to try: for ``"auto"``, without chunks first."""
-        if self.chunk != "auto":
+        """Yield a request for each number of chunks to try; for ``"auto"``, the fewest first."""
+        numbers = CHUNKS if self.chunk == "auto" else ()
+        yield from (replace(self, chunk=_read_chunk(n)) for n in numbers)
+        if not numbers:
             yield self
-            return
-        yield replace(self, chunk=None)
-        for chunks in CHUNKS:
-            yield replace(self, chunk=ChunkLoss(chunks=chunks))
 
     def refuse_auto_chunk(self, who: str) -> None:
         """Refuse ``chunk="auto"``, for a caller that does not choose a number of chunks.

@@ -141,7 +141,8 @@ def _find_logits(graph: fx.Graph, least: int) -> fx.Node | None:
     Raises:
         PlanError: it is the first search, and there is no such product.
     """
-    late, leads = _tangent_closure(graph.nodes), set()
+    late = _tangent_closure(graph.nodes)
+    leads: set[fx.Node] = set()
     found: list[fx.Node] = []
     for n in reversed([n for n in graph.nodes if n not in late and n.op != "output"]):
         is_last = leads.isdisjoint(n.users)
@@ -287,7 +288,8 @@ def _is_zero(value: Any) -> bool:
     """Return whether an argument is the number 0, or a tensor of zeros."""
     if not isinstance(value, fx.Node):
         return isinstance(value, (int, float)) and value == 0
-    place = {_aten.full.default: 1, _aten.scalar_tensor.default: 0}.get(value.target)
+    places: dict[Any, int] = {_aten.full.default: 1, _aten.scalar_tensor.default: 0}
+    place = places.get(value.target)
     return place is not None and bool(value.args[place] == 0)
 
 
@@ -425,7 +427,7 @@ class _Split:
         if sizes == list(shape_of(node)):
             return node
         try:
-            with self._mode:  # type: ignore[union-attr]
+            with self._mode:
                 node.meta["val"].view(sizes)
         except (RuntimeError, ValueError):  # strides of an expanded or permuted value
             node = self._call(_aten.clone.default, node, memory_format=torch.contiguous_format)

@@ -28,9 +28,7 @@ V, H, BATCH, SEQUENCE = 120, 8, 2, 15  # 30 tokens: of 4 chunks, the last is sho
 class Toy(nn.Module):
     """A language model of one layer with a loss."""
 
-    def __init__(
-        self, loss: Callable[..., Any], *, bias: bool = False, tied: bool = False
-    ) -> None:
+    def __init__(self, loss: Callable[..., Any], *, bias: bool = False, tied: bool = False) -> None:
         super().__init__()
         self.embedding, self.layer = nn.Embedding(V, H), nn.Linear(H, H)
         self.head = nn.Linear(H, V, bias=bias)
@@ -122,7 +120,10 @@ def captured(
 
 
 def capture(
-    loss: Callable[..., Any], lower: str = "inductor", dtype: torch.dtype = torch.float32, **options: Any
+    loss: Callable[..., Any],
+    lower: str = "inductor",
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
 ) -> remat.JointGraph:
     torch.manual_seed(0)
     x = torch.randint(0, V, (BATCH, SEQUENCE))
@@ -171,7 +172,9 @@ def assert_close(found: list[torch.Tensor], wanted: list[torch.Tensor], within: 
 @pytest.mark.parametrize("lower", LOWERINGS)
 @pytest.mark.parametrize("in_forward", [True, False])
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_and_gradients_are_those_of_the_step(name: str, in_forward: bool, lower: str) -> None:
+def test_losses_and_gradients_are_those_of_the_step(
+    name: str, in_forward: bool, lower: str
+) -> None:
     joint = captured(name, lower)
     if name == "class weights" and lower == "eager":
         with pytest.raises(PlanError, match="'nll_loss_forward' has class weights"):

@@ -28,6 +28,8 @@ def operators(names: str) -> tuple[Any, ...]:
     )
 
 
+#: Metadata key of a node that runs on a chunk of tokens, with the chunk's number; -1 for nodes that join chunks.
+CHUNK = "remat_chunk"
 #: Products of two matrices; the last two arguments are the matrices.
 PRODUCTS = operators("mm addmm")
 #: Calls that view a value in another shape.

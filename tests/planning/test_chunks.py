@@ -17,6 +17,7 @@ from remat.errors import BudgetError, BudgetWarning, PlanError, ProblemError
 from remat.passes.joint.chunk_loss import ChunkLoss
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
+from remat.running.measure import measure_step
 
 V, H, TOKENS = 2000, 16, 256
 
@@ -194,3 +195,25 @@ def test_gradients_of_a_compiled_step(chunk: int | str) -> None:
     assert remat.plans()[-1].chunk
     for a, b in zip(found, wanted, strict=True):
         assert (a - b).abs().max() <= 1e-5 * b.abs().max()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_code_of_inductor_holds_one_chunk_at_a_time() -> None:
+    """Measured by the allocator: kernels of different chunks are not fused."""
+    torch.manual_seed(0)
+    model, (x, y) = Toy(), inputs(1024)
+    peaks, gradients = [], []
+    for chunk in (None, 4):
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend=remat.backend(chunk=chunk))
+        model.zero_grad()
+        compiled(x, y).backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])  # type: ignore[union-attr]
+        measured = measure_step(compiled, (x, y), by="allocator").peak_bytes
+        peaks.append(measured)
+        planned = remat.plans()[-1].peak_bytes
+        assert abs(planned - measured) <= 0.05 * measured
+    assert peaks[1] <= 0.5 * peaks[0]
+    for a, b in zip(*gradients, strict=True):
+        assert (a - b).abs().max() <= 1e-5 * a.abs().max()

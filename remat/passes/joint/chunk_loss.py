@@ -31,8 +31,6 @@ _ALSO = 2
 #: Metadata of the captured graph that does not hold for slices.
 _NOT_OF_SLICES = ("val", "tensor_meta", "eager_input_vals")
 _LOW = (torch.bfloat16, torch.float16)
-#: Metadata key of a node that runs on a chunk of tokens.
-_CHUNK = "remat_chunk"
 _ALL_PRODUCTS = (*tokens.PRODUCTS, *operators("bmm baddbmm"))
 #: Calls that are linear in the arguments at these positions together, if all others are constant.
 _LINEAR: dict[Any, tuple[int, ...]] = {
@@ -148,7 +146,7 @@ def _find_logits(graph: fx.Graph, least: int) -> fx.Node | None:
         is_last = leads.isdisjoint(n.users)
         if not is_last or n.target in _ALL_PRODUCTS:
             leads.add(n)
-        if is_last and n.target in tokens.PRODUCTS and n.users and _CHUNK not in n.meta:
+        if is_last and n.target in tokens.PRODUCTS and n.users and tokens.CHUNK not in n.meta:
             found.append(n)
     found = [n for n in found if math.prod(shape_of(n)) >= max(1, least)]
     if not found and not least:
@@ -339,6 +337,7 @@ class _Split:
         self._copies: dict[fx.Node, fx.Node] = {}
         self._new: list[fx.Node] = []
         self._meta: dict[str, Any] = {}
+        self._chunk = -1
 
     def run(self) -> None:
         """Rewrite the graph."""
@@ -350,8 +349,10 @@ class _Split:
         for level in sorted({self._level[n] for n in region.rules}):
             group = [n for n in region.rules if self._level[n] == level]
             for k in range(len(self._bounds)):
+                self._chunk = k
                 for n in group:
                     self._build(n, k)
+            self._chunk = -1
             replaced |= {n: self._joined(n) for n in group if n in region.exits}
             at |= dict.fromkeys(self._new, at[group[0]])
             groups.append(self._new)
@@ -461,7 +462,7 @@ class _Split:
         with self.graph.inserting_before(self._end):
             node: fx.Node = self.graph.call_function(target, args, kwargs)
         node.meta = {k: v for k, v in self._meta.items() if k not in _NOT_OF_SLICES}
-        node.meta[_CHUNK] = True
+        node.meta[tokens.CHUNK] = self._chunk
         if self._tangent is not None:
             node.meta.pop("partitioner_tag", None)  # backward's chunks may run in forward
         refresh(node, self._mode)

@@ -214,6 +214,6 @@ def test_code_of_inductor_holds_one_chunk_at_a_time() -> None:
         peaks.append(measured)
         planned = remat.plans()[-1].peak_bytes
         assert abs(planned - measured) <= 0.05 * measured
-    assert peaks[1] <= 0.5 * peaks[0]
+    assert peaks[1] <= 0.6 * peaks[0]
     for a, b in zip(*gradients, strict=True):
         assert (a - b).abs().max() <= 1e-5 * a.abs().max()

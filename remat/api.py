@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from remat.planning.request import (
         BudgetOption,
         BytesOption,
+        ChunkOption,
         CostOption,
         HooksOption,
         OffloadOption,
@@ -106,6 +107,7 @@ def plan(
     offload: OffloadOption = ...,
     host_memory: BytesOption = ...,
     policies: PoliciesOption = ...,
+    chunk: ChunkOption = ...,
 ) -> Plan: ...
 @overload
 def plan(
@@ -124,6 +126,7 @@ def plan(
     offload: OffloadOption = ...,
     host_memory: BytesOption = ...,
     policies: PoliciesOption = ...,
+    chunk: ChunkOption = ...,
 ) -> PlanSet: ...
 def plan(
     joint: JointGraph | Sequence[JointGraph],
@@ -141,6 +144,7 @@ def plan(
     offload: OffloadOption = None,
     host_memory: BytesOption = None,
     policies: PoliciesOption = None,
+    chunk: ChunkOption = None,
 ) -> Plan | PlanSet:
     """Decide which values of one training step are saved for backward and which are recomputed.
 
@@ -192,6 +196,10 @@ def plan(
             policies are ``"offload"`` and ``{"budget": remat.Saved("1GiB")}``. The last pattern
             that matches a module decides. The plan follows the policies at every budget. A saved
             plan records the policies.
+        chunk: number of chunks of tokens into which the final linear layer and the loss of a
+            language model are split, so that the logits are never alive as a whole. ``"auto"``
+            takes the cheapest of 1, 2, 4, 8 and 16 chunks within the peak. Gradients may then
+            differ from those of the step by rounding. None: leave the loss whole.
 
     Returns:
         A `Plan` for one joint graph; a `PlanSet` for a list of joint graphs.
@@ -224,6 +232,7 @@ def plan(
         offload=offload,
         host_memory=host_memory,
         policies=policies,
+        chunk=chunk,
     )
     if isinstance(joint, (list, tuple)):
         return plan_graphs(joint, request)
@@ -267,6 +276,7 @@ def frontier(
     offload: OffloadOption = None,
     host_memory: BytesOption = None,
     policies: PoliciesOption = None,
+    chunk: ChunkOption = None,
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Frontier:
@@ -285,6 +295,7 @@ def frontier(
             and below the lowest peak without offloading.
         host_memory: as in `plan`.
         policies: as in `plan`.
+        chunk: as in `plan`, but not ``"auto"``.
         executor: where the decisions at several budgets are made in parallel: any
             `concurrent.futures.Executor`, or a number of processes. None: this process. With
             ``by="peak"`` the executor is not used, because each decision depends on earlier ones.
@@ -311,7 +322,9 @@ def frontier(
         offload=offload,
         host_memory=host_memory,
         policies=policies,
+        chunk=chunk,
     )
+    request.refuse_auto_chunk("frontier")
     check_executor(executor)
     if executor is not None:  # workers look both up by name
         name_to_send(value_of(cost), "cost model")

@@ -242,6 +242,12 @@ policy_option = click.option(
     help="save, recompute or offload the values of the modules whose names match a glob: '*.mlp=recompute'; may be "
     "given several times, and the last that matches a module counts",
 )
+chunk_option = click.option(
+    "--chunk",
+    metavar="N|auto",
+    help="split the logits and the loss of a language model into this many chunks of tokens; auto takes the cheapest "
+    "of 1, 2, 4, 8 and 16 within the peak",
+)
 time_limit_option = click.option(
     "--time-limit",
     type=params.SECONDS,
@@ -284,6 +290,7 @@ REQUEST_OPTIONS = (
     "offload",
     "host_memory",
     "policies",
+    "chunk",
 )
 
 

@@ -11,6 +11,7 @@ import click
 from remat.cli import params
 from remat.cli.commands import (
     capture_model,
+    chunk_option,
     main,
     model_options,
     offload_option,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 @model_options
 @offload_option
 @policy_option
+@chunk_option
 @click.option(
     "--solvers",
     type=params.ListOf(params.SOLVER_NAME),
@@ -56,6 +58,7 @@ def compare(
     offload: str | None,
     host_memory: str | None,
     policies: tuple[str, ...],
+    chunk: str | None,
     legend: bool,
     as_json: bool,
     **options: Any,
@@ -79,6 +82,7 @@ def compare(
         "offload": offload,
         "host_memory": host_memory,
         "policies": policies,
+        "chunk": chunk,
     }
     asked = [plan_request(budget=budget, **common).budget for budget in budgets]
     names: list[str | Solver] = [*(api.solver_names() if solvers is None else solvers)]

@@ -11,6 +11,7 @@ from remat.cli import params
 from remat.cli.commands import (
     budget_option,
     capture_model,
+    chunk_option,
     echo_json,
     main,
     model_options,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 @solver_option
 @offload_option
 @policy_option
+@chunk_option
 @click.option(
     "--html", type=params.OutputFile(".html", ".htm"), help="write a page to explore the plan"
 )

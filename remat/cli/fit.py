@@ -10,6 +10,7 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import (
+    chunk_option,
     cost_option,
     device_option,
     json_option,
@@ -106,6 +107,7 @@ def _optimizer(text: str) -> str:
 @time_limit_option
 @offload_option
 @policy_option
+@chunk_option
 @json_option
 @takes_request
 def fit(

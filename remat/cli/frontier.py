@@ -13,6 +13,7 @@ from remat.cli import params
 from remat.cli.commands import (
     capture_model,
     capture_options,
+    chunk_option,
     echo_json,
     main,
     offload_option,
@@ -42,6 +43,7 @@ ROWS = 20
 @reread_option
 @offload_option
 @policy_option
+@chunk_option
 @click.option(
     "--solvers",
     type=params.ListOf(params.SOLVER),

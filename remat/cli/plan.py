@@ -11,6 +11,7 @@ from remat.cli import params
 from remat.cli.commands import (
     budget_option,
     capture_graphs,
+    chunk_option,
     main,
     model_options,
     offload_option,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 )
 @offload_option
 @policy_option
+@chunk_option
 @click.option(
     "--no-fullgraph",
     "fullgraph",

@@ -10,6 +10,7 @@ import click
 from remat.cli.commands import (
     budget_option,
     capture_model,
+    chunk_option,
     echo_json,
     main,
     model_options,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 @solver_option
 @offload_option
 @policy_option
+@chunk_option
 @takes_request
 def policies(
     model: str,

@@ -41,6 +41,7 @@ from remat.planning.planner import plan_graph
 from remat.planning.request import (
     BudgetOption,
     BytesOption,
+    ChunkOption,
     CostOption,
     HooksOption,
     OffloadOption,
@@ -239,6 +240,7 @@ def backend(
     offload: OffloadOption = None,
     host_memory: BytesOption = None,
     policies: PoliciesOption = None,
+    chunk: ChunkOption = None,
     strict: bool = False,
     lower: Literal["inductor", "eager"] = "inductor",
     mode: str | None = None,
@@ -273,6 +275,8 @@ def backend(
             such as ``"64GiB"``; None: no limit.
         policies: what happens to the values of modules, by globs over the modules' names, such as
             ``{"*.mlp": "recompute"}``; see `remat.plan`.
+        chunk: number of chunks of tokens into which the final linear layer and the loss of a language
+            model are split, or ``"auto"``; see `remat.plan`. None: leave the loss whole.
         strict: whether a recompilation, too, refuses a budget in bytes that cannot be met. By
             default a recompilation warns once and runs the plan with the least peak.
         lower: ``"inductor"`` to compile the forward and backward graphs with Inductor; ``"eager"``
@@ -298,6 +302,7 @@ def backend(
         "offload": offload,
         "host_memory": host_memory,
         "policies": policies,
+        "chunk": chunk,
         "strict": strict,
         "lower": lower,
     }

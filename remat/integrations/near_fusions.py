@@ -6,6 +6,7 @@ from bisect import bisect_right
 from typing import Any
 
 from remat.graph.fused_liveness import NEAR_SUMS
+from remat.graph.tokens import CHUNK
 from remat.torch_compat import ExternKernelSchedulerNode, InductorChoices
 
 #: How many nodes of the schedule an extern operator, such as a matrix product, may be moved ahead by a fusion.
@@ -30,6 +31,9 @@ class NearFusions(InductorChoices):
     alive until then. Gradients of weights that several layers or time steps share are sums of such
     reductions. With such fusions, a network that uses two layers six times took 1.9 times as much
     memory.
+
+    Kernels of different chunks of a loss are not fused, because the logits of all these chunks would
+    then be alive together.
     """
 
     def __init__(self) -> None:
@@ -40,7 +44,7 @@ class NearFusions(InductorChoices):
 
     def uuid(self) -> str:
         """Return a text that identifies these fusion rules in Inductor's cache keys."""
-        return f"remat.near-fusions.{_NEAR}.{NEAR_SUMS}"
+        return f"remat.near-fusions.{_NEAR}.{NEAR_SUMS}.chunks"
 
     def can_fuse_horizontal(  # type: ignore[override]  # a static method there, called on an instance
         self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
@@ -51,6 +55,8 @@ class NearFusions(InductorChoices):
         of `NearFusions` decides.
         """
         if not InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score):
+            return False
+        if len(_chunks(node1) | _chunks(node2)) > 1:
             return False
         stands, waits = self._places(scheduler, node1, node2)
         return waits <= stands + _NEAR
@@ -64,6 +70,8 @@ class NearFusions(InductorChoices):
         first kernel is a reduction, the rule of `NearFusions` decides.
         """
         if not InductorChoices.can_fuse_vertical(scheduler, node1, node2, shared_data_score):
+            return False
+        if len(_chunks(node1) | _chunks(node2)) > 1:
             return False
         if not node1.is_reduction():
             return True
@@ -89,6 +97,12 @@ class NearFusions(InductorChoices):
         first, other = sorted((node1, node2), key=lambda n: n.min_order)
         waits = max((self._waits.get(n.get_name(), -1) for n in other.get_nodes()), default=-1)
         return int(first.max_order), waits
+
+
+def _chunks(node: Any) -> set[int]:
+    """Return the chunks of a loss that a kernel computes."""
+    origins = (o for n in node.get_nodes() if n.node is not None for o in n.node.get_origins())
+    return {o.meta[CHUNK] for o in origins if o.meta.get(CHUNK, -1) >= 0}
 
 
 def _placed(scheduler: Any) -> list[Any]:

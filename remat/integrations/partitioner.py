@@ -50,6 +50,7 @@ from remat.planning.plans import PlanSet
 from remat.planning.request import (
     BudgetOption,
     BytesOption,
+    ChunkOption,
     CostOption,
     HooksOption,
     OffloadOption,
@@ -230,6 +231,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         reread = "" if request.reread_inputs else ", inputs not read again"
         if request.policies:
             asked = f"{asked}, policies {request.policies}"
+        if request.chunk is not None:
+            asked = f"{asked}, chunk {request.chunk}"
         return AgreeRanks(
             asked=f"{asked}{reread}, lowering {self.lower}, remat {__version__}",
             wait_s=wait_s,
@@ -697,6 +700,7 @@ def partitioner(
     offload: OffloadOption = None,
     host_memory: BytesOption = None,
     policies: PoliciesOption = None,
+    chunk: ChunkOption = None,
     strict: bool = False,
 ) -> Partitioner:
     """Build a partitioner for AOTAutograd or Inductor.
@@ -730,6 +734,8 @@ def partitioner(
             such as ``"64GiB"``; None: no limit.
         policies: what happens to the values of modules, by globs over the modules' names, such as
             ``{"*.mlp": "recompute"}``; see `remat.plan`.
+        chunk: number of chunks of tokens into which the final linear layer and the loss of a language
+            model are split, or ``"auto"``; see `remat.plan`. None: leave the loss whole.
         strict: whether every compilation refuses a budget in bytes that cannot be met. By default
             only the first compilation of a step refuses it. A recompilation, such as for a longer
             batch during training, warns once and runs the plan with the least peak.
@@ -752,6 +758,7 @@ def partitioner(
         offload=offload,
         host_memory=host_memory,
         policies=policies,
+        chunk=chunk,
         strict=strict,
     )
 

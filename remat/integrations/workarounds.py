@@ -25,6 +25,7 @@ from remat.graph import ops
 from remat.graph.host_copies import OFFLOAD, RELOAD
 from remat.graph.joint import outputs_of
 from remat.graph.storages import hint
+from remat.graph.tokens import CHUNK
 from remat.graph.writes import root_of
 
 #: Inductor's setting that vectorises the remainders of loops on a CPU; see `scalar_tails`.
@@ -228,13 +229,14 @@ def waits_of_formed_loops(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def near_fusions(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Make Inductor fuse kernels of backward by the rules of `near_fusions.NearFusions`.
+    """Make Inductor fuse kernels of backward, and of chunks of a loss, by the rules of `near_fusions.NearFusions`.
 
     Nothing changes if the user has set fusion rules.
     """
     theirs = torch_compat.INDUCTOR.choices
     chosen = torch_compat.inductor_config.inductor_choices_class is not None
-    if not is_backward or chosen or type(theirs) is not torch_compat.InductorChoices:
+    applies = is_backward or any(CHUNK in n.meta for n in graph.nodes)
+    if not applies or chosen or type(theirs) is not torch_compat.InductorChoices:
         yield
         return
     from remat.integrations.near_fusions import NearFusions

@@ -16,6 +16,7 @@ def builtin_passes() -> list[type[Pass]]:
     from remat.passes.decide.solve_graph import SolveGraph
     from remat.passes.hooks.offload_saved import OffloadSaved
     from remat.passes.hooks.saved_tensor_hooks import PackSaved
+    from remat.passes.joint.chunk_loss import ChunkLoss
     from remat.passes.joint.classify import Classify
     from remat.passes.joint.cleanup_recompute_tags import CleanupRecomputeTags
     from remat.passes.joint.cse import CommonSubexpressions
@@ -30,6 +31,7 @@ def builtin_passes() -> list[type[Pass]]:
     return [
         DeadCode,
         CommonSubexpressions,
+        ChunkLoss,
         CleanupRecomputeTags,
         Classify,
         DistanceFromBackward,

@@ -36,6 +36,7 @@ from remat.planning.journal import opened
 from remat.planning.planner import Planner
 from remat.planning.request import (
     BytesOption,
+    ChunkOption,
     CostOption,
     OffloadOption,
     PlanRequest,
@@ -64,6 +65,7 @@ def compare(
     offload: OffloadOption = None,
     host_memory: BytesOption = None,
     policies: PoliciesOption = None,
+    chunk: ChunkOption = None,
     executor: AnyExecutor = None,
     on_row: Callable[[ExperimentRow], None] | None = None,
 ) -> Comparison:
@@ -83,6 +85,7 @@ def compare(
         offload: as in `remat.plan`, for all solvers; the budgets must then be budgets on the peak.
         host_memory: as in `remat.plan`, for all solvers.
         policies: as in `remat.plan`, for all solvers.
+        chunk: as in `remat.plan`, for all solvers, but not ``"auto"``.
         executor: where to plan: any `concurrent.futures.Executor`, a number of processes, or None for this
             process. With an executor, give solvers and the cost model by name.
         on_row: called with each row as soon as the row is known; its ``best`` is not set yet.
@@ -98,10 +101,16 @@ def compare(
     names = registry().solver_names() if solvers is None else solvers
     names = as_list("solvers", names, (str, Solver))
     common: dict[str, Any] = {"cost": value_of(cost), "time_limit": time_limit}
-    common |= {"reread_inputs": reread_inputs, "offload": offload, "policies": policies}
-    common["host_memory"] = host_memory
+    common |= {
+        "reread_inputs": reread_inputs,
+        "offload": offload,
+        "policies": policies,
+        "chunk": chunk,
+        "host_memory": host_memory,
+    }
     read = _budgets(budgets)
     requests = [PlanRequest.of(budget=budget, **common) for budget in read]
+    requests[0].refuse_auto_chunk("compare")
     _check_solvers(names)
     prepared = _Prepared(joint, requests[0])
     if not prepared.planner.tagged:

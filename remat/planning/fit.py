@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from remat.arguments import COST, SOLVER, value_of
-from remat.errors import BudgetError, ProblemError, RematError, suppress_warnings
+from remat.errors import BudgetError, PlanError, ProblemError, RematError, suppress_warnings
 from remat.graph.calling import read_call
 from remat.graph.capture import capture
 from remat.graph.costs import CostModel
@@ -21,6 +21,7 @@ from remat.planning.fit_table import Fit, FitRow
 from remat.planning.planner import Planner
 from remat.planning.request import (
     BytesOption,
+    ChunkOption,
     CostOption,
     OffloadOption,
     PlanRequest,
@@ -75,6 +76,7 @@ def fit(
     offload: OffloadOption = None,
     host_memory: BytesOption = None,
     policies: PoliciesOption = None,
+    chunk: ChunkOption = None,
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Fit:
@@ -117,6 +119,7 @@ def fit(
             not fit otherwise.
         host_memory: as in `remat.plan`.
         policies: as in `remat.plan`.
+        chunk: as in `remat.plan`; ``"auto"`` takes the fastest for each batch.
         executor: where to plan: any `concurrent.futures.Executor`, a number of processes, or None for this
             process. Listed and doubled batches are planned in parallel. Steps are captured in this process.
             Solver and cost model must be given by name.
@@ -151,6 +154,7 @@ def fit(
             offload=offload,
             host_memory=host_memory,
             policies=policies,
+            chunk=chunk,
         ),
         lower=lower,
         device=device,
@@ -425,11 +429,28 @@ def _answer(
     """
     joint, nbytes = step
     with suppress_warnings():  # these plans are only tried, so their warnings concern no user
-        planner = Planner.of(
-            joint, request, in_place=True, on_step=lambda text: on_step(f"batch {batch}: {text}")
-        )
-        fitting = Fitting(planner=planner, rank=rank, other_bytes=nbytes)
-        return fitting.row(batch, others), fitting.tried
+        answers: list[Answer] = []
+        for each in request.each_chunk():
+            try:
+                planner = Planner.of(
+                    joint, each, on_step=lambda text: on_step(f"batch {batch}: {text}")
+                )
+            except PlanError:
+                if not answers:
+                    raise
+                break  # the loss cannot be split
+            fitting = Fitting(planner=planner, rank=rank, other_bytes=nbytes)
+            row = fitting.row(batch, others)
+            answers.append((replace(row, chunks=each.chunks), fitting.tried))
+            if row.fits and not row.recompute_s:
+                break  # more chunks only make the step dearer
+        return min(answers, key=_by_speed)
+
+
+def _by_speed(answer: Answer) -> tuple[float, int]:
+    """Order answers of one batch: the fastest that fits first, then the one with the least peak."""
+    row, _ = answer
+    return -(row.samples_per_s or 0.0), row.peak_bytes
 
 
 # Arguments of `fit`, parsed -----------------------------------------------------------------------

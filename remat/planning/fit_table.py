@@ -26,6 +26,7 @@ class FitRow:
         reason: why no plan fits; empty if one does.
         proven: whether it is proven that no plan fits. False if a plan fits, or if none was found but one
             may exist.
+        chunks: number of chunks of the loss.
     """
 
     batch: int
@@ -37,6 +38,7 @@ class FitRow:
     recompute_s: float | None = None
     reason: str = ""
     proven: bool = False
+    chunks: int = 1
 
     @property
     def recomputing(self) -> float | None:
@@ -129,6 +131,8 @@ class Fit:
             options.append(f'"host_memory": {self.host_memory}')
         if self.policies:
             options.append(f'"policies": {self.policies}')
+        if row.chunks > 1:
+            options.append(f'"chunk": {row.chunks}')
         return f'model = torch.compile(model, backend="remat", options={{{", ".join(options)}}})'
 
     def to_json(self) -> str:

@@ -160,6 +160,8 @@ class FusedSearch:
         for _ in range(_HALVINGS):
             at |= self.try_saved(beside_least(at))
         most = self.expect(planner.full)
+        if planner.ends is not None:  # ratio 1 is the step without chunks
+            most = max(most, planner.baseline.expected_bytes)
         lowest = planner.within_peak(
             Budget(peak_share=0.0), offload=False
         )  # ratios count from here

@@ -52,6 +52,9 @@ _UNSHRUNK = (
 class PeakPlanner(Prepared):
     """Planner that decides one prepared graph by the peak of its step."""
 
+    #: Peaks in bytes that the ratios 0 and 1 of the request stand for; None: this planner's least and highest peak.
+    ends: tuple[int, int] | None = None
+
     def frontier_by_peak(self) -> tuple[list[Candidate], tuple[tuple[int, int], ...]]:
         """Return the Pareto-optimal decisions by (peak, cost), and a proven line below which no decision lies.
 
@@ -238,7 +241,8 @@ class PeakPlanner(Prepared):
         """
         if budget.peak_bytes is not None:
             return budget.peak_bytes
-        least, most = self.least_found, self.peak(self.allowed_full)
+        ends = self.ends if budget == self.request.budget else None
+        least, most = ends or (self.least_found, self.peak(self.allowed_full))
         return least + bytes_of_share(budget.peak_share or 0.0, most - least)
 
     @property
@@ -388,7 +392,7 @@ class PeakPlanner(Prepared):
             )
             why = f", and no plan was found within it{whose}{proven}"
         held = ""
-        if self.state.without_policies is not None:
+        if self.state.policies or (self.state.plain is not None and not self.state.chunk):
             named = self.state.policies or "by remat.region"
             held = f" All plans follow the policies {named}; others may lower the least peak."
         return BudgetError(

@@ -101,6 +101,7 @@ def prepare(
     policies: Policies | None = None,
     deciding: Budgeted | None = None,
     at_budget: bool = False,
+    chunk: Pass | None = None,
 ) -> State:
     """Run the passes that precede any decision, and return the resulting state, which can serve many plans.
 
@@ -115,6 +116,7 @@ def prepare(
             own. None: ignore such budgets, as for a saved plan.
         at_budget: whether only the decision at the budget of ``deciding`` must keep to the budgets of modules.
             False: every decision must.
+        chunk: the pass that splits the loss into chunks; None: leave the loss whole.
     """
     state = replace(
         initial_state(
@@ -123,14 +125,19 @@ def prepare(
         hooks=hooks,
     )
     state = PassManager(_BEFORE_POLICIES).run(state, in_place=True, verify=False).state
-    free: State | None = None
-    if policies is not None and has_policies(state, policies):
-        free = _after_policies(replace(state, joint=state.joint.copy()))
+    tags = policies is not None and has_policies(state, policies)
+    plain: State | None = None
+    if tags or chunk is not None:
+        plain = _after_policies(replace(state, joint=state.joint.copy()))
+    if chunk is not None:
+        manager = PassManager((chunk, *_BEFORE_POLICIES))
+        state = manager.run(state, in_place=True, verify=False).state
+    if policies is not None and tags:
         tag_policies(state, policies)
     state = _after_policies(state)
     if policies is not None and deciding is not None:
         tag_budgets(state, policies, deciding, at_budget=at_budget)
-    return replace(state, policies=str(policies or ""), without_policies=free)
+    return replace(state, policies=str(policies or ""), plain=plain)
 
 
 def _after_policies(state: State) -> State:

@@ -119,6 +119,8 @@ class Plan(Record):
         peak_limit: the peak in bytes that a ratio of the peak, such as ``remat.Peak(0.5)``, stands for. 0 under
             any other budget, and in files from before this field existed.
         policies: policies by module that the plan follows, as JSON; empty if there are none.
+        chunk: the pass that split the loss into chunks, such as ``chunk-loss(chunks=8)``; empty if the loss is
+            whole.
         remat: the version of remat that computed the figures. Empty in files from before this field existed,
             and if the figures depend on hooks, on outputs that count as saved, or on a user's pipeline.
     """
@@ -179,6 +181,7 @@ class Plan(Record):
     link: str = ""
     peak_limit: int = 0
     policies: str = ""
+    chunk: str = ""
     remat: str = ""
     # Fields with an underscore are not written to files.
     _asked: Budget | None = None

@@ -51,6 +51,8 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
         raise ProblemError("plan= applies one saved plan to one graph, got several graphs")
     if request.pipeline is not None:
         raise ProblemError("pipeline= runs on one graph, got several graphs")
+    if request.chunk is not None:
+        raise ProblemError("chunk= splits the loss of a step in one graph, got several graphs")
     if not joints:
         raise PlanError("there are no graphs to plan: remat.plan was given an empty list")
     _refuse_strange_order(joints)
@@ -187,7 +189,7 @@ def _finished(
     baselines = [p.baseline for p in planners]
     known = in_order and request.hooks is None and all(b.peak_bytes for b in baselines)
     # The peak without policies would need decisions of all graphs without them.
-    known = known and all(p.state.without_policies is None for p in planners)
+    known = known and all(p.state.plain is None for p in planners)
     made = PlanSet(
         plans=tuple(plans),
         passed_bytes=passed.kept(decided),

@@ -26,6 +26,7 @@ def rows_of(plan: Plan) -> list[tuple[str, str]]:
         ("raised", _raised(plan)),
         ("recomputed", _recomputed(plan)),
         ("offloaded", _offloaded(plan)),
+        ("loss", plan.chunk and f"in chunks of tokens, by {plan.chunk}"),
         ("peak", _peak(plan)),
         ("simulated", _simulated(plan)),
         ("step", plan.before_after.step_text),

@@ -19,13 +19,16 @@ scored and verified by `finish` after the split into two modules.
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any, Self
 
 import torch
 
-from remat.errors import BudgetError, PlanError, RematError
+from remat.errors import BudgetError, BudgetWarning, PlanError, RematError, warn
 from remat.graph.collection import paused_collection
 from remat.graph.costs import CostModel, Roofline
 from remat.graph.joint import JointGraph, outputs_of
@@ -41,6 +44,7 @@ from remat.passes.core.state import Costs, State
 from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.min_cut import require_tangents
 from remat.passes.decide.policies import check_budgets, has_policies, tag_policies
+from remat.passes.joint.chunk_loss import read_chunk
 from remat.planning.applied_plans import check_applied, exposed_time
 from remat.planning.candidates import Candidate
 from remat.planning.offload_costs import check_tagged
@@ -158,12 +162,19 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
             f"this plan for '{plan.graph}' was made under the policies {plan.policies or '{}'}, and "
             f"{request.policies} are given; plan again, or leave policies out: the saved plan carries them"
         )
+    chunk = read_chunk(plan.chunk)
+    if request.chunk not in (None, "auto", chunk):
+        raise PlanError(
+            f"this plan for '{plan.graph}' was made with {plan.chunk or 'no chunks of the loss'}, and {request.chunk} "
+            "is given; plan again, or leave chunk out: the saved plan carries it"
+        )
     prepared = prepare(
         joint,
         in_place=in_place,
         hooks=request.hooks,
         reread_inputs=plan.reread_inputs,
         policies=read_policies(plan.policies),
+        chunk=chunk,
     )
     if plan.copied_outputs:
         prepared = with_copies(prepared, plan.copied_outputs)
@@ -234,6 +245,50 @@ def warn_of_peak(plan: Plan, *, stacklevel: int) -> None:
 class Planner(PeakPlanner):
     """Planner of one prepared graph: decides under several budgets, and builds plans from decisions."""
 
+    @classmethod
+    def of(cls, joint: JointGraph, request: PlanRequest, **options: Any) -> Self:
+        """Prepare a joint graph; with ``chunk="auto"``, choose the number of chunks under the request's budget.
+
+        The step that is cheapest within the budget is chosen; if none is, the one with the least peak. A step whose
+        loss cannot be split is planned without chunks, with a warning.
+
+        Args:
+            joint: the captured step.
+            request: the options.
+            options: as in `Prepared.of`.
+
+        Raises:
+            PlanError: the loss cannot be split into the given number of chunks.
+        """
+        if request.chunk != "auto":
+            return super().of(joint, request, **options)
+        pool: list[Self] = []
+        try:
+            for each in request.each_chunk():
+                pool += [super().of(joint, each, **{**options, "in_place": False})]
+        except PlanError as error:
+            if not pool:
+                raise
+            warn(f"'{joint.name}' is planned without chunks: {error}", BudgetWarning, stacklevel=2)
+        whole, budget = pool[0], request.budget
+        if budget.peak_share is not None:
+            ends = min(p.least_found for p in pool), whole.peak(whole.allowed_full)
+            for planner in pool:
+                planner.ends = ends
+        limit = whole.limit_of(budget).peak_bytes or 0
+        best: Self | None = None
+        least = math.inf
+        for planner in pool:
+            planner.baseline = whole.baseline
+            # Recomputation only adds to the cost of a step. With a link, peaks below the least one may be possible.
+            if planner.step_cost >= least or (not request.offload and planner.least_found > limit):
+                continue
+            with contextlib.suppress(BudgetError):
+                found = planner.within_peak(budget)
+                cost = planner.step_cost + found.cost + found.choice.exposed_time
+                best, least = (planner, cost) if cost < least else (best, least)
+        return best or min(pool, key=lambda p: p.least_found)
+
     def decide(self, budget: Budget) -> Candidate:
         """Return the decision under a budget, and under the budget of the user's code if it sets one.
 
@@ -263,15 +318,15 @@ class Planner(PeakPlanner):
 
     @cached_property
     def baseline(self) -> Baseline:
-        """The step without remat: its plan is the one for budget 1, without hooks or policies by module.
+        """The step without remat: its plan is the one for budget 1, without hooks, policies by module or chunks of the loss.
 
         All figures are 0 if no plan is found for budget 1.
         """
-        free = self.state.without_policies
-        if free is not None:
-            count_workspaces(free, self.request.cost)
-            request = replace(self.request, policies=Policies())
-            return Planner(free, request, fingerprint=self.fingerprint).baseline
+        plain = self.state.plain
+        if plain is not None:
+            count_workspaces(plain, self.request.cost)
+            request = replace(self.request, policies=Policies(), chunk=None)
+            return Planner(plain, request, fingerprint=self.fingerprint).baseline
         try:
             full = self.without_remat
         except RematError:
@@ -467,6 +522,7 @@ def finish(
         peak_limit=choice.peak_limit,
         link=link,
         policies=state.policies,
+        chunk=state.chunk,
         _asked=budget,
         _modules=(state.forward, state.backward),
         _problem=problem,

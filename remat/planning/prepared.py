@@ -16,6 +16,7 @@ from remat.graph.fused_liveness import predict_peak
 from remat.graph.joint import JointGraph
 from remat.graph.liveness import MemoryCurve, memory_curve
 from remat.graph.lowering import Decision, Lowered
+from remat.passes.core.base import Pass
 from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import Costs, State
 from remat.passes.decide.budgeted import full_and_least
@@ -170,6 +171,7 @@ class Prepared:
             policies=request.policies,
             deciding=request.deciding(),
             at_budget=at_budget and not request.budget.on_peak,
+            chunk=request.chunk if isinstance(request.chunk, Pass) else None,
         )
         count_workspaces(state, request.cost)
         return cls(state, request, fingerprint=fingerprint, on_step=on_step)

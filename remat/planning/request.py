@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from remat.arguments import BUDGET, COST, SOLVER, Unset, value_of
 from remat.errors import ProblemError, RematError
@@ -18,6 +18,7 @@ from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.knapsack import Knapsack
 from remat.passes.decide.min_cut import MinCut
 from remat.passes.decide.solve_graph import SolveGraph
+from remat.passes.joint.chunk_loss import ChunkLoss
 from remat.passes.packing.pairs import Pack, SavedTensorHooks, Unpack
 from remat.passes.split.partition import Partition
 from remat.planning.pipelines import PREPARE, SPLIT, PassManager
@@ -37,6 +38,10 @@ HooksOption = str | tuple[Pack, Unpack] | SavedTensorHooks | None
 OffloadOption = str | float | Link | None
 BytesOption = str | int | None
 PoliciesOption = Mapping[str, Any] | str | Iterable[str] | Policies | None
+ChunkOption = int | str | ChunkLoss | None
+
+#: Numbers of chunks that ``chunk="auto"`` compares.
+CHUNKS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +67,8 @@ class PlanRequest:
         link: the link over which tagged values are offloaded.
         host_memory: bytes that may lie in the host's memory at one time; None: no limit.
         policies: policies by module.
+        chunk: the pass that splits the loss into chunks; ``"auto"`` to choose the number of chunks by the peak;
+            None: leave the loss whole.
         has_matched: whether it was checked already that the patterns of the policies match modules of the step.
     """
 
@@ -81,6 +88,7 @@ class PlanRequest:
     link: Link = DEFAULT_LINK
     host_memory: int | None = None
     policies: Policies = Policies()
+    chunk: ChunkLoss | Literal["auto"] | None = None
     has_matched: bool = False
 
     @property
@@ -105,6 +113,7 @@ class PlanRequest:
         offload: OffloadOption = None,
         host_memory: BytesOption = None,
         policies: PoliciesOption = None,
+        chunk: ChunkOption = None,
     ) -> PlanRequest:
         """Parse options as users give them; the arguments are those of `remat.plan`.
 
@@ -138,6 +147,8 @@ class PlanRequest:
                 )
         with _about("policies"):
             read = read_policies(policies)
+        with _about("chunk"):
+            split = _read_chunk(chunk)
         with _about("plan"):
             saved = None if plan is None else read_plan(plan)
             plans = (saved,) if isinstance(saved, Plan) else saved or ()
@@ -158,9 +169,11 @@ class PlanRequest:
             link=link or DEFAULT_LINK,
             host_memory=host_bytes,
             policies=read,
+            chunk=split,
         )
         if pipeline is None:
             made._check_offload()
+            made._check_chunk()
             return made
         given = {
             "budget": not isinstance(budget, Unset),
@@ -170,6 +183,7 @@ class PlanRequest:
             "isolation": isolation is not None,
             "plan": plan is not None,
             "policies": bool(read),
+            "chunk": split is not None,
         }
         with _about("pipeline"):
             made._refuse_beside_pipeline([name for name, is_given in given.items() if is_given])
@@ -181,9 +195,9 @@ class PlanRequest:
     def without_budget(cls, **options: Any) -> PlanRequest:
         """Parse options as `of` does, for a caller that sets budgets itself.
 
-        With ``offload``, the budget is a peak of ratio 1, because offloading needs a budget on the peak.
+        With ``offload`` or ``chunk="auto"``, which need a budget on the peak, the budget is a peak of ratio 1.
         """
-        given = options.get("offload") is not None
+        given = options.get("offload") is not None or options.get("chunk") == "auto"
         budget: dict[str, Any] = {"budget": Budget(peak_share=1.0)} if given else {}
         return cls.of(**options, **budget)
 
@@ -221,6 +235,8 @@ class PlanRequest:
             options["host_memory"] = str(self.host_memory)
         if self.policies:
             options["policies"] = str(self.policies)
+        if self.chunk is not None:
+            options["chunk"] = "auto" if self.chunk == "auto" else str(self.chunks)
         return options
 
     def refuse_unused_link(self, budget: Budget) -> None:
@@ -238,6 +254,43 @@ class PlanRequest:
                     f"offload is given with budget {budget.label}, and nothing is tagged for offloading; "
                     "expected a budget on the peak, which is what offloading lowers: remat.Peak('40GiB') or "
                     "remat.Peak(0.5), as text peak:0.5"
+                )
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks of the loss; 1 if it is not split, or if the number is to be chosen."""
+        return self.chunk.chunks if isinstance(self.chunk, ChunkLoss) else 1
+
+    def each_chunk(self) -> Iterator[PlanRequest]:
+        """Yield a request for each number of chunks to try; for ``"auto"``, the fewest first."""
+        numbers = CHUNKS if self.chunk == "auto" else ()
+        yield from (replace(self, chunk=_read_chunk(n)) for n in numbers)
+        if not numbers:
+            yield self
+
+    def refuse_auto_chunk(self, who: str) -> None:
+        """Refuse ``chunk="auto"``, for a caller that does not choose a number of chunks.
+
+        Args:
+            who: the caller, for the message.
+
+        Raises:
+            ProblemError: the request has ``chunk="auto"``.
+        """
+        if self.chunk == "auto":
+            with _about("chunk"):
+                raise ProblemError(
+                    f"{who} does not choose a number of chunks; give one, such as chunk=8, or plan one graph within a "
+                    "peak"
+                )
+
+    def _check_chunk(self) -> None:
+        """Raise a ProblemError if the number of chunks is to be chosen without a budget on the peak."""
+        if self.chunk == "auto" and self.plan is None and not self.budget.on_peak:
+            with _about("chunk"):
+                raise ProblemError(
+                    f"chunk='auto' is given with budget {self.budget.label}; expected a budget on the peak, by which "
+                    "the number of chunks is chosen: remat.Peak('40GiB') or remat.Peak(0.5), or a number: chunk=8"
                 )
 
     def refuse_offload(self, who: str) -> None:
@@ -401,6 +454,20 @@ def _about(option: str) -> Iterator[None]:
     except RematError as error:
         error.option = option
         raise
+
+
+def _read_chunk(given: ChunkOption) -> ChunkLoss | Literal["auto"] | None:
+    """Return the option ``chunk``: a pass, ``"auto"``, or None for 1 chunk or no option.
+
+    Raises:
+        ProblemError: the option is neither a number of chunks nor ``"auto"``.
+    """
+    if given is None or given == "auto" or isinstance(given, ChunkLoss):
+        return given  # type: ignore[return-value]
+    chunks = int(given) if isinstance(given, str) and given.isdigit() else given
+    if type(chunks) is not int or chunks < 1:
+        raise ProblemError(f"chunk is {given!r}; expected a number of chunks, such as 8, or 'auto'")
+    return None if chunks == 1 else ChunkLoss(chunks=chunks)
 
 
 def _read_pipeline(pipeline: str | Pipeline) -> Pipeline:

@@ -161,8 +161,9 @@ class State:
             that forward saves.
         operators: digest of the operators of the graph as captured; empty if unknown.
         policies: text of the policies by module, as in `remat.plan`; empty if none were given.
-        without_policies: the state without the tags that policies set on nodes; None if no module
-            and no region of the user's code has a policy.
+        chunk: the pass that split the loss into chunks, as text; empty if the loss is whole.
+        plain: the same state without the tags of policies, and with a whole loss; None if there are no
+            such tags and no chunks.
     """
 
     joint: JointGraph
@@ -177,7 +178,8 @@ class State:
     reread_inputs: bool = True
     operators: str = ""
     policies: str = ""
-    without_policies: State | None = None
+    chunk: str = ""
+    plain: State | None = None
     _joint_cache: AnalysisCache = field(default=AnalysisCache(()), repr=False)
     _partitioned_cache: AnalysisCache = field(default=AnalysisCache(()), repr=False)
 

@@ -1,0 +1,543 @@
+"""Split the final linear layer and the loss of a language model along the tokens."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import networkx as nx
+import torch
+from torch import fx
+
+from remat.errors import PlanError, ProblemError
+from remat.graph import tokens
+from remat.graph.fake import refresh
+from remat.graph.index import are_plain, inputs_of
+from remat.graph.joint import Role, output_node, outputs_of, role_of
+from remat.graph.storages import fake_mode_of
+from remat.graph.tokens import Rule, Span, is_tensor, operators, rule_of, shape_of
+from remat.passes.core import pipeline_text
+from remat.passes.core.base import Pass, Stage
+from remat.passes.core.state import PassResult, State
+
+_aten = torch.ops.aten
+#: A value with at least 1/4 of the logits' elements has a vocabulary dimension.
+_LARGE = 4
+#: A second product is split too if its result has at least 1/2 of the elements of the first's.
+_ALSO = 2
+#: Metadata of the captured graph that does not hold for slices.
+_NOT_OF_SLICES = ("val", "tensor_meta", "eager_input_vals")
+_LOW = (torch.bfloat16, torch.float16)
+_ALL_PRODUCTS = (*tokens.PRODUCTS, *operators("bmm baddbmm"))
+#: Calls that are linear in the arguments at these positions together, if all others are constant.
+_LINEAR: dict[Any, tuple[int, ...]] = {
+    **dict.fromkeys(operators("add.Tensor sub.Tensor slice_scatter"), (0, 1)),
+    **dict.fromkeys(operators("scatter.src scatter_add"), (0, 3)),
+    _aten.where.self: (1, 2),
+    **dict.fromkeys(
+        (
+            *tokens.SAME,
+            *operators(
+                "neg view reshape _unsafe_view permute t transpose.int unsqueeze squeeze.dim squeeze.dims slice.Tensor "
+                "gather sum sum.dim_IntList div.Tensor div.Scalar mul.Scalar _log_softmax_backward_data "
+                "_softmax_backward_data nll_loss_backward tanh_backward"
+            ),
+        ),
+        (0,),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ChunkLoss(Pass):
+    """Split the final linear layer and the loss of a language model into chunks of tokens.
+
+    The logits are often the largest values of a step. After the pass, the step computes them chunk by chunk, and
+    only the values of one chunk need to be alive together. Gradients of the hidden states are concatenated.
+    Gradients of the weight and the bias are summed over the chunks, so they may differ from those of the step by
+    rounding.
+
+    Attributes:
+        chunks: number of chunks. The last chunk may be shorter. 1: leave the step unchanged.
+        in_forward: whether the chunks of backward may run right after those of forward, before the gradient of the
+            loss is known. Their results are then multiplied by this gradient. If that is not possible, backward
+            runs its chunks itself, and a plan may recompute the logits of each chunk.
+    """
+
+    chunks: int = 8
+    in_forward: bool = True
+
+    name: ClassVar[str] = "chunk-loss"
+    stage: ClassVar[Stage] = Stage.JOINT
+    keeps_numbers: ClassVar[bool] = False
+    not_after: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("min-cut", "knapsack", "solve-graph", "partition"),
+        "its decision would name values that chunk-loss removes",
+    )
+    summary: ClassVar[str] = "split the logits and the loss into chunks of tokens"
+
+    def __post_init__(self) -> None:
+        if type(self.chunks) is not int or self.chunks < 1:
+            raise ProblemError(f"chunks is {self.chunks!r}; expected a number of chunks, 1 or more")
+
+    def run(self, state: State) -> PassResult:
+        """Split the loss.
+
+        Raises:
+            PlanError: the loss cannot be split; the message names the call that prevents it.
+        """
+        if self.chunks == 1:
+            return PassResult(state=state, modified=False)
+        graph, done = state.joint.graph, 0
+        with state.edit() as edit:
+            _split_nll(graph)
+            least = 0
+            while (logits := _find_logits(graph, least)) is not None:
+                least = least or math.prod(shape_of(logits)) // _ALSO
+                region = _Region(graph, logits, state.joint.num_fwd_outputs)
+                _Split(region, self.chunks, in_forward=self.in_forward).run()
+                done += 1
+            graph.lint()
+            made = edit.result(f"{done} losses in {self.chunks} chunks", losses=done)
+        # A plan records the number in any case, so that it does not depend on the default.
+        chunk = f"{self.name}(chunks={self.chunks}{'' if self.in_forward else ',in-forward=false'})"
+        return replace(made, state=replace(made.state, chunk=chunk))
+
+
+def read_chunk(text: str) -> ChunkLoss | None:
+    """Return the pass that a plan records as text; None for empty text."""
+    if not text:
+        return None
+    (made,) = pipeline_text.read_pipeline(text, passes={ChunkLoss.name: ChunkLoss}, readers={})
+    assert isinstance(made, ChunkLoss)
+    return made
+
+
+def _refused(reason: str) -> PlanError:
+    return PlanError(f"the loss cannot be split into chunks: {reason}")
+
+
+def _tangent_closure(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return the nodes that depend on a tangent, or that backward alone receives."""
+    found: set[fx.Node] = set()
+    for n in nodes:
+        if (n.op == "placeholder" and role_of(n).in_backward) or not found.isdisjoint(inputs_of(n)):
+            found.add(n)
+    return found
+
+
+def _find_logits(graph: fx.Graph, least: int) -> fx.Node | None:
+    """Return the largest result of a product in forward on which no other product of forward depends.
+
+    Args:
+        graph: the joint graph.
+        least: number of elements below which the result is None. 0 for the first search.
+
+    Raises:
+        PlanError: it is the first search, and there is no such product.
+    """
+    late = _tangent_closure(graph.nodes)
+    leads: set[fx.Node] = set()
+    found: list[fx.Node] = []
+    for n in reversed([n for n in graph.nodes if n not in late and n.op != "output"]):
+        is_last = leads.isdisjoint(n.users)
+        if not is_last or n.target in _ALL_PRODUCTS:
+            leads.add(n)
+        if is_last and n.target in tokens.PRODUCTS and n.users and tokens.CHUNK not in n.meta:
+            found.append(n)
+    found = [n for n in found if math.prod(shape_of(n)) >= max(1, least)]
+    if not found and not least:
+        raise _refused("the step has no final linear layer whose result the loss reads")
+    return max(found, key=lambda n: math.prod(shape_of(n)), default=None)
+
+
+class _Region:
+    """The calls that run chunk by chunk: the product of the logits, and the calls on values of their size.
+
+    Attributes:
+        graph: the joint graph.
+        nodes: its nodes.
+        logits: the product.
+        tokens: number of tokens.
+        rules: rule of each call of the region, in graph order.
+        late: all nodes of the graph that depend on a tangent.
+        exits: the calls whose results other nodes of the graph read.
+    """
+
+    def __init__(self, graph: fx.Graph, logits: fx.Node, outputs: int) -> None:
+        self.graph, self.nodes, self.logits = graph, list(graph.nodes), logits
+        self.tokens, vocabulary = shape_of(logits)
+        if self.tokens < 2:
+            raise _refused(f"'{logits.name}' holds the logits of a single token")
+        self._large = self.tokens * vocabulary // _LARGE
+        self.late = _tangent_closure(self.nodes)
+        self._spans: dict[fx.Node, Span] = {}
+        self.rules: dict[fx.Node, Rule] = {}
+        self._pull(logits, Span(0, 1))
+        if logits not in self.rules:
+            raise _refused(f"the bias of '{logits.name}' differs between tokens")
+        count = 0
+        while count < len(self.rules):  # a value that is added late may have earlier readers
+            count = len(self.rules)
+            for node in self.nodes:
+                self._follow(node)
+        kept: set[fx.Node] = set()
+        for n in reversed([n for n in self.nodes if n in self.rules]):
+            # Small values, such as the loss of each token, are computed whole unless a large one depends on them.
+            if not kept.isdisjoint(n.users) or any(map(self._is_large, (n, *self.rules[n].reads))):
+                kept.add(n)
+        self.rules = {n: self.rules[n] for n in self.nodes if n in kept}
+        self.exits = [n for n in self.rules if any(u not in self.rules for u in n.users)]
+        returned = outputs_of(graph)[:outputs]
+        for n in self.exits:
+            if n not in self._spans or not self._is_large(n):
+                continue
+            if n in returned:
+                raise _refused(
+                    f"the logits ('{n.name}') are an output of the step; return only the loss"
+                )
+            self._refuse(next(u for u in n.users if u not in self.rules), n)
+
+    def _is_large(self, node: fx.Node) -> bool:
+        """Return whether a value has a vocabulary dimension."""
+        return is_tensor(node) and math.prod(shape_of(node)) >= self._large
+
+    def _refuse(self, node: fx.Node, read: fx.Node) -> None:
+        raise _refused(
+            f"'{node.name}' ({node.target}) reads all of '{read.name}', which has the size of the logits"
+        )
+
+    def _follow(self, node: fx.Node) -> None:
+        """Add a call to the region if it reads values of the region and can run on slices.
+
+        Raises:
+            PlanError: the call reads a large value and cannot run on slices.
+        """
+        reads = [n for n in node.all_input_nodes if n in self._spans]
+        if not reads or node in self.rules or node.op == "output":
+            return
+        large = [n for n in reads if self._is_large(n)]
+        rule = rule_of(node, self._spans)
+        ends = node.target in tokens.PRODUCTS or (rule is not None and rule.span is None)
+        if rule is None or (ends and not large):
+            if large:
+                self._refuse(node, large[0])
+            return
+        self.rules[node] = rule
+        if rule.span is not None and not ends:
+            self._spans[node] = rule.span
+        for n, span in rule.reads.items():
+            self._pull(n, span)
+
+    def _pull(self, node: fx.Node, span: Span) -> None:
+        """Add a large value that the region reads, such as the labels in one-hot form, if it can run on slices."""
+        rule = None
+        if node not in self.rules and self._is_large(node):
+            rule = rule_of(node, self._spans, span)
+        if rule is not None and rule.span == span:
+            self.rules[node], self._spans[node] = rule, span
+            for n, own in rule.reads.items():
+                self._pull(n, own)
+
+    def levels(self, *, tangents: int) -> dict[fx.Node, int]:
+        """Return how often each node waits for all chunks of earlier nodes.
+
+        Args:
+            tangents: the level of the tangents.
+        """
+        level: dict[fx.Node, int] = {}
+        for n in self.nodes:
+            starts = tangents if n.op == "placeholder" and n in self.late else 0
+            inside = n in self.rules
+            waits = (level[x] + (x in self.rules and not inside) for x in n.all_input_nodes)
+            level[n] = max((starts, *waits))
+        return level
+
+    def carriers(self) -> list[fx.Node]:
+        """Return the tangents that the region needs, and the nodes between them and the region, in graph order."""
+        found: set[fx.Node] = set()
+        stack = list(self.rules)
+        while stack:
+            new = {x for x in inputs_of(stack.pop()) if x in self.late and x not in self.rules}
+            stack += new - found
+            found |= new
+        return [n for n in self.nodes if n in found]
+
+
+def _scalar_tangent(region: _Region, carriers: Sequence[fx.Node]) -> fx.Node | None:
+    """Return the tangent on which backward's part of a region depends linearly, if it is one scalar; else None."""
+    roots = [n for n in carriers if n.op == "placeholder"]
+    if len(roots) != 1 or role_of(roots[0]) is not Role.TANGENT or shape_of(roots[0]):
+        return None
+    linear = {roots[0]}
+    needed = {*carriers[1:], *(n for n in region.rules if n in region.late)}
+    for n in (n for n in region.nodes if n in needed):
+        # The step may scale its loss, because small gradients vanish in float16.
+        if not _is_linear(n, linear) or n.meta["val"].dtype is torch.float16:
+            return None
+        linear.add(n)
+    return roots[0]
+
+
+def _is_zero(value: Any) -> bool:
+    """Return whether an argument is the number 0, or a tensor of zeros."""
+    if not isinstance(value, fx.Node):
+        return isinstance(value, (int, float)) and value == 0
+    places: dict[Any, int] = {_aten.full.default: 1, _aten.scalar_tensor.default: 0}
+    place = places.get(value.target)
+    return place is not None and bool(value.args[place] == 0)
+
+
+def _is_linear(node: fx.Node, linear: set[fx.Node]) -> bool:
+    """Return whether a call is linear in its arguments that are ``linear``."""
+    carried = [isinstance(x, fx.Node) and x in linear for x in node.args]
+    if node.target in (_aten.mul.Tensor, _aten.mm.default):  # bilinear
+        return sum(carried) == 1
+    places = _LINEAR.get(node.target, ())
+    return sum(carried) == len(linear.intersection(inputs_of(node))) and all(
+        (c or _is_zero(x)) if k in places else not c
+        for k, (c, x) in enumerate(zip(carried, node.args, strict=True))
+    )
+
+
+class _Split:
+    """Replaces a region by its chunks.
+
+    Args:
+        region: the region.
+        chunks: number of chunks.
+        in_forward: as in `ChunkLoss`.
+    """
+
+    def __init__(self, region: _Region, chunks: int, *, in_forward: bool) -> None:
+        self.region, self.graph = region, region.graph
+        size = -(-region.tokens // chunks)
+        self._bounds = [(a, min(a + size, region.tokens)) for a in range(0, region.tokens, size)]
+        self._carriers = region.carriers()
+        self._tangent = _scalar_tangent(region, self._carriers) if in_forward else None
+        self._level = region.levels(tangents=0)
+        if self._tangent is None or any(self._level[n] for n in region.rules):
+            self._tangent, self._level = None, region.levels(tangents=1)
+        for n in region.rules:
+            if self._level[n] > (n in region.late):
+                raise _refused(
+                    f"'{n.name}' ({n.target}) needs a value that is computed from all tokens' logits"
+                )
+        self._mode = fake_mode_of(region.logits.meta["val"])
+        self._end = output_node(self.graph)
+        #: Chunks of each call of the region, one for each range of tokens; and sums over the chunks so far.
+        self._made: dict[fx.Node, list[fx.Node]] = {}
+        self._sums: dict[fx.Node, fx.Node] = {}
+        #: Values from outside with their tokens in one dimension, and slices of them.
+        self._whole: dict[tuple[Any, ...], fx.Node] = {}
+        #: Nodes that depend on the tangent, computed with 1 in its place.
+        self._copies: dict[fx.Node, fx.Node] = {}
+        self._new: list[fx.Node] = []
+        self._meta: dict[str, Any] = {}
+        self._chunk = -1
+
+    def run(self) -> None:
+        """Rewrite the graph."""
+        region, groups = self.region, []
+        replaced: dict[fx.Node, fx.Node] = {}
+        at = {n: i for i, n in enumerate(region.nodes)}
+        if self._tangent is not None:
+            self._carry(self._tangent)
+        for level in sorted({self._level[n] for n in region.rules}):
+            group = [n for n in region.rules if self._level[n] == level]
+            for k in range(len(self._bounds)):
+                self._chunk = k
+                for n in group:
+                    self._build(n, k)
+            self._chunk = -1
+            replaced |= {n: self._joined(n) for n in group if n in region.exits}
+            at |= dict.fromkeys(self._new, at[group[0]])
+            groups.append(self._new)
+            self._new = []
+        for n, new in replaced.items():
+            if self._tangent is not None and n in region.late:
+                self._meta = n.meta
+                new = self._call(_aten.mul.Tensor, new, self._tangent)
+                # Scaling a weight's gradient at the end of backward leaves memory for one copy while backward runs.
+                at[new] = at[n] if region.rules[n].span is not None else len(at)
+            for user in [u for u in n.users if u not in region.rules]:
+                user.replace_input_with(n, new)
+        for n in reversed(region.rules):
+            self.graph.erase_node(n)
+        self._sort(groups, at)
+
+    def _carry(self, tangent: fx.Node) -> None:
+        """Copy the nodes between the tangent and the region, with 1 in place of the tangent."""
+        value = tangent.meta["val"]
+        kinds = {"dtype": value.dtype, "device": value.device, "layout": torch.strided}
+        self._copies[tangent] = self._call(_aten.full.default, [], 1, **kinds, pin_memory=False)
+        for n in self._carriers[1:]:
+            self._meta = n.meta
+            args, kwargs = fx.map_arg((n.args, n.kwargs), lambda x: self._copies.get(x, x))
+            self._copies[n] = self._call(n.target, *args, **kwargs)
+
+    def _build(self, node: fx.Node, k: int) -> None:
+        """Build one chunk of a call, and add its result to the sum over earlier chunks if it is a sum.
+
+        Raises:
+            PlanError: the chunk has another shape or type than expected.
+        """
+        self._meta, rule = node.meta, self.region.rules[node]
+        start, stop = self._bounds[k]
+        taken = {n: self._copies.get(n, n) for n in node.all_input_nodes}
+        taken |= {n: self._take(n, span, rule.sizes, k) for n, span in rule.reads.items()}
+        target, args, kwargs = rule.arguments(node, taken, stop - start)
+        before = self._sums.get(node)
+        low = node.meta["val"].dtype in _LOW
+        if before is not None and target is _aten.mm.default and not low:
+            self._sums[node] = self._call(_aten.addmm.default, before, *args)
+            return
+        is_same = target in tokens.VIEWS and list(shape_of(args[0])) == args[1]
+        made = args[0] if is_same else self._call(target, *args, **kwargs)
+        shape = shape_of(node)
+        wanted = list(shape) if rule.span is None else rule.span.sliced(shape, stop - start)
+        if list(shape_of(made)) != wanted or made.meta["val"].dtype is not node.meta["val"].dtype:
+            raise _refused(
+                f"a chunk of '{node.name}' ({node.target}) has another shape than expected"
+            )
+        if rule.span is not None:
+            self._made.setdefault(node, []).append(made)
+        elif before is not None:
+            self._sums[node] = self._call(_aten.add.Tensor, before, made)
+        else:  # a sum over chunks in 16 bits would lose digits
+            self._sums[node] = self._converted(made, torch.float32) if low else made
+
+    def _joined(self, node: fx.Node) -> fx.Node:
+        """Return the whole value of a call, from its chunks."""
+        self._meta, span = node.meta, self.region.rules[node].span
+        if span is None:
+            return self._converted(self._sums[node], node.meta["val"].dtype)
+        return self._viewed(
+            self._call(_aten.cat.default, self._made[node], span.stop - 1), [*shape_of(node)]
+        )
+
+    def _converted(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        if node.meta["val"].dtype is dtype:
+            return node
+        return self._call(torch.ops.prims.convert_element_type.default, node, dtype)
+
+    def _viewed(self, node: fx.Node, sizes: list[int]) -> fx.Node:
+        if sizes == list(shape_of(node)):
+            return node
+        try:
+            with self._mode:
+                node.meta["val"].view(sizes)
+        except (RuntimeError, ValueError):  # strides of an expanded or permuted value
+            node = self._call(_aten.clone.default, node, memory_format=torch.contiguous_format)
+        return self._call(_aten.view.default, node, sizes)
+
+    def _take(self, node: fx.Node, span: Span, sizes: Sequence[int], k: int) -> fx.Node:
+        """Return the slice of an argument whose dimensions at ``span`` broadcast to ``sizes``."""
+        if node in self._made:
+            return self._made[node][k]
+        node, lacks = self._copies.get(node, node), -min(0, span.start)
+        dim = span.stop + lacks - 1
+        if (node, span) not in self._whole:
+            full = [
+                *node.meta["val"].shape[: max(0, span.start)],
+                *sizes,
+                *shape_of(node)[span.stop :],
+            ]
+            whole = node
+            if full != list(shape_of(node)):
+                whole = self._call(_aten.expand.default, node, full)
+            flat = span.moved(lacks).sliced(full, self.region.tokens)
+            self._whole[node, span] = self._viewed(whole, flat)
+        if (node, span, k) not in self._whole:
+            bounds = self._bounds[k]
+            whole = self._whole[node, span]
+            self._whole[node, span, k] = self._call(_aten.slice.Tensor, whole, dim, *bounds)
+        return self._whole[node, span, k]
+
+    def _call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Add a call to the nodes that replace the region."""
+        with self.graph.inserting_before(self._end):
+            node: fx.Node = self.graph.call_function(target, args, kwargs)
+        node.meta = {k: v for k, v in self._meta.items() if k not in _NOT_OF_SLICES}
+        node.meta[tokens.CHUNK] = self._chunk
+        if self._tangent is not None:
+            node.meta.pop("partitioner_tag", None)  # backward's chunks may run in forward
+        refresh(node, self._mode)
+        self._new.append(node)
+        return node
+
+    def _sort(self, groups: Sequence[Sequence[fx.Node]], at: Mapping[fx.Node, int]) -> None:
+        """Sort the graph: the nodes of each group stand together, all others keep their order if they can.
+
+        Args:
+            groups: the nodes that replace the region.
+            at: wanted place of each node.
+
+        Raises:
+            PlanError: calls with effects, or that draw random numbers, cannot keep their order.
+        """
+        nodes = [n for n in self.graph.nodes if n.op != "output"]
+        order: Any = nx.DiGraph()
+        order.add_nodes_from(nodes)
+        order.add_edges_from((x, n) for n in nodes for x in inputs_of(n))
+        calls = [
+            n
+            for n, p in zip(nodes, are_plain(nodes), strict=True)
+            if not p and n.op == "call_function"
+        ]
+        order.add_edges_from(itertools.pairwise(calls))
+        for group in groups:  # no chunk starts before all can run
+            inside = set(group)
+            order.add_edges_from(
+                (x, group[0]) for n in group for x in inputs_of(n) if x not in inside
+            )
+            order.add_edges_from(itertools.pairwise(group))
+        try:
+            sort = list(nx.lexicographical_topological_sort(order, key=at.__getitem__))
+        except nx.NetworkXUnfeasible:
+            raise _refused("calls with effects would run in another order") from None
+        for n in sort:
+            self._end.prepend(n)
+
+
+def _split_nll(graph: fx.Graph) -> None:
+    """Replace each ``nll_loss_forward`` by calls that compute one loss for each token, and their sum or mean.
+
+    Raises:
+        PlanError: the loss has class weights.
+    """
+    for node in graph.find_nodes(op="call_function", target=_aten.nll_loss_forward.default):
+        base, target, weight, reduction, ignored = node.args
+        if weight is not None:
+            raise _refused(
+                f"'{node.name}' has class weights; the lowering \"inductor\" can split it"
+            )
+        value = base.meta["val"]
+
+        def call(name: str, *args: Any, **kwargs: Any) -> fx.Node:
+            made: fx.Node = graph.call_function(operators(name)[0], args, kwargs)
+            made.meta = {k: v for k, v in node.meta.items() if k not in _NOT_OF_SLICES}  # noqa: B023
+            refresh(made, fake_mode_of(value))  # noqa: B023
+            return made
+
+        with graph.inserting_before(node):
+            zeros = [
+                call("full", [], 0, dtype=kind, device=value.device, pin_memory=False)
+                for kind in (torch.int64, value.dtype)
+            ]
+            counts = call("ne.Scalar", target, ignored)
+            labels = call("unsqueeze", call("where.self", counts, target, zeros[0]), -1)
+            picked = call("squeeze.dim", call("gather", base, -1, labels), -1)
+            loss = call("where.self", counts, call("neg", picked), zeros[1])
+            total = call("_to_copy", call("sum", counts), dtype=value.dtype)
+            if reduction:
+                loss = call("sum", loss)
+            if reduction == 1:
+                loss = call("div.Tensor", loss, total)
+        for user in list(node.users):
+            user.replace_all_uses_with((loss, total)[user.args[1]])
+            graph.erase_node(user)
+        graph.erase_node(node)

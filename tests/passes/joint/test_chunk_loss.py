@@ -1,0 +1,345 @@
+"""The pass `chunk-loss`: results and sizes of split losses, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+import remat
+from remat.errors import PlanError, ProblemError
+from remat.graph.storages import leaves_of
+from remat.passes.core.state import State
+from remat.passes.joint.chunk_loss import ChunkLoss
+from remat.passes.joint.dce import DeadCode
+from remat.planning.pipelines import initial_state
+
+LOWERINGS = ("inductor", "eager")
+V, H, BATCH, SEQUENCE = 120, 8, 2, 15  # 30 tokens: of 4 chunks, the last is shorter
+
+
+class Toy(nn.Module):
+    """A language model of one layer with a loss."""
+
+    def __init__(self, loss: Callable[..., Any], *, bias: bool = False, tied: bool = False) -> None:
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(V, H), nn.Linear(H, H)
+        self.head = nn.Linear(H, V, bias=bias)
+        if tied:
+            self.head.weight = self.embedding.weight
+        self.loss = loss
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        hidden = self.embedding(x)
+        return self.loss(self.head, hidden + torch.tanh(self.layer(hidden)), y)
+
+
+def entropy(logits: torch.Tensor, y: torch.Tensor, **options: Any) -> torch.Tensor:
+    return F.cross_entropy(logits.view(-1, V), y.view(-1), **options)
+
+
+def mean(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return entropy(head(h), y)
+
+
+def summed(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return entropy(head(h), y, reduction="sum")
+
+
+def each_token(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return entropy(head(h), y, reduction="none")
+
+
+def smoothed(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return entropy(head(h), y, label_smoothing=0.1)
+
+
+def z_loss(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    logits = head(h)
+    return entropy(logits, y) + 1e-3 * logits.logsumexp(-1).square().mean()
+
+
+def capped(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return entropy(30 * torch.tanh(head(h) / 30), y)
+
+
+def shifted(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """As the causal language models of transformers: in float32, with the labels moved by one."""
+    labels = F.pad(y, (0, 1), value=-100)[..., 1:].contiguous()
+    return entropy(head(h).float(), labels, ignore_index=-100)
+
+
+def weighted(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return entropy(head(h), y, weight=torch.linspace(0.5, 1.5, V, dtype=h.dtype))
+
+
+def two_heads(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return entropy(head(h), y) + entropy(head(2 * h), y)
+
+
+def accuracy(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> Any:
+    logits = head(h)
+    return entropy(logits, y), (logits.argmax(-1) == y).float().mean()
+
+
+def squared(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The gradient of the sum needs the sum, which all chunks of forward give."""
+    return entropy(head(h), y, reduction="sum").square()
+
+
+LOSSES: dict[str, tuple[Callable[..., Any], dict[str, bool]]] = {
+    "mean": (mean, {}),
+    "sum": (summed, {}),
+    "each token": (each_token, {}),
+    "bias": (mean, {"bias": True}),
+    "tied embeddings": (mean, {"tied": True}),
+    "label smoothing": (smoothed, {}),
+    "z-loss": (z_loss, {}),
+    "soft cap": (capped, {}),
+    "shifted labels": (shifted, {"bias": True}),
+    "class weights": (weighted, {}),
+    "two heads": (two_heads, {}),
+    "accuracy": (accuracy, {}),
+    "square of the sum": (squared, {}),
+}
+
+
+@functools.cache
+def captured(
+    name: str, lower: str = "inductor", dtype: torch.dtype = torch.float32
+) -> remat.JointGraph:
+    loss, options = LOSSES[name]
+    return capture(loss, lower, dtype, **options)
+
+
+def capture(
+    loss: Callable[..., Any],
+    lower: str = "inductor",
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> remat.JointGraph:
+    torch.manual_seed(0)
+    x = torch.randint(0, V, (BATCH, SEQUENCE))
+    return remat.capture(Toy(loss, **options).to(dtype), (x, x.clone()), lower=lower)
+
+
+def split(joint: remat.JointGraph, **options: Any) -> State:
+    state = DeadCode().run(initial_state(joint, in_place=False, count_outputs=False)).state
+    return ChunkLoss(**options).run(state).state
+
+
+def results(module: fx.GraphModule) -> list[torch.Tensor]:
+    """Run a joint graph on random parameters, labels of which some are ignored, and a tangent other than 1."""
+    torch.manual_seed(1)
+    given = []
+    for node in module.graph.find_nodes(op="placeholder"):
+        value = node.meta["val"]
+        if value.dtype is torch.int64:
+            ids = torch.randint(0, V, value.shape)
+            # The second input holds the labels.
+            ids[0, :4] = -100 if any(v.dtype is torch.int64 for v in given) else 1
+            given.append(ids)
+        else:
+            given.append(torch.rand(value.shape).sub(0.3).to(value.dtype))
+    with torch.no_grad():
+        found = fx.Interpreter(module).run(*given)
+    return [t for t in leaves_of(found) if isinstance(t, torch.Tensor)]
+
+
+def largest(joint: remat.JointGraph) -> int:
+    """Return the elements of the largest value that is computed and not a view of a smaller one."""
+    calls = [n.meta.get("val") for n in joint.graph.nodes if n.op == "call_function"]
+    tensors = [v for v in calls if isinstance(v, torch.Tensor)]
+    return max(v.untyped_storage().nbytes() // v.element_size() for v in tensors)
+
+
+def assert_close(found: list[torch.Tensor], wanted: list[torch.Tensor], within: float) -> None:
+    assert len(found) == len(wanted)
+    for a, b in zip(found, wanted, strict=True):
+        assert a.dtype is b.dtype
+        assert a.shape == b.shape
+        scale = b.double().abs().max().clamp_min(1e-30)
+        assert float((a.double() - b.double()).abs().max() / scale) <= within
+
+
+@pytest.mark.parametrize("lower", LOWERINGS)
+@pytest.mark.parametrize("in_forward", [True, False])
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_and_gradients_are_those_of_the_step(
+    name: str, in_forward: bool, lower: str
+) -> None:
+    joint = captured(name, lower)
+    if name == "class weights" and lower == "eager":
+        with pytest.raises(PlanError, match="'nll_loss_forward' has class weights"):
+            split(joint, chunks=4)
+        return
+    state = split(joint, chunks=4, in_forward=in_forward)
+    assert_close(results(state.joint.graph_module), results(joint.graph_module), 1e-5)
+    assert largest(joint) == 30 * V
+    assert largest(state.joint) <= 8 * V + V * H
+
+
+@pytest.mark.parametrize("chunks", [2, 7, 29, 30, 1000])
+def test_any_number_of_chunks(chunks: int) -> None:
+    joint = captured("shifted labels")
+    state = split(joint, chunks=chunks)
+    assert_close(results(state.joint.graph_module), results(joint.graph_module), 1e-5)
+    assert largest(state.joint) == max(-(-30 // chunks) * V, V * H)
+
+
+@pytest.mark.parametrize("lower", LOWERINGS)
+def test_bfloat16_sums_in_float32(lower: str) -> None:
+    """A split step in 16 bits is as near to the step in 32 bits as the whole one."""
+    exact = [t.double() for t in results(captured("shifted labels", lower).graph_module)]
+    joint = captured("shifted labels", lower, torch.bfloat16)
+
+    def distances(module: fx.GraphModule) -> list[float]:
+        pairs = zip(results(module), exact, strict=True)
+        return [float((a.double() - b).norm() / b.norm()) for a, b in pairs]
+
+    whole = distances(joint.graph_module)
+    for chunks in (4, 30):
+        parts = distances(split(joint, chunks=chunks).joint.graph_module)
+        # The product of each chunk is rounded once.
+        assert max(a / b for a, b in zip(parts, whole, strict=True)) <= 1.5
+
+
+def late_products(state: State) -> int:
+    """Return the number of products that depend on a tangent and give a value with a vocabulary."""
+    late: set[fx.Node] = set()
+    for n in state.joint.graph.nodes:
+        if "tangents" in n.name or any(x in late for x in n.all_input_nodes):
+            late.add(n)
+    products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+    return sum(n.target in products and V in n.meta["val"].shape for n in late)
+
+
+def test_gradients_are_computed_in_forward_only_for_a_linear_backward() -> None:
+    assert late_products(split(captured("mean"), chunks=4)) == 0
+    assert late_products(split(captured("mean"), chunks=4, in_forward=False)) == 4
+    # Several tangents, one for each token; a loss that feeds back; and 16 bits with a small exponent.
+    assert late_products(split(captured("each token"), chunks=4)) == 4
+    assert late_products(split(captured("square of the sum"), chunks=4)) == 4
+    half = capture(mean, dtype=torch.float16)
+    assert late_products(split(half, chunks=4)) == 4
+
+
+class Clipped(torch.autograd.Function):
+    """Passes a value on, and limits its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.clamp(-1e-3, 1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_a_backward_that_is_not_linear_keeps_its_tangent() -> None:
+    joint = capture(lambda head, h, y: entropy(Clipped.apply(head(h)), y))
+    state = split(joint, chunks=4)
+    assert late_products(state) == 4
+    assert_close(results(state.joint.graph_module), results(joint.graph_module), 1e-5)
+
+
+def test_a_pass_with_one_chunk_changes_nothing() -> None:
+    joint = captured("mean")
+    assert split(joint, chunks=1).joint.fingerprint == joint.fingerprint
+    with pytest.raises(ProblemError, match="chunks is 0"):
+        ChunkLoss(chunks=0)
+
+
+def returned(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> Any:
+    logits = head(h)
+    return entropy(logits, y), logits
+
+
+def shortened(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return entropy(head(h)[:, :-1].contiguous(), y[:, 1:].contiguous())
+
+
+def dropped(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return entropy(F.dropout(head(h), 0.5), y)
+
+
+def largest_logit(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    logits = head(h)
+    return entropy(logits - logits.max(), y)
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        (returned, "are an output of the step; return only the loss"),
+        (shortened, r"\(aten.slice.Tensor\) reads all of"),
+        (largest_logit, "reads all of"),
+    ],
+)
+@pytest.mark.parametrize("lower", LOWERINGS)
+def test_what_cannot_be_split_is_refused_by_name(
+    loss: Callable[..., Any], reason: str, lower: str
+) -> None:
+    with pytest.raises(PlanError, match=f"the loss cannot be split into chunks: .*{reason}"):
+        split(capture(loss, lower), chunks=4)
+
+
+def test_random_numbers_on_the_logits() -> None:
+    with pytest.raises(PlanError, match=r"\(aten.native_dropout.default\) reads all of"):
+        split(capture(dropped, "eager"), chunks=4)
+
+
+def test_a_step_without_a_linear_layer_is_refused() -> None:
+    joint = remat.capture(lambda x: x.sin().sum(), (torch.rand(8, requires_grad=True),))
+    with pytest.raises(PlanError, match="no final linear layer"):
+        split(joint, chunks=4)
+
+
+def test_a_symbolic_number_of_tokens_is_refused() -> None:
+    x = torch.randint(0, V, (BATCH, SEQUENCE))
+    torch._dynamo.mark_dynamic(x, 1)
+    joint = remat.capture(Toy(mean), (x, x), lower="inductor")
+    with pytest.raises(PlanError, match="is symbolic; expected a fixed number of tokens"):
+        split(joint, chunks=4)
+
+
+def test_effects_keep_their_order() -> None:
+    """Random operators on both sides of the loss stay in order."""
+
+    def noisy(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = entropy(head(F.dropout(h, 0.5)), y)
+        return loss + F.dropout(loss.expand(4), 0.5).sum()
+
+    joint = capture(noisy, "eager")
+    state = split(joint, chunks=4)
+
+    def draws(graph: fx.Graph) -> list[str]:
+        return [n.name for n in graph.nodes if n.target is torch.ops.aten.native_dropout.default]
+
+    assert draws(state.joint.graph) == draws(joint.graph)
+    assert_close(results(state.joint.graph_module), results(joint.graph_module), 1e-5)
+
+
+@pytest.mark.parametrize("lower", LOWERINGS)
+def test_a_plan_splits_by_the_pass_in_a_pipeline(lower: str) -> None:
+    joint = captured("mean", lower)
+    text = "dce,cse,chunk-loss(chunks=4),dce,cse,min-cut,knapsack(solver=greedy,budget=0.5),partition,reorder-backward"
+    plan = remat.plan(joint, pipeline=text)
+    assert plan.chunk == "chunk-loss(chunks=4)"
+    with pytest.raises(ProblemError, match="chunk given beside a pipeline"):
+        remat.plan(joint, pipeline=text, chunk=4)
+
+
+def test_state_records_the_pass() -> None:
+    state = split(captured("mean"), chunks=8, in_forward=False)
+    assert state.chunk == "chunk-loss(chunks=8,in-forward=false)"
+    assert replace(state).chunk == state.chunk
+    assert math.isfinite(float(results(state.joint.graph_module)[0].sum()))

@@ -41,6 +41,7 @@ class NearFusions(InductorChoices):
         self._scheduler: Any = None
         self._waits: dict[str, int] = {}
         self._operators: list[int] = []
+        self._chunks: dict[str, set[int]] = {}
 
     def uuid(self) -> str:
         """Return a text that identifies these fusion rules in Inductor's cache keys."""
@@ -56,7 +57,7 @@ class NearFusions(InductorChoices):
         """
         if not InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score):
             return False
-        if len(_chunks(node1) | _chunks(node2)) > 1:
+        if self._crosses_chunks(scheduler, node1, node2):
             return False
         stands, waits = self._places(scheduler, node1, node2)
         return waits <= stands + _NEAR
@@ -71,7 +72,7 @@ class NearFusions(InductorChoices):
         """
         if not InductorChoices.can_fuse_vertical(scheduler, node1, node2, shared_data_score):
             return False
-        if len(_chunks(node1) | _chunks(node2)) > 1:
+        if self._crosses_chunks(scheduler, node1, node2):
             return False
         if not node1.is_reduction():
             return True
@@ -88,21 +89,33 @@ class NearFusions(InductorChoices):
             last extern operator that the other kernel depends on. The second position is -1 if
             there is no such operator.
         """
-        # Computed once per schedule, since Inductor asks about many pairs of kernels.
-        if self._scheduler is not scheduler:
-            self._scheduler, self._waits = scheduler, _waits(scheduler)
-            self._operators = [
-                n.min_order for n in _placed(scheduler) if isinstance(n, ExternKernelSchedulerNode)
-            ]
+        self._look_at(scheduler)
         first, other = sorted((node1, node2), key=lambda n: n.min_order)
         waits = max((self._waits.get(n.get_name(), -1) for n in other.get_nodes()), default=-1)
         return int(first.max_order), waits
 
+    def _crosses_chunks(self, scheduler: Any, node1: Any, node2: Any) -> bool:
+        """Return whether two kernels compute different chunks of a loss."""
+        self._look_at(scheduler)
+        if not self._chunks:
+            return False
+        nodes = (*node1.get_nodes(), *node2.get_nodes())
+        return len(set().union(*(self._chunks.get(n.get_name(), ()) for n in nodes))) > 1
+
+    def _look_at(self, scheduler: Any) -> None:
+        """Compute what the rules need of a schedule, once, because Inductor asks about many pairs of kernels."""
+        if self._scheduler is scheduler:
+            return
+        placed = _placed(scheduler)
+        self._scheduler, self._waits = scheduler, _waits(scheduler)
+        self._operators = [n.min_order for n in placed if isinstance(n, ExternKernelSchedulerNode)]
+        self._chunks = {n.get_name(): chunks for n in placed if (chunks := _chunks(n))}
+
 
 def _chunks(node: Any) -> set[int]:
-    """Return the chunks of a loss that a kernel computes."""
-    origins = (o for n in node.get_nodes() if n.node is not None for o in n.node.get_origins())
-    return {o.meta[CHUNK] for o in origins if o.meta.get(CHUNK, -1) >= 0}
+    """Return the chunks of a loss that a node of a schedule computes."""
+    origins = node.node.get_origins() if getattr(node, "node", None) is not None else ()
+    return {chunk for o in origins if (chunk := o.meta.get(CHUNK, -1)) >= 0}
 
 
 def _placed(scheduler: Any) -> list[Any]:

@@ -42,6 +42,12 @@ def _memory(text: str) -> int:
     return read_memory(text)
 
 
+def _margin(text: str) -> float:
+    from remat.planning.fit import read_margin
+
+    return read_margin(text)
+
+
 def _batches(text: str) -> Any:
     from remat.planning.fit import read_batches
 
@@ -82,6 +88,20 @@ def _optimizer(text: str) -> str:
     default="max",
     show_default=True,
     help="batches of one rank to look at; max: search for the largest that fits",
+)
+@click.option(
+    "--margin",
+    type=params.Checked("margin", _margin),
+    default="0%",
+    show_default=True,
+    help="part of the memory to leave to the allocator, such as 5%",
+)
+@click.option(
+    "--accumulate",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="micro-batches whose gradients are summed before the optimizer steps; a batch is then one of them",
 )
 @click.option(
     "--ranks",

@@ -31,7 +31,7 @@ from remat.planning.request import (
 from remat.planning.whole_step import Fitting, Rank, other_bytes, parameters_of
 from remat.plugins.registry import registry
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
-from remat.running.optimizer import Make, read_optimizer
+from remat.running.optimizer import Make, optimizer_code, read_optimizer
 from remat.torch_compat import pytree
 from remat.units import parse_bytes
 
@@ -63,8 +63,10 @@ def fit(
     kwargs: Mapping[str, Any] | None = None,
     *,
     memory: str | int,
+    margin: str | float = 0.0,
     optimizer: str | Make = "adamw",
     batches: str | int | Iterable[int] = "max",
+    accumulate: int = 1,
     ranks: int = 1,
     fsdp: bool = False,
     link_gbps: float = LINK_GBPS,
@@ -92,7 +94,7 @@ def fit(
 
     The model may be on the meta device, because nothing is trained or measured. Memory outside of PyTorch's
     tensors is not counted: a CUDA context (some hundred MiB), and memory that the allocator cannot use.
-    Subtract both from ``memory``.
+    Subtract the context from ``memory``, and give a ``margin`` for the allocator.
 
     Args:
         model: a module, or a function, whose parameters are the arguments that require a gradient.
@@ -101,11 +103,14 @@ def fit(
             first dimension of every tensor is the batch.
         kwargs: keyword arguments, if ``args`` is not a callable; their tensors have the batch first, too.
         memory: memory of one rank's device: text with a unit, such as ``"80GiB"``, or bytes.
+        margin: part of the memory that the step must leave to the allocator, such as ``"5%"`` or 0.05.
         optimizer: name of a class of `torch.optim`, in upper or lower case, with arguments behind a colon
             (``"sgd:momentum=0.9"``); or a callable that makes an optimizer from a list of parameters.
         batches: batch sizes of one rank to try. ``"max"``: powers of two until one does not fit, then
             bisection between the last two powers. A largest batch below 100 is exact; from 100 on, it may be up
             to 2 % too small.
+        accumulate: number of micro-batches whose gradients are summed before the optimizer steps. A batch is then
+            a micro-batch. From the second one on, forward and backward run beside the summed gradients.
         ranks: number of ranks that train together: by FSDP2 if ``fsdp`` is set, else by DDP.
         fsdp: whether the ranks shard parameters, gradients and optimizer state, by FSDP2.
         link_gbps: GB/s that a rank sends. Sending overlaps with computing, so only the longer time counts.
@@ -142,8 +147,10 @@ def fit(
     return fit_calls(
         lambda batch: (model, *made(batch)),
         memory=memory,
+        margin=margin,
         optimizer=optimizer,
         batches=batches,
+        accumulate=accumulate,
         ranks=ranks,
         fsdp=fsdp,
         link_gbps=link_gbps,
@@ -167,8 +174,10 @@ def fit_calls(
     calls: Callable[[int], Call],
     *,
     memory: str | int,
+    margin: str | float,
     optimizer: str | Make,
     batches: str | int | Iterable[int],
+    accumulate: int,
     ranks: int,
     fsdp: bool,
     link_gbps: float,
@@ -185,8 +194,10 @@ def fit_calls(
         calls: function that takes a batch size and returns a model, its positional arguments, and its keyword
             arguments.
         memory: as in `fit`.
+        margin: as in `fit`.
         optimizer: as in `fit`.
         batches: as in `fit`.
+        accumulate: as in `fit`.
         ranks: as in `fit`.
         fsdp: as in `fit`.
         link_gbps: as in `fit`.
@@ -199,15 +210,17 @@ def fit_calls(
     """
     listed = read_batches(batches)
     name, _ = read_optimizer(optimizer)
+    memory_bytes, left = read_memory(memory), read_margin(margin)
     of_rank: dict[str, Any] = {
-        "memory_bytes": read_memory(memory),
+        "memory_bytes": int(memory_bytes * (1 - left)),
         "link_gbps": link_gbps,
+        "accumulate": accumulate,
         "optimizer": optimizer,
         "ranks": ranks,
         "fsdp": fsdp,
         "cost": request.cost,
     }
-    _check(request, ranks, fsdp, link_gbps)
+    _check(request, ranks, fsdp, link_gbps, accumulate)
     step = on_step or (lambda _: None)
     first = min(listed, default=1)
     first_call = model, *arguments = calls(first)
@@ -253,8 +266,11 @@ def fit_calls(
     rows = rows_of(listed, ask) if listed else rows_up_to_most(ask, width)
     return Fit(
         model=called,
-        memory_bytes=rank.memory_bytes,
+        memory_bytes=memory_bytes,
+        margin=left,
         optimizer=name,
+        optimizer_code=optimizer_code(optimizer),
+        accumulate=accumulate,
         cost=priced,
         lower=lower,
         ranks=ranks,
@@ -271,7 +287,7 @@ def fit_calls(
     )
 
 
-def _check(request: PlanRequest, ranks: int, fsdp: bool, link_gbps: float) -> None:
+def _check(request: PlanRequest, ranks: int, fsdp: bool, link_gbps: float, accumulate: int) -> None:
     """Refuse invalid ranks, links and cost models before any model is built.
 
     Raises:
@@ -283,6 +299,10 @@ def _check(request: PlanRequest, ranks: int, fsdp: bool, link_gbps: float) -> No
         raise ProblemError("fsdp shares the step among several ranks, and ranks is 1; say ranks=8")
     if ranks > 1:
         request.refuse_offload("a step of several ranks")
+    if type(accumulate) is not int or accumulate < 1:
+        raise ProblemError(
+            f"accumulate is {accumulate!r}; expected the number of micro-batches in a step, 1 or more"
+        )
     if not link_gbps > 0:
         raise ProblemError(f"link_gbps is {link_gbps!r}; expected GB/s above 0")
     if request.cost.unit != "ps":
@@ -480,6 +500,28 @@ def read_memory(memory: object) -> int:
                 f"{text}: did you mean '{memory}GiB'? As a number it is {memory} bytes"
             )
     raise BudgetError(text)
+
+
+def read_margin(margin: object) -> float:
+    """Return a part of the memory as a number from 0 to below 1.
+
+    Args:
+        margin: text in percent, such as ``"5%"``; or a number such as 0.05.
+
+    Raises:
+        ProblemError: the value has neither form, or is 100 % or more.
+    """
+    text = margin.strip() if isinstance(margin, str) else ""
+    try:
+        found = float(text[:-1]) / 100 if text.endswith("%") else float(margin)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        found = -1.0
+    if not 0 <= found < 1:
+        raise ProblemError(
+            f"margin is {margin!r}; expected the part of the memory to leave free: '5%', or a number from 0 to "
+            "below 1 such as 0.05"
+        )
+    return found
 
 
 def read_batches(batches: object) -> tuple[int, ...]:

@@ -54,6 +54,9 @@ class Fit:
         model: name of the model.
         memory_bytes: the memory of one rank.
         optimizer: the requested optimizer.
+        margin: part of the memory that a step must leave free, from 0 to below 1.
+        optimizer_code: code that makes the optimizer of ``model.parameters()``; empty if a callable makes it.
+        accumulate: number of micro-batches whose gradients are summed before the optimizer steps.
         cost: the cost model.
         lower: the lowering that steps were traced for.
         ranks: number of ranks that train.
@@ -85,6 +88,9 @@ class Fit:
     host_memory: int | None = None
     policies: str = ""
     asked_cost: str = ""
+    margin: float = 0.0
+    optimizer_code: str = ""
+    accumulate: int = 1
 
     @property
     def largest(self) -> FitRow | None:
@@ -109,8 +115,18 @@ class Fit:
 
     @property
     def code(self) -> str:
-        """The line of code that calls `torch.compile` with the budget of the fastest row; empty if no batch fits."""
-        return "" if self.best is None else self.code_for(self.best)
+        """Code for the fastest row: `torch.compile` with its budget, the optimizer, and a step of several micro-batches.
+
+        Empty if no batch fits.
+        """
+        if self.best is None:
+            return ""
+        lines = [self.code_for(self.best)]
+        if self.optimizer_code:
+            lines.append(f"optimizer = {self.optimizer_code}")
+            if self.accumulate > 1:
+                lines += [line.format(self.accumulate, self.best.batch) for line in _ACCUMULATING]
+        return "\n".join(lines)
 
     def code_for(self, row: FitRow) -> str:
         """Return the line of code that calls `torch.compile` with the budget of a row; empty if no plan fits."""
@@ -146,8 +162,10 @@ class Fit:
 
     def __str__(self) -> str:
         by = f" on each of {self.sharding}" if self.sharding else ""
+        less = f", of which {100 * self.margin:g} % stays free" if self.margin else ""
+        less += f", {self.accumulate} micro-batches in a step" if self.accumulate > 1 else ""
         lines = [
-            f"{self.model}, {self.optimizer}, {format_bytes(self.memory_bytes)} of memory{by}",
+            f"{self.model}, {self.optimizer}, {format_bytes(self.memory_bytes)} of memory{by}{less}",
             f"parameters {format_bytes(self.parameter_bytes)}, gradients "
             f"{format_bytes(self.gradient_bytes)}, optimizer state {format_bytes(self.state_bytes)}, "
             f"and {format_bytes(self.optimizer_bytes)} while it steps",
@@ -167,12 +185,21 @@ class Fit:
             f"largest batch that fits: {largest.batch}{each}; most samples per second: batch "
             f"{best.batch}{each}, by {self.cost}"
         )
-        lines.append(f"{self.code_for(best)}  # batch {best.batch}")
+        first, *others = self.code.split("\n")
+        lines += [f"{first}  # batch {best.batch}", *others]
         if largest.budget != best.budget:
             lines.append(f"{self.code_for(largest)}  # batch {largest.batch}")
         return "\n".join(lines)
 
 
+#: Lines of `Fit.code`; the places are for the number of micro-batches and the samples in each.
+_ACCUMULATING = (
+    "def train_step(micro_batches, loss_of):  # {0} micro-batches of {1}",
+    "    for batch in micro_batches:",
+    "        (loss_of(model, batch) / {0}).backward()",
+    "    optimizer.step()",
+    "    optimizer.zero_grad()",
+)
 _HEAD = ("batch", "peak", "step", "recomputing", "samples/s", "budget")
 
 

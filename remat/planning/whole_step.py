@@ -47,12 +47,14 @@ class Rank:
     Attributes:
         memory_bytes: memory of the rank's device.
         link_gbps: GB/s that the rank can send to other ranks.
+        accumulate: number of micro-batches whose gradients are summed before the optimizer steps.
         sharding: bytes of parameters, gradients and buffers of collectives.
         use: bytes of the optimizer's state, and bytes that its step allocates.
     """
 
     memory_bytes: int
     link_gbps: float
+    accumulate: int
     sharding: Sharding
     use: OptimizerUse
 
@@ -65,6 +67,7 @@ class Rank:
         *,
         memory_bytes: int,
         link_gbps: float,
+        accumulate: int,
         optimizer: str | Make,
         ranks: int,
         fsdp: bool,
@@ -79,6 +82,7 @@ class Rank:
                 are not frozen get one.
             memory_bytes: memory of a rank.
             link_gbps: GB/s that a rank sends.
+            accumulate: number of micro-batches in a step.
             optimizer: as in `remat.running.optimizer.trace_optimizer`.
             ranks: number of ranks.
             fsdp: whether the ranks shard the parameters.
@@ -92,7 +96,18 @@ class Rank:
         shards = [shard(p, sharding.shards) for p in parameters]
         foreach = not is_cpu(device_of(cost))
         use = trace_optimizer(optimizer, shards, without_gradient=unused, foreach=foreach)
-        return cls(memory_bytes=memory_bytes, link_gbps=link_gbps, sharding=sharding, use=use)
+        return cls(
+            memory_bytes=memory_bytes,
+            link_gbps=link_gbps,
+            accumulate=accumulate,
+            sharding=sharding,
+            use=use,
+        )
+
+    @property
+    def accumulated_bytes(self) -> int:
+        """Bytes of the gradients of earlier micro-batches, which forward and backward find on the rank."""
+        return self.sharding.gradient_bytes if self.accumulate > 1 else 0
 
     @property
     def stepping_bytes(self) -> int:
@@ -283,8 +298,8 @@ class Fitting:
             # The peak may be in the optimizer's step.
             peak_bytes=max(self._peak(decided), stepping),
             step_s=step_s,
-            samples_per_s=batch * sharding.ranks / step_s,
-            recompute_s=decided.cost / 1e12,
+            samples_per_s=batch * self.rank.accumulate * sharding.ranks / step_s,
+            recompute_s=self.rank.accumulate * decided.cost / 1e12,
         )
 
     @cached_property
@@ -339,6 +354,7 @@ class Fitting:
         """
         s = self.rank.sharding
         always = s.parameter_bytes + self.other_bytes + self.rank.use.state_bytes + s.bucket_bytes
+        always += self.rank.accumulated_bytes
         if s.shards == 1:
             # `always` includes the inputs that the graph reads, as well as those that it does not.
             return memory.peak + always - memory.input_bytes
@@ -456,11 +472,16 @@ class Fitting:
         return planner.with_tagged(planner.at(nbytes))
 
     def _step_s(self, decided: Candidate) -> float:
-        """Return the modelled seconds of a step: the longer of computing and sending, plus the optimizer's step."""
+        """Return the modelled seconds of a step: the longer of computing and sending, plus the optimizer's step.
+
+        DDP sends the gradients once in a step, and FSDP2 sends in every micro-batch.
+        """
         once = step_costs_of(self.planner.state, self.planner.request.cost, required=True)
         # Costs are in ps.
-        computing = sum(once) / 1e12 + decided.cost / 1e12
+        computing = self.rank.accumulate * (sum(once) + decided.cost) / 1e12
         sending = self.rank.sharding.sent_bytes / (self.rank.link_gbps * 1e9)
+        if self.rank.sharding.shards > 1:
+            sending *= self.rank.accumulate
         # The optimizer computes little, so its time is that of its memory traffic.
         tbps = device_of(self.planner.request.cost).memory_tbps
         return max(computing, sending) + self.rank.use.moved_bytes / (tbps * 1e12)

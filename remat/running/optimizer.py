@@ -85,6 +85,22 @@ def read_optimizer(optimizer: str | Make) -> tuple[str, Make]:
     return optimizer, lambda parameters: kind(parameters, **given)
 
 
+def optimizer_code(optimizer: str | Make) -> str:
+    """Return code that makes an optimizer of ``model.parameters()``; empty for a callable.
+
+    Args:
+        optimizer: as in `read_optimizer`.
+    """
+    if not isinstance(optimizer, str):
+        return ""
+    name, _, text = optimizer.partition(":")
+    kind = next(
+        n for n in vars(torch.optim) if n.lower() == name.strip().lower() and n[0].isupper()
+    )
+    given = [f"{key}={value!r}" for key, value in _arguments(optimizer, text).items()]
+    return f"torch.optim.{kind}({', '.join(['model.parameters()', *given])})"
+
+
 def _arguments(optimizer: str, text: str) -> dict[str, Any]:
     """Parse the keyword arguments after the colon of an optimizer's text, and return them by name.
 

@@ -167,7 +167,7 @@ def test_the_line_to_paste_is_run() -> None:
     exec(fit.code, space)
     space["model"](torch.randn(4, 64)).sum().backward()
     assert remat.plans()[-1].budget == fit.rows[0].budget
-    assert fit.code in str(fit)
+    assert all(line in str(fit) for line in fit.code.splitlines())
 
 
 def test_the_line_to_paste_names_the_cost_model_that_was_asked_for() -> None:
@@ -175,6 +175,48 @@ def test_the_line_to_paste_names_the_cost_model_that_was_asked_for() -> None:
     usual = remat.fit(mlp(), rows_at, memory="1GiB", batches=2)
     assert usual.asked_cost == ""
     assert "cost" not in usual.code
+
+
+def test_summed_gradients_lie_beside_forward_and_backward() -> None:
+    once, four = (fitted(memory="1GiB", batches=64, optimizer="sgd", accumulate=n) for n in (1, 4))
+    (one,), (more,) = once.rows, four.rows
+    assert more.peak_bytes - one.peak_bytes == once.gradient_bytes
+    assert more.step_s == pytest.approx(4 * (one.step_s or 0), rel=0.2)
+    assert (more.samples_per_s or 0) >= (one.samples_per_s or 0)
+
+
+def test_the_lines_to_paste_train_by_micro_batches() -> None:
+    torch._dynamo.reset()
+    fit = fitted(memory="1GiB", batches=4, optimizer="sgd:lr=0.5", accumulate=2)
+    model = nn.Linear(64, 64)
+    space: dict[str, Any] = {"torch": torch, "remat": remat, "model": model}
+    exec(fit.code, space)
+    assert fit.code.splitlines()[1] == "optimizer = torch.optim.SGD(model.parameters(), lr=0.5)"
+    before, batches = model.weight.detach().clone(), torch.randn(2, 4, 64)
+    gradients = torch.autograd.grad(sum(model(b).mean() for b in batches), model.weight)
+    space["train_step"](batches, lambda model, batch: model(batch).mean())
+    torch.testing.assert_close(before - model.weight, 0.25 * gradients[0])
+
+
+def test_a_margin_stays_free() -> None:
+    half = fitted(memory=22_000_000, margin="50%", batches=4096, optimizer="sgd")
+    whole = fitted(memory=11_000_000, batches=4096, optimizer="sgd")
+    assert half.rows == whole.rows
+    assert "of which 50 % stays free" in str(half)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"margin": "100%"}, "margin is '100%'; expected the part"),
+        ({"margin": "much"}, "margin is 'much'"),
+        ({"margin": -0.1}, "margin is -0.1"),
+        ({"accumulate": 0}, "accumulate is 0; expected the number of micro-batches"),
+    ],
+)
+def test_a_wrong_margin_or_number_of_micro_batches(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ProblemError, match=message):
+        fitted(memory="1GiB", batches=1, **given)
 
 
 def test_json_has_the_rows() -> None:

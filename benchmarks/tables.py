@@ -298,6 +298,21 @@ def peak_plans(records: Records) -> str:
     return markdown(("steps", "recompute cost at the same peak"), cells)
 
 
+def hand_written(records: Records) -> str:
+    """What people write by hand: its peak and time, and the time of the plan within that peak."""
+    cells = []
+    for row in rows_of(records["hand-written"]):
+        if "ratio" not in row:
+            continue
+        side = row["side"] if row["budget"] is None else f"{row['side']} {row['budget']:g}"
+        times = row["ms"], row["plan_ms"], row.get("greedy_ms")
+        shown = (f"{ms:,.1f} ms" if ms is not None else "none found" for ms in times)
+        peak = f"{row['peak_bytes'] / 2**30:.1f} GiB"
+        cells.append((row["workload"], side, peak, *shown, f"{row['ratio']:.2f}"))
+    head = ("model", "by hand", "peak", "its step", "the plan's", "greedy's", "by hand / plan")
+    return markdown(head, cells)
+
+
 def schedules(records: Records) -> str:
     cells = []
     for row in records["schedules"]["rows"]:
@@ -457,6 +472,7 @@ TABLES: dict[str, Callable[[Records], str]] = {
     "first-step": first_step,
     "memory": memory,
     "peak-plans": peak_plans,
+    "hand-written": hand_written,
     "schedules": schedules,
     "frontier": frontier,
     "knapsacks": knapsacks,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from remat.graph.costs import Flops, Roofline, RooflineFused
 from remat.planning.frontier import Frontier
 
 MIB = 1 << 20
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 
 
 def knee() -> Drawing:
@@ -191,9 +193,36 @@ def costs() -> Drawing:
     return d
 
 
+def hand_written() -> Drawing:
+    """Time added to a step over its peak, for steps that people write by hand and for plans; by model."""
+    rows = json.loads((RESULTS / "hand_written.json").read_text())["rows"]
+    models = list(dict.fromkeys(row["workload"] for row in rows if "ratio" in row))
+    d = Drawing(860, 100 + 240 * -(-len(models) // 3), "Step time over peak, by hand and planned")
+    d.text(40, 30, "The same peak, by hand and planned: what recomputing adds to the step", "head")
+    for x, color, name in ((40, "orange", "by hand"), (140, "blue", "remat’s plan")):
+        d.dot(x + 6, 53, color, 5)
+        d.text(x + 18, 58, name, "small")
+    for k, model in enumerate(models):
+        whole = next(r for r in rows if r["workload"] == model and r["side"] == "graph")
+        cells = [r for r in rows if r["workload"] == model and "ratio" in r]
+        least = whole["step_ms"]
+        added = [100 * (r["ms"] / least - 1) for r in cells]
+        place = (60.0 + 270 * (k % 3), 110.0 + 240 * (k // 3), 210.0, 150.0)
+        chart = Chart(d, place, 100, 1.1 * max(added))
+        chart.axes("peak, % of budget 1", f"{model}: step, +%", (0, 50, 100), ticks(chart)[1])
+        for row, more in zip(cells, added, strict=True):
+            x = 100 * row["peak_bytes"] / whole["budget_1_peak_bytes"]
+            ours = 100 * (row["plan_ms"] / least - 1)
+            d.line([chart.at(x, more), chart.at(x, ours)])
+            d.dot(*chart.at(x, more), "orange", 4)
+            d.dot(*chart.at(x, ours), "blue", 4)
+    return d
+
+
 PLANNED: dict[str, Callable[[], Drawing]] = {
     "pictures/frontier.svg": knee,
     "pictures/bytes-and-peak.svg": bytes_and_peak,
     "pictures/tutorial-step.svg": step_memory,
     "pictures/costs.svg": costs,
+    "pictures/hand-written.svg": hand_written,
 }

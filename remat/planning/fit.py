@@ -28,7 +28,7 @@ from remat.planning.request import (
     PoliciesOption,
     SolverOption,
 )
-from remat.planning.whole_step import Fitting, Rank, other_bytes, parameters_of
+from remat.planning.whole_step import Fitting, Rank, other_bytes, parameters_of, without_plan
 from remat.plugins.registry import registry
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
 from remat.running.optimizer import Make, optimizer_code, read_optimizer
@@ -460,17 +460,20 @@ def _answer(
                     raise
                 break  # the loss cannot be split
             fitting = Fitting(planner=planner, rank=rank, other_bytes=nbytes)
-            row = fitting.row(batch, others)
+            try:
+                row = fitting.row(batch, others)
+            except BudgetError as error:  # what the user asks for exceeds a limit at this batch
+                row = without_plan(batch, rank.stepping_bytes + nbytes, str(error), proven=False)
             answers.append((replace(row, chunks=each.chunks), fitting.tried))
             if row.fits and not row.recompute_s:
                 break  # more chunks only make the step dearer
         return min(answers, key=_by_speed)
 
 
-def _by_speed(answer: Answer) -> tuple[float, int]:
-    """Order answers of one batch: the fastest that fits first, then the one with the least peak."""
+def _by_speed(answer: Answer) -> tuple[float, bool, int]:
+    """Order answers of one batch: the fastest that fits first; of others, one that is not proven, with the least peak."""
     row, _ = answer
-    return -(row.samples_per_s or 0.0), row.peak_bytes
+    return -(row.samples_per_s or 0.0), row.proven, row.peak_bytes
 
 
 # Arguments of `fit`, parsed -----------------------------------------------------------------------

@@ -124,8 +124,8 @@ class Fit:
         lines = [self.code_for(self.best)]
         if self.optimizer_code:
             lines.append(f"optimizer = {self.optimizer_code}")
-            if self.accumulate > 1:
-                lines += [line.format(self.accumulate, self.best.batch) for line in _ACCUMULATING]
+        if self.accumulate > 1:
+            lines += [line.format(self.accumulate, self.best.batch) for line in _ACCUMULATING]
         return "\n".join(lines)
 
     def code_for(self, row: FitRow) -> str:
@@ -187,7 +187,7 @@ class Fit:
         )
         first, *others = self.code.split("\n")
         lines += [f"{first}  # batch {best.batch}", *others]
-        if largest.budget != best.budget:
+        if self.code_for(largest) != self.code_for(best):
             lines.append(f"{self.code_for(largest)}  # batch {largest.batch}")
         return "\n".join(lines)
 

@@ -134,6 +134,8 @@ def _why_kept(state: State, lowered: Lowered, i: int) -> str:
     at, storages = lowered.position[i], state.storages
     value, owner = state.index.values[at], storages.owner[at]
     source = state.index.nodes[owner]
+    if at == owner and source.op != "call_function":
+        return "it is an input, which is alive throughout the step"
     if source.op != "call_function":
         return f"it shares the memory of '{source.name}', which is alive throughout the step"
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:

@@ -147,7 +147,7 @@ class Rank:
             )
         raise BudgetError(
             f"the parameters of {name} alone take {format_bytes(s.parameter_bytes)} on a rank, "
-            f"{format_bytes(short)} more than the memory of {format_bytes(self.memory_bytes)}; with gradients and "
+            f"{format_bytes(short)} more than the {format_bytes(self.memory_bytes)} that a step may take; with gradients and "
             f"the state of {self.use.name} it is {format_bytes(self.stepping_bytes)}: {advice}"
         )
 
@@ -267,11 +267,11 @@ class Fitting:
         if stepping > memory_bytes:
             reason = (
                 f"while the optimizer steps, parameters, gradients, its state, inputs and outputs take "
-                f"{format_bytes(stepping)}, {format_bytes(stepping - memory_bytes)} more than there is; "
+                f"{format_bytes(stepping)}, {format_bytes(stepping - memory_bytes)} more than they may; "
                 "no plan changes that: take a smaller batch, an optimizer with less state or whose step takes "
                 "less (such as adamw:fused=True), or more ranks with FSDP"
             )
-            return _without_plan(batch, stepping, reason, proven=True)
+            return without_plan(batch, stepping, reason, proven=True)
         found: tuple[Candidate, Budget] | None = None
         if self._fits(full):
             found = full, Budget(share=1.0)
@@ -285,10 +285,10 @@ class Fitting:
             which = "that any plan can have" if proven else "that was found"
             reason = (
                 f"the least peak of batch {batch} {which} is {format_bytes(least)}, "
-                f"{format_bytes(least - memory_bytes)} more than there is: take a smaller batch, an "
+                f"{format_bytes(least - memory_bytes)} more than it may be: take a smaller batch, an "
                 "optimizer with less state, or more ranks with FSDP"
             )
-            return _without_plan(batch, least, reason, proven=proven)
+            return without_plan(batch, least, reason, proven=proven)
         decided, budget = found
         step_s = self._step_s(decided)
         return FitRow(
@@ -487,7 +487,7 @@ class Fitting:
         return max(computing, sending) + self.rank.use.moved_bytes / (tbps * 1e12)
 
 
-def _without_plan(batch: int, peak_bytes: int, reason: str, *, proven: bool) -> FitRow:
+def without_plan(batch: int, peak_bytes: int, reason: str, *, proven: bool) -> FitRow:
     """Build the row of a batch for which no plan was found; arguments are fields of `FitRow`."""
     return FitRow(
         batch=batch, fits=False, budget=None, peak_bytes=peak_bytes, reason=reason, proven=proven

@@ -20,7 +20,7 @@ from torch import nn
 import remat
 from remat.errors import BudgetError, ProblemError, RematError
 from remat.graph.costs import Roofline
-from remat.planning.fit import read_batches, read_memory, rows_of, rows_up_to_most
+from remat.planning.fit import _by_speed, read_batches, read_memory, rows_of, rows_up_to_most
 from remat.planning.fit_table import FitRow
 from tests.planning import fit_child
 from tests.planning.fit_cells import cells
@@ -219,6 +219,43 @@ def test_a_wrong_margin_or_number_of_micro_batches(given: dict[str, Any], messag
         fitted(memory="1GiB", batches=1, **given)
 
 
+def test_a_batch_that_exceeds_the_memory_of_the_host_does_not_end_the_search() -> None:
+    offload: dict[str, Any] = {"policies": {"0": "offload"}, "host_memory": 4000}
+    fit = fitted(mlp(depth=2), memory="1MiB", optimizer="sgd", **offload)
+    assert fit.largest_batch is not None
+    above = next(row for row in fit.rows if not row.fits)
+    assert above.batch == fit.largest_batch + 1
+    assert above.reason.startswith("host_memory is 3.91 KiB")
+
+
+def test_a_batch_does_not_fit_only_if_it_does_not_for_any_number_of_chunks() -> None:
+    row = FitRow(batch=1, fits=False, budget=None, peak_bytes=10, proven=True)
+    fits = replace(row, fits=True, samples_per_s=1.0, chunks=4)
+    found = replace(row, proven=False, peak_bytes=12, chunks=2)
+    assert min([(row, ()), (found, ())], key=_by_speed)[0] is found
+    assert min([(row, ()), (found, ()), (fits, ())], key=_by_speed)[0] is fits
+
+
+def test_lines_for_the_largest_batch_are_printed_if_it_needs_other_options() -> None:
+    fit = fitted(memory="1GiB", batches=(2, 4), optimizer="sgd")
+    first, last = fit.rows
+    rows = replace(first, samples_per_s=9e9), replace(last, chunks=4)
+    assert '"chunk": 4' in str(replace(fit, rows=rows)).splitlines()[-1]
+
+
+def test_a_callable_optimizer_has_a_function_for_micro_batches_too() -> None:
+    fit = fitted(memory="1GiB", batches=2, optimizer=torch.optim.SGD, accumulate=2)
+    assert "def train_step(" in fit.code
+    assert "optimizer = " not in fit.code
+
+
+def test_a_margin_is_no_part_of_the_memory_that_messages_name() -> None:
+    with pytest.raises(BudgetError, match="more than the 64 KiB that a step may take"):
+        fitted(memory="128KiB", margin=0.5, batches=1)
+    row = fitted(memory="256KiB", margin=0.25, batches=1).rows[0]
+    assert "more than they may;" in row.reason
+
+
 def test_json_has_the_rows() -> None:
     fit = fitted(memory=11_000_000, batches=(1024, 1 << 16), optimizer="sgd")
     data = json.loads(fit.to_json())
@@ -300,7 +337,10 @@ def test_parameters_larger_than_the_memory_are_told_with_what_would_do() -> None
     with pytest.raises(BudgetError) as caught:
         remat.fit(big, rows_at, memory="200MiB")
     message = str(caught.value)
-    assert "alone take 256 MiB on a rank, 56.2 MiB more than the memory of 200 MiB" in message
+    assert (
+        "alone take 256 MiB on a rank, 56.2 MiB more than the 200 MiB that a step may take"
+        in message
+    )
     ranks = int(message.partition("share them among ")[2].split()[0])
     whole = sum(p.nbytes for p in big.parameters())
     assert 5 * whole / ranks < 200 << 20  # with gradients, state, and a copy while it steps

@@ -297,7 +297,7 @@ def test_a_tag_that_cannot_hold_is_refused_with_its_reason(
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("view", "it shares the memory of 'primals_1', which is alive throughout the step"),
+        ("view", "it is an input, which is alive throughout the step"),
         ("exp", "it shares the memory of an output of forward, which stays on the device"),
     ],
 )

@@ -177,6 +177,10 @@ class Fit:
             lines.append(
                 "no plan found: of the plans that were tried none fits; that there is none is not proven"
             )
+        most = self.memory_bytes * (1 - self.margin)
+        refused = [r for r in self.rows if not r.fits and r.peak_bytes <= most]
+        if refused and self.largest:  # another limit than the memory is exceeded
+            lines.append(f"batch {refused[0].batch}: {refused[0].reason}")
         if self.largest is None or self.best is None:
             return "\n".join([*lines, f"no batch fits: {self.rows[0].reason}"])
         largest, best = self.largest, self.best

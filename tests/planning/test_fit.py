@@ -226,6 +226,7 @@ def test_a_batch_that_exceeds_the_memory_of_the_host_does_not_end_the_search() -
     above = next(row for row in fit.rows if not row.fits)
     assert above.batch == fit.largest_batch + 1
     assert above.reason.startswith("host_memory is 3.91 KiB")
+    assert f": {above.reason}" in str(fit)
 
 
 def test_a_batch_does_not_fit_only_if_it_does_not_for_any_number_of_chunks() -> None:

@@ -385,6 +385,9 @@ class _Split:
                 new = self._call(_aten.mul.Tensor, new, self._tangent)
                 # Scaling a weight's gradient at the end of backward leaves memory for one copy while backward runs.
                 at[new] = at[n] if region.rules[n].span is not None else len(at)
+                place = at[new]
+                new = self._converted(new, n.meta["val"].dtype)  # of two scalars in 16 and 32 bits
+                at[new] = place
             for user in [u for u in n.users if u not in region.rules]:
                 user.replace_input_with(n, new)
         for n in reversed(region.rules):

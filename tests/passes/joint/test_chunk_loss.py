@@ -15,6 +15,7 @@ from torch import fx, nn
 
 import remat
 from remat.errors import PlanError, ProblemError
+from remat.graph.joint import outputs_of
 from remat.graph.storages import leaves_of
 from remat.passes.core.state import State
 from remat.passes.joint.chunk_loss import ChunkLoss
@@ -289,6 +290,18 @@ def test_values_that_chunks_share(loss: Callable[..., Any], in_forward: bool, lo
     joint = capture(loss, lower)
     state = split(joint, chunks=4, in_forward=in_forward)
     assert_close(results(state.joint.graph_module), results(joint.graph_module), 1e-5)
+
+
+def test_the_gradient_of_a_scalar_keeps_its_type() -> None:
+    def loss(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, y: torch.Tensor) -> Any:
+        return F.cross_entropy((x @ w * scale).float(), y)
+
+    w, scale = (torch.rand(s, dtype=torch.bfloat16, requires_grad=True) for s in ((H, V), ()))
+    x = torch.rand(12, H, dtype=torch.bfloat16)
+    joint = remat.capture(loss, (x, w, scale, torch.arange(12)), lower="eager")
+    state = split(joint, chunks=4)
+    types = [[n.meta["val"].dtype for n in outputs_of(j.graph) if n] for j in (joint, state.joint)]
+    assert types[0] == types[1]
 
 
 class Turned(torch.autograd.Function):

@@ -155,8 +155,8 @@ def rule_of(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None = No
         return _pointwise(node, known, want)
     if target in VIEWS:
         return _view(node, known, want)
-    if want is None and (target in _FREE or target in _ALONG):
-        return _along(node, known)
+    if target in _ALONG or (target in _FREE and want is None):
+        return _along(node, known, want)
     if want is None and target is _aten.nll_loss_backward.default:
         rows, arguments = Span(0, 1), node.all_input_nodes
         reads = {n: rows for n in arguments if shape_of(n)[:1] == shape[:1]}
@@ -202,9 +202,9 @@ def _view(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> Ru
     return Rule(span, {base: own}, old[own.start : own.stop])
 
 
-def _along(node: fx.Node, known: Mapping[fx.Node, Span]) -> Rule | None:
+def _along(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> Rule | None:
     operands = [n for n in node.all_input_nodes if is_tensor(n)]
-    found = {known[n] for n in operands if n in known}
+    found = {known[n] for n in operands if n in known} | (set() if want is None else {want})
     parts = {shape_of(n)[s.start : s.stop] for n in operands for s in found}
     if len(found) != 1 or len(parts) != 1:
         return None
@@ -249,6 +249,8 @@ def _product(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) ->
     matrices: Any = node.args[-2:]
     biases: Any = node.args[:-2]
     a, b = matrices
+    if a is b:
+        return None
     rows, columns = Span(0, 1), Span(1, 2)
     if known.get(a) == columns or known.get(b) == rows:
         reads: Any = {a: columns, b: rows}

@@ -141,11 +141,17 @@ def _find_logits(graph: fx.Graph, least: int) -> fx.Node | None:
     """
     late = _tangent_closure(graph.nodes)
     leads: set[fx.Node] = set()
+    # Large values that earlier chunks read, and what these are computed from, stay as they are.
+    sliced: set[fx.Node] = set()
     found: list[fx.Node] = []
     for n in reversed([n for n in graph.nodes if n not in late and n.op != "output"]):
         is_last = leads.isdisjoint(n.users)
         if not is_last or n.target in _ALL_PRODUCTS:
             leads.add(n)
+        is_read = any(u in sliced or tokens.CHUNK in u.meta for u in n.users)
+        if is_read and is_tensor(n) and _ALSO * math.prod(shape_of(n)) >= least:
+            sliced.add(n)
+            continue
         if is_last and n.target in tokens.PRODUCTS and n.users and tokens.CHUNK not in n.meta:
             found.append(n)
     found = [n for n in found if math.prod(shape_of(n)) >= max(1, least)]
@@ -176,6 +182,8 @@ class _Region:
         self.late = _tangent_closure(self.nodes)
         self._spans: dict[fx.Node, Span] = {}
         self.rules: dict[fx.Node, Rule] = {}
+        if logits.args[-2] is logits.args[-1]:
+            raise _refused(f"'{logits.name}' is the product of a matrix and itself")
         self._pull(logits, Span(0, 1))
         if logits not in self.rules:
             raise _refused(f"the bias of '{logits.name}' differs between tokens")
@@ -190,7 +198,16 @@ class _Region:
             if not kept.isdisjoint(n.users) or any(map(self._is_large, (n, *self.rules[n].reads))):
                 kept.add(n)
         self.rules = {n: self.rules[n] for n in self.nodes if n in kept}
-        self.exits = [n for n in self.rules if any(u not in self.rules for u in n.users)]
+        for n, rule in self.rules.items():
+            for x in (x for x in n.all_input_nodes if x in self.rules):
+                # A value that is added late may have readers that take its tokens to be in other dimensions.
+                if (span := self.rules[x].span) is not None and rule.reads.get(x) != span:
+                    self._refuse(n, x)
+        self.exits = [
+            n
+            for n, rule in self.rules.items()
+            if rule.span is None or any(u not in self.rules for u in n.users)
+        ]
         returned = outputs_of(graph)[:outputs]
         for n in self.exits:
             if n not in self._spans or not self._is_large(n):
@@ -235,7 +252,9 @@ class _Region:
     def _pull(self, node: fx.Node, span: Span) -> None:
         """Add a large value that the region reads, such as the labels in one-hot form, if it can run on slices."""
         rule = None
-        if node not in self.rules and self._is_large(node):
+        # A value without all tokens, such as one for each position, is the same for several of them.
+        whole = self._is_large(node) and math.prod(span.of(shape_of(node))) == self.tokens
+        if node not in self.rules and whole:
             rule = rule_of(node, self._spans, span)
         if rule is not None and rule.span == span:
             self.rules[node], self._spans[node] = rule, span
@@ -252,7 +271,10 @@ class _Region:
         for n in self.nodes:
             starts = tangents if n.op == "placeholder" and n in self.late else 0
             inside = n in self.rules
-            waits = (level[x] + (x in self.rules and not inside) for x in n.all_input_nodes)
+            waits = (
+                level[x] + (x in self.rules and (not inside or self.rules[x].span is None))
+                for x in n.all_input_nodes
+            )
             level[n] = max((starts, *waits))
         return level
 
@@ -363,6 +385,9 @@ class _Split:
                 new = self._call(_aten.mul.Tensor, new, self._tangent)
                 # Scaling a weight's gradient at the end of backward leaves memory for one copy while backward runs.
                 at[new] = at[n] if region.rules[n].span is not None else len(at)
+                place = at[new]
+                new = self._converted(new, n.meta["val"].dtype)  # of two scalars in 16 and 32 bits
+                at[new] = place
             for user in [u for u in n.users if u not in region.rules]:
                 user.replace_input_with(n, new)
         for n in reversed(region.rules):

@@ -15,6 +15,7 @@ from torch import fx, nn
 
 import remat
 from remat.errors import PlanError, ProblemError
+from remat.graph.joint import outputs_of
 from remat.graph.storages import leaves_of
 from remat.passes.core.state import State
 from remat.passes.joint.chunk_loss import ChunkLoss
@@ -80,6 +81,12 @@ def weighted(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return entropy(head(h), y, weight=torch.linspace(0.5, 1.5, V, dtype=h.dtype))
 
 
+def distilled(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The logits of a second model are read by the chunks of the first's."""
+    teacher = F.log_softmax(head((2 * h).detach()).detach(), -1)
+    return F.kl_div(F.log_softmax(head(h), -1), teacher, log_target=True, reduction="sum")
+
+
 def two_heads(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return entropy(head(h), y) + entropy(head(2 * h), y)
 
@@ -106,6 +113,7 @@ LOSSES: dict[str, tuple[Callable[..., Any], dict[str, bool]]] = {
     "shifted labels": (shifted, {"bias": True}),
     "class weights": (weighted, {}),
     "two heads": (two_heads, {}),
+    "distilled": (distilled, {}),
     "accuracy": (accuracy, {}),
     "square of the sum": (squared, {}),
 }
@@ -249,6 +257,86 @@ def test_a_backward_that_is_not_linear_keeps_its_tangent() -> None:
     state = split(joint, chunks=4)
     assert late_products(state) == 4
     assert_close(results(state.joint.graph_module), results(joint.graph_module), 1e-5)
+
+
+class Scaled(torch.autograd.Function):
+    """The gradient is multiplied by the sum of the logits, which forward does not need."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x.sum())
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (total,) = ctx.saved_tensors
+        return gradient * total
+
+
+def scaled(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return entropy(Scaled.apply(head(h)), y)
+
+
+def by_position(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The bias is large, and all rows of the batch share it."""
+    return entropy(head(h) + torch.arange(SEQUENCE * V).view(SEQUENCE, V).sin(), y)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("lower", LOWERINGS)
+@pytest.mark.parametrize("in_forward", [True, False])
+@pytest.mark.parametrize("loss", [scaled, by_position])
+def test_values_that_chunks_share(loss: Callable[..., Any], in_forward: bool, lower: str) -> None:
+    joint = capture(loss, lower)
+    state = split(joint, chunks=4, in_forward=in_forward)
+    assert_close(results(state.joint.graph_module), results(joint.graph_module), 1e-5)
+
+
+def test_the_gradient_of_a_scalar_keeps_its_type() -> None:
+    def loss(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, y: torch.Tensor) -> Any:
+        return F.cross_entropy((x @ w * scale).float(), y)
+
+    w, scale = (torch.rand(s, dtype=torch.bfloat16, requires_grad=True) for s in ((H, V), ()))
+    x = torch.rand(12, H, dtype=torch.bfloat16)
+    joint = remat.capture(loss, (x, w, scale, torch.arange(12)), lower="eager")
+    state = split(joint, chunks=4)
+    types = [[n.meta["val"].dtype for n in outputs_of(j.graph) if n] for j in (joint, state.joint)]
+    assert types[0] == types[1]
+
+
+class Turned(torch.autograd.Function):
+    """A linear layer whose backward reads the gradient of its input along rows and columns."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (weight,) = ctx.saved_tensors
+        of_input = gradient @ weight
+        return gradient @ of_input, of_input
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("product", "reason"),
+    [
+        (lambda x, w: Turned.apply(torch.tanh(x @ w), w), r"'mm_\d' \(aten.mm.default\) reads all"),
+        (lambda x, w: (h := torch.tanh(x @ w)) @ h, "'mm_1' is the product of a matrix and itself"),
+    ],
+)
+@pytest.mark.parametrize("lower", LOWERINGS)
+def test_square_matrices_keep_their_dimensions_apart(
+    product: Callable[..., Any], reason: str, lower: str
+) -> None:
+    x, w = torch.rand(12, 12), torch.rand(12, 12, requires_grad=True)
+    joint = remat.capture(
+        lambda x, w, y: F.cross_entropy(product(x, w), y), (x, w, torch.arange(12)), lower=lower
+    )
+    with pytest.raises(PlanError, match=f"the loss cannot be split into chunks: {reason}"):
+        split(joint, chunks=4)
 
 
 def test_a_pass_with_one_chunk_changes_nothing() -> None:

@@ -83,7 +83,7 @@ def whole(joint: remat.JointGraph, case: Case) -> Row:
     theirs_s, theirs_cpu_s, _ = timed(lambda: partition(fresh, case.budget))
     fresh = joint.copy()
     split = functools.partial(
-        remat.partitioner(budget=case.budget),
+        remat.partitioner(budget=case.budget, cost="roofline:h100"),
         num_fwd_outputs=joint.num_fwd_outputs,
         static_lifetime_input_indices=list(joint.static_inputs),
     )

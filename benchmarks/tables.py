@@ -305,8 +305,8 @@ def hand_written(records: Records) -> str:
         if "ratio" not in row:
             continue
         side = row["side"] if row["budget"] is None else f"{row['side']} {row['budget']:g}"
-        times = row["ms"], row["plan_ms"], row.get("greedy_ms")
-        shown = (f"{ms:,.1f} ms" if ms is not None else "none found" for ms in times)
+        times = row["ms"], row["plan_ms"], row.get("greedy_ms", "–")
+        shown = (f"{ms:,.1f} ms" if isinstance(ms, float) else ms or "none found" for ms in times)
         peak = f"{row['peak_bytes'] / 2**30:.1f} GiB"
         cells.append((row["workload"], side, peak, *shown, f"{row['ratio']:.2f}"))
     head = ("model", "by hand", "peak", "its step", "the plan's", "greedy's", "by hand / plan")

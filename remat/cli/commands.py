@@ -27,7 +27,7 @@ from remat.cli.errors import (
     tell_refused_plugins,
 )
 from remat.cli.progress import QUIET, Progress
-from remat.errors import CaptureError, PeakWarning, RematError
+from remat.errors import CaptureError, PeakWarning, ProblemError, RematError
 from remat.version import __version__
 
 if TYPE_CHECKING:
@@ -353,6 +353,22 @@ def wrong_usage(option: str = "") -> Iterator[None]:
         # Some commands take a list: ``--budgets`` for ``budget``.
         param = called.get(about) or called.get(f"{about}s")
         raise click.BadParameter(params.one_line(error), context, param) from None
+
+
+@contextlib.contextmanager
+def late_options(*names: str) -> Iterator[None]:
+    """Convert a `ProblemError` about an option to wrong usage, if the option can be judged only while planning.
+
+    Args:
+        names: the options, such as ``"offload"``. Errors about others pass through.
+    """
+    try:
+        yield
+    except ProblemError as error:
+        if error.option not in names:
+            raise
+        with wrong_usage():
+            raise
 
 
 @contextlib.contextmanager

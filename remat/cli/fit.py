@@ -14,6 +14,7 @@ from remat.cli.commands import (
     cost_option,
     device_option,
     json_option,
+    late_options,
     lower_option,
     main,
     model_arguments,
@@ -24,13 +25,12 @@ from remat.cli.commands import (
     takes_request,
     time_limit_option,
     users_output,
-    wrong_usage,
 )
 from remat.cli.errors import fail
 from remat.cli.example import Example
 from remat.cli.models import called, function_of, is_hf, load, takes_batch
 from remat.cli.progress import Progress
-from remat.errors import ProblemError, RematError
+from remat.errors import RematError
 
 if TYPE_CHECKING:
     from remat.planning.request import PlanRequest
@@ -150,7 +150,7 @@ def fit(
 
     with Progress() as progress, users_output():
         progress.step(f"building {model}")
-        try:
+        with late_options("optimizer", "offload"):
             made = fit_calls(
                 _calls(model, overrides, seq),
                 request=request,
@@ -158,11 +158,6 @@ def fit(
                 on_step=_stages(progress),
                 **options,
             )
-        except ProblemError as error:
-            if error.option not in ("optimizer", "offload"):
-                raise
-            with wrong_usage():
-                raise
     if made.largest is None:
         if not as_json:
             click.echo(str(made))

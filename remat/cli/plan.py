@@ -12,6 +12,7 @@ from remat.cli.commands import (
     budget_option,
     capture_graphs,
     chunk_option,
+    late_options,
     main,
     model_options,
     offload_option,
@@ -90,11 +91,12 @@ def plan(
     with Progress() as progress:
         example, joints, captured = capture_graphs(progress, model, overrides, **options)
         progress.step("planning")
-        made: Plan | PlanSet = (
-            plan_graph(joints[0], request, on_step=progress.detail)
-            if len(joints) == 1
-            else plan_graphs(joints, request)
-        )
+        with late_options("offload"):
+            made: Plan | PlanSet = (
+                plan_graph(joints[0], request, on_step=progress.detail)
+                if len(joints) == 1
+                else plan_graphs(joints, request)
+            )
         if plot is not None and isinstance(made, Plan):
             progress.step("drawing")
             made.plot(plot)

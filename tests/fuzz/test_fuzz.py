@@ -32,19 +32,19 @@ def one_thread() -> Iterator[None]:
 
 
 def test_no_pipeline_changes_what_a_program_does() -> None:
-    """Half a portion; `make fuzz` draws thousands of programs."""
-    portion = run_portion(0, programs=25, shrink=False)
+    """Fifty programs; `make fuzz` draws thousands."""
+    portion = run_portion(0, shrink=False)
     assert portion.fault is None, portion.fault
     seen = portion.seen
     # The law is only worth something where plans differ, draw twice, and are refused.
-    assert portion.different >= 23
-    assert seen["programs"] >= 23
+    assert portion.different >= 45
+    assert seen["programs"] >= 45
     assert seen["pipelines"] >= 3 * seen["programs"]
     assert seen["refused without replay"] >= 1
-    assert seen["tagged"] >= 20
-    assert seen["plans that offload"] >= 2
-    assert seen["as eager, to the bit"] >= 10
-    assert seen["PyTorch differs from eager"] <= 1
+    assert seen["tagged"] >= 40
+    assert seen["plans that offload"] >= 4
+    assert seen["as eager, to the bit"] >= 20
+    assert seen["PyTorch differs from eager"] <= 2
     assert len(+portion.written) >= 60
 
 

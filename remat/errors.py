@@ -17,8 +17,7 @@ class RematError(Exception):
     """Root of all errors that remat raises on purpose.
 
     Attributes:
-        option: name of the invalid option, if the error was raised while options were parsed; else
-            empty.
+        option: name of the option that the error is about; empty if it is about none.
     """
 
     option: str = ""
@@ -122,6 +121,16 @@ class PeakWarning(UserWarning):
     of a frontier may have a higher peak than its point. A peak is incomplete if it leaves out
     memory that operators allocate internally.
     """
+
+
+@contextlib.contextmanager
+def about(option: str) -> Iterator[None]:
+    """Set the attribute ``option`` of errors that the ``with`` block raises, so that callers can name the option."""
+    try:
+        yield
+    except RematError as error:
+        error.option = option
+        raise
 
 
 def append_message(error: BaseException, text: str) -> None:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import json
 import logging
 import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,13 +29,12 @@ from remat.cli.errors import (
     tell_refused_plugins,
 )
 from remat.cli.progress import QUIET, Progress
-from remat.errors import CaptureError, PeakWarning, ProblemError, RematError
+from remat.errors import CaptureError, PeakWarning, PlanError, RematError
 from remat.version import __version__
 
 if TYPE_CHECKING:
     from remat.cli.example import Example
     from remat.graph.joint import JointGraph
-    from remat.planning.request import PlanRequest
 
 
 #: Key in ``click.Context.meta``: whether the command was given ``--json``.
@@ -70,12 +71,30 @@ HELP: Mapping[str, Mapping[str, str]] = {
 }
 
 
+class Command(click.Command):
+    """Command that treats errors about one of its options as wrong usage."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RematError as error:
+            called = {param.name: param for param in self.params}
+            # Some commands take a list: ``--budgets`` for ``budget``.
+            param = called.get(error.option) or called.get(f"{error.option}s")
+            # A `PlanError` is due to the graph, for which a valid option does not fit.
+            if param is None or isinstance(error, PlanError):
+                raise
+            raise click.BadParameter(params.one_line(error), ctx, param) from None
+
+
 class _Group(click.Group):
     """Command group that prints errors of remat in one paragraph, without a traceback.
 
     An error of remat gives exit code 1, and Ctrl-C gives 130. Under ``--json`` the error is
     ``{"error": {"kind": …, "message": …}}`` on standard output, also for wrong usage.
     """
+
+    command_class = Command
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         """Add a command, and append its example from the table `HELP` to the command's help."""
@@ -221,7 +240,8 @@ batch_option = click.option(
 seq_option = click.option(
     "--seq", type=click.IntRange(min=1), help="tokens of an hf model [default: up to 512]"
 )
-offload_option = options(
+#: Options on what becomes of values, and on the loss.
+value_options = options(
     click.option(
         "--offload",
         metavar="LINK",
@@ -233,20 +253,20 @@ offload_option = options(
         metavar="BYTES",
         help="bytes that offloaded values may take in the host's memory at one time: 64GiB",
     ),
-)
-policy_option = click.option(
-    "--policy",
-    "policies",
-    metavar="PATTERN=VALUE",
-    multiple=True,
-    help="save, recompute or offload the values of the modules whose names match a glob: '*.mlp=recompute'; may be "
-    "given several times, and the last that matches a module counts",
-)
-chunk_option = click.option(
-    "--chunk",
-    metavar="N|auto",
-    help="split the logits and the loss of a language model into this many chunks of tokens; auto takes the cheapest "
-    "of 1, 2, 4, 8 and 16 within the peak",
+    click.option(
+        "--policy",
+        "policies",
+        metavar="PATTERN=VALUE",
+        multiple=True,
+        help="save, recompute or offload the values of the modules whose names match a glob: '*.mlp=recompute'; may be "
+        "given several times, and the last that matches a module counts",
+    ),
+    click.option(
+        "--chunk",
+        metavar="N|auto",
+        help="split the logits and the loss of a language model into this many chunks of tokens; auto takes the "
+        "cheapest of 1, 2, 4, 8 and 16 within the peak",
+    ),
 )
 time_limit_option = click.option(
     "--time-limit",
@@ -279,26 +299,11 @@ capture_options = options(model_arguments, cost_option, tracing_options, json_op
 model_options = options(capture_options, time_limit_option, reread_option)
 
 
-#: Options that `takes_request` combines into one request.
-REQUEST_OPTIONS = (
-    "budget",
-    "solver",
-    "cost",
-    "time_limit",
-    "hooks",
-    "reread_inputs",
-    "offload",
-    "host_memory",
-    "policies",
-    "chunk",
-)
-
-
 def takes_request(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a command so that its `REQUEST_OPTIONS` arrive as one checked argument ``request``.
+    """Wrap a command so that its options of planning arrive as one checked argument ``request``.
 
-    Apply this decorator directly above the function, below its options. If ``budget`` is None, the
-    request has no budget, as from `plan_request` without one.
+    Apply this decorator directly above the function, below its options. If ``budget`` is missing or
+    None, the request has no budget, as from `PlanRequest.without_budget`.
 
     Args:
         command: a command function with an argument ``request``, a `PlanRequest`.
@@ -309,66 +314,23 @@ def takes_request(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def read(**options: Any) -> Any:
-        given = {name: options.pop(name) for name in REQUEST_OPTIONS if name in options}
-        if given.get("budget", "") is None:
-            del given["budget"]
-        return command(request=plan_request(**given), **options)
+        from remat.planning.request import PlanRequest
+
+        given = planning_options(options)
+        if given.get("budget") is None:
+            given.pop("budget", None)
+            return command(request=PlanRequest.without_budget(**given), **options)
+        return command(request=PlanRequest.of(**given), **options)
 
     return read
 
 
-def plan_request(**options: Any) -> PlanRequest:
-    """Parse options, as the user typed them for the running command, into a `PlanRequest`.
-
-    Args:
-        options: arguments of `remat.planning.request.PlanRequest.of`. If ``budget`` is missing,
-            arguments of ``PlanRequest.without_budget``.
-
-    Raises:
-        click.BadParameter: an option is invalid. The message names the option of the command.
-    """
+def planning_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Remove the arguments of `PlanRequest.of` from a command's options, and return them."""
     from remat.planning.request import PlanRequest
 
-    with wrong_usage():
-        return (PlanRequest.of if "budget" in options else PlanRequest.without_budget)(**options)
-
-
-@contextlib.contextmanager
-def wrong_usage(option: str = "") -> Iterator[None]:
-    """Convert a `RematError` raised in the block to a `click.BadParameter` of the running command.
-
-    Args:
-        option: name of the invalid option; if empty, the option that the error names.
-
-    Raises:
-        click.BadParameter: the block raised a `RematError`. The message names the option of the
-            command.
-    """
-    try:
-        yield
-    except RematError as error:
-        context = click.get_current_context()
-        called = {param.name: param for param in context.command.params}
-        about = option or error.option
-        # Some commands take a list: ``--budgets`` for ``budget``.
-        param = called.get(about) or called.get(f"{about}s")
-        raise click.BadParameter(params.one_line(error), context, param) from None
-
-
-@contextlib.contextmanager
-def late_options(*names: str) -> Iterator[None]:
-    """Convert a `ProblemError` about an option to wrong usage, if the option can be judged only while planning.
-
-    Args:
-        names: the options, such as ``"offload"``. Errors about others pass through.
-    """
-    try:
-        yield
-    except ProblemError as error:
-        if error.option not in names:
-            raise
-        with wrong_usage():
-            raise
+    names = inspect.signature(PlanRequest.of).parameters
+    return {name: options.pop(name) for name in names if name in options}
 
 
 @contextlib.contextmanager
@@ -389,29 +351,40 @@ def users_output() -> Iterator[None]:
         logging.disable(before)
 
 
-def capture_model(
-    progress: Progress, model: str, overrides: tuple[str, ...], **options: Any
-) -> tuple[Example, JointGraph, float]:
-    """Build MODEL and capture its training step as one joint graph.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """The training step of MODEL.
 
-    Args:
-        progress: shows the stages of the command.
-        model: MODEL as typed.
-        overrides: ``key=value`` texts for the config of an ``hf`` model.
-        options: further arguments of `capture_graphs`, such as ``lower`` and ``device``.
-
-    Returns:
-        The model's call, the joint graph, and the seconds that capturing took.
+    Attributes:
+        example: the model's call.
+        joints: the joint graphs of the step; a single one unless graph breaks were allowed.
+        seconds: seconds that capturing took.
     """
-    example, joints, seconds = capture_graphs(progress, model, overrides, **options)
-    return example, joints[0], seconds
+
+    example: Example
+    joints: Sequence[JointGraph]
+    seconds: float
+
+    @property
+    def joint(self) -> JointGraph:
+        """The first joint graph, which is the only one unless graph breaks were allowed."""
+        return self.joints[0]
+
+    def title(self, joint: JointGraph | None = None) -> str:
+        """Return the title of a result: the model, its number of nodes, and the time of capturing.
+
+        Args:
+            joint: the graph to name; None: the only one.
+        """
+        nodes = len((joint or self.joint).graph.nodes)
+        return f"{self.example.title}: {nodes:,} nodes, captured in {self.seconds:.1f} s"
 
 
 #: Options of the command for arguments of `remat.capture`.
 _IN_COMMAND = {"fullgraph=False": "--no-fullgraph", "run=True": "--run"}
 
 
-def capture_graphs(
+def capture_model(
     progress: Progress,
     model: str,
     overrides: tuple[str, ...],
@@ -421,8 +394,8 @@ def capture_graphs(
     fullgraph: bool = True,
     run: bool = False,
     **options: Any,
-) -> tuple[Example, list[JointGraph], float]:
-    """Build MODEL and capture its training step as joint graphs.
+) -> Captured:
+    """Build MODEL and capture its training step.
 
     Args:
         progress: shows the stages of the command.
@@ -435,9 +408,6 @@ def capture_graphs(
             ``fullgraph`` is False.
         options: ``batch`` (batch size) and ``seq`` (sequence length), as in
             `remat.cli.models.load`.
-
-    Returns:
-        The model's call, its joint graphs, and the seconds that capturing took.
 
     Raises:
         CaptureError: the step cannot be captured as requested. The advice names options of the
@@ -465,13 +435,7 @@ def capture_graphs(
                 f"remat plan {model} {' '.join(needed)}"
             ) from error
     joints = found if isinstance(found, list) else [found]
-    return example, joints, time.perf_counter() - start
-
-
-def title_of(example: Example, joint: JointGraph, captured_s: float) -> str:
-    """Return the title of a result: the model, its number of nodes, and the time of capturing."""
-    nodes = len(joint.graph.nodes)
-    return f"{example.title}: {nodes:,} nodes, captured in {captured_s:.1f} s"
+    return Captured(example=example, joints=joints, seconds=time.perf_counter() - start)
 
 
 def echo_json(data: Any) -> None:

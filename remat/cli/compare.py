@@ -11,13 +11,10 @@ import click
 from remat.cli import params
 from remat.cli.commands import (
     capture_model,
-    chunk_option,
     main,
     model_options,
-    offload_option,
-    plan_request,
-    policy_option,
-    title_of,
+    planning_options,
+    value_options,
 )
 from remat.cli.errors import fail
 from remat.cli.progress import Progress
@@ -29,9 +26,7 @@ if TYPE_CHECKING:
 
 @main.command()
 @model_options
-@offload_option
-@policy_option
-@chunk_option
+@value_options
 @click.option(
     "--solvers",
     type=params.ListOf(params.SOLVER_NAME),
@@ -52,13 +47,6 @@ def compare(
     overrides: tuple[str, ...],
     solvers: tuple[str, ...] | None,
     budgets: tuple[str, ...],
-    cost: str,
-    time_limit: float | None,
-    reread_inputs: bool,
-    offload: str | None,
-    host_memory: str | None,
-    policies: tuple[str, ...],
-    chunk: str | None,
     legend: bool,
     as_json: bool,
     **options: Any,
@@ -72,25 +60,18 @@ def compare(
     from remat import api
     from remat.cli import tables
     from remat.planning.experiments import compare as run_all
+    from remat.planning.request import PlanRequest
     from remat.solvers.base import Solver
     from remat.solvers.brief import BRIEF
 
-    common: dict[str, Any] = {
-        "cost": cost,
-        "time_limit": time_limit,
-        "reread_inputs": reread_inputs,
-        "offload": offload,
-        "host_memory": host_memory,
-        "policies": policies,
-        "chunk": chunk,
-    }
-    asked = [plan_request(budget=budget, **common).budget for budget in budgets]
+    common = planning_options(options)
+    asked = [PlanRequest.of(budget=budget, **common).budget for budget in budgets]
     names: list[str | Solver] = [*(api.solver_names() if solvers is None else solvers)]
-    if solvers is None and time_limit is None:
+    if solvers is None and common["time_limit"] is None:
         names = [BRIEF.get(str(name), name) for name in names]
     brief = tuple(solver.name for solver in names if isinstance(solver, Solver))
     with Progress() as progress:
-        example, joint, captured = capture_model(progress, model, overrides, **options)
+        step = capture_model(progress, model, overrides, **options)
         total, done = len(names) * len(budgets), 0
 
         def count(row: ExperimentRow) -> None:
@@ -99,13 +80,14 @@ def compare(
             progress.detail(f"{done} of {total} plans, last {row.solver} at {row.budget}")
 
         progress.step(f"comparing {total} plans")
-        comparison = run_all(joint, names, asked, on_row=count, **common)
+        comparison = run_all(step.joint, names, asked, on_row=count, **common)
         comparison = dataclasses.replace(comparison, brief=brief)
     failed = all(row.reason is not None for row in comparison.rows)
     if as_json and not failed:
         click.echo(comparison.to_json(), nl=False)
     elif not as_json:
-        title = f"{title_of(example, joint, captured)}; cost model {tables.cost_text(comparison.cost, cost)}"
+        cost = tables.cost_text(comparison.cost, common["cost"])
+        title = f"{step.title()}; cost model {cost}"
         width = tables.console().width
         tables.show(tables.comparison_table(comparison, title, width=width))
         for note in (*tables.comparison_notes(comparison), *(tables.LEGEND if legend else ())):

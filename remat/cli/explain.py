@@ -11,18 +11,15 @@ from remat.cli import params
 from remat.cli.commands import (
     budget_option,
     capture_model,
-    chunk_option,
     echo_json,
     main,
     model_options,
-    offload_option,
-    policy_option,
     solver_option,
     takes_request,
-    title_of,
-    wrong_usage,
+    value_options,
 )
 from remat.cli.progress import Progress
+from remat.errors import about
 
 if TYPE_CHECKING:
     from remat.planning.request import PlanRequest
@@ -32,9 +29,7 @@ if TYPE_CHECKING:
 @model_options
 @budget_option
 @solver_option
-@offload_option
-@policy_option
-@chunk_option
+@value_options
 @click.option(
     "--html", type=params.OutputFile(".html", ".htm"), help="write a page to explore the plan"
 )
@@ -82,7 +77,7 @@ def explain(
     by = by or ("peak" if request.offload is not None or request.budget.on_peak else "saved")
     if html is not None and by not in ("peak", "none") and request.offload is not None:
         raise click.UsageError("'--offload' goes together with '--by peak' or '--by none' only")
-    with wrong_usage("exports"):
+    with about("exports"):
         for path in exports:
             format_of(path, export_format)
     written = [p.resolve() for p in (*([html] if html else []), *exports)]
@@ -94,10 +89,10 @@ def explain(
     if html is not None:
         require_bokeh()
     with Progress() as progress:
-        example, joint, captured_s = capture_model(progress, model, overrides, **options)
+        step = capture_model(progress, model, overrides, **options)
         progress.step("planning")
         is_only = html is None or by == "none"
-        planner = Planner.of(joint, request, on_step=progress.detail, at_budget=is_only)
+        planner = Planner.of(step.joint, request, on_step=progress.detail, at_budget=is_only)
         plan = planner.finish(planner.decide(request.budget), request.budget)
         warn_of_peak(plan, stacklevel=2)
         figures: dict[str, Any] = {"plan": figures_of(plan), "frontier": None, "plans": []}
@@ -108,7 +103,7 @@ def explain(
                 frontier = Frontier.of(planner, by)
             progress.step("writing the page")
             figures = explore(
-                plan, html, frontier=frontier, title=example.title, on_step=progress.detail
+                plan, html, frontier=frontier, title=step.example.title, on_step=progress.detail
             )
         view = plan.view if exports else None
         for path in exports:
@@ -119,7 +114,7 @@ def explain(
         echo_json(figures)
         return
     if html is None and not exports:
-        click.echo(title_of(example, joint, captured_s))
+        click.echo(step.title())
         click.echo(plan.explain())
     for path in (*([html] if html else []), *exports):
         click.echo(f"written: {path}")

@@ -10,21 +10,18 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import (
-    chunk_option,
     cost_option,
     device_option,
     json_option,
-    late_options,
     lower_option,
     main,
     model_arguments,
-    offload_option,
-    policy_option,
     seq_option,
     solver_option,
     takes_request,
     time_limit_option,
     users_output,
+    value_options,
 )
 from remat.cli.errors import fail
 from remat.cli.example import Example
@@ -34,18 +31,6 @@ from remat.errors import RematError
 
 if TYPE_CHECKING:
     from remat.planning.request import PlanRequest
-
-
-def _memory(text: str) -> int:
-    from remat.planning.fit import read_memory
-
-    return read_memory(text)
-
-
-def _margin(text: str) -> float:
-    from remat.planning.fit import read_margin
-
-    return read_margin(text)
 
 
 def _batches(text: str) -> Any:
@@ -69,7 +54,7 @@ def _optimizer(text: str) -> str:
 @model_arguments
 @click.option(
     "--memory",
-    type=params.Checked("memory", _memory),
+    type=params.Checked("memory", "remat.planning.fit:read_memory"),
     required=True,
     help="what a step may take on one rank, with its unit: 80GiB",
 )
@@ -91,7 +76,7 @@ def _optimizer(text: str) -> str:
 )
 @click.option(
     "--margin",
-    type=params.Checked("margin", _margin),
+    type=params.Checked("margin", "remat.planning.fit:read_margin"),
     default="0%",
     show_default=True,
     help="part of the memory to leave to the allocator, such as 5%",
@@ -125,9 +110,7 @@ def _optimizer(text: str) -> str:
 @device_option
 @seq_option
 @time_limit_option
-@offload_option
-@policy_option
-@chunk_option
+@value_options
 @json_option
 @takes_request
 def fit(
@@ -150,14 +133,13 @@ def fit(
 
     with Progress() as progress, users_output():
         progress.step(f"building {model}")
-        with late_options("optimizer", "offload"):
-            made = fit_calls(
-                _calls(model, overrides, seq),
-                request=request,
-                title="" if model.startswith("hf:") else model,
-                on_step=_stages(progress),
-                **options,
-            )
+        made = fit_calls(
+            _calls(model, overrides, seq),
+            request=request,
+            title="" if model.startswith("hf:") else model,
+            on_step=_stages(progress),
+            **options,
+        )
     if made.largest is None:
         if not as_json:
             click.echo(str(made))

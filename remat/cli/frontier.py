@@ -11,17 +11,15 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import (
+    Captured,
     capture_model,
     capture_options,
-    chunk_option,
     echo_json,
     main,
-    offload_option,
-    policy_option,
     reread_option,
     takes_request,
     time_limit_option,
-    wrong_usage,
+    value_options,
 )
 from remat.cli.errors import fail
 from remat.cli.progress import Progress
@@ -41,9 +39,7 @@ ROWS = 20
 @capture_options
 @time_limit_option
 @reread_option
-@offload_option
-@policy_option
-@chunk_option
+@value_options
 @click.option(
     "--solvers",
     type=params.ListOf(params.SOLVER),
@@ -95,13 +91,12 @@ def frontier(
         raise click.UsageError("'--offload' goes together with '--by peak' only")
     is_marked = click.get_current_context().params["budget"] is not None
     plain = dataclasses.replace(request, offload=None)
-    with wrong_usage():
-        requests = [plain.by(solver) for solver in dict.fromkeys(solvers)]
+    requests = [plain.by(solver) for solver in dict.fromkeys(solvers)]
     if request.offload is not None:
         # First, since --budget plans with the first request. The frontiers without offloading follow for comparison.
         requests = [dataclasses.replace(requests[0], offload=request.offload), *requests]
     with Progress() as progress:
-        example, joint, captured_s = capture_model(progress, model, overrides, **options)
+        step = capture_model(progress, model, overrides, **options)
         made: list[Frontier] = []
         failed: dict[str, str] = {}
         for each in requests:
@@ -109,7 +104,7 @@ def frontier(
             name = each.solver.name + ("" if link is None else f", offload {link}")
             progress.step(f"planning at all budgets with {name}")
             try:
-                planner = Planner.of(joint, each, on_step=progress.detail)
+                planner = Planner.of(step.joint, each, on_step=progress.detail)
                 made.append(Frontier.of(planner, by))
             except RematError as error:
                 if len(requests) == 1:
@@ -118,22 +113,21 @@ def frontier(
         chosen = None
         if is_marked and made:
             progress.step(f"planning at {requests[0].budget.label}")
-            chosen = plan_graph(joint, requests[0])
+            chosen = plan_graph(step.joint, requests[0])
         if plot is not None and made:
             progress.step("drawing")
             made[0].plot(plot, chosen=chosen, others=made[1:])
     if as_json and made:
-        echo_json(_json(joint, made, failed, chosen))
+        echo_json(_json(step.joint, made, failed, chosen))
     elif not as_json:
-        title = f"{example.title}: {len(joint.graph.nodes):,} nodes"
-        _show(title, captured_s, made, chosen, str(request.cost))
+        _show(step, made, chosen, str(request.cost))
         for name, reason in failed.items():
             click.echo(f"{name}: no frontier: {reason}")
         if plot is not None and made:
             click.echo(f"drawn: {plot}")
     if not made:
         failure = RematError("no solver found a frontier; the reasons stand above")
-        fail(failure, _json(joint, made, failed, chosen) if as_json else None)
+        fail(failure, _json(step.joint, made, failed, chosen) if as_json else None)
 
 
 def _json(
@@ -150,18 +144,14 @@ def _json(
     }
 
 
-def _show(
-    title: str, captured_s: float, made: list[Frontier], chosen: Plan | None, cost: str
-) -> None:
+def _show(step: Captured, made: list[Frontier], chosen: Plan | None, cost: str) -> None:
     from remat.cli import tables
     from remat.units import format_bytes, format_cost
 
     if not made:
         return
     first = made[0]
-    click.echo(
-        f"{title}, captured in {captured_s:.1f} s; cost model {tables.cost_text(first.cost, cost)}"
-    )
+    click.echo(f"{step.title()}; cost model {tables.cost_text(first.cost, cost)}")
     if first.by == "peak":
         click.echo(f"every schedule has {format_bytes(first.bound[0][0])} alive at some moment")
     else:

@@ -64,7 +64,7 @@ def build(
 
 
 def check_kind(kind: str) -> str:
-    """Return the model type in the spelling of `transformers`.
+    """Return a model type in the spelling of `transformers`.
 
     Raises:
         click.UsageError: `transformers` is missing, or the type is unknown.
@@ -72,17 +72,11 @@ def check_kind(kind: str) -> str:
     # A model built from its config needs no download. Offline mode prevents attempts.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
-        import transformers  # noqa: F401
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     except ImportError:
         raise click.UsageError(
             f"hf:{kind} needs the package 'transformers': pip install 'remat[hf]'"
         ) from None
-    return _known_type(kind)
-
-
-def _known_type(kind: str) -> str:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
     names = list(CONFIG_MAPPING_NAMES)
     for candidate in (kind, kind.lower(), kind.lower().replace("-", "_")):
         if candidate in names:

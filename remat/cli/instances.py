@@ -19,11 +19,9 @@ from remat.cli.commands import (
     solver_option,
     takes_request,
     time_limit_option,
-    title_of,
-    wrong_usage,
 )
 from remat.cli.progress import Progress
-from remat.errors import BudgetError
+from remat.errors import BudgetError, about
 
 if TYPE_CHECKING:
     from remat.planning.request import PlanRequest
@@ -64,32 +62,32 @@ def capture(
     from remat.solvers.instances import save_instance
 
     with Progress() as progress:
-        example, joint, captured_s = capture_model(progress, model, overrides, **options)
+        step = capture_model(progress, model, overrides, **options)
         described: dict[str, Any]
         if output.suffix == SUFFIX:
             progress.step("writing the joint graph")
-            joint = dataclasses.replace(joint, name=name or output.stem)
+            joint = dataclasses.replace(step.joint, name=name or output.stem)
             write_joint(output, joint)
             described = {"name": joint.name, "kind": "joint", "nodes": len(joint.graph.nodes)}
             described |= {"lower": joint.lower, "fingerprint": joint.fingerprint}
         else:
             progress.step("making the graph problem")
             made = api.instance(
-                joint,
+                step.joint,
                 request.cost,
                 name=name or output.stem,
-                source=f"{example.title}; {joint.lower} lowering",
+                source=f"{step.example.title}; {step.joint.lower} lowering",
                 reread_inputs=request.reread_inputs,
             )
             save_instance(output, made)
             described = figures(made)
     if as_json:
-        echo_json({**described, "capture_s": captured_s, "file": str(output)})
+        echo_json({**described, "capture_s": step.seconds, "file": str(output)})
     elif described["kind"] == "joint":
-        click.echo(title_of(example, joint, captured_s))
+        click.echo(step.title())
         click.echo(f"joint graph written to {output}")
     else:
-        title = f"{made.source}, captured in {captured_s:.1f} s"
+        title = f"{made.source}, captured in {step.seconds:.1f} s"
         tables.show(tables.rows_table(_instance_rows(made), title))
         click.echo(f"instance written to {output}")
 
@@ -125,16 +123,16 @@ def solve(
     from remat.units import Budget
 
     # Without `takes_request`, which imports PyTorch: solving does not need PyTorch.
-    with wrong_usage("solver"):
+    with about("solver"):
         decider = registry().solver(solver)
-    with wrong_usage("budget"):
+    with about("budget"):
         asked = None if budget is None else Budget.parse(budget)
         if asked is not None and asked.peak_share is not None:
             raise BudgetError(
                 f"budget is {asked.label}; a ratio of that kind is one for plans: give bytes such as 40GiB, or for a step "
                 "problem a ratio of the peak of its given order, such as 0.5"
             )
-    with wrong_usage("time_limit"):
+    with about("time_limit"):
         check_time_limit(time_limit)
     with Progress() as progress:
         progress.step(f"reading {file}")

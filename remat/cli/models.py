@@ -27,7 +27,12 @@ FORMS = (
 
 
 def load(
-    spec: str, overrides: Sequence[str] = (), *, batch: int | None = None, seq: int | None = None
+    spec: str,
+    overrides: Sequence[str] = (),
+    *,
+    batch: int | None = None,
+    seq: int | None = None,
+    device: str = "meta",
 ) -> Example:
     """Parse MODEL, build the model, and return its call.
 
@@ -37,6 +42,7 @@ def load(
         batch: batch size of an ``hf`` model, or the argument for the user's function; None: the
             default.
         seq: sequence length of an ``hf`` model; None: its default.
+        device: device of weights and inputs of an ``hf`` model.
 
     Raises:
         click.UsageError: MODEL cannot be parsed or does not exist, or an option does not apply to
@@ -46,7 +52,7 @@ def load(
     if is_hf(spec):
         from remat.cli.hf import build
 
-        return build(spec.removeprefix("hf:"), overrides, batch=batch, seq=seq)
+        return build(spec.removeprefix("hf:"), overrides, batch=batch, seq=seq, device=device)
     given = [f"'{overrides[0]}'"] if overrides else []
     given += ["--seq"] if seq is not None else []
     if given:

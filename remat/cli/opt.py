@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,14 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import (
+    Command,
     budget_option,
     capture_model,
     cost_option,
     echo_json,
     json_option,
     main,
-    plan_request,
+    planning_options,
     solver_option,
     time_limit_option,
     tracing_options,
@@ -29,13 +29,11 @@ from remat.errors import ProblemError
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
     from remat.passes.core.pipeline import Instrument, Pipeline
-    from remat.passes.core.state import PassResult
-    from remat.passes.instruments import OptBisect, Statistics, Timing
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
-class _OptCommand(click.Command):
+class _OptCommand(Command):
     """Command that accepts ``--verify-each`` without a value, as ``--verify-each=structure``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -92,26 +90,42 @@ def opt(joint: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -
     standard input; or MODEL, which is captured. The result is the joint graph or, if a pass
     partitions it, the forward and backward graphs. Everything else is printed to standard error.
     """
+    from remat.passes.instruments import OptBisect, Statistics, Timing
     from remat.passes.instruments.dumps import state_text
     from remat.planning import pipelines
 
     output = options.pop("output")
     manager = _pipeline(options)
-    watch = _Watch.of(manager, options)
+    instruments = [*_instruments(options)]
     with Progress() as progress:
         graph = read_graph(progress, joint, overrides, **options)
         progress.step("running passes")
         if options["print_pipeline"]:
             _note(str(manager))
         state = pipelines.initial_state(graph, in_place=True, count_outputs=False)
-        result = manager.run(state, in_place=True, instruments=watch.instruments)
+        result = manager.run(state, in_place=True, instruments=instruments)
         progress.step("printing the graph")
         text = state_text(result.state)
     if output is not None:
         params.write(output, text, "graph")
-    watch.tell()
+    found: dict[str, Any] = {"statistics": {}, "timing": [], "bisect": []}
+    for each in instruments:
+        if isinstance(each, Statistics):
+            _note(f"statistics:\n{each}")
+            found["statistics"] = {" > ".join(path): dict(of) for path, of in each.counts.items()}
+        elif isinstance(each, Timing):
+            _note(f"time of passes:\n{each}")
+            found["timing"] = each.to_dict()
+        elif isinstance(each, OptBisect):
+            found["bisect"] = each.lines
     if as_json:
-        echo_json(watch.to_dict(manager, result) | {"text": None if output else text})
+        head = {
+            "graph": result.joint.name,
+            "pipeline": str(manager),
+            "modified": result.modified,
+            "partitioned": result.forward is not None,
+        }
+        echo_json(head | found | {"text": None if output else text})
     elif output is None:
         click.echo(text, nl=False)
 
@@ -148,7 +162,7 @@ def read_graph(
     if is_model:
         return capture_model(
             progress, joint, overrides, lower=lower, device=device, batch=batch, seq=seq
-        )[1]
+        ).joint
     if overrides:
         raise click.UsageError(f"'{overrides[0]}' is for hf:TYPE only: '{joint}' is graph text")
     if joint == "-":
@@ -182,15 +196,17 @@ def _pipeline(options: dict[str, Any]) -> Pipeline:
     Raises:
         click.UsageError: ``--passes`` is given together with an option of the default pipeline.
     """
+    from remat.planning.request import PlanRequest
+
     given: Pipeline | None = options.pop("passes")
     context = click.get_current_context()
-    names = ("budget", "solver", "cost", "time_limit")
-    request = plan_request(**{name: options.pop(name) for name in names})
+    asked = planning_options(options)
+    request = PlanRequest.of(**asked)
     if given is None:
         return request.as_pipeline()
-    for name in names:
+    for name in asked:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            example = plan_request(budget=0.3).as_pipeline()
+            example = PlanRequest.of(budget=0.3).as_pipeline()
             raise click.UsageError(
                 f"'--{name.replace('_', '-')}' is for the default pipeline; in --passes it is an "
                 f"option of the pass that decides, for example '{example}'"
@@ -198,72 +214,29 @@ def _pipeline(options: dict[str, Any]) -> Pipeline:
     return given
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Watch:
-    """The instruments of the pass manager that the command's options request.
+def _instruments(options: dict[str, Any]) -> Iterator[Instrument]:
+    """Yield the instruments that the command's options request, in the order in which they see a pass."""
+    from remat.passes import instruments as made
 
-    Attributes:
-        instruments: all requested instruments, in the order in which they see a pass.
-        timing: the timing instrument; None if not requested.
-        statistics: the statistics instrument; None if not requested.
-        bisected: the instrument that limits how many passes run, to find a faulty one; None if not
-            requested.
-    """
-
-    instruments: Sequence[Instrument]
-    timing: Timing | None
-    statistics: Statistics | None
-    bisected: OptBisect | None
-
-    @classmethod
-    def of(cls, manager: Pipeline, options: dict[str, Any]) -> _Watch:
-        from remat.passes import instruments as made
-
-        limit = options["opt_bisect_limit"]
-        bisected = None if limit is None else made.OptBisect(limit, write=_note)
-        timing = made.Timing() if options["time_passes"] else None
-        statistics = made.Statistics() if options["statistics"] else None
-        found: list[Instrument | None] = [bisected]
-        if options["repro_dir"] is not None:
-            found.append(made.Reproducer(options["repro_dir"]))
-        if options["verify_each"] is not None:
-            found.append(made.VerifyEach(numbers=options["verify_each"] == "numbers"))
-        if options["dump_dir"] is not None:
-            found.append(made.Dumps(options["dump_dir"]))
-        before, after = options["print_before_all"], options["print_after_all"]
-        if before or after:
-            found.append(made.Printed(write=_note, before=before, after=after))
-        if options["print_after"] and not after:
-            found.append(made.Printed(write=_note, only=options["print_after"]))
-        if options["print_changed"]:
-            found.append(made.PrintChanged(write=_note))
-        # Timing last, so that it does not count the work of the others.
-        found += [statistics, timing]
-        return cls(
-            instruments=[i for i in found if i is not None],
-            timing=timing,
-            statistics=statistics,
-            bisected=bisected,
-        )
-
-    def tell(self) -> None:
-        """Print statistics and timings to standard error."""
-        for title, table in (("statistics", self.statistics), ("time of passes", self.timing)):
-            if table is not None:
-                _note(f"{title}:\n{table}")
-
-    def to_dict(self, manager: Pipeline, result: PassResult) -> dict[str, Any]:
-        """Return result, statistics and timings for ``--json``."""
-        counts = {} if self.statistics is None else self.statistics.counts
-        return {
-            "graph": result.joint.name,
-            "pipeline": str(manager),
-            "modified": result.modified,
-            "partitioned": result.forward is not None,
-            "statistics": {" > ".join(path): dict(of) for path, of in counts.items()},
-            "timing": [] if self.timing is None else self.timing.to_dict(),
-            "bisect": [] if self.bisected is None else self.bisected.lines,
-        }
+    if options["opt_bisect_limit"] is not None:
+        yield made.OptBisect(options["opt_bisect_limit"], write=_note)
+    if options["repro_dir"] is not None:
+        yield made.Reproducer(options["repro_dir"])
+    if options["verify_each"] is not None:
+        yield made.VerifyEach(numbers=options["verify_each"] == "numbers")
+    if options["dump_dir"] is not None:
+        yield made.Dumps(options["dump_dir"])
+    before, after = options["print_before_all"], options["print_after_all"]
+    if before or after:
+        yield made.Printed(write=_note, before=before, after=after)
+    if options["print_after"] and not after:
+        yield made.Printed(write=_note, only=options["print_after"])
+    if options["print_changed"]:
+        yield made.PrintChanged(write=_note)
+    if options["statistics"]:
+        yield made.Statistics()
+    if options["time_passes"]:  # last, so that it does not count the work of the others
+        yield made.Timing()
 
 
 def _note(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,17 +25,18 @@ class Checked(ParamType):
 
     Args:
         name: name of the type in the help.
-        read: function that converts the text to the value. A `RematError` that ``read`` raises
-            becomes wrong usage.
+        read: function that converts the text to the value, or ``"module:function"`` to import it
+            when a value is read. A `RematError` that the function raises becomes wrong usage.
     """
 
-    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+    def __init__(self, name: str, read: Callable[[str], Any] | str) -> None:
         self.name = name
         self._read = read
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        read = pkgutil.resolve_name(self._read) if isinstance(self._read, str) else self._read
         try:
-            return self._read(value)
+            return read(value)
         except RematError as error:
             self.fail(one_line(error), param, ctx)
 

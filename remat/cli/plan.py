@@ -10,16 +10,12 @@ import click
 from remat.cli import params
 from remat.cli.commands import (
     budget_option,
-    capture_graphs,
-    chunk_option,
-    late_options,
+    capture_model,
     main,
     model_options,
-    offload_option,
-    policy_option,
     solver_option,
     takes_request,
-    title_of,
+    value_options,
 )
 from remat.cli.progress import Progress
 
@@ -42,9 +38,7 @@ if TYPE_CHECKING:
     metavar="PAIR",
     help="pair of saved-tensor hooks that what is saved passes through: bf16, float8, int8, cpu-offload",
 )
-@offload_option
-@policy_option
-@chunk_option
+@value_options
 @click.option(
     "--no-fullgraph",
     "fullgraph",
@@ -89,14 +83,13 @@ def plan(
             "'--plot' draws the step of one graph; leave '--no-fullgraph' out, or draw the plans from Python"
         )
     with Progress() as progress:
-        example, joints, captured = capture_graphs(progress, model, overrides, **options)
+        step = capture_model(progress, model, overrides, **options)
         progress.step("planning")
-        with late_options("offload"):
-            made: Plan | PlanSet = (
-                plan_graph(joints[0], request, on_step=progress.detail)
-                if len(joints) == 1
-                else plan_graphs(joints, request)
-            )
+        made: Plan | PlanSet = (
+            plan_graph(step.joint, request, on_step=progress.detail)
+            if len(step.joints) == 1
+            else plan_graphs(step.joints, request)
+        )
         if plot is not None and isinstance(made, Plan):
             progress.step("drawing")
             made.plot(plot)
@@ -105,8 +98,8 @@ def plan(
     if as_json:
         click.echo(made.to_json(), nl=False)
         return
-    for joint, one in zip(joints, [made] if isinstance(made, Plan) else made, strict=True):
-        tables.show(tables.plan_table(one, title_of(example, joint, captured), str(request.cost)))
+    for joint, one in zip(step.joints, [made] if isinstance(made, Plan) else made, strict=True):
+        tables.show(tables.plan_table(one, step.title(joint), str(request.cost)))
     if not isinstance(made, Plan):
         click.echo(made.explain().partition("\n")[0])
     elif request.budget.on_peak and options["lower"] == "inductor":

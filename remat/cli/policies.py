@@ -10,15 +10,12 @@ import click
 from remat.cli.commands import (
     budget_option,
     capture_model,
-    chunk_option,
     echo_json,
     main,
     model_options,
-    offload_option,
-    policy_option,
     solver_option,
     takes_request,
-    title_of,
+    value_options,
 )
 from remat.cli.progress import Progress
 
@@ -31,9 +28,7 @@ if TYPE_CHECKING:
 @model_options
 @budget_option
 @solver_option
-@offload_option
-@policy_option
-@chunk_option
+@value_options
 @takes_request
 def policies(
     model: str,
@@ -52,9 +47,9 @@ def policies(
     from remat.report.by_module import module_rows, policies_of
 
     with Progress() as progress:
-        example, joint, captured_s = capture_model(progress, model, overrides, **options)
+        step = capture_model(progress, model, overrides, **options)
         progress.step("planning")
-        plan = plan_graph(joint, request, on_step=progress.detail)
+        plan = plan_graph(step.joint, request, on_step=progress.detail)
         rows = module_rows(plan.uses())
     asked = {p.pattern: p.value for p in request.policies.given} or policies_of(rows)
     if as_json:
@@ -62,7 +57,7 @@ def policies(
             {"modules": [_figures(row) for row in rows], "policies": asked, "unit": plan.unit}
         )
         return
-    click.echo(f"{title_of(example, joint, captured_s)}; budget {plan.asked.label}")
+    click.echo(f"{step.title()}; budget {plan.asked.label}")
     for line in _table(rows, plan.unit):
         click.echo(line)
     given = {"budget": str(request.budget), "policies": asked}

@@ -20,7 +20,6 @@ from remat.cli.commands import (
     time_limit_option,
 )
 from remat.cli.errors import fail
-from remat.cli.example import Example
 from remat.cli.models import load, users_code
 from remat.cli.progress import Progress
 from remat.errors import BudgetError, CaptureError, RematError
@@ -33,17 +32,11 @@ if TYPE_CHECKING:
 MODES = ("operator-level-cost-model", "operator-level-benchmark")
 
 
-def _memory(text: str) -> int | float:
-    from remat.sac.api.checkpointing import read_memory
-
-    return read_memory(text)
-
-
 @main.command()
 @model_arguments
 @click.option(
     "--memory",
-    type=params.Checked("memory", _memory),
+    type=params.Checked("memory", "remat.sac.api.checkpointing:read_memory"),
     required=True,
     help="what a step may take at its peak: 12GiB, bytes, or a ratio of the peak such as 0.5",
 )
@@ -138,7 +131,8 @@ def sac(
     not_run: RematError | None = None
     with Progress() as progress:
         progress.step("building the model")
-        example = _load(model, overrides, batch, seq, real=run_it or fake is False)
+        device = "cpu" if run_it or fake is False else "meta"  # a real step needs real weights
+        example = load(model, overrides, batch=batch, seq=seq, device=device)
         if not isinstance(example.model, nn.Module):
             raise CaptureError(
                 f"MODEL '{model}' is a {type(example.model).__name__}; expected a torch.nn.Module: "
@@ -172,7 +166,10 @@ def sac(
     if as_json and not_run is None:
         echo_json(found)
     elif not as_json:
-        _show(example, plan, checked)
+        click.echo(f"{example.title}\n")
+        click.echo(plan.explain())
+        if checked is not None:
+            _show_measured(plan, checked)
         if cost is None and mode == MODES[0] and not_run is None:
             click.echo(
                 "times are those of an H100; --cost roofline:epyc estimates for a CPU", err=True
@@ -185,33 +182,6 @@ def sac(
     if not_run is not None:
         failure = CaptureError(f"the plan stands above, but no step could be run: {not_run}")
         fail(failure, found if as_json else None)
-
-
-def _load(
-    spec: str, overrides: tuple[str, ...], batch: int | None, seq: int | None, *, real: bool
-) -> Example:
-    """Build MODEL; an ``hf`` model is built on the CPU with real weights if ``real`` is True.
-
-    Args:
-        spec: MODEL as typed.
-        overrides: ``key=value`` texts for the config of an ``hf`` model.
-        batch: batch size; None: the default.
-        seq: sequence length of an ``hf`` model; None: the default.
-        real: whether the model must be able to run.
-    """
-    kind = spec.removeprefix("hf:")
-    if not real or kind == spec:
-        return load(spec, overrides, batch=batch, seq=seq)
-    from remat.cli.hf import build
-
-    return build(kind, overrides, batch=batch, seq=seq, device="cpu")
-
-
-def _show(example: Example, plan: SACPlan, checked: Checked | None) -> None:
-    click.echo(f"{example.title}\n")
-    click.echo(plan.explain())
-    if checked is not None:
-        _show_measured(plan, checked)
 
 
 def _show_measured(plan: SACPlan, checked: Checked) -> None:

@@ -23,12 +23,6 @@ if TYPE_CHECKING:
     from remat.planning.experiment_table import ExperimentRow
 
 
-def _table(text: str) -> Path:
-    from remat.planning.experiment_table import checked_path
-
-    return checked_path(text)
-
-
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -99,7 +93,7 @@ def _list(
 @click.option(
     "-o",
     "--output",
-    type=params.Checked("path", _table),
+    type=params.Checked("path", "remat.planning.experiment_table:checked_path"),
     metavar="FILE",
     help="the table, .json, .csv or .parquet; what it, or FILE.partial, has already is not planned again",
 )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from remat.arguments import BUDGET, COST, SOLVER, Unset, value_of
-from remat.errors import ProblemError, RematError
+from remat.errors import ProblemError, about
 from remat.graph.costs import CostModel
 from remat.graph.costs.links import DEFAULT_LINK, Link
 from remat.graph.joint import JointGraph
@@ -125,31 +124,31 @@ class PlanRequest:
         """
         known = registry()
         known.learn_operators()  # fingerprints depend on the operators that plugins declare
-        with _about("budget"):
+        with about("budget"):
             read_budget = Budget.parse(value_of(budget))
-        with _about("solver"):
+        with about("solver"):
             ready = known.solver(value_of(solver), isolation=isolation)
-        with _about("cost"):
+        with about("cost"):
             model = known.cost_model(value_of(cost))
-        with _about("time_limit"):
+        with about("time_limit"):
             check_time_limit(time_limit)
-        with _about("hooks"):
+        with about("hooks"):
             pair = None if hooks is None else SavedTensorHooks.of(hooks)
-        with _about("offload"):
+        with about("offload"):
             link = None if offload is None else Link.parse(offload)
-        with _about("host_memory"):
+        with about("host_memory"):
             host_bytes = _read_bytes(host_memory)
-        with _about("reread_inputs"):
+        with about("reread_inputs"):
             if type(reread_inputs) is not bool:
                 raise ProblemError(
                     f"reread_inputs is {reread_inputs!r}; expected True (backward may read the inputs "
                     "of the step again) or False (it may not, so that they can be overwritten before it)"
                 )
-        with _about("policies"):
+        with about("policies"):
             read = read_policies(policies)
-        with _about("chunk"):
+        with about("chunk"):
             split = _read_chunk(chunk)
-        with _about("plan"):
+        with about("plan"):
             saved = None if plan is None else read_plan(plan)
             plans = (saved,) if isinstance(saved, Plan) else saved or ()
             plan_costs = {p.cost: known.cost_model(p.cost) for p in plans}
@@ -185,7 +184,7 @@ class PlanRequest:
             "policies": bool(read),
             "chunk": split is not None,
         }
-        with _about("pipeline"):
+        with about("pipeline"):
             made._refuse_beside_pipeline([name for name, is_given in given.items() if is_given])
             made = replace(made, pipeline=_read_pipeline(pipeline))
         made._check_offload()
@@ -249,7 +248,7 @@ class PlanRequest:
             ProblemError: nothing could be offloaded over the link.
         """
         if self.offload is not None and not budget.on_peak:
-            with _about("offload"):
+            with about("offload"):
                 raise ProblemError(
                     f"offload is given with budget {budget.label}, and nothing is tagged for offloading; "
                     "expected a budget on the peak, which is what offloading lowers: remat.Peak('40GiB') or "
@@ -278,7 +277,7 @@ class PlanRequest:
             ProblemError: the request has ``chunk="auto"``.
         """
         if self.chunk == "auto":
-            with _about("chunk"):
+            with about("chunk"):
                 raise ProblemError(
                     f"{who} does not choose a number of chunks; give one, such as chunk=8, or plan one graph within a "
                     "peak"
@@ -287,7 +286,7 @@ class PlanRequest:
     def _check_chunk(self) -> None:
         """Raise a ProblemError if the number of chunks is to be chosen without a budget on the peak."""
         if self.chunk == "auto" and self.plan is None and not self.budget.on_peak:
-            with _about("chunk"):
+            with about("chunk"):
                 raise ProblemError(
                     f"chunk='auto' is given with budget {self.budget.label}; expected a budget on the peak, by which "
                     "the number of chunks is chosen: remat.Peak('40GiB') or remat.Peak(0.5), or a number: chunk=8"
@@ -304,7 +303,7 @@ class PlanRequest:
         """
         if self.offload is None:
             return
-        with _about("offload"):
+        with about("offload"):
             raise ProblemError(
                 f"{who} does not offload; leave offload out, or plan one graph within a peak"
             )
@@ -312,14 +311,14 @@ class PlanRequest:
     def _check_offload(self) -> None:
         """Raise a ProblemError if offloading conflicts with another option."""
         if self.host_memory is not None and (self.hooks is not None or self.pipeline is not None):
-            with _about("host_memory"):
+            with about("host_memory"):
                 raise ProblemError(
                     "host_memory is given beside hooks or a pipeline, whose bytes in the host's memory are not planned; "
                     "leave one of them out"
                 )
         if self.offload is None:
             return
-        with _about("offload"):
+        with about("offload"):
             if self.hooks is not None:
                 raise ProblemError(
                     f"offload and hooks={self.hooks.name!r} are given; hooks pack every saved value, offload "
@@ -345,7 +344,7 @@ class PlanRequest:
         Raises:
             SolverError: no solver has the name, or the solver cannot run here.
         """
-        with _about("solver"):
+        with about("solver"):
             return replace(self, solver=registry().solver(solver, isolation=isolation))
 
     def on(self, joint: JointGraph) -> PlanRequest:
@@ -444,16 +443,6 @@ def _read_bytes(given: object) -> int | None:
             "such as '64GiB'"
         )
     return None if given is None else int(nbytes)  # type: ignore[call-overload]
-
-
-@contextlib.contextmanager
-def _about(option: str) -> Iterator[None]:
-    """Set the attribute ``option`` of errors that the ``with`` block raises, so that callers can name the option."""
-    try:
-        yield
-    except RematError as error:
-        error.option = option
-        raise
 
 
 def _read_chunk(given: ChunkOption) -> ChunkLoss | Literal["auto"] | None:

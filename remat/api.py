@@ -214,26 +214,13 @@ def plan(
         ProblemError: an argument is invalid, or two arguments conflict.
         PassError: a pass of ``pipeline`` fails.
     """
+    options = dict(locals())  # all arguments; no other local name comes before this line
     from remat.planning.plan_set import plan_graphs
     from remat.planning.planner import plan_graph
     from remat.planning.request import PlanRequest
 
-    request = PlanRequest.of(
-        budget=budget,
-        solver=solver,
-        cost=cost,
-        time_limit=time_limit,
-        plan=plan,
-        pipeline=pipeline,
-        count_outputs=count_outputs,
-        hooks=hooks,
-        reread_inputs=reread_inputs,
-        isolation=isolation,
-        offload=offload,
-        host_memory=host_memory,
-        policies=policies,
-        chunk=chunk,
-    )
+    del options["joint"]
+    request = PlanRequest.of(**options)
     if isinstance(joint, (list, tuple)):
         return plan_graphs(joint, request)
     return plan_graph(joint, request)  # type: ignore[arg-type]  # it says what it may be

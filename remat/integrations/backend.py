@@ -7,8 +7,6 @@ eagerly.
 from __future__ import annotations
 
 import contextlib
-import copy
-import difflib
 import inspect
 import threading
 import weakref
@@ -20,14 +18,13 @@ from torch import fx
 
 from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER
-from remat.errors import ProblemError, RematError
+from remat.errors import ProblemError, RematError, did_you_mean
 from remat.graph.capture import LOWERINGS
 from remat.graph.capture_errors import name_plain_failure
 from remat.graph.joint import JointGraph, copy_module
 from remat.integrations.budget_loop import CompiledBudget, compile_within_budget
 from remat.integrations.compile_progress import CompileProgress
 from remat.integrations.partitioner import (
-    CompiledGraphs,
     Partitioner,
     StepPartition,
     name_of,
@@ -79,14 +76,14 @@ class Backend:
     def __init__(self, options: Mapping[str, Any], mode: str | None = None) -> None:
         given = dict(options)
         ours = {k: given.pop(k) for k in OPTIONS if k in given}
-        self._lower = ours.get("lower", "inductor")
-        if self._lower not in LOWERINGS:
+        lower = ours.setdefault("lower", "inductor")
+        if lower not in LOWERINGS:
             raise ProblemError(
-                f"option 'lower' is {self._lower!r}; expected one of {', '.join(map(repr, LOWERINGS))}"
+                f"option 'lower' is {lower!r}; expected one of {', '.join(map(repr, LOWERINGS))}"
             )
         _refuse_unknown(given)
-        self._partition = Partitioner(**{**ours, "lower": self._lower})
-        if self._lower == "eager":
+        self._partition = Partitioner(**ours)
+        if lower == "eager":
             if given or mode is not None:
                 names = ", ".join(repr(k) for k in given) or f"mode={mode!r}"
                 raise ProblemError(
@@ -96,7 +93,6 @@ class Backend:
             self._patches: dict[str, Any] = {}
         else:
             self._patches = _inductor_options(self._partition, given, mode)
-        self._graphs = CompiledGraphs()
         self._options = options  # kept alive, so that no other dict gets its id in `_BACKENDS`
         self._given = dict(options), mode
 
@@ -145,9 +141,8 @@ class Backend:
             raise _for_dynamo(error) from None
 
     def _compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        lower, partition = self._lower, copy.copy(self._partition)
-        partition.graphs = self._graphs  # the copy lacks them; see `Partitioner.__getstate__`
-        known = CompiledBudget()
+        partition, known = self._partition, CompiledBudget()
+        lower = partition.lower
         step = StepPartition(partition, _plan if lower == "eager" else known.plan, watched=True)
         step.join(gm, example_inputs)
         with (
@@ -176,14 +171,9 @@ class Backend:
                 step.check_host()
                 look = guard_sizes(example_inputs, made, saved=step.applies_saved, watched=True)
             step.progress.finish(made)
+            count = step.count_runs(gm, example_inputs)
             return wrap_step(
-                compiled,
-                made.reread_outputs,
-                made.graph,
-                by_inductor=lower == "inductor",
-                reread_inputs=made.reread_inputs,
-                count=step.count_runs(gm, example_inputs),
-                look=look,
+                compiled, made, by_inductor=lower == "inductor", count=count, look=look
             )
 
 
@@ -288,24 +278,8 @@ def backend(
         RematError: an option is invalid. It is raised by this function, not by the first
             compilation.
     """
-    given = {
-        "budget": budget,
-        "solver": solver,
-        "cost": cost,
-        "time_limit": time_limit,
-        "plan": plan,
-        "pipeline": pipeline,
-        "rank_wait_s": rank_wait_s,
-        "hooks": hooks,
-        "reread_inputs": reread_inputs,
-        "repro": repro,
-        "offload": offload,
-        "host_memory": host_memory,
-        "policies": policies,
-        "chunk": chunk,
-        "strict": strict,
-        "lower": lower,
-    }
+    given = dict(locals())  # all arguments; no other local name comes before this line
+    del given["inductor"], given["mode"]
     return Backend(given | inductor, mode)
 
 
@@ -343,16 +317,10 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
         return
     theirs = torch_compat.list_options()
     for name in options:
-        if not isinstance(name, str) or name.replace("-", "_") not in theirs:
-            written = str(name).replace("-", "_")
-            # A stable sort: of two equally near names, remat's comes first, since Inductor has hundreds.
-            near = [
-                match
-                for names in (OPTIONS, theirs)
-                for match in difflib.get_close_matches(written, names, n=1)
-            ]
-            near.sort(key=lambda match: -difflib.SequenceMatcher(None, written, match).ratio())
-            meant = f"; did you mean '{near[0]}'?" if near else ""
+        written = str(name).replace("-", "_")
+        if not isinstance(name, str) or written not in theirs:
+            # remat's names first, since Inductor has hundreds.
+            meant = did_you_mean(written, OPTIONS) or did_you_mean(written, theirs)
             raise ProblemError(
                 f"option {name!r} is known to neither remat ({', '.join(OPTIONS)}) nor Inductor "
                 f"(torch._inductor.list_options() lists its options){meant}"

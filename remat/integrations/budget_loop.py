@@ -129,8 +129,14 @@ def _compile_once(
         if attempt.is_new:
             attempt.finish()
             return compiled
-        if _restore(step, gm, compiled):
+        keys = plan_cache.graph_keys(compiled) or ()
+        if len(keys) == 1:  # no backward graph, hence no plan
             return compiled
+        record = plan_cache.find(keys) if keys else None
+        if record is not None:
+            with contextlib.suppress(PlanError):  # the record holds no valid plan
+                restore(step, gm, record)
+                return compiled
     # The cached step has no usable plan: compile without AOTAutograd's cache, so that it is partitioned.
     attempt = Attempt(step, known, whole=whole)
     compiled = attempt.compile(gm, inputs, patches)
@@ -347,33 +353,6 @@ class Attempt(torch_compat.CustomPartitionerFn):
         if not self._known.is_open(made, self._step.asked):
             timed = "" if timeline is None else write_timeline(timeline)
             plan_cache.keep(keys, replace(self.record, plan=made.to_json(), timeline=timed))
-
-
-def _restore(step: StepPartition, gm: fx.GraphModule, compiled: Any) -> bool:
-    """Restore the plan of a step that came from AOTAutograd's cache.
-
-    Args:
-        step: receives the plan.
-        gm: the graph from Dynamo.
-        compiled: the compiled step from the cache.
-
-    Returns:
-        Whether the compiled step can be used: its plan was restored, or it has no backward and thus
-        no plan.
-    """
-    keys = plan_cache.graph_keys(compiled)
-    if keys is None:
-        return False
-    if len(keys) == 1:  # no backward graph, hence no plan
-        return True
-    record = plan_cache.find(keys)
-    if record is None:
-        return False
-    try:
-        restore(step, gm, record)
-    except PlanError:
-        return False
-    return True
 
 
 def restore(step: StepPartition, gm: fx.GraphModule, record: CachedPlan) -> None:

@@ -413,12 +413,14 @@ class StepPartition:
         self.stage("planning")
         try:
             with at_declared_sizes(primals, in_bytes=self.options.in_bytes):
-                return self._split(joint)
+                return self._split(joint, primals)
         except Exception as error:
             report(error, joint, self.options.repro, self._described)
             raise
 
-    def _split(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def _split(
+        self, joint: JointGraph, primals: Sequence[Any]
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
         if not has_tangents(joint):
             state = split(prepare(joint, in_place=True))
             assert state.forward is not None
@@ -437,9 +439,8 @@ class StepPartition:
         if asked.policies and asked.plan is None:
             self._match_policies(joint)
             self.asked = asked = replace(asked, has_matched=True)
-        kind = _kind_of(joint)  # before planning changes the graph
+        kind = code_of(parameters_of(joint))  # before planning changes the graph
         self.meet(kind)
-        primals = [node.meta.get("val") for node in primals_of(joint)]
         if self.beside[1]:  # this graph gets what the other graphs of the step leave of the peak
             left = max(1, (asked.budget.peak_bytes or 0) - self.beside[1])
             self.asked = asked = replace(asked, budget=Budget(peak_bytes=left))
@@ -708,83 +709,40 @@ def partitioner(
     It is passed as ``aot_autograd(partition_fn=…)`` or as Inductor's ``custom_partitioner_fn``.
 
     Args:
-        budget: a limit on the peak or on the saved bytes, such as ``"40GiB"``; see `remat.plan` for
-            all forms. If ``plan`` is given too, graphs without a saved plan are planned under this
-            budget.
-        solver: name of the solver that decides, or a `remat.Solver`; ``"auto"`` takes the best plan
-            of several solvers.
-        cost: the cost model, such as ``"roofline:a100"``; see `remat.plan` for others.
-        time_limit: seconds for the solver; None: no time limit.
-        plan: saved plans to reuse: a `remat.Plan` or `remat.PlanSet`, its JSON text, or a path to
-            the JSON file. A graph without a saved plan is refused unless ``budget`` is given too.
-        pipeline: passes to run instead of the default ones, as text or as a pipeline; see
-            `remat.default_pipeline`.
-        rank_wait_s: seconds that the other ranks of a job wait for the decision of rank 0. Ranks
-            with the same graph share that decision. None: every rank decides alone.
-        hooks: saved-tensor hooks that pack saved values after forward and unpack them in backward,
-            such as ``"bf16"``; see `remat.plan` for others.
-        reread_inputs: whether backward may read the inputs of the step again. If False, backward
-            reads only parameters, buffers, and inputs that eager autograd would have saved too.
-        repro: the folder for a reproducer of an unexpected planning error. None: the folder that
-            the environment variable ``REMAT_REPRO_DIR`` names, else a temporary folder. False: no
-            reproducer.
-        offload: speed of the link to the host, such as ``"25GB/s"`` or ``"pcie4"``, over which
-            saved values may be copied; see `remat.plan`. None: no offloading.
-        host_memory: the most bytes that offloaded values may take in the host's memory at one time,
-            such as ``"64GiB"``; None: no limit.
-        policies: what happens to the values of modules, by globs over the modules' names, such as
-            ``{"*.mlp": "recompute"}``; see `remat.plan`.
-        chunk: number of chunks of tokens into which the final linear layer and the loss of a language
-            model are split, or ``"auto"``; see `remat.plan`. None: leave the loss whole.
-        strict: whether every compilation refuses a budget in bytes that cannot be met. By default
-            only the first compilation of a step refuses it. A recompilation, such as for a longer
-            batch during training, warns once and runs the plan with the least peak.
+        budget: as in `remat.backend`.
+        solver: as in `remat.backend`.
+        cost: as in `remat.backend`.
+        time_limit: as in `remat.backend`.
+        plan: as in `remat.backend`.
+        pipeline: as in `remat.backend`.
+        rank_wait_s: as in `remat.backend`.
+        hooks: as in `remat.backend`.
+        reread_inputs: as in `remat.backend`.
+        repro: as in `remat.backend`.
+        offload: as in `remat.backend`.
+        host_memory: as in `remat.backend`.
+        policies: as in `remat.backend`.
+        chunk: as in `remat.backend`.
+        strict: as in `remat.backend`.
 
     Raises:
         RematError: an option is invalid. It is raised by this function, not by the first
             compilation.
     """
-    return Partitioner(
-        budget=budget,
-        solver=solver,
-        cost=cost,
-        time_limit=time_limit,
-        plan=plan,
-        pipeline=pipeline,
-        rank_wait_s=rank_wait_s,
-        hooks=hooks,
-        reread_inputs=reread_inputs,
-        repro=repro,
-        offload=offload,
-        host_memory=host_memory,
-        policies=policies,
-        chunk=chunk,
-        strict=strict,
-    )
-
-
-def _kind_of(joint: JointGraph) -> str:
-    """Return a text that identifies a piece of code and its parameters across recompilations.
-
-    Dynamo compiles a piece of code again for other shapes or modes. Two layers of one class share
-    their code, but may differ in the shapes of their parameters. The text is empty if Dynamo is not
-    compiling.
-    """
-    return code_of(parameters_of(joint))
+    return Partitioner(**locals())
 
 
 def code_of(parameters: str) -> str:
     """Return an identity of the code that Dynamo compiles now, and of its parameters.
 
-    The identity is a text: Dynamo's number of the code, then ``parameters``. It is empty if Dynamo
-    is not compiling.
+    The identity is the same across recompilations for other shapes or modes. It is a text: Dynamo's
+    number of the code, then ``parameters``. Two layers of one class share their code, but may
+    differ in the shapes of their parameters. The text is empty if Dynamo is not compiling.
 
     Args:
         parameters: the result of `parameters_of`.
     """
-    from remat.torch_compat import CompileContext
-
-    where = CompileContext.current_compile_id()
+    where = torch_compat.CompileContext.current_compile_id()
     return "" if where is None or where.frame_id is None else f"{where.frame_id}: {parameters}"
 
 
@@ -811,18 +769,11 @@ def joint_of(gm: fx.GraphModule, lower: str, **convention: Any) -> JointGraph:
         lower=lower,
         name=name_of(gm),
     )
-    _mark_static_inputs(joint)
-    return joint
-
-
-def _mark_static_inputs(joint: JointGraph) -> None:
-    """Mark for Inductor which inputs of a joint graph have the same address in every step.
-
-    From PyTorch 2.15 on, Inductor reads this mark. It treats backward inputs without a mark as
-    static, that is, as having the same address in every step.
-    """
+    # From PyTorch 2.15 on, Inductor reads this mark. It treats backward inputs without a mark as static, that is, as
+    # having the same address in every step.
     for place, node in enumerate(primals_of(joint)):
         node.meta["is_static_input"] = place in joint.static_inputs
+    return joint
 
 
 def name_of(gm: fx.GraphModule) -> str:
@@ -830,9 +781,7 @@ def name_of(gm: fx.GraphModule) -> str:
 
     If no module, or more than one, contains all modules of the graph, the class is ``graph``.
     """
-    from remat.torch_compat import CompileContext
-
-    where = CompileContext.current_compile_id()
+    where = torch_compat.CompileContext.current_compile_id()
     stacks = (node.meta.get("nn_module_stack") for node in gm.graph.nodes)
     roots = {next(iter(stack.items())) for stack in stacks if stack}
     label = "graph"

@@ -542,13 +542,11 @@ def _largest(
 
 def wrap_step(
     compiled: Callable[..., Any],
-    places: Sequence[int],
-    name: str,
+    made: Plan,
     *,
     by_inductor: bool,
-    reread_inputs: bool,
-    count: Callable[[Sequence[Any], Sequence[Any], Any], None] | None = None,
-    look: Callable[[Sequence[Any], Any], None] | None = None,
+    count: Callable[[Sequence[Any], Sequence[Any], Any], None] | None,
+    look: Look | None,
 ) -> Callable[..., Any]:
     """Wrap a compiled step so that backward may run twice and writes to reread outputs are refused.
 
@@ -558,11 +556,8 @@ def wrap_step(
 
     Args:
         compiled: the compiled step, which returns a flat list of values.
-        places: positions of the outputs that backward reads.
-        name: name of the step in messages.
+        made: its plan.
         by_inductor: whether Inductor compiled the step.
-        reread_inputs: whether the plan lets backward read inputs again. If False, backward reads
-            only outputs that it reads under eager PyTorch too.
         count: called after each run that can be differentiated, with its arguments, its outputs,
             and the node of autograd's graph that runs backward.
         look: called after each run that can be differentiated, with its arguments and the node of
@@ -571,8 +566,10 @@ def wrap_step(
     Returns:
         The wrapped step.
     """
+    # The wrapped step must not keep the plan's modules alive, so it has no reference to the plan.
+    places, name = made.reread_outputs, made.graph
     advice = "Write to a clone of it"
-    if reread_inputs:
+    if made.reread_inputs:
         advice += ", or say reread_inputs=False: then backward reads neither inputs nor outputs again, and keeps more"
     met: list[type] = []
 

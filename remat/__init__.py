@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from remat.lazy import names_for_types
 from remat.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -62,62 +63,13 @@ if TYPE_CHECKING:
     from remat.units import Peak as Peak
     from remat.units import Saved as Saved
 
-#: The module from which each public name is imported.
-_HOME = {
-    "PassManager": "remat.planning.pipelines",
-    "default_pipeline": "remat.api",
-    "compare": "remat.planning.experiments",
-    "fit": "remat.planning.fit",
-    "Fit": "remat.planning.fit_table",
-    "FitRow": "remat.planning.fit_table",
-    "frontier": "remat.api",
-    "instance": "remat.api",
-    "knapsack_fn": "remat.api",
-    "plan": "remat.api",
-    "solve": "remat.api",
-    "sweep": "remat.planning.experiments",
-    "solver_names": "remat.api",
-    "partitioner": "remat.integrations.partitioner",
-    "plans": "remat.integrations.plan_log",
-    "backend": "remat.integrations.backend",
-    "torch_solver": "remat.integrations.torch_knapsack",
-    "RematError": "remat.errors",
-    "Peak": "remat.units",
-    "Saved": "remat.units",
-    "PeakWarning": "remat.errors",
-    "capture": "remat.graph.capture",
-    "JointGraph": "remat.graph.joint",
-    "region": "remat.graph.policies",
-    "declare_pure": "remat.graph.purity",
-    "undeclare_pure": "remat.graph.purity",
-    "GraphInfoProvider": "remat.graph.knapsack_evaluator",
-    "KnapsackEvaluator": "remat.graph.knapsack_evaluator",
-    "Pass": "remat.passes.core.base",
-    "SavedTensorHooks": "remat.passes.packing.pairs",
-    "Analysis": "remat.passes.core.state",
-    "Plan": "remat.planning.plan",
-    "PlanSet": "remat.planning.plans",
-    "hookimpl": "remat.plugins.hooks",
-    "Reduced": "remat.reduction",
-    "reduce": "remat.reduction",
-    "Solver": "remat.solvers.base",
-    "Instance": "remat.solvers.instances",
-    "load_instance": "remat.solvers.instances",
-    "save_instance": "remat.solvers.instances",
-    "GraphProblem": "remat.solvers.graph_problem",
-    "KnapsackProblem": "remat.solvers.problem",
-    "ScheduleProblem": "remat.solvers.schedule_problem",
-    "Answer": "remat.solvers.solution",
-    "Schedule": "remat.solvers.solution",
-    "ScheduleAnswer": "remat.solvers.solution",
-    "Solution": "remat.solvers.solution",
-    "Status": "remat.solvers.solution",
-}
+#: The place of each public name, as ``module:name``.
+_HOMES = names_for_types(__file__)
 
 #: Public submodules, used as ``remat.sac.apply``. They are imported on first use too.
 _MODULES = ("checkpointing", "sac")
 
-__all__ = sorted([*_HOME, *_MODULES, "__version__"])
+__all__ = sorted({*_HOMES, *_MODULES, "__version__"})
 
 
 def __getattr__(name: str) -> Any:
@@ -128,12 +80,11 @@ def __getattr__(name: str) -> Any:
     """
     if name in _MODULES:
         return importlib.import_module(f"remat.{name}")
-    home = _HOME.get(name)
-    if home is None:
+    if name not in _HOMES:
         raise AttributeError(f"module 'remat' has no attribute {name!r}", name=name)
-    value = getattr(importlib.import_module(home), name)
     # A module-level ``__getattr__`` runs only for missing names: the next access skips this function.
-    globals()[name] = value
+    module, _, own = _HOMES[name].partition(":")
+    value = globals()[name] = getattr(importlib.import_module(module), own)
     return value
 
 

@@ -11,15 +11,14 @@ attributes of PyTorch's objects.
 
 from __future__ import annotations
 
-import ast
 import functools
 import re
 import warnings
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remat.errors import TorchVersionError
+from remat.lazy import names_for_types
 
 #: The minor versions of PyTorch on which the whole test suite passes, oldest first.
 TESTED = ("2.13", "2.14", "2.15")
@@ -124,25 +123,13 @@ if TYPE_CHECKING:
 ELSEWHERE: dict[str, tuple[str, ...]] = {}
 
 
-def _homes() -> dict[str, tuple[str, ...]]:
-    """Return, for each private name, the places where PyTorch may define it, as ``module:name``.
-
-    The first place is the one imported under ``TYPE_CHECKING``.
-    """
-    # From the source, so that a name is written once, for type checkers and for `look_up`.
-    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
-    block = next(node for node in tree.body if isinstance(node, ast.If))
-    return {
-        name: (f"{line.module}:{alias.name}", *ELSEWHERE.get(name, ()))
-        for line in block.body
-        if isinstance(line, ast.ImportFrom) and line.module != "torch"
-        for alias in line.names
-        for name in [alias.asname or alias.name]
-    }
-
-
-#: For each private name, the places where PyTorch may define it.
-HOMES = _homes()
+#: For each private name, the places where PyTorch may define it, as ``module:name``. The first place is the one imported
+#: under ``TYPE_CHECKING``.
+HOMES = {
+    name: (home, *ELSEWHERE.get(name, ()))
+    for name, home in names_for_types(__file__).items()
+    if home != "torch:fx"
+}
 
 #: By namespace of operators: the modules of PyTorch that register these operators when they are imported.
 REGISTERED_BY = {

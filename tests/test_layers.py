@@ -16,6 +16,7 @@ ROOT = Path(remat.__file__).parent
 #: The rooms, each on those before it.
 ROOMS = (
     "version",
+    "lazy",
     "errors",
     "files",
     "arguments",
@@ -50,7 +51,7 @@ WITHOUT = {
     "cli": {"testing"},
 }
 #: Libraries that a room does without, wherever in a file the import stands.
-NEVER = {room: {"torch"} for room in (*ROOMS[:5], "solvers")}
+NEVER = {room: {"torch"} for room in (*ROOMS[:6], "solvers")}
 #: Libraries that a room imports inside of functions only.
 LAZY = {
     "torch_compat": {"torch"},

@@ -363,7 +363,10 @@ def format_apart(first: int, second: int) -> tuple[str, str]:
 
 def format_cost(cost: float, unit: str) -> str:
     """Format a cost with four digits and a unit prefix; picoseconds become s, ms, µs or ns."""
-    return _scaled(cost, tuple((name, float(size)) for name, size in scales_of(unit)[:-1]), unit)
+    for name, scale in scales_of(unit)[:-1]:
+        if cost >= scale:
+            return f"{cost / scale:.4g} {name}"
+    return f"{cost:,.0f} {unit}"
 
 
 def scales_of(unit: str) -> tuple[tuple[str, int], ...]:
@@ -376,20 +379,6 @@ def scales_of(unit: str) -> tuple[tuple[str, int], ...]:
     if _PREFIXED.fullmatch(unit):
         return ((unit, 1),)
     return tuple((f"{prefix}{unit}", size) for prefix, size in _COUNTS)
-
-
-def _scaled(number: float, units: tuple[tuple[str, float], ...], unit: str) -> str:
-    """Format a number with four digits in the largest multiple that does not exceed the number.
-
-    Args:
-        number: the number, in ``unit``.
-        units: multiples as (name, factor), largest first.
-        unit: the unit for numbers below all multiples, which are rounded to whole numbers.
-    """
-    for name, scale in units:
-        if number >= scale:
-            return f"{number / scale:.4g} {name}"
-    return f"{number:,.0f} {unit}"
 
 
 def format_share(share: float | None) -> str:

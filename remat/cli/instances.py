@@ -183,10 +183,12 @@ def _solve(
         # A problem bounds one kind of bytes, so peak bytes and saved bytes mean the same.
         budget = Budget(share=budget.share, nbytes=budget.peak_bytes or budget.nbytes)
         capacity = budget.capacity(full=full, least=instance.least_bytes or 0)
-    bounded: Any = problem.within(
-        capacity or 0 if isinstance(problem, KnapsackProblem) else capacity
-    )
-    solved: Any = run(solver, bounded, time_limit=time_limit)
+    solved: Any = run(solver, problem.within(capacity), time_limit=time_limit)
+
+    def as_cost(objective: int) -> int:
+        """Return the cost of what is not saved, also of a problem that maximises what is saved."""
+        return problem.total_value - objective if problem.maximises else objective
+
     answer: dict[str, Any]
     if given is not None:
         answer = {
@@ -197,24 +199,16 @@ def _solve(
             "once": given.cost,
             "sequence": list(solved.sequence),
         }
-    elif isinstance(problem, GraphProblem):
-        answer = {
-            "saved_bytes": solved.saved_bytes,
-            "recompute_cost": solved.cost,
-            "recompute_bound": solved.bound,
-            "saved": list(solved.saved),
-            "saved_names": [problem.names[i] for i in solved.saved],
-        }
     else:
         answer = {
-            "saved_bytes": solved.weight,
-            "recompute_cost": problem.total_value - solved.value,
-            "recompute_bound": problem.total_value - solved.bound,
+            "saved_bytes": getattr(solved, problem.bytes_taken),
+            "recompute_cost": as_cost(getattr(solved, problem.objective)),
+            "recompute_bound": as_cost(solved.bound),
             "saved": list(solved.saved),
         }
+    if isinstance(problem, GraphProblem):
+        answer["saved_names"] = [problem.names[i] for i in solved.saved]
     claimed = solved.claimed_bound
-    if claimed is not None and problem.maximises:
-        claimed = problem.total_value - claimed
     return {
         "instance": instance.name,
         "kind": instance.kind,
@@ -225,7 +219,7 @@ def _solve(
         "deterministic": solved.deterministic,
         "elapsed_s": solved.elapsed_s,
         "unit": instance.unit,
-        "claimed_bound": claimed,
+        "claimed_bound": None if claimed is None else as_cost(claimed),
         **answer,
     }
 

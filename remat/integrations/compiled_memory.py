@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,8 @@ from remat.torch_compat import pytree
 
 #: Prefixes of calls in the generated code that run no kernel: they allocate, view or check memory.
 _QUIET = ("empty_strided", "reinterpret_tensor", "assert_", "get_raw_stream")
+#: Last program point of a storage that is alive at the end.
+_NEVER = sys.maxsize
 #: Functions in the generated code that are not part of the step.
 _BESIDE = ("get_args", "benchmark_compiled_module")
 
@@ -244,19 +247,6 @@ def _numbers(value: Any) -> tuple[Any, ...]:
     )
 
 
-@dataclass(slots=True)
-class _Life:
-    """Mutable record of one storage. The fields are those of `remat.graph.liveness.Lifetime`."""
-
-    node: str
-    nbytes: int
-    kind: StorageKind
-    first: int
-    last: int | None = None
-    saved_as: str = ""
-    size: Any = None
-
-
 class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Run the generated code of both graphs, and record when each storage is allocated and freed.
 
@@ -274,8 +264,8 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sizes = sizes
         self._moments: list[str] = []
         self._boundary = 1
-        self._alive: dict[int, _Life] = {}
-        self._lives: list[_Life] = []
+        self._lives: list[Lifetime] = []
+        self._alive: dict[int, int] = {}  # by storage id: the place of its lifetime
         self._on_host: set[int] = set()
 
     def given(self, name: str, like: Any, kind: StorageKind) -> Any:
@@ -332,9 +322,9 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         for value, name in zip_longest(values, names, fillvalue=""):
             if isinstance(value, torch.Tensor):
-                life = self._alive.get(torch_compat.storage_id(value.untyped_storage()))
-                if life is not None and life.kind is StorageKind.TEMPORARY:
-                    life.kind, life.saved_as = kind, name
+                at = self._alive.get(torch_compat.storage_id(value.untyped_storage()))
+                if at is not None and self._lives[at].kind is StorageKind.TEMPORARY:
+                    self._lives[at] = replace(self._lives[at], kind=kind, saved_as=name)
 
     def timeline(self) -> Timeline:
         """Return the recorded lifetimes of all storages."""
@@ -342,14 +332,10 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._moments.append("")
         end = len(self._moments) - 1
         found = [
-            Lifetime(
-                node=x.node,
-                nbytes=x.nbytes,
-                kind=x.kind,
-                source="",
+            replace(
+                x,
                 first=min(x.first, end),
-                last=end if x.last is None else x.last,
-                saved_as=x.saved_as,
+                last=min(x.last, end),
                 size=None if self._sizes is None else self._sizes.of_step(x.size),
             )
             for x in self._lives
@@ -371,17 +357,36 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = value.untyped_storage()
         key = torch_compat.storage_id(storage)
         if key not in self._alive and key not in self._on_host:
-            nbytes = storage.nbytes()
-            life = _Life(node, hint(nbytes), kind, first=len(self._moments), size=nbytes)
-            self._alive[key] = life
-            self._lives.append(life)
+            self._alive[key] = len(self._lives)
+            self._append(node, storage.nbytes(), kind, _NEVER)
             # Not at exit: the process would run a finaliser for each live storage.
             weakref.finalize(storage, self._gone, key).atexit = False
 
+    def _append(self, node: str, nbytes: Any, kind: StorageKind, last: int) -> None:
+        """Append a lifetime that begins now.
+
+        Args:
+            node: name of the input or operator that allocates.
+            nbytes: bytes, as a number or a symbolic size.
+            kind: kind of the storage.
+            last: the last program point of the lifetime.
+        """
+        life = Lifetime(
+            node=node,
+            nbytes=hint(nbytes),
+            kind=kind,
+            source="",
+            first=len(self._moments),
+            last=last,
+            size=nbytes,
+        )
+        self._lives.append(life)
+
     def _gone(self, key: int) -> None:
-        life = self._alive.pop(key)
+        at = self._alive.pop(key)
         # A storage that was freed before the next kernel still spans one program point.
-        life.last = max(life.first, len(self._moments) - 1)
+        last = max(self._lives[at].first, len(self._moments) - 1)
+        self._lives[at] = replace(self._lives[at], last=last)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -397,18 +402,9 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._note(value, str(func), StorageKind.TEMPORARY)
         workspace = workspace_bytes(func, args, kwargs or {}, out)
         if workspace:
-            now = len(self._moments)
+            nbytes = in_proportion(workspace, (args, kwargs, out))
             name = f"workspace of {func}"
-            self._lives.append(
-                _Life(
-                    name,
-                    workspace,
-                    StorageKind.TEMPORARY,
-                    now,
-                    now,
-                    size=in_proportion(workspace, (args, kwargs, out)),
-                )
-            )
+            self._append(name, nbytes, StorageKind.TEMPORARY, len(self._moments))
         return out
 
 

@@ -252,17 +252,12 @@ def _submitted(
                     lost.append(k)
                     continue
                 except ModuleNotFoundError as error:
-                    raise _without(error) from error
+                    raise ProblemError(
+                        f"the workers of the executor cannot import '{error.name}': install remat there, in the "
+                        "version that asks, with all that the models need"
+                    ) from error
                 on_answer(k, answer)
     finally:
         for future in waiting:
             future.cancel()
     return sorted(lost)
-
-
-def _without(error: ModuleNotFoundError) -> ProblemError:
-    """Return the error for workers that cannot import a module."""
-    return ProblemError(
-        f"the workers of the executor cannot import '{error.name}': install remat there, in the version that "
-        "asks, with all that the models need"
-    )

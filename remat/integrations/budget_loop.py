@@ -382,8 +382,9 @@ class CompiledBudget:
             the first replan, and under a budget on the peak.
         peaks: dict from each decision that exceeded the budget once compiled to its compiled peak
             in bytes.
-        lowest: measurements of compilations that were planned for the least peak. Such plans are
-            tried before a budget on the peak in bytes is refused. None before the first such plan.
+        within: ``peaks`` of the decisions that were planned within a peak in bytes. Before such a
+            budget is refused, plans for the least peak are tried, and ``peaks`` has only these.
+            None before the first such plan.
         over: bytes by which the last compiled step exceeds its budget, on the rank that exceeds the
             budget most.
         times: number of replans.
@@ -394,18 +395,19 @@ class CompiledBudget:
     excess: int = 0
     tighter: Budget | None = None
     peaks: dict[Decision, int] = field(default_factory=dict)
-    lowest: CompiledBudget | None = None
+    within: dict[Decision, int] | None = None
     _chosen: Decision | None = None
     _capacity: int = 0
     _limit: int = 0
     _inputs: int = 0
     over: int = 0
     times: int = 0
+    _before: int = 0  # replans before the first plan for the least peak
     search: FusedSearch | None = field(default=None, compare=False, repr=False)
 
     @contextlib.contextmanager
     def searching(self) -> Iterator[None]:
-        """Drop ``search`` of this object and of ``lowest`` at the end of the block.
+        """Drop ``search`` at the end of the block.
 
         A search holds traced graphs. The compiled step holds this object, so the graphs would
         otherwise live as long as the step.
@@ -413,14 +415,21 @@ class CompiledBudget:
         try:
             yield
         finally:
-            for known in filter(None, (self, self.lowest)):
-                known.search = None
+            self.search = None
 
     @property
     def key(self) -> str:
         """The measurements that affect planning, as text for cache keys."""
         own = f"{self.excess} {self.tighter} {[*self.peaks.values()]}"
-        return own if self.lowest is None else f"{own}, then {self.lowest.key}"
+        return own if self.within is None else f"{[*self.within.values()]}, then {own}"
+
+    def _seek_least(self, times: int) -> None:
+        """Plan for the least peak from now on.
+
+        Args:
+            times: number of replans before the first such plan.
+        """
+        self.within, self.peaks, self.excess, self._before = self.peaks, {}, 0, times
 
     def plan(self, joint: JointGraph, request: PlanRequest, agree: AgreeRanks | None) -> Plan:
         """Plan a graph that Inductor will compile.
@@ -456,10 +465,9 @@ class CompiledBudget:
         self, joint: JointGraph, request: PlanRequest, agree: AgreeRanks | None
     ) -> Plan:
         """Plan a graph under a budget on the peak, using the compiled peaks of earlier plans."""
-        budget, last = request.budget, self.times >= _most(request.budget)
-        if self.lowest is not None:
-            made = self.lowest._within_peak(joint, replace(request, budget=_LEAST), agree)
-            return replace(made, budget=str(budget), _asked=budget, peak_limit=0)
+        asked, budget = request.budget, request.budget if self.within is None else _LEAST
+        request = replace(request, budget=budget)
+        last = self.times - self._before >= _most(budget)
         if last and budget.peak_bytes is None:
             # In compiled code, copies to or from the host may start so early that a step without offloading
             # has a lower peak.
@@ -472,9 +480,12 @@ class CompiledBudget:
         self._limit, self._inputs = found.choice.peak_limit, input_bytes(joint)
         self._chosen = found.decision
         if budget.peak_bytes and self.peaks.get(self._chosen, 0) > budget.peak_bytes:
-            self.lowest = CompiledBudget(search=self.search)
+            self._seek_least(self.times)
             return self._within_peak(joint, request, agree)
-        return planner.finish(found, budget, agree)
+        made = planner.finish(found, budget, agree)
+        if self.within is None:
+            return made
+        return replace(made, budget=str(asked), _asked=asked, peak_limit=0)
 
     def replans(
         self,
@@ -512,25 +523,22 @@ class CompiledBudget:
             return False
         limit = limit or asked.peak_bytes or self._limit or made.capacity
         taken = max(taken, limit + self.over)
-        now = self.lowest or self
         if asked.on_peak:  # a step that was found in a cache was chosen by another process
-            now.peaks[made.decision if now._chosen is None else now._chosen] = taken
+            self.peaks[made.decision if self._chosen is None else self._chosen] = taken
         if self.over <= 0 or self._is_last(asked, can_hold=can_hold, together=together):
             if can_hold:
                 self._tell(made, request, taken, limit, elsewhere=own <= 0)
             return False
-        if asked.peak_bytes and can_hold and self.lowest is None and self.times == MOST_REPLANS:
-            self.lowest = CompiledBudget(search=self.search)
+        self.times += 1
+        self._chosen = None
+        if asked.peak_bytes and can_hold and self.within is None and self.times == MOST_REPLANS + 1:
+            self._seek_least(self.times)
         elif asked.on_peak:
             excess = taken - (made.predicted_peak_bytes or limit)
-            now.excess = max(excess, 2 * now.excess)
-            if self.lowest is not None:
-                self.lowest.times += 1
+            self.excess = max(excess, 2 * self.excess)
         else:
             self.tighter = Budget(nbytes=max(0, made.planned_saved_bytes - (taken - limit)))
             self._capacity = made.capacity
-        self.times += 1
-        now._chosen = None
         return True
 
     def _is_last(self, asked: Budget, *, can_hold: bool, together: bool) -> bool:
@@ -544,10 +552,8 @@ class CompiledBudget:
         if asked.peak_bytes is None or not can_hold:
             most = _OF_PEAKS if asked.on_peak else MOST_REPLANS
             return self.times == (_most(asked) if can_hold else most)
-        lowest = self.lowest
-        return self.times == _OF_PEAKS or (
-            lowest is not None and lowest.times == _OF_SHARES and not together
-        )
+        is_least = self.within is not None and self.times - self._before == _OF_SHARES
+        return self.times == _OF_PEAKS or (is_least and not together)
 
     def is_open(self, made: Plan, request: PlanRequest) -> bool:
         """Return whether a later process must plan this step itself instead of loading its plan.
@@ -561,7 +567,7 @@ class CompiledBudget:
             request: the options that the step was planned under.
         """
         taken, limit = self._taken(made, request)
-        seeks = self.lowest is not None or request.budget.peak_share is not None
+        seeks = self.within is not None or request.budget.peak_share is not None
         return seeks and taken > limit
 
     def _taken(self, made: Plan, request: PlanRequest) -> tuple[int, int]:
@@ -605,14 +611,13 @@ class CompiledBudget:
             BudgetError: the budget is a peak in bytes.
         """
         asked, where = request.budget, " on another rank" if elsewhere else ""
-        compiled = {**self.peaks, **(self.lowest.peaks if self.lowest else {})}
+        compiled = {**(self.within or {}), **self.peaks}
         taken = min(compiled.values(), default=taken)
         more, most = format_apart(taken, limit)
         if asked.peak_bytes is not None:
             # With `sure` bytes as the budget, the plans for the least peak are tried last, and one of them has this
             # compiled peak.
-            sure = min(self.lowest.peaks.values(), default=taken) if self.lowest else taken
-            inputs = max(self._inputs, self.lowest._inputs if self.lowest else 0)
+            sure = taken if self.within is None else min(self.peaks.values(), default=taken)
             without = ""
             if made.without_expected_bytes:
                 without = f", and about {format_bytes(made.without_expected_bytes)} without remat"
@@ -622,8 +627,8 @@ class CompiledBudget:
             raise BudgetError(
                 f"budget {asked.label} ({limit} bytes): '{made.graph}' has a peak of {more} ({taken} bytes) as "
                 f"Inductor compiled it{where}, the least of the plans that were compiled ({len(compiled)}){without}. "
-                f"It is proven only that none is below {inputs} bytes ({format_bytes(inputs)}), which parameters and "
-                f"inputs take. {_UNSHRUNK}. `remat plan MODEL --budget peak:0` estimates the least peak, without "
+                f"It is proven only that none is below {self._inputs} bytes ({format_bytes(self._inputs)}), which "
+                f"parameters and inputs take. {_UNSHRUNK}. `remat plan MODEL --budget peak:0` estimates the least peak, without "
                 f"compiling. {advice[0].upper()}{advice[1:]}"
             )
         what = "has a peak of" if asked.on_peak else "keeps"

@@ -30,9 +30,10 @@ from benchmarks.experiment import Case, Experiment, Row, grid, quiet
 from benchmarks.tables import by_workload
 from benchmarks.workloads import FITTED
 from remat.graph.liveness import own_outputs, simulate_peak
-from remat.running.measure import measure_held, measure_step
+from remat.running.measure import measure_step
 from tests.models import ZOO, build
 from tests.planning.fit_cells import cells as fit_cells
+from tests.steps import measure_held
 
 #: Largest difference that the simulation may have, and least rank correlation.
 LIMIT, CORRELATION = 0.02, 0.99

@@ -17,7 +17,7 @@ from remat.errors import PlanError, ProblemError, RematError
 
 T = TypeVar("T")
 
-#: `load_record` refuses larger files.
+#: `Record.load` refuses larger files.
 MAX_RECORD_BYTES = 2**30
 
 
@@ -176,33 +176,14 @@ def read_record(
         raise error(str(wrong)) from None
 
 
-def save_record(
-    record: Any, path: str | os.PathLike[str], *, error: type[RematError] = ProblemError
-) -> None:
+def save_record(record: Any, path: str | os.PathLike[str]) -> None:
     """Write the JSON of a dataclass with a ``form`` to a file atomically.
 
     Raises:
-        RematError: of class ``error``, if the file cannot be written. The previous content is
-            unchanged.
+        PlanError: the file cannot be written. The previous content is unchanged.
     """
-    with writing(path, what=record.form.what, error=error):
+    with writing(path, what=record.form.what, error=PlanError):
         write_atomic(Path(path), write_record(record))
-
-
-def load_record(
-    kind: type[T], path: str | os.PathLike[str], *, error: type[RematError] = ProblemError
-) -> T:
-    """Read a record from a file that `save_record` wrote.
-
-    Raises:
-        RematError: of class ``error``, if the file is missing or does not hold a record of class
-            ``kind``.
-    """
-    form: Form = kind.form  # type: ignore[attr-defined]
-    try:
-        return read_as(form.what, path, lambda text: read_record(kind, text), MAX_RECORD_BYTES)
-    except ProblemError as wrong:
-        raise error(str(wrong)) from None
 
 
 class Record:
@@ -231,7 +212,7 @@ class Record:
         Raises:
             PlanError: the file cannot be written. The previous content is unchanged.
         """
-        save_record(self, path, error=PlanError)
+        save_record(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -240,7 +221,11 @@ class Record:
         Raises:
             PlanError: the file is missing, or its content is not of this class.
         """
-        return load_record(cls, path, error=PlanError)
+        what = cls.form.what
+        try:
+            return read_as(what, path, lambda text: read_record(cls, text), MAX_RECORD_BYTES)
+        except ProblemError as wrong:
+            raise PlanError(str(wrong)) from None
 
 
 def as_tuples(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 import remat
 from remat.graph.joint import Role, is_input_mutation, role_of, split_outputs
+from remat.graph.storages import tensors_of
 
 Half = Callable[..., Any]
 
@@ -180,3 +181,32 @@ def recording(recorded: Recorded, partition: Any) -> dict[str, Any]:
         return make_boxed_func(run)
 
     return {"fw_compiler": forward, "bw_compiler": backward, "partition_fn": split}
+
+
+def measure_held(
+    fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> int:
+    """Run forward and return the bytes that autograd holds until backward.
+
+    Each storage counts once. Storages of parameters, buffers, inputs and outputs do not count.
+
+    Args:
+        fn: a module or function.
+        args: positional arguments of a call.
+        kwargs: keyword arguments of a call.
+    """
+    named = dict(kwargs or {})
+    kept: list[torch.Tensor] = []
+
+    def pack(value: torch.Tensor) -> torch.Tensor:
+        kept.append(value)
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        out = fn(*args, **named)
+    given = tensors_of((tuple(args), named, out))
+    if isinstance(fn, torch.nn.Module):
+        given += [*fn.parameters(), *fn.buffers()]
+    there = {t.untyped_storage().data_ptr() for t in given}
+    sizes = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in kept)}
+    return sum(nbytes for key, nbytes in sizes.items() if key not in there)

@@ -117,22 +117,19 @@ class _Group(click.Group):
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
+    @interruptible()
     def make_context(
         self, info_name: str | None, args: list[str], *more: Any, **extra: Any
     ) -> click.Context:
-        with interruptible():
-            return super().make_context(info_name, args, *more, **extra)
+        return super().make_context(info_name, args, *more, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # Before parsing, so that errors of parsing are JSON too.
         ctx.meta[_AS_JSON] = asks_for_json(args)
         return super().parse_args(ctx, args)
 
+    @interruptible()
     def invoke(self, ctx: click.Context) -> Any:
-        with interruptible():
-            return self._invoke(ctx)
-
-    def _invoke(self, ctx: click.Context) -> Any:
         with warnings.catch_warnings():
             if not sys.warnoptions:
                 # Warnings of libraries are hidden; `tell_refused_plugins` prints refused plugins.
@@ -194,18 +191,18 @@ def _note_quiet(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     ctx.meta[QUIET] = value
 
 
-quiet_option = click.option(
-    "-q",
-    "--quiet",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_note_quiet,
-    help="do not tell on standard error what is being done",
-)
+#: Options on what a command prints.
 json_option = options(
     click.option("--json", "as_json", is_flag=True, help="print JSON, for machines; errors too"),
-    quiet_option,
+    click.option(
+        "-q",
+        "--quiet",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_note_quiet,
+        help="do not tell on standard error what is being done",
+    ),
 )
 budget_option = click.option(
     "--budget",

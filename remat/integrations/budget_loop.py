@@ -423,13 +423,9 @@ class CompiledBudget:
         own = f"{self.excess} {self.tighter} {[*self.peaks.values()]}"
         return own if self.within is None else f"{[*self.within.values()]}, then {own}"
 
-    def _seek_least(self, times: int) -> None:
-        """Plan for the least peak from now on.
-
-        Args:
-            times: number of replans before the first such plan.
-        """
-        self.within, self.peaks, self.excess, self._before = self.peaks, {}, 0, times
+    def _seek_least(self) -> None:
+        """Plan for the least peak from now on."""
+        self.within, self.peaks, self.excess, self._before = self.peaks, {}, 0, self.times
 
     def plan(self, joint: JointGraph, request: PlanRequest, agree: AgreeRanks | None) -> Plan:
         """Plan a graph that Inductor will compile.
@@ -480,7 +476,7 @@ class CompiledBudget:
         self._limit, self._inputs = found.choice.peak_limit, input_bytes(joint)
         self._chosen = found.decision
         if budget.peak_bytes and self.peaks.get(self._chosen, 0) > budget.peak_bytes:
-            self._seek_least(self.times)
+            self._seek_least()
             return self._within_peak(joint, request, agree)
         made = planner.finish(found, budget, agree)
         if self.within is None:
@@ -532,7 +528,7 @@ class CompiledBudget:
         self.times += 1
         self._chosen = None
         if asked.peak_bytes and can_hold and self.within is None and self.times == MOST_REPLANS + 1:
-            self._seek_least(self.times)
+            self._seek_least()
         elif asked.on_peak:
             excess = taken - (made.predicted_peak_bytes or limit)
             self.excess = max(excess, 2 * self.excess)

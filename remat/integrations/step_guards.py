@@ -265,7 +265,8 @@ def _upper(size: Any, ranges: Mapping[str, tuple[int, int | None]]) -> int | Non
         for s, (least, most) in symbols.items()
     }
     found = torch_compat.bound_sympy(size, within).upper
-    return int(found) if _is_number(found) else None
+    is_finite = found not in (torch_compat.int_oo, sympy.oo)
+    return int(found) if is_finite and getattr(found, "is_number", True) else None
 
 
 def _multiplied(size: Any) -> Any:
@@ -287,11 +288,6 @@ def _grows(e: Any) -> bool:
     if e.is_Pow:
         return bool(e.exp.is_Integer) and e.exp >= 0 and _grows(e.base)
     return (e.is_Add or e.is_Mul) and all(map(_grows, e.args))
-
-
-def _is_number(bound: Any) -> bool:
-    """Return whether a bound is finite and contains no symbol."""
-    return bound not in (torch_compat.int_oo, sympy.oo) and bool(getattr(bound, "is_number", True))
 
 
 #: Callback after a run of a step, with the run's arguments and the node of autograd's graph that runs backward.

@@ -405,13 +405,14 @@ def masks_from_bytes(graph: fx.Graph, inputs: Sequence[Any], names: Iterable[str
         Example inputs of the changed graph.
     """
     wanted, given = frozenset(names), list(inputs)
-    for k, node in enumerate(graph.find_nodes(op="placeholder")):
+    placeholders = list(graph.find_nodes(op="placeholder"))
+    for k, node in enumerate(placeholders):
         if node.name not in wanted:
             continue
         users = list(node.users)
         node.meta["val"] = node.meta["val"].to(torch.uint8)
         given[k] = given[k].to(torch.uint8)
-        with graph.inserting_after(_last_placeholder(graph)):
+        with graph.inserting_after(placeholders[-1]):
             real = _converted(graph, node, torch.float32)
         with graph.inserting_after(real):
             mask = graph.call_function(torch.ops.aten.ne.Scalar, (real, 0.0))
@@ -438,11 +439,6 @@ def _converted(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
     made: fx.Node = graph.call_function(torch.ops.prims.convert_element_type.default, (node, dtype))
     made.meta = {**node.meta, "val": node.meta["val"].to(dtype)}
     return made
-
-
-def _last_placeholder(graph: fx.Graph) -> fx.Node:
-    *_, last = graph.find_nodes(op="placeholder")
-    return last  # type: ignore[no-any-return]
 
 
 def allow_keeping_the_graph(step: Any, *, by_inductor: bool) -> None:

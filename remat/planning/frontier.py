@@ -284,7 +284,7 @@ class Frontier:
         Raises:
             PlanError: the file cannot be written; an existing file stays unchanged.
         """
-        save_record(self, path, error=PlanError)
+        save_record(self, path)
 
     def thinned(self, rows: int) -> list[FrontierPoint]:
         """Return at most ``rows`` points of the frontier, evenly spaced, with both ends and the knee.

@@ -81,7 +81,12 @@ def measure_step(
         given += [*fn.parameters(), *fn.buffers()]
     given = list({id(t): t for t in given}.values())
     device = next((t.device for t in given if t.device.type == "cuda"), torch.device("cpu"))
-    measure = _way(by, device)
+    known = {"allocator": _by_cuda} if device.type == "cuda" else _ON_CPU
+    by = next(iter(known)) if by is None else by
+    if by not in known:
+        raise ProblemError(
+            f"by is {by!r}; expected {' or '.join(map(repr, known))} for a step on {device.type}"
+        )
     with as_before(given, device):
         for _ in range(_WARM_UP):
             before = torch_compat.counters["stats"]["unique_graphs"]
@@ -89,36 +94,7 @@ def measure_step(
             _forget_gradients(given)
             if torch_compat.counters["stats"]["unique_graphs"] == before:
                 break
-        return measure(lambda: run_forward(fn, args, named), given, device)
-
-
-def measure_held(
-    fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-) -> int:
-    """Run forward and return the bytes that autograd holds until backward.
-
-    Each storage counts once. Storages of parameters, buffers, inputs and outputs do not count.
-
-    Args:
-        fn: a module or function.
-        args: positional arguments of a call.
-        kwargs: keyword arguments of a call.
-    """
-    named = dict(kwargs or {})
-    kept: list[torch.Tensor] = []
-
-    def pack(value: torch.Tensor) -> torch.Tensor:
-        kept.append(value)
-        return value
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
-        out = fn(*args, **named)
-    given = tensors_of((tuple(args), named, out))
-    if isinstance(fn, torch.nn.Module):
-        given += [*fn.parameters(), *fn.buffers()]
-    there = {s.data_ptr() for s in _storages(given)}
-    sizes = {s.data_ptr(): s.nbytes() for s in _storages(kept)}
-    return sum(nbytes for key, nbytes in sizes.items() if key not in there)
+        return known[by](lambda: run_forward(fn, args, named), given, device)
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
@@ -130,26 +106,6 @@ def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]
 Result = tuple[Any, torch.Tensor]
 _Step = Callable[[], Result]
 _Way = Callable[[_Step, Sequence[torch.Tensor], torch.device], Measured]
-
-
-def _way(by: str | None, device: torch.device) -> _Way:
-    """Return the function that measures a step on a device.
-
-    Args:
-        by: as in `measure_step`.
-        device: the step's device.
-
-    Raises:
-        ProblemError: ``by`` is not available on the device.
-    """
-    known = {"allocator": _by_cuda} if device.type == "cuda" else _ON_CPU
-    if by is None:
-        return next(iter(known.values()))
-    if by not in known:
-        raise ProblemError(
-            f"by is {by!r}; expected {' or '.join(map(repr, known))} for a step on {device.type}"
-        )
-    return known[by]
 
 
 def run_forward(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:

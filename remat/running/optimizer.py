@@ -68,6 +68,30 @@ def read_optimizer(optimizer: str | Make) -> tuple[str, Make]:
             )
         inner = getattr(optimizer, "func", optimizer)
         return getattr(inner, "__name__", type(inner).__name__), optimizer
+    kind, given = _named(optimizer)
+    return optimizer, lambda parameters: kind(parameters, **given)
+
+
+def optimizer_code(optimizer: str | Make) -> str:
+    """Return code that makes an optimizer of ``model.parameters()``; empty for a callable.
+
+    Args:
+        optimizer: as in `read_optimizer`.
+    """
+    if not isinstance(optimizer, str):
+        return ""
+    kind, named = _named(optimizer)
+    given = [f"{key}={value!r}" for key, value in named.items()]
+    return f"torch.optim.{kind.__name__}({', '.join(['model.parameters()', *given])})"
+
+
+def _named(optimizer: str) -> tuple[Any, dict[str, Any]]:
+    """Return the class and the keyword arguments that an optimizer's text names.
+
+    Raises:
+        ProblemError: there is no such class, or the text after the colon is not a list of
+            ``key=value``.
+    """
     name, _, text = optimizer.partition(":")
     known = {
         n.lower(): c
@@ -81,41 +105,11 @@ def read_optimizer(optimizer: str | Make) -> tuple[str, Make]:
         raise ProblemError(
             f"optimizer is '{optimizer}', but torch.optim has no '{name}'{meant} {_EXAMPLES}"
         )
-    given = _arguments(optimizer, text)
-    return optimizer, lambda parameters: kind(parameters, **given)
-
-
-def optimizer_code(optimizer: str | Make) -> str:
-    """Return code that makes an optimizer of ``model.parameters()``; empty for a callable.
-
-    Args:
-        optimizer: as in `read_optimizer`.
-    """
-    if not isinstance(optimizer, str):
-        return ""
-    name, _, text = optimizer.partition(":")
-    kind = next(
-        n for n in vars(torch.optim) if n.lower() == name.strip().lower() and n[0].isupper()
-    )
-    given = [f"{key}={value!r}" for key, value in _arguments(optimizer, text).items()]
-    return f"torch.optim.{kind}({', '.join(['model.parameters()', *given])})"
-
-
-def _arguments(optimizer: str, text: str) -> dict[str, Any]:
-    """Parse the keyword arguments after the colon of an optimizer's text, and return them by name.
-
-    Args:
-        optimizer: the whole text, for the message.
-        text: the text after the colon.
-
-    Raises:
-        ProblemError: the text is not a list of ``key=value``.
-    """
     try:
         call: Any = ast.parse(f"f({text})", mode="eval").body
         if call.args or not all(k.arg for k in call.keywords):
             raise ValueError(text)
-        return {k.arg: _literal(k.value) for k in call.keywords}
+        return kind, {k.arg: _literal(k.value) for k in call.keywords}
     except (ValueError, SyntaxError, AttributeError):
         raise ProblemError(
             f"optimizer is '{optimizer}', whose arguments '{text}' cannot be read; expected key=value "

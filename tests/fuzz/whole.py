@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 import remat
 from remat.errors import BudgetError, BudgetWarning, RematError
-from remat.running.measure import measure_held
 from remat.torch_compat import dynamo_config, functorch_config, inductor_config
 from tests.fuzz.check import SEEN, near
 from tests.fuzz.draw import programs
 from tests.fuzz.functions import checkpoint, plainly
 from tests.fuzz.lines import OF_DATA, TABLE, holds_at_any_size
 from tests.fuzz.program import Program, run_step
-from tests.steps import differences
+from tests.steps import differences, measure_held
 
 #: How a size is marked: not at all (PyTorch makes the second one a symbol), or with ``mark_dynamic``.
 MARKS = ("unmarked", "marked", "range")

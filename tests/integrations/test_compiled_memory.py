@@ -17,8 +17,9 @@ from remat.errors import BudgetWarning
 from remat.graph.liveness import StorageKind, simulate_peak
 from remat.integrations import budget_loop
 from remat.integrations.compiled_memory import read_timeline, write_timeline
-from remat.running.measure import measure_held, measure_step
+from remat.running.measure import measure_step
 from remat.running.workspace import workspace_bytes
+from tests.steps import measure_held
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 

@@ -16,10 +16,11 @@ import remat
 from remat.errors import BudgetError, BudgetWarning, PlanError
 from remat.graph.liveness import StorageKind
 from remat.graph.storages import has_symbols
-from remat.running.measure import measure_held, measure_step
+from remat.running.measure import measure_step
 from remat.torch_compat import dynamo_config, functorch_config, inductor_config
 from remat.units import Budget
 from tests.e2e.doors import aot
+from tests.steps import measure_held
 
 T = torch.Tensor
 

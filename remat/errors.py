@@ -22,6 +22,11 @@ class RematError(Exception):
 
     option: str = ""
 
+    def __init__(self, *args: object, option: str = "") -> None:
+        super().__init__(*args)
+        if option:  # else, of errors that are built without this method too, the default of the class
+            self.option = option
+
 
 class ProblemError(RematError, ValueError):
     """Raised if a problem, budget or option is invalid: it has a wrong type, sign or range."""

@@ -138,12 +138,12 @@ class PlanRequest:
             link = None if offload is None else Link.parse(offload)
         with about("host_memory"):
             host_bytes = _read_bytes(host_memory)
-        with about("reread_inputs"):
-            if type(reread_inputs) is not bool:
-                raise ProblemError(
-                    f"reread_inputs is {reread_inputs!r}; expected True (backward may read the inputs "
-                    "of the step again) or False (it may not, so that they can be overwritten before it)"
-                )
+        if type(reread_inputs) is not bool:
+            raise ProblemError(
+                f"reread_inputs is {reread_inputs!r}; expected True (backward may read the inputs "
+                "of the step again) or False (it may not, so that they can be overwritten before it)",
+                option="reread_inputs",
+            )
         with about("policies"):
             read = read_policies(policies)
         with about("chunk"):
@@ -248,12 +248,12 @@ class PlanRequest:
             ProblemError: nothing could be offloaded over the link.
         """
         if self.offload is not None and not budget.on_peak:
-            with about("offload"):
-                raise ProblemError(
-                    f"offload is given with budget {budget.label}, and nothing is tagged for offloading; "
-                    "expected a budget on the peak, which is what offloading lowers: remat.Peak('40GiB') or "
-                    "remat.Peak(0.5), as text peak:0.5"
-                )
+            raise ProblemError(
+                f"offload is given with budget {budget.label}, and nothing is tagged for offloading; "
+                "expected a budget on the peak, which is what offloading lowers: remat.Peak('40GiB') or "
+                "remat.Peak(0.5), as text peak:0.5",
+                option="offload",
+            )
 
     @property
     def chunks(self) -> int:
@@ -277,20 +277,19 @@ class PlanRequest:
             ProblemError: the request has ``chunk="auto"``.
         """
         if self.chunk == "auto":
-            with about("chunk"):
-                raise ProblemError(
-                    f"{who} does not choose a number of chunks; give one, such as chunk=8, or plan one graph within a "
-                    "peak"
-                )
+            raise ProblemError(
+                f"{who} does not choose a number of chunks; give one, such as chunk=8, or plan one graph within a peak",
+                option="chunk",
+            )
 
     def _check_chunk(self) -> None:
         """Raise a ProblemError if the number of chunks is to be chosen without a budget on the peak."""
         if self.chunk == "auto" and self.plan is None and not self.budget.on_peak:
-            with about("chunk"):
-                raise ProblemError(
-                    f"chunk='auto' is given with budget {self.budget.label}; expected a budget on the peak, by which "
-                    "the number of chunks is chosen: remat.Peak('40GiB') or remat.Peak(0.5), or a number: chunk=8"
-                )
+            raise ProblemError(
+                f"chunk='auto' is given with budget {self.budget.label}; expected a budget on the peak, by which "
+                "the number of chunks is chosen: remat.Peak('40GiB') or remat.Peak(0.5), or a number: chunk=8",
+                option="chunk",
+            )
 
     def refuse_offload(self, who: str) -> None:
         """Refuse a request with offloading, for a caller that does not support it.
@@ -301,21 +300,20 @@ class PlanRequest:
         Raises:
             ProblemError: the request has a link, so values may be offloaded.
         """
-        if self.offload is None:
-            return
-        with about("offload"):
+        if self.offload is not None:
             raise ProblemError(
-                f"{who} does not offload; leave offload out, or plan one graph within a peak"
+                f"{who} does not offload; leave offload out, or plan one graph within a peak",
+                option="offload",
             )
 
     def _check_offload(self) -> None:
         """Raise a ProblemError if offloading conflicts with another option."""
         if self.host_memory is not None and (self.hooks is not None or self.pipeline is not None):
-            with about("host_memory"):
-                raise ProblemError(
-                    "host_memory is given beside hooks or a pipeline, whose bytes in the host's memory are not planned; "
-                    "leave one of them out"
-                )
+            raise ProblemError(
+                "host_memory is given beside hooks or a pipeline, whose bytes in the host's memory are not planned; "
+                "leave one of them out",
+                option="host_memory",
+            )
         if self.offload is None:
             return
         with about("offload"):

@@ -175,13 +175,12 @@ def trace_optimizer(
                 most = max(most, tracker.peak - given)
                 running.zero_grad(set_to_none=True)
     except Exception as error:  # user code may raise any exception
-        wrong = ProblemError(
+        raise ProblemError(
             f"optimizer '{name}' cannot be traced: {type(error).__name__}: "
             f"{' '.join(str(error).split())[:200]}; {_EXAMPLES}, or give a function that makes an "
-            "optimizer of a list of parameters"
-        )
-        wrong.option = "optimizer"
-        raise wrong from error
+            "optimizer of a list of parameters",
+            option="optimizer",
+        ) from error
     state = tracker.current - own
     return OptimizerUse(
         name=name,

@@ -60,9 +60,7 @@ def check_matched(policies: Policies, graphs: Sequence[fx.Graph], name: str) -> 
     nodes = [node for graph in graphs for node in graph.nodes]
     missing = policies.unmatched(nodes)
     if missing:
-        error = PlanError(no_match(missing, module_names(nodes), name))
-        error.option = "policies"
-        raise error
+        raise PlanError(no_match(missing, module_names(nodes), name), option="policies")
 
 
 def tag_policies(state: State, policies: Policies) -> None:

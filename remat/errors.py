@@ -24,7 +24,9 @@ class RematError(Exception):
 
     def __init__(self, *args: object, option: str = "") -> None:
         super().__init__(*args)
-        if option:  # else, of errors that are built without this method too, the default of the class
+        if (
+            option
+        ):  # else, of errors that are built without this method too, the default of the class
             self.option = option
 
 

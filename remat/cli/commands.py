@@ -178,6 +178,27 @@ def options(*decorators: Callable[..., Any]) -> Callable[..., Any]:
     return decorate
 
 
+def list_option(
+    name: str, text: str, item: params.ParamType = click.STRING, default: str | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator for an option with comma-separated values.
+
+    Args:
+        name: name of the option in the plural, without dashes.
+        text: help of the option.
+        item: type of one value.
+        default: values if the option is not given.
+    """
+    return click.option(
+        f"--{name}",
+        type=params.ListOf(item),
+        metavar=f"{name[:-1].upper()},…",
+        default=default,
+        show_default=True,
+        help=text,
+    )
+
+
 cost_option = click.option(
     "--cost",
     metavar="COST",
@@ -281,7 +302,7 @@ lower_option = click.option(
 )
 device_option = click.option(
     "--device",
-    type=params.DeviceType(),
+    type=params.DEVICE,
     help="trace as if everything lay on this device; by default where the tensors are",
 )
 #: Options of all commands that may trace a model.

@@ -11,6 +11,7 @@ import click
 from remat.cli import params
 from remat.cli.commands import (
     capture_model,
+    list_option,
     main,
     model_options,
     planning_options,
@@ -27,19 +28,16 @@ if TYPE_CHECKING:
 @main.command()
 @model_options
 @value_options
-@click.option(
-    "--solvers",
-    type=params.ListOf(params.SOLVER_NAME),
-    help="solvers to compare, with commas; by default all that can run here, those that may search for "
+@list_option(
+    "solvers",
+    "solvers to compare, with commas; by default all that can run here, those that may search for "
     "minutes with a twentieth of their work unless --time-limit is given",
+    params.SOLVER_NAME,
 )
-@click.option(
-    "--budgets",
-    type=params.ListOf(click.STRING),
-    metavar="BUDGET,…",
+@list_option(
+    "budgets",
+    "budgets to plan at, with commas: 0.5, 40GiB, peak:0.5, saved:8GiB",
     default="0.2,0.5,0.8",
-    show_default=True,
-    help="budgets to plan at, with commas: 0.5, 40GiB, peak:0.5, saved:8GiB",
 )
 @click.option("--legend", is_flag=True, help="say below the table what its star and columns mean")
 def compare(

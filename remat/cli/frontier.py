@@ -15,6 +15,7 @@ from remat.cli.commands import (
     capture_model,
     capture_options,
     echo_json,
+    list_option,
     main,
     reread_option,
     takes_request,
@@ -40,13 +41,11 @@ ROWS = 20
 @time_limit_option
 @reread_option
 @value_options
-@click.option(
-    "--solvers",
-    type=params.ListOf(params.SOLVER),
-    metavar="SOLVER,…",
+@list_option(
+    "solvers",
+    "who decides, with commas; each has a frontier of its own",
+    params.SOLVER,
     default="auto",
-    show_default=True,
-    help="who decides, with commas; each has a frontier of its own",
 )
 @click.option(
     "--by",

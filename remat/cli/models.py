@@ -111,12 +111,6 @@ def check(spec: str) -> None:
         function_of(spec)  # an error of the user's code is raised again when the model is built
 
 
-def function_of(spec: str) -> Any:
-    """Return the user's function that MODEL names; importing its module runs the user's code."""
-    where, _, name = spec.rpartition(":")
-    return _find(where, name, spec)
-
-
 def called(function: Any, spec: str, *args: Any) -> Example:
     """Call the user's function and return its checked result.
 
@@ -155,17 +149,17 @@ def _tell_allocated(example: Example, spec: str) -> None:
         )
 
 
-def _find(where: str, name: str, spec: str) -> Any:
-    """Import a module and return the function that MODEL names in it.
+def function_of(spec: str) -> Any:
+    """Return the user's function that MODEL names; importing its module runs the user's code.
 
     Args:
-        where: a path ending in ``.py``, or a module name.
-        name: name of the function, with dots for nested names.
-        spec: MODEL as typed, for messages.
+        spec: a path ending in ``.py``, or a module name, then a colon and the name of the function,
+            with dots for nested names.
 
     Raises:
         click.UsageError: the module or the function does not exist, or the name is not callable.
     """
+    where, _, name = spec.rpartition(":")
     module = _import_file(Path(where), spec) if where.endswith(".py") else _import(where, spec)
     found: Any = module
     for part in name.split("."):

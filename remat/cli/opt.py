@@ -47,7 +47,7 @@ class _OptCommand(Command):
 @click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option(
     "--passes",
-    type=params.PipelineType(),
+    type=params.PIPELINE,
     help="the pipeline, for example 'fixpoint(dce,cse),min-cut,partition'; by default what plans "
     "come about by, with the four options below",
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from remat.errors import RematError
+from remat.errors import RematError, first_line
 
 if TYPE_CHECKING:
     from remat.planning.pipelines import PassManager
@@ -92,6 +92,30 @@ def _solver(text: str) -> Any:
     return registry().solver(_solver_text(text))
 
 
+def _device(text: str) -> str:
+    import torch
+
+    try:
+        torch.device(text)
+    except RuntimeError as error:
+        raise RematError(f"'{text}' is no device: {first_line(error)}") from None
+    return text
+
+
+def _pipeline(text: str) -> PassManager:
+    from remat.passes.core.ordering import check_partitioned
+    from remat.planning.pipelines import PassManager
+    from remat.solvers.base import Solver
+
+    try:
+        made = PassManager.parse(text, readers={Solver: _solver})
+        check_partitioned(made.passes)
+    except RematError as error:
+        # Further lines point at the column, which one line cannot.
+        raise RematError(first_line(error)) from None
+    return made
+
+
 #: Seconds, above 0.
 SECONDS = Checked("seconds", _seconds)
 #: A registered cost model, with an optional argument after a colon.
@@ -100,6 +124,10 @@ COST_MODEL = Checked("cost model", _cost_model)
 SOLVER = Checked("solver", _solver_text)
 #: The name of a registered solver, even if it cannot run here, or ``module:Class``.
 SOLVER_NAME = Checked("solver", _solver_name)
+#: A device in PyTorch's notation, such as ``cuda:0``.
+DEVICE = Checked("device", _device)
+#: A pipeline of passes, as text for `remat.PassManager.parse`.
+PIPELINE = Checked("passes", _pipeline)
 
 
 def check_file(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
@@ -124,25 +152,6 @@ def check_file(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         if path.endswith(".py") and not Path(path).is_file():
             raise click.UsageError(f"MODEL is '{spec}', but there is no file '{path}'", ctx)
     return value
-
-
-class PipelineType(ParamType):
-    """Parameter type for a pipeline of passes, as text for `remat.PassManager.parse`."""
-
-    name = "passes"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> PassManager:
-        from remat.passes.core.ordering import check_partitioned
-        from remat.planning.pipelines import PassManager
-        from remat.solvers.base import Solver
-
-        try:
-            made = PassManager.parse(value, readers={Solver: _solver})
-            check_partitioned(made.passes)
-            return made
-        except RematError as error:
-            # Further lines point at the column, which one line cannot.
-            self.fail(str(error).partition("\n")[0], param, ctx)
 
 
 class OutputFile(click.Path):
@@ -217,21 +226,6 @@ def write(path: Path, text: str, what: str) -> None:
 
     with writing(path, what=what, error=RematError):
         write_atomic(path, text)
-
-
-class DeviceType(ParamType):
-    """Parameter type for a device in PyTorch's notation, such as ``cuda:0``."""
-
-    name = "device"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> str:
-        import torch
-
-        try:
-            torch.device(value)
-        except RuntimeError as error:
-            self.fail(f"'{value}' is no device: {str(error).splitlines()[0]}", param, ctx)
-        return str(value)
 
 
 class ListOf(ParamType):

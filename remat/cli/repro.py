@@ -23,7 +23,7 @@ GONE, REPRODUCED, ANOTHER = 0, 1, 3
 @main.command()
 @click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
 @click.option(
-    "--passes", type=params.PipelineType(), help="run this pipeline instead of the recorded one"
+    "--passes", type=params.PIPELINE, help="run this pipeline instead of the recorded one"
 )
 @json_option
 def repro(folder: Path, passes: PassManager | None, as_json: bool) -> None:

@@ -6,24 +6,28 @@ import contextlib
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from remat.cli import params
-from remat.cli.commands import echo_json, json_option, lower_option, main, time_limit_option
+from remat.cli.commands import (
+    echo_json,
+    json_option,
+    list_option,
+    lower_option,
+    main,
+    time_limit_option,
+)
 from remat.cli.errors import fail
 from remat.cli.progress import Progress
 from remat.errors import RematError
 
 if TYPE_CHECKING:
     from remat.planning.experiment_table import ExperimentRow
-
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -55,34 +59,13 @@ class Named:
         return example.model, example.args, example.kwargs
 
 
-def _list(
-    default: str, name: str, text: str, item: params.ParamType = click.STRING
-) -> Callable[[Command], Command]:
-    """Return a decorator for an option with comma-separated values.
-
-    Args:
-        default: values if the option is not given.
-        name: name of the option in the plural, without dashes.
-        text: help of the option.
-        item: type of one value.
-    """
-    return click.option(
-        f"--{name}",
-        type=params.ListOf(item),
-        metavar=f"{name[:-1].upper()},…",
-        default=default,
-        show_default=True,
-        help=text,
-    )
-
-
 @main.command()
 @click.argument(
     "models", nargs=-1, required=True, metavar="MODEL…", is_eager=True, callback=params.check_file
 )
-@_list("0.2,0.5,0.8", "budgets", "budgets, with commas")
-@_list("auto", "solvers", "who decides, with commas", params.SOLVER)
-@_list("auto", "costs", "cost models, with commas")
+@list_option("budgets", "budgets, with commas", default="0.2,0.5,0.8")
+@list_option("solvers", "who decides, with commas", params.SOLVER, default="auto")
+@list_option("costs", "cost models, with commas", default="auto")
 @lower_option
 @time_limit_option
 @click.option(

@@ -201,7 +201,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         self._step, self._known, self._whole = step, known, whole
         self._keeps, self._traces = traces is not None, traces or ""
         self.record: CachedPlan | None = None
-        self._graphs: list[tuple[CompiledGraph, str | None]] = []
+        self._graphs: list[CompiledGraph] = []
         self._masks: frozenset[str] = frozenset()
         self.is_new = False
 
@@ -321,7 +321,8 @@ class Attempt(torch_compat.CustomPartitionerFn):
         compiled = compile_graph(gm, example_inputs, **kwargs)
         graph.code = getattr(compiled, "source_code", "")
         graph.constants = getattr(compiled, "constants", None) or {}
-        self._graphs.append((graph, torch_compat.cache_key(compiled)))
+        graph.key = torch_compat.cache_key(compiled)
+        self._graphs.append(graph)
         return compiled
 
     def finish(self) -> None:
@@ -333,7 +334,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         made = self._step.made
         if not self._whole or len(self._graphs) != 2 or made is None:
             return
-        (forward, _), (backward, _) = self._graphs
+        forward, backward = self._graphs
         symbolic = self._step.options.in_bytes and (made.symbolic or made.learns_sizes)
         timeline = None
         for kind in (True, False) if symbolic else (False,):
@@ -345,7 +346,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
             measured = made.as_compiled(timeline, held_bytes(timeline))
             plan_log.replace(made, measured)
             self._step.made = made = measured
-        keys = [key for _, key in self._graphs if key is not None]
+        keys = [graph.key for graph in self._graphs if graph.key is not None]
         # Without a record, a later process that finds the step in a cache plans again. It must do so if sizes are
         # data-dependent, or if a ratio of the peak is exceeded: only this process knows these sizes and bytes.
         if self.record is None or len(keys) != 2 or made.learns_sizes:

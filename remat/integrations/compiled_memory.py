@@ -51,6 +51,7 @@ class CompiledGraph:
             backward.
         code: the Python code that Inductor generated.
         constants: tensors that the code reads by name.
+        key: key of the compiled graph in Inductor's cache; None if it is not cached.
     """
 
     given: Sequence[tuple[str, Any]]
@@ -59,6 +60,7 @@ class CompiledGraph:
     own: int
     code: str = ""
     constants: Mapping[str, Any] = field(default_factory=dict)
+    key: str | None = None
 
     @classmethod
     def of(cls, module: fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:

@@ -103,12 +103,9 @@ def _runtime(node: fx.Node) -> float:
     operators that take indices. For the estimator "flops", formulas give the FLOPs without running
     the operator.
     """
-    from remat.torch_compat import estimate_runtime
-    from remat.torch_compat import functorch_config as config
-
-    if config.activation_memory_budget_runtime_estimator == "flops":
+    if torch_compat.functorch_config.activation_memory_budget_runtime_estimator == "flops":
         return float(max(1, count_flops(node)))  # at least 1, as PyTorch's estimator gives
-    return float(estimate_runtime(node))
+    return float(torch_compat.estimate_runtime(node))
 
 
 def torch_solver(name: str | Solver) -> TorchSolver:

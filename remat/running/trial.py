@@ -161,7 +161,8 @@ def _check(joint: JointGraph, max_bytes: int) -> None:
     total = 0
     for node in joint.graph.nodes:
         for value in pytree.tree_leaves(node.meta.get("val")):
-            if _is_symbolic(value) and free_unbacked_symbols(value):
+            is_symbolic = isinstance(value, (torch.Tensor, *SYMBOLIC))
+            if is_symbolic and free_unbacked_symbols(value):
                 raise ProblemError(
                     f"'{node.name}' has a size that depends on data, so random inputs cannot stand "
                     "for real ones; check the structure only"
@@ -177,10 +178,6 @@ def _check(joint: JointGraph, max_bytes: int) -> None:
                     f"{format_bytes(max_bytes)} are allocated for that: check a smaller configuration "
                     "of the model, or the structure only"
                 )
-
-
-def _is_symbolic(value: Any) -> bool:
-    return isinstance(value, (torch.Tensor, *SYMBOLIC))
 
 
 @contextlib.contextmanager

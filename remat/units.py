@@ -64,15 +64,13 @@ class Peak:
             read = Budget.parse(given) if plain else None
         except BudgetError:
             read = None
-        if read is None or read.nbytes is not None:
+        if read is None:
             raise BudgetError(
                 f"peak is {value!r}; expected bytes: an int above 1, or text like '40GiB' or '512MB'; or a "
                 "number from 0 (the least peak found) to 1 (the peak of the plan for budget 1)"
             )
         object.__setattr__(self, "nbytes", read.peak_bytes)
-        object.__setattr__(
-            self, "share", read.share if read.peak_share is None else read.peak_share
-        )
+        object.__setattr__(self, "share", read.share)
 
     def __repr__(self) -> str:
         """Return the budget as code, to the byte."""

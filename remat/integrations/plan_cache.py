@@ -183,22 +183,14 @@ def graph_keys(compiled: Any) -> tuple[str, ...] | None:
         The keys of forward and backward; only the key of forward if nothing is differentiable. None
         if the keys cannot be read from the step.
     """
-    serialize = None
-    seen = 0  # bounds the walk, in case wrappers refer to one another
-    while compiled is not None and serialize is None and seen < 16:
-        serialize = getattr(compiled, "serialize", None)
+    for _ in range(16):  # not without end, in case wrappers refer to one another
+        if hasattr(compiled, "serialize"):
+            break
         compiled = getattr(compiled, "__wrapped__", None)
-        seen += 1
-    if serialize is None:
-        return None
     try:
-        entry = serialize()
-        graphs = (
-            [entry.compiled_fw]
-            if entry.compiled_bw is None
-            else [entry.compiled_fw, entry.compiled_bw]
-        )
-        return tuple(str(graph.fx_graph_cache_info[0]) for graph in graphs)
+        entry = compiled.serialize()
+        graphs = (entry.compiled_fw, entry.compiled_bw)
+        return tuple(str(graph.fx_graph_cache_info[0]) for graph in graphs if graph is not None)
     except Exception:  # another PyTorch version or a bundled artifact: there is no key
         return None
 

@@ -12,7 +12,6 @@ import ast
 import contextlib
 import json
 import sys
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -23,13 +22,12 @@ import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.graph.host_copies import OFFLOAD
 from remat.graph.joint import outputs_of
 from remat.graph.liveness import Lifetime, StorageKind, Timeline, own_outputs
 from remat.graph.storages import expression_of, hint, planned_sizes
 from remat.graph.text.sizes import Fakes, read_size, size_of, symbols_of, write_expression
+from remat.running.measure import StorageWatch
 from remat.running.workspace import in_proportion, may_allocate, workspace_bytes
-from remat.torch_compat import pytree
 
 #: Prefixes of calls in the generated code that run no kernel: they allocate, view or check memory.
 _QUIET = ("empty_strided", "reinterpret_tensor", "assert_", "get_raw_stream")
@@ -249,26 +247,22 @@ def _numbers(value: Any) -> tuple[Any, ...]:
     )
 
 
-class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Step(StorageWatch):  # type: ignore[no-untyped-call]
     """Run the generated code of both graphs, and record when each storage is allocated and freed.
 
-    Storages in host memory are left out. Higher-order operators are intercepted too. An operator
-    that saves the random generator's state returns the state with its result, and both are tracked.
+    An operator that saves the random generator's state returns the state with its result, and both
+    are recorded.
 
     Args:
         sizes: translates symbolic sizes; None to record sizes as numbers.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self, sizes: _Sizes | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._sizes = sizes
         self._moments: list[str] = []
         self._boundary = 1
         self._lives: list[Lifetime] = []
-        self._alive: dict[int, int] = {}  # by storage id: the place of its lifetime
-        self._on_host: set[int] = set()
 
     def given(self, name: str, like: Any, kind: StorageKind) -> Any:
         """Allocate an input of a graph with the size, stride, dtype and device of ``like``.
@@ -285,7 +279,8 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
             return number(like) if isinstance(like, torch.SymInt) else like
         size, stride = (tuple(map(number, numbers)) for numbers in (like.size(), like.stride()))
         made = torch.empty_strided(size, stride, dtype=like.dtype, device=like.device)
-        self._note(made, name, kind)
+        self.add(made, name)
+        self.mark([made], kind)
         return made
 
     def run(self, graph: CompiledGraph, arguments: list[Any]) -> list[Any]:
@@ -348,35 +343,24 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
             lifetimes=tuple(sorted(found, key=lambda x: (x.first, x.last))),
         )
 
-    def _note(self, value: torch.Tensor, node: str, kind: StorageKind) -> None:
-        """Record a storage that is seen for the first time, and call `_gone` when it is freed.
+    def found(self, known: int | None, nbytes: Any, source: str) -> int:
+        if known is not None:
+            return known
+        self._append(source, nbytes, _NEVER)
+        return len(self._lives) - 1
 
-        Args:
-            value: a tensor on the storage.
-            node: name of the input, or of the operator that allocated the storage.
-            kind: kind of the storage.
-        """
-        storage = value.untyped_storage()
-        key = torch_compat.storage_id(storage)
-        if key not in self._alive and key not in self._on_host:
-            self._alive[key] = len(self._lives)
-            self._append(node, storage.nbytes(), kind, _NEVER)
-            # Not at exit: the process would run a finaliser for each live storage.
-            weakref.finalize(storage, self._gone, key).atexit = False
-
-    def _append(self, node: str, nbytes: Any, kind: StorageKind, last: int) -> None:
+    def _append(self, node: str, nbytes: Any, last: int) -> None:
         """Append a lifetime that begins now.
 
         Args:
             node: name of the input or operator that allocates.
             nbytes: bytes, as a number or a symbolic size.
-            kind: kind of the storage.
             last: the last program point of the lifetime.
         """
         life = Lifetime(
             node=node,
             nbytes=hint(nbytes),
-            kind=kind,
+            kind=StorageKind.TEMPORARY,
             source="",
             first=len(self._moments),
             last=last,
@@ -384,29 +368,20 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         self._lives.append(life)
 
-    def _gone(self, key: int) -> None:
-        at = self._alive.pop(key)
+    def freed(self, known: int) -> None:
+        life = self._lives[known]
         # A storage that was freed before the next kernel still spans one program point.
-        last = max(self._lives[at].first, len(self._moments) - 1)
-        self._lives[at] = replace(self._lives[at], last=last)
+        self._lives[known] = replace(life, last=max(life.first, len(self._moments) - 1))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = super().__torch_dispatch__(func, types, args, kwargs)
         if isinstance(out, torch.SymInt):  # read from data and used as a size, hence not negative
             torch._check(out >= 0)  # type: ignore[no-untyped-call]
-        if func is OFFLOAD:
-            storage = out.untyped_storage()
-            key = torch_compat.storage_id(storage)
-            self._on_host.add(key)
-            weakref.finalize(storage, self._on_host.discard, key).atexit = False
-        for value in pytree.tree_leaves(out):
-            if isinstance(value, torch.Tensor):
-                self._note(value, str(func), StorageKind.TEMPORARY)
         workspace = workspace_bytes(func, args, kwargs or {}, out)
         if workspace:
             nbytes = in_proportion(workspace, (args, kwargs, out))
             name = f"workspace of {func}"
-            self._append(name, nbytes, StorageKind.TEMPORARY, len(self._moments))
+            self._append(name, nbytes, len(self._moments))
         return out
 
 

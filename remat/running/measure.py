@@ -310,17 +310,13 @@ def _bytes_of(tensors: Iterable[torch.Tensor], block: int) -> int:
     return sum(-(-n // block) * block for n in sizes.values())
 
 
-class StorageTracker(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that counts the bytes of all storages that operators return, until they are freed.
+class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Dispatch mode that follows all storages that operators return, until they are freed.
 
-    A storage that existed before counts only after a call of `add`. Compiled code runs unchanged
-    under the mode, which sees every operator that the code calls. Of a higher-order operator, the
-    mode sees only the results. Host copies made by `remat.graph.host_copies` do not count, because
-    they are not in device memory.
-
-    Attributes:
-        current: bytes alive now.
-        peak: most bytes alive at the same time.
+    A storage that existed before is followed only after a call of `add`. Compiled code runs
+    unchanged under the mode, which sees every operator that the code calls. Of a higher-order
+    operator, the mode sees only the results. Host copies made by `remat.graph.host_copies` are left
+    out, because they are not in device memory.
     """
 
     # Otherwise PyTorch refuses to run higher-order operators under the mode.
@@ -328,32 +324,52 @@ class StorageTracker(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.current = 0
-        self.peak = 0
-        self._alive: dict[int, int] = {}
+        self._alive: dict[int, Any] = {}  # by storage id: the result of `found`
         self._on_host: set[int] = set()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True  # otherwise Dynamo runs the original code instead of the compiled code
 
-    def add(self, tensor: torch.Tensor) -> None:
-        """Count the storage of a tensor until it is freed; update the bytes of a resized storage."""
+    def found(self, known: Any, nbytes: Any, source: str) -> Any:
+        """Note a storage, and return what `freed` is to be given at its end.
+
+        Args:
+            known: result of the last call for this storage; None for a new storage.
+            nbytes: its bytes; it may have been resized since the last call.
+            source: name of the operator that returned a tensor on it, or as given to `add`.
+        """
+        raise NotImplementedError
+
+    def freed(self, known: Any) -> None:
+        """Note the end of a storage.
+
+        Args:
+            known: result of the last call of `found` for this storage.
+        """
+        raise NotImplementedError
+
+    def add(self, tensor: torch.Tensor, source: str = "") -> None:
+        """Follow the storage of a tensor until it is freed.
+
+        Args:
+            tensor: the tensor.
+            source: text for `found`.
+        """
         try:
             storage = tensor.untyped_storage()
         except NotImplementedError:  # sparse and other layouts without one storage
             return
-        key, nbytes = torch_compat.storage_id(storage), storage.nbytes()
+        key = torch_compat.storage_id(storage)
         if key in self._on_host:
             return
         if key not in self._alive:
             # atexit=False: no call is needed for storages that live until the interpreter ends.
-            weakref.finalize(storage, self._freed, key).atexit = False
-        self.current += nbytes - self._alive.get(key, 0)
-        self._alive[key] = nbytes
+            weakref.finalize(storage, self._end, key).atexit = False
+        self._alive[key] = self.found(self._alive.get(key), storage.nbytes(), source)
 
-    def _freed(self, key: int) -> None:
-        self.current -= self._alive.pop(key)
+    def _end(self, key: int) -> None:
+        self.freed(self._alive.pop(key))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -363,6 +379,31 @@ class StorageTracker(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped
             self._on_host.add(key)
             weakref.finalize(storage, self._on_host.discard, key).atexit = False
         for value in tensors_of(out):
-            self.add(value)
+            self.add(value, str(func))
+        return out
+
+
+class StorageTracker(StorageWatch):  # type: ignore[no-untyped-call]
+    """Count the bytes of the storages that operators return, and of those that are added.
+
+    Attributes:
+        current: bytes alive now.
+        peak: most bytes alive at the same time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.current = 0
+        self.peak = 0
+
+    def found(self, known: int | None, nbytes: int, source: str) -> int:
+        self.current += nbytes - (known or 0)
+        return nbytes
+
+    def freed(self, known: int) -> None:
+        self.current -= known
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
         self.peak = max(self.peak, self.current)
         return out

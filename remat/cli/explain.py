@@ -71,7 +71,7 @@ def explain(
     from remat.planning.frontier import Frontier
     from remat.planning.planner import Planner, warn_of_peak
     from remat.report.explorer import explore, figures_of
-    from remat.report.exports import export, format_of
+    from remat.report.exports import format_of
     from remat.report.page import require_bokeh
 
     by = by or ("peak" if request.offload is not None or request.budget.on_peak else "saved")
@@ -80,7 +80,8 @@ def explain(
     with about("exports"):
         for path in exports:
             format_of(path, export_format)
-    written = [p.resolve() for p in (*([html] if html else []), *exports)]
+    files = (*([html] if html else []), *exports)
+    written = [p.resolve() for p in files]
     twice = [p for k, p in enumerate(written) if p in written[:k]]
     if twice:
         raise click.UsageError(
@@ -105,16 +106,14 @@ def explain(
             figures = explore(
                 plan, html, frontier=frontier, title=step.example.title, on_step=progress.detail
             )
-        view = plan.view if exports else None
         for path in exports:
             progress.step(f"writing {path}")
-            assert view is not None
-            export(view, path, export_format)
+            plan.export(path, format=export_format)
     if as_json:
         echo_json(figures)
         return
-    if html is None and not exports:
+    if not files:
         click.echo(step.title())
         click.echo(plan.explain())
-    for path in (*([html] if html else []), *exports):
+    for path in files:
         click.echo(f"written: {path}")

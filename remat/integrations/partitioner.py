@@ -439,14 +439,13 @@ class StepPartition:
         if asked.policies and asked.plan is None:
             self._match_policies(joint)
             self.asked = asked = replace(asked, has_matched=True)
-        kind = code_of(parameters_of(joint))  # before planning changes the graph
-        self.meet(kind)
+        self.meet(code_of(parameters_of(joint)))  # before planning changes the graph
         if self.beside[1]:  # this graph gets what the other graphs of the step leave of the peak
             left = max(1, (asked.budget.peak_bytes or 0) - self.beside[1])
             self.asked = asked = replace(asked, budget=Budget(peak_bytes=left))
         made = self._plan_anyway(joint) if self.runs_anyway else self._plan(joint, asked)
         if asked.decides:
-            self.count_graph(kind or made.fingerprint)
+            self.count_graph(made)
         # If watched, the backend guards sizes after compilation, when the compiled bytes are known.
         if not self.watched:
             guard_sizes(primals, made, saved=self.applies_saved, watched=False)
@@ -489,7 +488,7 @@ class StepPartition:
         """
         self.meet(kind)
         if self.options.request.decides:
-            self.count_graph(kind or made.fingerprint)
+            self.count_graph(made)
         self.graphs.met[made.fingerprint] += 1
         self.log(made)
 
@@ -661,15 +660,15 @@ class StepPartition:
         searched = asked.budget.on_peak and asked.plan is None
         return "" if searched else str(asked.as_pipeline()), asked.to_text(), note
 
-    def count_graph(self, kind: str) -> None:
+    def count_graph(self, made: Plan) -> None:
         """Record a planned graph; warn once if several graphs each get the whole budget in bytes.
 
         The warning is given at the second distinct graph.
 
         Args:
-            kind: identity of the graph: the result of `code_of`, or the graph's fingerprint.
+            made: the plan of the graph.
         """
-        planned = self.graphs.planned
+        planned, kind = self.graphs.planned, self._kind or made.fingerprint
         known = kind in planned
         planned.add(kind)
         budget = self.options.request.budget

@@ -95,10 +95,11 @@ def opt(joint: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -
     from remat.planning import pipelines
 
     output = options.pop("output")
+    tracing = {name: options.pop(name) for name in ("lower", "device", "batch", "seq")}
     manager = _pipeline(options)
     instruments = [*_instruments(options)]
     with Progress() as progress:
-        graph = read_graph(progress, joint, overrides, **options)
+        graph = read_graph(progress, joint, overrides, **tracing)
         progress.step("running passes")
         if options["print_pipeline"]:
             _note(str(manager))
@@ -131,15 +132,7 @@ def opt(joint: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -
 
 
 def read_graph(
-    progress: Progress,
-    joint: str,
-    overrides: tuple[str, ...],
-    *,
-    lower: str,
-    device: str | None,
-    batch: int | None,
-    seq: int | None,
-    **_: Any,
+    progress: Progress, joint: str, overrides: tuple[str, ...], **tracing: Any
 ) -> JointGraph:
     """Read the joint graph that JOINT names: graph text from a file or standard input, or a model.
 
@@ -147,10 +140,7 @@ def read_graph(
         progress: shows the stages of the command.
         joint: JOINT as typed.
         overrides: ``key=value`` texts for the config of an ``hf`` model.
-        lower: lowering of a captured model, ``"inductor"`` or ``"eager"``.
-        device: device to trace a model for; None: the device of its tensors.
-        batch: batch size for a model; None: the default.
-        seq: sequence length for an ``hf`` model; None: the default.
+        tracing: further arguments of `capture_model`, used if JOINT is a model.
 
     Raises:
         click.UsageError: JOINT does not exist, or overrides are given for graph text.
@@ -160,9 +150,7 @@ def read_graph(
     path = Path(joint)
     is_model = ":" in joint and path.suffix != SUFFIX and not path.is_file()
     if is_model:
-        return capture_model(
-            progress, joint, overrides, lower=lower, device=device, batch=batch, seq=seq
-        ).joint
+        return capture_model(progress, joint, overrides, **tracing).joint
     if overrides:
         raise click.UsageError(f"'{overrides[0]}' is for hf:TYPE only: '{joint}' is graph text")
     if joint == "-":

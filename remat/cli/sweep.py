@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 import sys
 from collections import Counter
@@ -82,15 +83,7 @@ class Named:
 )
 @json_option
 def sweep(
-    models: tuple[str, ...],
-    budgets: tuple[str, ...],
-    solvers: tuple[str, ...],
-    costs: tuple[str, ...],
-    lower: str,
-    time_limit: float | None,
-    jobs: int | None,
-    output: Path | None,
-    as_json: bool,
+    models: tuple[str, ...], jobs: int | None, output: Path | None, as_json: bool, **options: Any
 ) -> None:
     """Plan each MODEL at every budget, with every solver, under every cost model.
 
@@ -104,7 +97,8 @@ def sweep(
         check(spec)
     # Rows that are requested twice are planned once.
     order = list(dict.fromkeys(models))
-    wanted = len(order) * len(set(budgets)) * len(set(solvers)) * len(set(costs))
+    lists = (order, *(options[name] for name in ("budgets", "solvers", "costs")))
+    wanted = math.prod(len(set(values)) for values in lists)
     missing: Mapping[str, int] = {}
     planned: Counter[str] = Counter()
     with Progress() as progress, _resumable(output):
@@ -128,15 +122,11 @@ def sweep(
 
         found = api.sweep(
             {spec: Named(spec) for spec in order},
-            budgets=budgets,
-            solvers=solvers,
-            costs=costs,
-            time_limit=time_limit,
-            lower=lower,
             executor=jobs,
             output=output,
             on_start=on_start,
             on_row=on_row,
+            **options,
         )
     failed = sum(row.reason is not None for row in found.rows)
     described = {"rows": [asdict(row) for row in found.rows]}

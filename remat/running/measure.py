@@ -21,7 +21,7 @@ import torch
 from remat import torch_compat
 from remat.errors import CaptureError, ProblemError
 from remat.graph.host_copies import OFFLOAD
-from remat.graph.storages import tensors_of
+from remat.graph.storages import storage_of, tensors_of
 
 #: Largest number of runs before the measured run. A step may be compiled several times, because it
 #: changes its own state.
@@ -356,9 +356,8 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
             tensor: the tensor.
             source: text for `found`.
         """
-        try:
-            storage = tensor.untyped_storage()
-        except NotImplementedError:  # sparse and other layouts without one storage
+        storage = storage_of(tensor)
+        if storage is None:
             return
         key = torch_compat.storage_id(storage)
         if key in self._on_host:

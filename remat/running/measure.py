@@ -313,8 +313,7 @@ def _bytes_of(tensors: Iterable[torch.Tensor], block: int) -> int:
 class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that follows all storages that operators return, until they are freed.
 
-    A storage that existed before is followed only after a call of `add`. Compiled code runs
-    unchanged under the mode, which sees every operator that the code calls. Of a higher-order
+    A storage that existed before is followed only after a call of `add`. Of a higher-order
     operator, the mode sees only the results. Host copies made by `remat.graph.host_copies` are left
     out, because they are not in device memory.
     """
@@ -326,10 +325,6 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         super().__init__()  # type: ignore[no-untyped-call]
         self._alive: dict[int, Any] = {}  # by storage id: the result of `found`
         self._on_host: set[int] = set()
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True  # otherwise Dynamo runs the original code instead of the compiled code
 
     def found(self, known: Any, nbytes: Any, source: str) -> Any:
         """Note a storage, and return what `freed` is to be given at its end.
@@ -385,6 +380,8 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 class StorageTracker(StorageWatch):  # type: ignore[no-untyped-call]
     """Count the bytes of the storages that operators return, and of those that are added.
 
+    Compiled code runs unchanged under the mode, which sees every operator that the code calls.
+
     Attributes:
         current: bytes alive now.
         peak: most bytes alive at the same time.
@@ -394,6 +391,10 @@ class StorageTracker(StorageWatch):  # type: ignore[no-untyped-call]
         super().__init__()
         self.current = 0
         self.peak = 0
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # otherwise Dynamo runs the original code instead of the compiled code
 
     def found(self, known: int | None, nbytes: int, source: str) -> int:
         self.current += nbytes - (known or 0)

@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -406,7 +407,7 @@ def _call_of(
     exec(compile(ast.fix_missing_locations(code), "<compiled graph>", "exec"), known)
     for name in list(known):
         if name.startswith("empty_strided_"):
-            known[name] = _Empty(name.split("_")[2])
+            known[name] = partial(_empty, name.split("_")[2])
         elif name.startswith("assert_"):
             known[name] = _Kernel()
     known |= {"reinterpret_tensor": _reinterpreted, "extern_kernels": _Extern()}
@@ -481,14 +482,9 @@ class _Kernel:
     run = __call__
 
 
-@dataclass(frozen=True)
-class _Empty:
-    """Allocate empty tensors on one device, in place of Inductor's ``empty_strided_<device>``."""
-
-    device: str
-
-    def __call__(self, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty_strided(size, stride, dtype=dtype, device=self.device)
+def _empty(device: str, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Allocate an empty tensor on a device, as Inductor's ``empty_strided_<device>`` does."""
+    return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
 
 def _reinterpreted(value: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:

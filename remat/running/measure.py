@@ -97,11 +97,6 @@ def measure_step(
         return known[by](lambda: run_forward(fn, args, named), given, device)
 
 
-def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
-    """Yield the storage of each tensor; a shared storage comes several times."""
-    return (t.untyped_storage() for t in tensors)
-
-
 #: Result of a call, and an empty tensor whose backward runs backward of all outputs.
 Result = tuple[Any, torch.Tensor]
 _Step = Callable[[], Result]
@@ -306,7 +301,8 @@ _ON_CPU: Mapping[str, _Way] = {"storages": _by_storages, "allocator": _by_profil
 
 def _bytes_of(tensors: Iterable[torch.Tensor], block: int) -> int:
     """Return the bytes of all distinct storages, each rounded up to a multiple of ``block``."""
-    sizes = {s.data_ptr(): s.nbytes() for s in _storages(tensors)}
+    storages = (t.untyped_storage() for t in tensors)
+    sizes = {s.data_ptr(): s.nbytes() for s in storages}
     return sum(-(-n // block) * block for n in sizes.values())
 
 

@@ -72,6 +72,7 @@ def check_kind(kind: str) -> str:
     # A model built from its config needs no download. Offline mode prevents attempts.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
+        import transformers  # noqa: F401
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     except ImportError:
         raise click.UsageError(

@@ -4,8 +4,8 @@ The side ``step``: models of ``transformers`` with random weights run on the CPU
 
 - Activation bytes at the end of forward, and the peak: estimated, and measured by following every storage until it is
   freed, with the plan applied by `remat.sac.apply`.
-- The time of running again: estimated in steps in which each module runs again or stores all
-  (``operator-level-benchmark``), and measured in backward under the plan, the median of some steps.
+- The time of running again: estimated operator by operator (``operator-level-benchmark``), and measured in backward
+  under the plan, the median of some steps.
 - Whether gradients are those of the same step without a plan, bit by bit.
 - PyTorch's ``sac_milp`` on the same statistics, with the two segments of our envelope for each module (PyTorch's needs the
   package ``pwlf`` to fit its own). PyTorch's ``get_optimal_checkpointing_policy_per_module`` turns its decision into operators,
@@ -217,7 +217,7 @@ def their_plan(tree: Any, budget: int) -> Row:
         decision[places[name]] = ModuleChoice(
             stored=stored,
             kept_bytes=sum(stats.memory[i] for i in stored),
-            recompute_ps=round(PS_PER_MS * sum(again_ms, start=module.overhead_ms)),
+            recompute_ps=round(PS_PER_MS * sum(again_ms)),
         )
     peak = simulate(tree, decision, tree.memory()).peak_bytes
     return {

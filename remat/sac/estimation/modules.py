@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
+import functools
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,12 +20,15 @@ from remat.running.measure import run_backward, run_forward
 from remat.sac.estimation.calls import CallStats, as_checkpointed, call_stats
 from remat.sac.estimation.collecting import BENCHMARK
 from remat.sac.estimation.estimator import SACEstimator
-from remat.sac.estimation.reruns import policy_ms, time_reruns
 from remat.sac.estimation.stats import SACStats
+from remat.sac.policies.region import context_fn
 from remat.sac.run.fakes import fake_of, fake_parameters, left_as_found
 from remat.sac.run.lifetimes import Ints, Lifetimes, given_tensors, loss_only
 from remat.sac.run.recording import ModuleSpan
 from remat.torch_compat import pytree
+
+#: Operators in the chain that measures what a policy adds to an operator, and runs of the chain.
+_CHAIN, _RUNS = 100, 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,8 +48,6 @@ class ModuleStats:
             before the module's backward. Operators after the module's last saved tensor take no
             time, because recomputation stops there.
         why_not: reason why the module cannot be checkpointed; empty if there is none.
-        overhead_ms: milliseconds that recomputation takes beyond the operators, because of Python
-            code and PyTorch's bookkeeping; 0 if not measured.
     """
 
     name: str
@@ -55,7 +57,6 @@ class ModuleStats:
     calls: tuple[CallStats, ...]
     stats: SACStats | None = field(repr=False)
     why_not: str = ""
-    overhead_ms: float = 0.0
 
     @property
     def fqn(self) -> str:
@@ -167,9 +168,7 @@ def collect_modules(
         model: the model in train mode.
         args: positional arguments of a call.
         kwargs: keyword arguments of a call.
-        mode: name of the mode in which runtimes are estimated; see `SACEstimator`. On real CPU
-            tensors, ``"operator-level-benchmark"`` also times modules while they run again
-            (`remat.sac.estimation.reruns`), unless ``cost`` is given.
+        mode: name of the mode in which runtimes are estimated; see `SACEstimator`.
         cost: cost model to use instead of the one that belongs to ``mode``.
         fake: whether the step runs on fake tensors, which need neither memory nor a GPU. Some
             models run different operators on fake tensors (see `SACEstimator`). A plan that is made
@@ -206,7 +205,7 @@ def collect_modules(
         lifetimes = record_step(model, args, named, estimator(mode, cost, fake=fake))
         timed = mode == BENCHMARK and cost is None and not fake and _on_the_cpu(given)
         tree = build_tree(model, estimator, lifetimes, state_bytes)
-        return with_reruns(tree, model, args, named) if timed else tree
+        return replace(tree, policy_ms=policy_ms()) if timed else tree
 
 
 def record_step(
@@ -235,6 +234,22 @@ def record_step(
 def _on_the_cpu(tensors: Iterable[torch.Tensor]) -> bool:
     """Return whether all tensors are on the CPU."""
     return all(t.device.type == "cpu" for t in tensors)
+
+
+@functools.cache
+def policy_ms() -> float:
+    """Return the milliseconds that a policy adds to an operator in forward, measured on this CPU."""
+    x = torch.ones(1)
+    took: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(_RUNS):
+        for asked, found in took.items():
+            with context_fn([])()[0] if asked else contextlib.nullcontext():
+                start = time.perf_counter()
+                for _ in range(_CHAIN):
+                    x.sin()
+                found.append(time.perf_counter() - start)
+    # Minima, because interruptions only add time. Noise may make the difference negative.
+    return max(0.0, 1e3 * (min(took[True]) - min(took[False])) / _CHAIN)
 
 
 def build_tree(
@@ -291,68 +306,6 @@ def build_tree(
         state_bytes=state_bytes,
         mode=estimator.mode,
         cost=str(estimator.cost),
-    )
-
-
-def with_reruns(
-    tree: ModuleTree, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> ModuleTree:
-    """Return a copy of a tree with runtimes that are measured while modules run again on the CPU.
-
-    Nested modules are checkpointed in separate steps, one set of steps per nesting level. Modules
-    with the same operators get the same times, namely their medians, so that they stay equal. If a
-    module fails when it runs again, all modules of its level keep their estimated runtimes.
-
-    Args:
-        tree: the modules with estimated runtimes.
-        model: the model.
-        args: positional arguments of a call.
-        kwargs: keyword arguments of a call.
-    """
-    # Level 0 runs even without modules, because its steps also time forward.
-    levels: dict[int, list[str]] = {0: []}
-    can = [m.can_run_again for m in tree.modules]
-    for k, module in enumerate(tree.modules):
-        if can[k]:
-            levels.setdefault(sum(can[a] for a in tree.ancestors(k)), []).append(module.fqn)
-    runs = [time_reruns(model, args, kwargs, names) for names in levels.values()]
-    found = {name: rerun for run in runs if run is not None for name, rerun in run.modules.items()}
-    alike: dict[Any, list[tuple[list[float], float]]] = {}
-    for module in tree.modules:
-        if module.fqn in found:
-            rerun, stats = found[module.fqn], module.operators
-            times = rerun.runtimes(stats.func_names, stats.runtimes)
-            alike.setdefault(_kind(stats), []).append((times, rerun.overhead_ms))
-    forward_ms = [run.forward_ms for run in runs if run is not None]
-    return replace(
-        tree,
-        modules=tuple(_as_alike(m, alike) if m.fqn in found else m for m in tree.modules),
-        step_ms=3 * statistics.median(forward_ms) if forward_ms else tree.step_ms,
-        policy_ms=policy_ms(),
-    )
-
-
-def _kind(stats: SACStats) -> tuple[Any, ...]:
-    """Return a key that is equal for modules with the same operators and memory."""
-    return tuple(stats.func_names), tuple(stats.memory)
-
-
-def _as_alike(
-    module: ModuleStats, alike: Mapping[Any, Sequence[tuple[list[float], float]]]
-) -> ModuleStats:
-    """Return a copy of a module with the median times of all modules of its kind.
-
-    Args:
-        module: the module.
-        alike: dict from a kind (see `_kind`) to the times of each module of this kind: its
-            operators' milliseconds and its overhead.
-    """
-    times, overheads = zip(*alike[_kind(module.operators)], strict=True)
-    typical = [statistics.median(each) for each in zip(*times, strict=True)]
-    return replace(
-        module,
-        stats=replace(module.operators, runtimes=typical),
-        overhead_ms=statistics.median(overheads),
     )
 
 

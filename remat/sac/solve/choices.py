@@ -88,7 +88,7 @@ class ModuleChoice:
 
 
 def choices(
-    stats: SACStats, most_kept: int, solver: Solver | None = None, overhead_ps: int = 0
+    stats: SACStats, most_kept: int, solver: Solver | None = None
 ) -> tuple[ModuleChoice, ...]:
     """Return sets of operators that a module may store, those with most bytes first.
 
@@ -98,13 +98,11 @@ def choices(
             bytes, because it would otherwise free no memory.
         solver: knapsack solver that finds the choices. None: the choices are points of the exact
             Pareto frontier.
-        overhead_ps: picoseconds that recomputation takes beyond the operators, the same for each
-            choice.
     """
     grouping = group(stats)
     always = tuple(i for item in grouping.stored for i in item.ops)
     fixed = sum(item.nbytes for item in grouping.stored)
-    views_ps = overhead_ps + sum(round(stats.runtimes[i] * PS_PER_MS) for i in grouping.recomputed)
+    views_ps = sum(round(stats.runtimes[i] * PS_PER_MS) for i in grouping.recomputed)
     free_ps = sum(item.runtime_ps for item in grouping.free)
     room = most_kept - fixed - 1  # a choice that stores `most_kept` bytes frees none
     if room < 0:
@@ -129,21 +127,17 @@ def choices(
     return tuple(reversed(found))
 
 
-def plain_choice(stats: SACStats, overhead_ps: int = 0) -> ModuleChoice | None:
+def plain_choice(stats: SACStats) -> ModuleChoice | None:
     """Return the choice to store nothing; None if some results of the module must be stored.
 
     This choice is plain checkpointing: the whole module runs again, without a policy.
-
-    Args:
-        stats: statistics of the module's operators.
-        overhead_ps: picoseconds that recomputation takes beyond the operators.
     """
     grouping = group(stats)
     if grouping.stored:
         return None
     runtimes_ps = sum(item.runtime_ps for item in grouping.free)
     runtimes_ps += sum(round(stats.runtimes[i] * PS_PER_MS) for i in grouping.recomputed)
-    return ModuleChoice(stored=(), kept_bytes=0, recompute_ps=overhead_ps + runtimes_ps)
+    return ModuleChoice(stored=(), kept_bytes=0, recompute_ps=runtimes_ps)
 
 
 def _points(frontier: KnapsackFrontier, most: int) -> list[int]:

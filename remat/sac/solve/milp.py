@@ -98,7 +98,7 @@ def _without_policy(tree: ModuleTree, k: int, choice: ModuleChoice, gap: float) 
         gap: relative gap of the integer program.
     """
     module = tree.modules[k]
-    plain = plain_choice(module.operators, round(module.overhead_ms * PS_PER_MS))
+    plain = plain_choice(module.operators)
     if plain is None:
         return choice
     policy_ps = tree.policy_ms * PS_PER_MS * len(module.operators)
@@ -119,17 +119,16 @@ def _options(
         chosen: positions of the modules that may be checkpointed.
         solver: knapsack solver that finds the choices; None: exact Pareto frontiers.
     """
-    known: dict[tuple[int, float, str], tuple[ModuleChoice, ...]] = {}
+    known: dict[tuple[int, str], tuple[ModuleChoice, ...]] = {}
     found: dict[int, tuple[ModuleChoice, ...]] = {}
     for k in chosen:
         module = tree.modules[k]
         stats = module.operators
         # The mean, because one choice serves all calls of a module.
         most = sum(c.freeable_bytes for c in module.calls) // len(module.calls)
-        key = (most, module.overhead_ms, repr(stats))  # mutable statistics have no hash
+        key = (most, repr(stats))  # mutable statistics have no hash
         if key not in known:
-            overhead_ps = round(module.overhead_ms * PS_PER_MS)
-            known[key] = choices(stats, most, solver, overhead_ps)
+            known[key] = choices(stats, most, solver)
         if known[key]:
             found[k] = known[key]
     return found

@@ -154,10 +154,11 @@ def sac(
         except BudgetError as error:
             raise BudgetError(f"{example.title}: {error}") from None
         if plot is not None:
-            from remat.sac.solve.step_plot import draw_plan
+            from remat.report.pictures import write_picture
+            from remat.sac.solve.step_plot import plan_figure
 
             progress.step("drawing")
-            draw_plan(tree, plan, plot, title=example.title)
+            write_picture(plot, lambda: plan_figure(tree, plan, title=example.title))
         if output is not None:
             params.write(output, plan.to_json(), "plan")
         if run_it:

@@ -17,7 +17,6 @@ from remat.sac.api.checkpointing import estimate as estimate
 from remat.sac.api.checkpointing import plan as plan
 from remat.sac.api.policy import planned as planned
 from remat.sac.api.policy import policy as policy
-from remat.sac.estimation.estimator import Estimate as Estimate
 from remat.sac.estimation.estimator import SACEstimator as SACEstimator
 from remat.sac.estimation.stats import MSPS as MSPS
 from remat.sac.estimation.stats import SACGreedyOrderMeta as SACGreedyOrderMeta

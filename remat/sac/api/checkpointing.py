@@ -17,7 +17,8 @@ from remat.graph.costs import CostModel
 from remat.plugins.registry import registry
 from remat.running.measure import measure_step, run_backward, run_forward
 from remat.sac.api.apply import apply, remove
-from remat.sac.estimation.modules import ModuleTree, collect_modules
+from remat.sac.estimation.modules import ModuleTree
+from remat.sac.estimation.modules import estimate as estimate
 from remat.sac.run.fakes import left_as_found
 from remat.sac.run.lifetimes import given_tensors, loss_only
 from remat.sac.run.operators import tensors_in
@@ -29,40 +30,6 @@ from remat.units import Budget
 #: Timed steps of each kind, of which the fastest counts. Steps without and with the plan alternate, so
 #: that noise affects both.
 REPEATS = 5
-
-
-def estimate(
-    model: nn.Module,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    mode: str = "operator-level-cost-model",
-    cost: str | CostModel | None = None,
-    fake: bool | None = None,
-) -> ModuleTree:
-    """Estimate, for each module, the memory that checkpointing frees and the time that it costs.
-
-    Args:
-        model: the model in train mode.
-        args: positional arguments of a call.
-        kwargs: keyword arguments of a call.
-        mode: ``"operator-level-cost-model"`` takes runtimes from a cost model,
-            ``"operator-level-benchmark"`` measures them; see `SACEstimator`.
-        cost: cost model to use instead of the one that belongs to ``mode``: a name such as
-            ``"roofline:h100"`` or an instance.
-        fake: whether the step runs on fake tensors, which need neither memory nor a GPU. None: use
-            fake tensors unless all parameters, buffers and inputs are on the CPU.
-
-    Returns:
-        The model's modules with their operators and memory, as `plan` accepts them.
-
-    Raises:
-        ProblemError: ``mode`` or ``cost`` is unknown, or a module cannot be estimated.
-        CaptureError: ``args`` is not a tuple, ``kwargs`` is not a dict, or no output requires a
-            gradient.
-    """
-    model_of_costs = None if cost is None else registry().cost_model(cost)
-    return collect_modules(model, args, kwargs, mode=mode, cost=model_of_costs, fake=fake)
 
 
 def plan(

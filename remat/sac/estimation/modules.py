@@ -16,6 +16,7 @@ from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.calling import read_call, why_no_instance
 from remat.graph.costs import CostModel
+from remat.plugins.registry import registry
 from remat.running.measure import run_backward, run_forward
 from remat.sac.estimation.calls import CallStats, as_checkpointed, call_stats
 from remat.sac.estimation.collecting import BENCHMARK
@@ -153,34 +154,40 @@ class ModuleTree:
         return int(self.memory(world_size).max(initial=0))
 
 
-def collect_modules(
+def estimate(
     model: nn.Module,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     mode: str = "operator-level-cost-model",
-    cost: CostModel | None = None,
+    cost: str | CostModel | None = None,
     fake: bool | None = None,
 ) -> ModuleTree:
-    """Estimate memory and runtimes of a model's modules by running one step.
+    """Estimate, for each module, the memory that checkpointing frees and the time that it costs.
 
     Args:
         model: the model in train mode.
         args: positional arguments of a call.
         kwargs: keyword arguments of a call.
-        mode: name of the mode in which runtimes are estimated; see `SACEstimator`.
-        cost: cost model to use instead of the one that belongs to ``mode``.
+        mode: ``"operator-level-cost-model"`` takes runtimes from a cost model,
+            ``"operator-level-benchmark"`` measures them; see `SACEstimator`.
+        cost: cost model to use instead of the one that belongs to ``mode``: a name such as
+            ``"roofline:h100"`` or an instance.
         fake: whether the step runs on fake tensors, which need neither memory nor a GPU. Some
             models run different operators on fake tensors (see `SACEstimator`). A plan that is made
             from these operators may raise a PolicyError when the model runs under it. None: use
-            real tensors only if all parameters, buffers and inputs are on the CPU.
+            fake tensors unless all parameters, buffers and inputs are on the CPU.
+
+    Returns:
+        The model's modules with their operators and memory, as `remat.sac.plan` accepts them.
 
     Raises:
-        ProblemError: ``mode`` is unknown, ``model`` is not a module, or a module cannot be
-            estimated.
+        ProblemError: ``mode`` or ``cost`` is unknown, ``model`` is not a module, or a module cannot
+            be estimated.
         CaptureError: ``args`` is not a tuple, ``kwargs`` is not a dict, or no output requires a
             gradient.
     """
+    costs = None if cost is None else registry().cost_model(cost)
     if not isinstance(model, nn.Module):
         raise ProblemError(
             why_no_instance(model)
@@ -202,7 +209,7 @@ def collect_modules(
             )
             stack.enter_context(fake_parameters(model, faker))
             stack.enter_context(faker)
-        lifetimes = record_step(model, args, named, estimator(mode, cost, fake=fake))
+        lifetimes = record_step(model, args, named, estimator(mode, costs, fake=fake))
         timed = mode == BENCHMARK and cost is None and not fake and _on_the_cpu(given)
         tree = build_tree(model, estimator, lifetimes, state_bytes)
         return replace(tree, policy_ms=policy_ms()) if timed else tree

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from remat.errors import BudgetError, ProblemError
-from remat.sac.estimation.modules import ModuleTree, collect_modules
+from remat.sac.estimation.modules import ModuleTree, estimate
 from remat.sac.solve.choices import ModuleChoice, candidates, choices
 from remat.sac.solve.milp import _options, plan_modules
 from remat.sac.solve.peaks import simulate
@@ -55,7 +55,7 @@ class Stack(nn.Module):
 @functools.cache
 def tree_of(pairs: int, rows: int, width: int = 8, others: int = 0) -> ModuleTree:
     torch.manual_seed(0)
-    tree = collect_modules(Stack(pairs, width, others), (torch.randn(rows, width),))
+    tree = estimate(Stack(pairs, width, others), (torch.randn(rows, width),))
     # The state of a CPU's generator would be more than such modules make.
     return replace(tree, state_bytes=64)
 
@@ -144,7 +144,7 @@ class Again(nn.Module):
 def test_what_a_module_frees_in_its_other_calls_counts_while_it_runs_again() -> None:
     """Backward comes to its last call first: the earlier ones are still without what they made."""
     torch.manual_seed(0)
-    tree = collect_modules(Again(), (torch.randn(64, 8),))
+    tree = estimate(Again(), (torch.randn(64, 8),))
     with pytest.raises(BudgetError) as caught:
         plan_modules(tree, 1000)
     found = re.search(r"gets the step to is (\d+) bytes", str(caught.value))

@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remat.errors import ProblemError
-from remat.report.pictures import INK, RED, Scale, byte_ticks, figure_of, shortened, write_picture
+from remat.report.pictures import INK, RED, Scale, byte_ticks, figure_of, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,30 +70,6 @@ class Curve:
                 )
 
 
-def draw_frontiers(
-    curves: Sequence[Curve],
-    path: str | Path,
-    *,
-    title: str,
-    chosen: tuple[str, Point] | None = None,
-    axis: str = "saved by forward for backward",
-) -> None:
-    """Write a plot of frontiers of one graph under one cost model to a file, atomically.
-
-    Args:
-        curves: the frontiers, which must have the same bound and unit. The bound is drawn once.
-        path: the file, which ends with ``.svg`` or ``.png``.
-        title: title of the plot.
-        chosen: (name, point) of a plan to mark; None: no mark.
-        axis: label of the axis of bytes, to which the unit is added.
-
-    Raises:
-        ProblemError: the path has another suffix, there is no curve, or bounds or units differ.
-        PlanError: Matplotlib is not installed, or the file cannot be written.
-    """
-    write_picture(path, lambda: frontier_figure(curves, title=title, chosen=chosen, axis=axis))
-
-
 def frontier_figure(
     curves: Sequence[Curve],
     *,
@@ -102,7 +77,17 @@ def frontier_figure(
     chosen: tuple[str, Point] | None = None,
     axis: str = "saved by forward for backward",
 ) -> Figure:
-    """Return the plot of `draw_frontiers` as a Matplotlib figure, without the global state of pyplot."""
+    """Return a plot of frontiers of one graph under one cost model as a Matplotlib figure.
+
+    Args:
+        curves: the frontiers, which must have the same bound and unit. The bound is drawn once.
+        title: title of the plot.
+        chosen: (name, point) of a plan to mark; None: no mark.
+        axis: label of the axis of bytes, to which the unit is added.
+
+    Raises:
+        ProblemError: there is no curve, or bounds or units differ.
+    """
     _check(curves)
     points = [p for c in curves for p in c.points] + ([chosen[1]] if chosen else [])
     right = 1.04 * max(x for x, _ in (*points, curves[0].bound[-1]))

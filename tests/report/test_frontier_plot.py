@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from remat.errors import PlanError, ProblemError
-from remat.report.frontier_plot import Curve, Point, draw_frontiers, frontier_figure
+from remat.report.frontier_plot import Curve, Point, frontier_figure
+from remat.report.pictures import write_picture
 from tests.report.test_memory_plot import collisions, words
 
 if TYPE_CHECKING:
@@ -181,10 +182,11 @@ def test_pictures_are_files_and_the_same_every_time(
 
     before = dict(mpl.rcParams)
     target = tmp_path / f"frontier{suffix}"
-    draw_frontiers([curve(), curve("other", worse=2)], target, title="t")
+    curves = [curve(), curve("other", worse=2)]
+    write_picture(target, lambda: frontier_figure(curves, title="t"))
     first = target.read_bytes()
     assert first.startswith(start)
-    draw_frontiers([curve(), curve("other", worse=2)], str(target), title="t")
+    write_picture(str(target), lambda: frontier_figure(curves, title="t"))
     assert target.read_bytes() == first
     assert [p.name for p in tmp_path.iterdir()] == [target.name]
     assert dict(mpl.rcParams) == before
@@ -192,6 +194,8 @@ def test_pictures_are_files_and_the_same_every_time(
 
 def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ProblemError, match=r"expected \.svg or \.png"):
-        draw_frontiers([curve()], tmp_path / "frontier.pdf", title="t")
+        write_picture(tmp_path / "frontier.pdf", lambda: frontier_figure([curve()], title="t"))
     with pytest.raises(PlanError, match="cannot be written"):
-        draw_frontiers([curve()], tmp_path / "missing" / "frontier.svg", title="t")
+        write_picture(
+            tmp_path / "missing" / "frontier.svg", lambda: frontier_figure([curve()], title="t")
+        )

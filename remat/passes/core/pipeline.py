@@ -6,6 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from torch import fx
 
@@ -28,7 +29,13 @@ class Instrument:
 
     The argument ``p`` is the pass. The argument ``path`` holds the names of the enclosing
     composites, outermost first, followed by the name of the pass.
+
+    Attributes:
+        composites: whether the pipeline calls the methods for composite passes too. It always calls
+            them for inner passes.
     """
+
+    composites: ClassVar[bool] = True
 
     def start(self, pipeline: Pipeline, state: State) -> None:
         """Called once before a pipeline runs on ``state``."""
@@ -162,11 +169,13 @@ class _Runner:
         modified, statistics = False, Counter[str]()
         for p in passes:
             here = (*path, p.name)
-            if not all(i.should_run(p, state, here) for i in self.instruments):
+            is_composite = isinstance(p, Composite)
+            observers = [i for i in self.instruments if i.composites or not is_composite]
+            if not all(i.should_run(p, state, here) for i in observers):
                 continue
             watching: list[Instrument] = []
             try:
-                for instrument in self.instruments:
+                for instrument in observers:
                     instrument.before(p, state, here)
                     watching.append(instrument)
                 result = self._one(p, state, here)

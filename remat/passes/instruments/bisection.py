@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from remat.errors import ProblemError
-from remat.passes.core.control import Composite
 from remat.passes.core.pipeline import Instrument
 
 if TYPE_CHECKING:
@@ -37,6 +36,8 @@ class OptBisect(Instrument):
         count: number of passes that ran or would have run without the limit.
     """
 
+    composites: ClassVar[bool] = False
+
     def __init__(self, limit: int = -1, *, write: Callable[[str], None] | None = None) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int):
             raise ProblemError(f"limit is {limit!r}; expected how many passes run, -1 for all")
@@ -51,7 +52,7 @@ class OptBisect(Instrument):
         return len(self.paths)
 
     def should_run(self, p: Pass, state: State, path: tuple[str, ...]) -> bool:
-        if isinstance(p, Composite) or not p.optional:
+        if not p.optional:
             return True
         self.paths.append(path)
         runs = self.limit < 0 or self.count <= self.limit

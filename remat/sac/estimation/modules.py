@@ -16,6 +16,7 @@ from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.calling import read_call, why_no_instance
 from remat.graph.costs import CostModel
+from remat.graph.fakes_of_models import Faker
 from remat.plugins.registry import registry
 from remat.running.measure import run_backward, run_forward
 from remat.sac.estimation.calls import CallStats, as_checkpointed, call_stats
@@ -23,7 +24,7 @@ from remat.sac.estimation.collecting import BENCHMARK
 from remat.sac.estimation.estimator import SACEstimator
 from remat.sac.estimation.stats import SACStats
 from remat.sac.policies.region import context_fn
-from remat.sac.run.fakes import fake_of, fake_parameters, left_as_found
+from remat.sac.run.fakes import fake_parameters, left_as_found
 from remat.sac.run.lifetimes import Ints, Lifetimes, given_tensors, loss_only
 from remat.sac.run.recording import ModuleSpan
 from remat.torch_compat import pytree
@@ -203,12 +204,12 @@ def estimate(
     estimator = SACEstimator()
     with contextlib.ExitStack() as stack:
         if fake:
-            faker = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
-            args, named = pytree.tree_map_only(
-                torch.Tensor, lambda t: fake_of(t, faker), (args, named)
-            )
+            fake_mode = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
+            # PyTorch chooses operators by device, so tensors on the meta device become fakes of the CPU.
+            faker = Faker(fake_mode, None)
+            args, named = pytree.tree_map(faker, (args, named))
             stack.enter_context(fake_parameters(model, faker))
-            stack.enter_context(faker)
+            stack.enter_context(fake_mode)
         lifetimes = record_step(model, args, named, estimator(mode, costs, fake=fake))
         timed = mode == BENCHMARK and cost is None and not fake and _on_the_cpu(given)
         tree = build_tree(model, estimator, lifetimes, state_bytes)

@@ -34,7 +34,7 @@ MODES = ("operator-level-cost-model", "operator-level-benchmark")
 
 
 def _memory(text: str) -> int | float:
-    from remat.sac.api.checkpointing import read_memory
+    from remat.sac.solve.milp import read_memory
 
     return read_memory(text)
 
@@ -132,7 +132,9 @@ def sac(
     """
     from torch import nn
 
-    from remat.sac.api import checkpointing
+    from remat.sac.api.checkpointing import check
+    from remat.sac.estimation.modules import estimate
+    from remat.sac.solve.milp import plan as plan_for
 
     checked: Checked | None = None
     not_run: RematError | None = None
@@ -147,10 +149,10 @@ def sac(
         given = example.model, example.args, example.kwargs
         progress.step("estimating")
         with users_code(model):
-            tree = checkpointing.estimate(*given, mode=mode, cost=cost, fake=fake)
+            tree = estimate(*given, mode=mode, cost=cost, fake=fake)
         progress.step("choosing")
         try:
-            plan = checkpointing.plan(tree, memory=memory, solver=solver, **options)
+            plan = plan_for(tree, memory=memory, solver=solver, **options)
         except BudgetError as error:
             raise BudgetError(f"{example.title}: {error}") from None
         if plot is not None:
@@ -165,7 +167,7 @@ def sac(
             progress.step("running")
             try:
                 with users_code(model):
-                    checked = checkpointing.check(example.model, plan, example.args, example.kwargs)
+                    checked = check(example.model, plan, example.args, example.kwargs)
             except RematError as error:
                 not_run = error
     measured = None if checked is None else asdict(checked)

@@ -7,10 +7,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from remat.report.pictures import figure_of
+from remat.report.tables import show
 from remat.sac.estimation.stats import (
     PS_PER_MS,
     SACGreedyOrderMeta,
@@ -32,28 +32,16 @@ _GREEDY, _LINES, _EXACT = "#2f5d9e", "#d06a1b", "#3b8057"
 Point = tuple[float, float]
 
 
-def show(table: Table, *, ruled: bool = False) -> None:
+def print_table(table: Table, *, ruled: bool = False) -> None:
     """Print a table.
-
-    If the output is no terminal, the table has no lines between cells and rows are not wrapped.
 
     Args:
         table: the table.
-        ruled: whether a table on a terminal has a box around it.
+        ruled: whether a table on a terminal has a box around it. Elsewhere, no table has lines
+            between cells.
     """
-    terminal = sys.stdout.isatty()
-    table.box = box.ROUNDED if ruled and terminal else (box.SIMPLE_HEAD if terminal else None)
-    out = Console(
-        width=None if terminal else 1000,  # wide enough for every row
-        soft_wrap=not terminal,
-        markup=False,
-        emoji=False,
-        highlight=False,
-    )
-    with out.capture() as captured:
-        out.print(table)
-    # Rich pads each line with blanks.
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    table.box = (box.ROUNDED if ruled else box.SIMPLE_HEAD) if sys.stdout.isatty() else None
+    show(table)
 
 
 def totals(stats: SACStats) -> str:

@@ -15,7 +15,7 @@ from remat.errors import ProblemError
 from remat.graph.costs import CostModel, Roofline
 from remat.report.pictures import write_picture
 from remat.sac.estimation.collecting import collect, model_of, runtimes
-from remat.sac.estimation.display import operators, show, steps, totals, tradeoff_figure
+from remat.sac.estimation.display import operators, print_table, steps, totals, tradeoff_figure
 from remat.sac.estimation.stats import (
     SACGreedyOrderMeta,
     SACStats,
@@ -196,7 +196,7 @@ class SACEstimator:
             print_tabular: whether the table has a box around it on a terminal.
         """
         print(totals(sac_stats))
-        show(operators(sac_stats), ruled=print_tabular)
+        print_table(operators(sac_stats), ruled=print_tabular)
 
     def display_sac_tradeoff_stats(
         self,
@@ -211,7 +211,7 @@ class SACEstimator:
             sac_stats: statistics of the module.
             print_tabular: whether the table has a box around it on a terminal.
         """
-        show(steps(greedy_order_meta, sac_stats), ruled=print_tabular)
+        print_table(steps(greedy_order_meta, sac_stats), ruled=print_tabular)
 
     def record(self, given: Iterable[torch.Tensor] = ()) -> StepRecorder:
         """Return a recorder of module calls that adds their statistics to this estimator.

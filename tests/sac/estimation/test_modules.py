@@ -14,7 +14,7 @@ from remat.running.measure import measure_step
 from remat.sac import apply, remove
 from remat.sac.estimation.modules import ModuleTree, estimate
 from remat.sac.run.lifetimes import loss_only
-from remat.sac.solve.milp import plan_modules
+from remat.sac.solve.milp import plan as plan_for
 
 
 class Block(nn.Module):
@@ -85,7 +85,7 @@ def test_peaks_under_a_plan_are_those_that_are_measured(name: str, share: float)
     model, x = example(name)
     # Operators return no states of generators; the allocator also counts what convolutions free at once.
     tree = replace(estimate(model, (x,)), state_bytes=0)
-    plan = plan_modules(tree, int(share * tree.peak_bytes()))
+    plan = plan_for(tree, memory=int(share * tree.peak_bytes()))
     assert plan.modules
     apply(model, plan)
     peak = measured(model, x)
@@ -100,7 +100,7 @@ def test_states_of_generators_count_where_modules_are_small(share: float) -> Non
     torch.manual_seed(0)
     model, x = nn.Sequential(*(Block(8) for _ in range(46))).train(), torch.randn(128, 8)
     tree = estimate(model, (x,))
-    plan = plan_modules(tree, int(share * tree.peak_bytes()))
+    plan = plan_for(tree, memory=int(share * tree.peak_bytes()))
     apply(model, plan)
     assert measured(model, x, "allocator") == plan.peak_bytes <= plan.budget_bytes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,6 +30,23 @@ def run_plainly(passes: tuple[Pass, ...], state: State) -> PassResult:
     return PassResult(state=state, modified=modified, statistics=dict(statistics))
 
 
+def as_passes(what: str, given: object) -> tuple[Pass, ...]:
+    """Return passes as a tuple.
+
+    Args:
+        what: name of the object that consists of the passes, for the message.
+        given: the passes.
+
+    Raises:
+        ProblemError: ``given`` is not an iterable of passes.
+    """
+    passes = tuple(given) if isinstance(given, Iterable) else (given,)
+    for p in passes:
+        if not isinstance(p, Pass):
+            raise ProblemError(f"{what} is made of Pass instances, got {p!r}")
+    return passes
+
+
 @dataclass(frozen=True)
 class Composite(Pass):
     """Base class of passes that contain passes.
@@ -46,12 +63,8 @@ class Composite(Pass):
     passes: tuple[Pass, ...] = ()
 
     def __post_init__(self) -> None:
-        # A pass is frozen and hashable, so the field is set past the dataclass, and a list becomes
-        # a tuple.
-        object.__setattr__(self, "passes", tuple(self.passes))
-        for p in self.passes:
-            if not isinstance(p, Pass):
-                raise ProblemError(f"'{self.name}' is made of Pass instances, got {p!r}")
+        # A pass is frozen and hashable, so a list becomes a tuple.
+        object.__setattr__(self, "passes", as_passes(f"'{self.name}'", self.passes))
         if not self.passes:
             raise ProblemError(f"'{self.name}' is empty: name the passes inside its parentheses")
 

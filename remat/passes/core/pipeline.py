@@ -13,7 +13,7 @@ from torch import fx
 from remat.errors import PassError, ProblemError, RematError
 from remat.graph.joint import JointGraph, check_structure
 from remat.passes.core.base import Pass
-from remat.passes.core.control import Composite
+from remat.passes.core.control import Composite, as_passes
 from remat.passes.core.ordering import check_joint_pipeline, check_order, flat
 from remat.passes.core.pipeline_text import write_pipeline
 from remat.passes.core.state import PassResult, State
@@ -74,12 +74,7 @@ class Pipeline:
     passes: tuple[Pass, ...]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.passes, Iterable):
-            raise ProblemError(f"a pipeline is made of Pass instances, got {self.passes!r}")
-        object.__setattr__(self, "passes", tuple(self.passes))
-        for p in self.passes:
-            if not isinstance(p, Pass):
-                raise ProblemError(f"a pipeline is made of Pass instances, got {p!r}")
+        object.__setattr__(self, "passes", as_passes("a pipeline", self.passes))
         check_order(self.passes)
 
     def __str__(self) -> str:

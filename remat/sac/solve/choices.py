@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from remat.errors import BudgetError, ProblemError
 from remat.sac.estimation.modules import ModuleTree
 from remat.sac.estimation.stats import PS_PER_MS, SACStats, group
-from remat.sac.estimation.tradeoff import as_knapsack
+from remat.sac.estimation.tradeoff import as_knapsack, turns_up
 from remat.solvers.auto import Auto
 from remat.solvers.base import Solver
 from remat.solvers.frontier import KnapsackFrontier, knapsack_frontier
@@ -150,9 +150,11 @@ def _points(frontier: KnapsackFrontier, most: int) -> list[int]:
     count = len(frontier)
     if count <= most:
         return list(range(count))
+    # Python's integers, since products of bytes and picoseconds exceed 64 bits.
+    points = list(zip(frontier.weights.tolist(), frontier.values.tolist(), strict=True))
     on_hull: list[int] = []
     for c in range(count):
-        while len(on_hull) > 1 and _below(frontier, on_hull[-2], on_hull[-1], c):
+        while len(on_hull) > 1 and turns_up(points[on_hull[-2]], points[on_hull[-1]], points[c]):
             on_hull.pop()
         on_hull.append(c)
     chosen = {on_hull[i] for i in _evenly(len(on_hull), most)}
@@ -164,14 +166,6 @@ def _evenly(count: int, most: int) -> set[int]:
     if most < 2 or count <= most:
         return set(range(min(count, most)))
     return {round(i * (count - 1) / (most - 1)) for i in range(most)}
-
-
-def _below(frontier: KnapsackFrontier, a: int, b: int, c: int) -> bool:
-    """Return whether point ``b`` of a frontier lies on or below the line from ``a`` to ``c``."""
-    # In Python's integers, since products of bytes and picoseconds exceed 64 bits.
-    weights, values = frontier.weights, frontier.values
-    left = (int(values[b]) - int(values[a])) * (int(weights[c]) - int(weights[b]))
-    return left <= (int(values[c]) - int(values[b])) * (int(weights[b]) - int(weights[a]))
 
 
 def candidates(

@@ -21,7 +21,7 @@ import shutil
 import tempfile
 import textwrap
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -127,21 +127,33 @@ def write_reproducer(folder: Path, failure: Failure) -> Path:
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    # In the same folder, because a rename is atomic only within one file system.
-    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=folder))
     try:
-        for name, text in files_of(failure, target.name).items():
-            (draft / name).write_text(text, encoding="utf-8")
-        if failure.instance is not None:
-            with contextlib.suppress(RematError):  # an instance too large to be read again
-                save_instance(draft / "problem.json", failure.instance)
-        draft.rename(target)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        if target.is_dir():  # another process wrote the same failure first
-            return target
-        raise
+        with new_folder(target) as draft:
+            for name, text in files_of(failure, target.name).items():
+                (draft / name).write_text(text, encoding="utf-8")
+            if failure.instance is not None:
+                with contextlib.suppress(RematError):  # an instance too large to be read again
+                    save_instance(draft / "problem.json", failure.instance)
+    except OSError:
+        if not target.is_dir():  # else another process wrote the same failure first
+            raise
     return target
+
+
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Create a folder atomically: yield a draft, and rename it to ``target`` at the end of the block.
+
+    Raises:
+        OSError: the folder cannot be created, or exists already.
+    """
+    # In the same folder, because a rename is atomic only within one file system.
+    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.resolve().parent))
+    try:
+        yield draft
+        draft.rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def read_reproducer(folder: Path) -> Recorded:

@@ -13,7 +13,7 @@ from torch import fx
 from remat.errors import PassError, ProblemError, RematError
 from remat.graph.joint import JointGraph, check_structure
 from remat.passes.core.base import Pass
-from remat.passes.core.control import Composite, as_passes
+from remat.passes.core.control import Fixpoint, as_passes
 from remat.passes.core.ordering import check_joint_pipeline, check_order, flat
 from remat.passes.core.pipeline_text import write_pipeline
 from remat.passes.core.state import PassResult, State
@@ -23,19 +23,19 @@ class Instrument:
     """Base class of instruments, whose methods a pipeline calls around every pass.
 
     By default, the methods do nothing, and every pass runs. A subclass overrides the methods that
-    it needs. For a composite pass, ``before`` is called before the inner passes run, and ``after``
+    it needs. For a `Fixpoint`, ``before`` is called before the inner passes run, and ``after``
     is called after they have run. The pipeline calls ``after`` and ``failed`` on the instruments in
     reverse order, so instruments nest like context managers.
 
-    The argument ``p`` is the pass. The argument ``path`` holds the names of the enclosing
-    composites, outermost first, followed by the name of the pass.
+    The argument ``p`` is the pass. The argument ``path`` holds the names of the enclosing passes,
+    outermost first, followed by the name of the pass.
 
     Attributes:
-        composites: whether the pipeline calls the methods for composite passes too. It always calls
-            them for inner passes.
+        only_inner: True: for a `Fixpoint`, the pipeline calls the methods for its inner passes
+            alone.
     """
 
-    composites: ClassVar[bool] = True
+    only_inner: ClassVar[bool] = False
 
     def start(self, pipeline: Pipeline, state: State) -> None:
         """Called once before a pipeline runs on ``state``."""
@@ -164,8 +164,8 @@ class _Runner:
         modified, statistics = False, Counter[str]()
         for p in passes:
             here = (*path, p.name)
-            is_composite = isinstance(p, Composite)
-            observers = [i for i in self.instruments if i.composites or not is_composite]
+            is_inner = not isinstance(p, Fixpoint)
+            observers = [i for i in self.instruments if is_inner or not i.only_inner]
             if not all(i.should_run(p, state, here) for i in observers):
                 continue
             watching: list[Instrument] = []
@@ -196,7 +196,7 @@ class _Runner:
         """
         name = " > ".join(path)
         try:
-            if isinstance(p, Composite):
+            if isinstance(p, Fixpoint):
                 result = p.run_with(state, lambda inner, s: self.sequence(inner, s, path))
             else:
                 result = p.run(state)
@@ -204,8 +204,8 @@ class _Runner:
             raise
         except RematError as error:
             # Not wrapped in a PassError, because callers tell the cause by the class of the error.
-            # A composite adds no note, because the inner pass has added one with the whole path.
-            if not isinstance(p, Composite):
+            # A `Fixpoint` adds no note, because the inner pass has added one with the whole path.
+            if not isinstance(p, Fixpoint):
                 error.add_note(
                     f"while running pass '{name}' after: {', '.join(self.done) or 'none'}"
                 )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class OptBisect(Instrument):
     """Instrument that runs the first ``limit`` passes of a pipeline and skips the rest.
 
-    Every run of a pass counts, including runs inside composites. A composite itself does not count.
+    Every run of a pass counts, including runs inside of a `Fixpoint`, which itself does not count.
     A pass with ``optional=False`` always runs and does not count, because the pipeline would be
     wrong without it.
 
@@ -32,11 +32,11 @@ class OptBisect(Instrument):
 
     Attributes:
         lines: one line per counted pass, such as ``BISECT: running pass (7) cse``.
-        paths: for each counted pass, the names of the enclosing composites and of the pass.
+        paths: for each counted pass, the names of the enclosing passes and of the pass.
         count: number of passes that ran or would have run without the limit.
     """
 
-    composites: ClassVar[bool] = False
+    only_inner: ClassVar[bool] = True
 
     def __init__(self, limit: int = -1, *, write: Callable[[str], None] | None = None) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int):
@@ -72,7 +72,7 @@ class BadPass:
     Attributes:
         number: number of the bad run, counted from 1 as in `OptBisect`. With only the earlier runs,
             the result is good.
-        path: names of the composites that enclose the bad pass, and last the name of the pass.
+        path: names of the passes that enclose the bad pass, and last the name of the pass.
         count: number of counted runs in the whole pipeline.
         tried: number of times that the pipeline was run for the search.
     """

@@ -41,7 +41,7 @@ class Printed(Instrument):
     """Instrument that prints the graphs, below a line that names the pass.
 
     Passes are numbered from 1 in the order in which they run, including passes that are not
-    printed. Composites are not printed; their inner passes are.
+    printed. Of a `Fixpoint`, the inner passes are printed.
 
     Args:
         write: function that prints a text; by default to standard error.
@@ -53,7 +53,7 @@ class Printed(Instrument):
         RematError: when a run starts, if the pipeline has no pass of a name in ``only``.
     """
 
-    composites: ClassVar[bool] = False
+    only_inner: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Printed(Instrument):
         """Print the graphs before or after a pass.
 
         Args:
-            path: names of the enclosing composites, and last the name of the pass.
+            path: names of the enclosing passes, and last the name of the pass.
             when: ``"before"`` or ``"after"``.
             text: the graphs as text.
         """
@@ -105,7 +105,7 @@ class Printed(Instrument):
 class Dumps(Printed):
     """Instrument that writes the graphs to numbered files, such as ``003-cse.after.txt``.
 
-    The name of a pass inside composites includes the composites: ``004-fixpoint.dce.after.txt``.
+    The name of an inner pass includes the enclosing passes: ``004-fixpoint.dce.after.txt``.
 
     Args:
         folder: folder of the files; created if missing.
@@ -154,7 +154,7 @@ class PrintChanged(Instrument):
         context: number of unchanged lines around each change.
     """
 
-    composites: ClassVar[bool] = False
+    only_inner: ClassVar[bool] = True
 
     def __init__(self, *, write: Callable[[str], None] = to_stderr, context: int = 3) -> None:
         self._write, self._context = write, context

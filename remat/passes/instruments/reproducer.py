@@ -64,7 +64,7 @@ class Failure:
         graph: text of the joint graph.
         pipeline: text of the pipeline; empty if ``options`` describe how the graph was planned.
         options: arguments of `remat.plan` by name; empty if a pipeline was run without planning.
-        path: names of the enclosing composites and of the failed pass; empty if no pass failed.
+        path: names of the enclosing passes and of the failed pass; empty if no pass failed.
         error: the exception.
         instance: the problem that a solver failed on; None if no solver failed.
         note: further facts about the graph, for the README of the folder.
@@ -239,7 +239,7 @@ class Reproducer(Instrument):
         # An interrupt is not a failure of a pass.
         if error is self._seen or not isinstance(error, Exception) or joint is None:
             return
-        # Every enclosing composite fails with the same error; only the innermost pass is recorded.
+        # Every enclosing pass fails with the same error; only the innermost pass is recorded.
         self._seen = error
         from remat.graph.text import print_joint
 

@@ -55,7 +55,7 @@ class VerifyEach(Instrument):
             machine.
     """
 
-    composites: ClassVar[bool] = False  # the inner passes are checked one by one
+    only_inner: ClassVar[bool] = True  # the inner passes are checked one by one
 
     def __init__(self, *, numbers: bool = False, seed: int = 0, max_bytes: int = MAX_BYTES) -> None:
         self._numbers, self._seed, self._max_bytes = numbers, seed, max_bytes

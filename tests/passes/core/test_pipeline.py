@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import remat
 from remat.errors import PassError, PlanError, ProblemError
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.control import Composite, Fixpoint
+from remat.passes.core.control import Fixpoint
 from remat.passes.core.pipeline import Instrument, Pipeline
 from remat.passes.core.state import PassResult, State
 from remat.passes.decide.budgeted import Budgeted
@@ -84,7 +84,7 @@ def composites(draw: st.DrawFn, passes: tuple[Pass, ...]) -> Pass:
 
 @st.composite
 def plain_passes(draw: st.DrawFn, stage: Stage) -> list[Pass]:
-    known = [p for p in remat_passes() if p.stage is stage and not issubclass(p, Composite)]
+    known = [p for p in remat_passes() if p.stage is stage and not issubclass(p, Fixpoint)]
     passes: list[Pass] = []
     for kind in draw(st.lists(st.sampled_from(known), max_size=3)):
         options: dict[str, Any] = {

@@ -41,7 +41,7 @@ Point = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One frontier to draw. A point is (bytes, cost); points are ordered by bytes, fewest first.
+    """One frontier to draw. A point is (bytes, cost). Bytes rise from point to point, and costs fall.
 
     Attributes:
         label: name of the curve, such as the name of the solver.
@@ -60,15 +60,6 @@ class Curve:
     unit: str
     full_bytes: int
 
-    def __post_init__(self) -> None:
-        for name in ("points", "bound"):
-            given: tuple[Point, ...] = getattr(self, name)
-            if not given or any(a[0] >= b[0] or a[1] < b[1] for a, b in pairwise(given)):
-                raise ProblemError(
-                    f"curve '{self.label}': {name} are {given!r}; expected at least one, with bytes "
-                    "that rise and costs that fall"
-                )
-
 
 def frontier_figure(
     curves: Sequence[Curve],
@@ -80,13 +71,13 @@ def frontier_figure(
     """Return a plot of frontiers of one graph under one cost model as a Matplotlib figure.
 
     Args:
-        curves: the frontiers, which must have the same bound and unit. The bound is drawn once.
+        curves: the frontiers, at least one, with the same bound and unit. The bound is drawn once.
         title: title of the plot.
         chosen: (name, point) of a plan to mark; None: no mark.
         axis: label of the axis of bytes, to which the unit is added.
 
     Raises:
-        ProblemError: there is no curve, or bounds or units differ.
+        ProblemError: bounds or units differ.
     """
     _check(curves)
     points = [p for c in curves for p in c.points] + ([chosen[1]] if chosen else [])
@@ -112,9 +103,7 @@ def frontier_figure(
 
 
 def _check(curves: Sequence[Curve]) -> None:
-    """Raise a ProblemError unless there are curves, all with the same unit and bound."""
-    if not curves:
-        raise ProblemError("there is no frontier to draw; expected at least one")
+    """Raise a ProblemError unless all curves have the same unit and bound."""
     first = curves[0]
     for other in curves[1:]:
         if (other.unit, other.bound) != (first.unit, first.bound):

@@ -162,18 +162,6 @@ def test_frontiers_of_different_graphs_are_not_drawn_together(fields: dict[str, 
         frontier_figure([curve(), curve("other", **fields)], title="t")
 
 
-def test_no_frontier_is_refused() -> None:
-    with pytest.raises(ProblemError, match="expected at least one"):
-        frontier_figure([], title="t")
-
-
-@pytest.mark.parametrize("points", [(), ((1, 5), (1, 4)), ((1, 5), (2, 6)), ((2, 5), (1, 4))])
-def test_points_that_are_no_frontier_are_refused(points: tuple[Point, ...]) -> None:
-    for name in ("points", "bound"):
-        with pytest.raises(ProblemError, match=f"curve 'mine': {name} are"):
-            curve(**{name: points})
-
-
 @pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<?xml"), (".PNG", b"\x89PNG\r\n")])
 def test_pictures_are_files_and_the_same_every_time(
     tmp_path: Path, suffix: str, start: bytes

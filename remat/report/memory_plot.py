@@ -9,7 +9,16 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from remat.graph.liveness import Lifetime, MemoryCurve, StorageKind, Timeline
-from remat.report.pictures import GREY, INK, RED, Scale, byte_ticks, figure_of, shortened
+from remat.report.pictures import (
+    GREY,
+    INK,
+    RED,
+    Scale,
+    draw_budget,
+    figure_of,
+    shortened,
+    show_bytes,
+)
 from remat.report.step_view import Clock, short_module
 from remat.units import format_bytes
 
@@ -145,7 +154,8 @@ def step_figure(
     x = _Axis(clock)
     _stack(axes, step, scale, highest, x)
     _without(axes, scale, without, without_peak_bytes, x)
-    _budget(axes, scale, peak_budget, highest)
+    if peak_budget is not None and peak_budget <= _ROOM * highest:
+        draw_budget(axes, peak_budget, scale)
     _mark_peak(axes, step, scale, x)
     axes.legend(
         loc="upper left",
@@ -219,11 +229,8 @@ def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> 
         step="post",
     )
     axes.set_xlim(0, x.at(end))
-    top = _ROOM * highest / scale.size or 1
-    axes.set_ylim(0, top)
-    axes.set_yticks(byte_ticks(top))
+    show_bytes(axes, _ROOM * highest, scale)
     axes.set_xlabel(x.label)
-    axes.set_ylabel(f"bytes alive, {scale.unit}")
     middle = x.at(step.boundary)
     axes.axvline(middle, color=INK, linewidth=0.8)
     for text, side, gap in (("forward", "right", -5), ("backward", "left", 5)):
@@ -267,18 +274,6 @@ def _without(
     heights = [curve.nbytes[i] / scale.size for i in (*chosen, chosen[-1])]
     axes.plot(at, heights, drawstyle="steps-post", **style)
     axes.set_xlim(0, max(axes.get_xlim()[1], at[-1]))
-
-
-def _budget(axes: Axes, scale: Scale, peak_budget: int | None, highest: int) -> None:
-    """Draw a line at a budget on the peak, unless there is no budget or the line is above the plot."""
-    if peak_budget is not None and peak_budget <= _ROOM * highest:
-        axes.axhline(
-            peak_budget / scale.size,
-            color=RED,
-            linewidth=1,
-            linestyle="--",
-            label=f"budget: {format_bytes(peak_budget)} alive at once",
-        )
 
 
 def _mark_peak(axes: Axes, step: Timeline, scale: Scale, x: _Axis) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from remat.report.pictures import GREY, INK, RED, Scale, byte_ticks, figure_of
+from remat.report.pictures import GREY, INK, Scale, draw_budget, figure_of, show_bytes
 from remat.sac.estimation.modules import ModuleTree
 from remat.sac.solve.choices import ModuleChoice
 from remat.sac.solve.peaks import Simulated, simulate
 from remat.sac.solve.plan import SACPlan
-from remat.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,18 +68,13 @@ def plan_figure(tree: ModuleTree, plan: SACPlan, *, title: str) -> Figure:
             label="while a module runs again",
         )
     if plan.budget_bytes <= highest:
-        label = f"budget: {format_bytes(plan.budget_bytes)} alive at once"
-        at = plan.budget_bytes / scale.size
-        axes.axhline(at, color=RED, linewidth=1, linestyle="--", label=label)
+        draw_budget(axes, plan.budget_bytes, scale)
     axes.axvline(tree.forward_end, color=INK, linewidth=0.8)
     axes.annotate(
         " backward", (tree.forward_end, 1), xycoords=("data", "axes fraction"), va="top", fontsize=9
     )
-    top = 1.05 * highest / scale.size or 1
-    axes.set_ylim(0, top)
-    axes.set_yticks(byte_ticks(top))
+    show_bytes(axes, 1.05 * highest, scale)
     axes.set_xlim(0, len(simulated.memory))
-    axes.set_ylabel(f"bytes alive, {scale.unit}")
     axes.set_xlabel("operators run")
     axes.legend(frameon=False, loc="upper right")
     return figure

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import networkx as nx
 import torch
 from torch import nn
 
@@ -238,7 +239,9 @@ def as_graph(tree: Any) -> Any:
 
     ran = [m for m in tree.modules if m.calls]
     graph = Graph(len(ran))
-    post_order = [tree.modules[k].name for k in tree.post_order if tree.modules[k].calls]
+    inside = nx.DiGraph((m.parent, k) for k, m in enumerate(tree.modules))  # -1 is above the roots
+    ended = [tree.modules[k] for k in nx.dfs_postorder_nodes(inside, -1) if k >= 0]
+    post_order = [module.name for module in ended if module.calls]
     graph.fw_post_order = post_order
     for index, module in enumerate(ran):
         place = {"index": index, "pos_fw_post_order": post_order.index(module.name)}

@@ -90,7 +90,6 @@ class ModuleTree:
 
     Attributes:
         modules: the modules, in the order of their first calls; parents come before their children.
-        post_order: positions in ``modules``, in the order in which the modules' first calls end.
         other: array of the bytes alive at each moment, without parameters and their gradients.
         gradients: array of the bytes of the parameters' gradients alive at each moment.
         parameter_bytes: bytes of all parameters.
@@ -106,7 +105,6 @@ class ModuleTree:
     """
 
     modules: tuple[ModuleStats, ...]
-    post_order: tuple[int, ...]
     other: Ints
     gradients: Ints
     parameter_bytes: int
@@ -299,12 +297,9 @@ def build_tree(
                 why_not=_why_not(name, calls, estimator, lifetimes),
             )
         )
-    # At equal moments, the inner module ends first.
-    ended = sorted(order, key=lambda name: (order[name][0].end, -places[name]))
     roots = [s.stats for s in modules if s.parent < 0 and s.stats is not None]
     return ModuleTree(
         modules=tuple(modules),
-        post_order=tuple(places[name] for name in ended),
         other=lifetimes.total - lifetimes.alive(lifetimes.resident | lifetimes.gradients),
         gradients=lifetimes.alive(lifetimes.gradients),
         parameter_bytes=int(sum(lifetimes.nbytes[k] for k in lifetimes.resident)),

@@ -523,6 +523,17 @@ class PeakPlanner(Prepared):
         """
         tried = self.search.tried
         ends = [(nbytes, tried(saved).peak_bytes) for nbytes, saved in self.cuts(VERTICES)]
+        # Between two vertices that are far apart, decisions may have lower peaks than at both.
+        for _ in range(2 * CLOSING):
+            lowest = min(range(len(ends)), key=lambda i: ends[i][1])
+            if ends[lowest][1] <= peak_bytes or len(ends) < 2:
+                break
+            beside = [i for i in (lowest - 1, lowest) if 0 <= i < len(ends) - 1]
+            at = max(beside, key=lambda i: ends[i + 1][0] - ends[i][0])
+            capacity = (ends[at][0] + ends[at + 1][0]) // 2
+            saved = self._near(capacity)
+            yield saved
+            ends.insert(at + 1, (capacity, tried(saved).peak_bytes))
         inside = [i for i, (_, peak) in enumerate(ends) if peak <= peak_bytes]
         if not inside or inside[-1] + 1 == len(ends):
             return

@@ -1,4 +1,4 @@
-"""Run the command line of remat: ``python -m remat`` is the command ``remat``."""
+"""Entry point of ``python -m remat``, which does the same as the command ``remat``."""
 
 import os
 import sys

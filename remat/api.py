@@ -44,7 +44,7 @@ def solve(
 
     Args:
         problem: a `remat.KnapsackProblem`, `remat.GraphProblem` or `remat.ScheduleProblem` (a step
-            problem), with its capacity.
+            problem). Its field ``capacity`` is the memory limit.
         solver: a registered name, ``"module:Class"``, or a `remat.Solver` instance.
         time_limit: seconds that the solver may take; None: no time limit.
         isolation: ``"process"``: run the solver in a separate process, with a hard deadline and a
@@ -54,8 +54,8 @@ def solve(
         The checked `remat.Solution`; for a `remat.ScheduleProblem` a `remat.Schedule`.
 
     Raises:
-        BudgetError: no answer is within the capacity, or the solver found none. The message says
-            which.
+        BudgetError: no answer is within the capacity, or the solver found no such answer. The
+            message says which of the two happened.
         SolverError: the solver is unknown or unavailable, refuses the problem, raises, or answers
             wrongly.
         ProblemError: an argument has a wrong type or value.
@@ -79,8 +79,9 @@ def knapsack_fn(
 
     Returns:
         A function ``(memory, runtimes, max_memory) -> (runtime saved, indices to save, indices to
-        allow recomputing)``. ``memory`` and ``runtimes`` have one number per item. The runtime
-        saved is the total runtime of the items to save.
+        allow recomputing)``. ``memory`` and ``runtimes`` have one number per item, and
+        ``max_memory`` has the unit of ``memory``. The runtime saved is the total runtime of the
+        items to save.
 
     Raises:
         SolverError: the solver is unknown or unavailable.
@@ -152,15 +153,18 @@ def plan(
         joint: the captured step; it is not changed. A list of joint graphs, from ``remat.capture(…,
             fullgraph=False)`` of a model with graph breaks, is planned under one shared budget.
         budget: a limit on the peak or on the saved bytes; see `remat.Peak` and `remat.Saved`. An
-            int above 1, text such as ``"40GiB"``, or ``Peak("40GiB")``: the peak of the step in
-            bytes. ``Peak(0.5)``: a ratio, where 0 is the least peak found, and 1 is the peak of the
-            plan at budget 1. ``Saved("8GiB")``, or ``"saved:8GiB"``: bytes of saved activations. A
-            number from 0 to 1, by default 1: a ratio of the bytes that the runtime-optimal
-            partition saves. A ratio below the fewest bytes that any plan saves is raised to those
-            bytes; ``Saved`` bytes below them raise an error. `remat.Saved` and plain ratios do not
-            bound the peak. A `remat.PeakWarning` tells if such a plan does not lower the peak.
-        solver: the solver that decides: on the whole graph if it can, else on knapsack problems. A
-            named solver decides alone; ``"auto"`` takes the best plan that several solvers propose.
+            int above 1, text such as ``"40GiB"``, or ``Peak("40GiB")`` limits the peak of the step
+            in bytes. ``Peak(0.5)`` limits the peak by a ratio: 0 is the least peak found, and 1 is
+            the peak of the plan at budget 1. ``Saved("8GiB")``, or ``"saved:8GiB"``, limits the
+            bytes of saved activations. A number from 0 to 1, by default 1, limits the saved bytes
+            to this ratio of the bytes that the runtime-optimal partition saves. If a ratio allows
+            fewer bytes than every plan saves, the fewest bytes that a plan can save are the limit
+            instead. Too few ``Saved`` bytes raise an error. A plain ratio and `remat.Saved` do not
+            limit the peak. If a plan under such a budget does not lower the peak, a
+            `remat.PeakWarning` says so.
+        solver: the solver that decides. A solver of whole graphs decides on the whole graph; any
+            other solver decides on knapsack problems. A named solver decides alone. ``"auto"``
+            takes the best plan that several solvers propose.
         cost: the cost model: ``"roofline"``, ``"roofline:a100"``, ``"flops"``, ``"unit"``, or the
             name of a plugin's model.
         time_limit: seconds for the solver; None: no time limit.
@@ -171,7 +175,7 @@ def plan(
             `remat.default_pipeline`. The budget, the solver and the cost model are options of
             these passes, so they cannot be given as arguments too.
         count_outputs: whether forward's outputs that backward reads count as saved bytes; by
-            default they count as free.
+            default they do not.
         hooks: saved-tensor hooks that pack saved values after forward and unpack them in backward:
             ``"bf16"``, ``"float8"``, ``"int8"``, ``"cpu-offload"``, functions ``(pack, unpack)``,
             or `remat.SavedTensorHooks`. The decision counts bytes before packing, and
@@ -183,12 +187,13 @@ def plan(
             and so may the outputs of the step. A saved plan records this option.
         isolation: ``"process"``: run the solver in a separate process. None: run it in this
             process.
-        offload: the link to the host: bytes per second such as ``"25GB/s"``, or ``"pcie4"``,
-            ``"pcie5"``, ``"nvlink-c2c"``, or ``"measured"`` to time the current CUDA device's.
-            Under a budget on the peak, saved values may then be copied to host memory. A value is
-            copied if that costs less time than other ways to meet the budget. `Plan.offloaded`
-            names the copied values. Values that the code or ``policies`` tag for the host are
-            copied without ``offload`` too, and then timed over ``"pcie4"``.
+        offload: speed of the link to the host: bytes per second such as ``"25GB/s"``, or
+            ``"pcie4"``, ``"pcie5"``, ``"nvlink-c2c"``, or ``"measured"`` to time the link of the
+            current CUDA device. Under a budget on the peak, saved values may then be copied to
+            host memory. A value is copied if the copy costs less time than other means to meet the
+            budget. `Plan.offloaded` names the copied values. Values that the user's code or
+            ``policies`` tags for the host are copied even without ``offload``. Their copies are
+            then timed as over ``"pcie4"``.
         host_memory: bytes that copied values may take in host memory at one time, such as
             ``"64GiB"``; None: no limit.
         policies: what happens to the values of modules, by globs over the modules' names, in which
@@ -198,8 +203,8 @@ def plan(
             plan records the policies.
         chunk: number of chunks of tokens into which the final linear layer and the loss of a
             language model are split, so that the logits are never alive as a whole. ``"auto"``
-            takes the cheapest of 1, 2, 4, 8 and 16 chunks within the peak. Gradients may then
-            differ from those of the step by rounding. None: leave the loss whole.
+            takes the cheapest of 1, 2, 4, 8 and 16 chunks within the budget on the peak. Gradients
+            may then differ by rounding from those of the unsplit step. None: do not split the loss.
 
     Returns:
         A `Plan` for one joint graph; a `PlanSet` for a list of joint graphs.
@@ -237,13 +242,13 @@ def default_pipeline(
     The pipeline can be printed, edited, and passed to `remat.plan` as ``pipeline``.
 
     Args:
-        budget: as in `remat.plan`, except a budget on the peak.
+        budget: as in `remat.plan`, but a budget on the peak is refused.
         solver: as in `remat.plan`.
         cost: as in `remat.plan`.
         time_limit: as in `remat.plan`.
 
     Raises:
-        RematError: an argument is invalid, or the budget is on the peak.
+        RematError: an argument is invalid, or the budget limits the peak.
     """
     from remat.planning.request import PlanRequest
 
@@ -291,8 +296,8 @@ def frontier(
 
     Raises:
         PlanError: the step has nothing to differentiate, or its checkpointing tags conflict.
-        ProblemError: ``by`` is none of these names, ``offload`` is given without ``by="peak"``, or
-            the executor cannot be used.
+        ProblemError: ``by`` is none of the names above, ``offload`` is given without ``by="peak"``,
+            or the executor cannot be used.
         SolverError: as in `plan`.
     """
     from remat.planning.frontier import Frontier
@@ -328,9 +333,9 @@ def instance(
     source: str = "",
     reread_inputs: bool = True,
 ) -> Instance:
-    """Build the graph problem that a solver decides when a captured step is planned.
+    """Build the graph problem that solvers get when a captured step is planned.
 
-    `remat.save_instance` writes the result to a file.
+    `remat.save_instance` writes the returned instance to a file.
 
     Args:
         joint: the captured step; it is not changed.

@@ -1,4 +1,4 @@
-"""Defaults of public functions, and checks of list arguments."""
+"""Default arguments of public functions, and a conversion of list arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Unset(Generic[T]):
         return repr(self.value)
 
 
-#: Defaults of `remat.plan` and of the functions that share its options.
+#: Default budget, solver and cost model of `remat.plan`, and of functions with the same arguments.
 BUDGET = Unset(1.0)
 SOLVER = Unset("auto")
 COST = Unset("auto")

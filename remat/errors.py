@@ -17,7 +17,7 @@ class RematError(Exception):
     """Root of all errors that remat raises on purpose.
 
     Attributes:
-        option: name of the option that the error is about; empty if it is about none.
+        option: name of the option that the error is about; empty if the error concerns no option.
     """
 
     option: str = ""
@@ -26,7 +26,7 @@ class RematError(Exception):
         super().__init__(*args)
         if (
             option
-        ):  # else, of errors that are built without this method too, the default of the class
+        ):  # else the class attribute applies, as in errors that are created without `__init__`
             self.option = option
 
 
@@ -43,8 +43,8 @@ class SolverError(RematError):
 
     Attributes:
         solver: registered name of the solver.
-        problem: the problem at which the solver crashed, or which it answered wrongly; None if the
-            solver did not run.
+        problem: the problem that the solver crashed on or answered wrongly; None if the solver did
+            not run.
     """
 
     def __init__(self, solver: str, message: str, problem: object = None) -> None:
@@ -88,7 +88,7 @@ class PolicyError(RematError):
 
 
 class RereadError(RematError, RuntimeError):
-    """Raised if an output of a step was written to before backward, which reads that output."""
+    """Raised by backward if the user wrote to an output of the step that backward reads."""
 
 
 class VerifyError(PlanError):
@@ -118,15 +118,15 @@ class PassError(RematError):
 
 
 class BudgetWarning(UserWarning):
-    """Warning that a step exceeds its budget, or that a budget or policy does less than meant."""
+    """Warning that a step exceeds its budget, or that a budget or policy has only part of its effect."""
 
 
 class PeakWarning(UserWarning):
     """Warning that a plan does not lower a step's peak as expected, or that a peak is incomplete.
 
-    A plan under a budget on saved bytes may not have a lower peak than the plan at budget 1. A plan
-    of a frontier may have a higher peak than its point. A peak is incomplete if it leaves out
-    memory that operators allocate internally.
+    A plan under a budget on saved bytes may have a peak as high as the plan at budget 1. A plan
+    that a frontier returns may have a higher peak than the frontier's point states. A computed peak
+    is incomplete if it leaves out memory that operators allocate internally.
     """
 
 
@@ -154,13 +154,16 @@ def first_line(error: BaseException) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """Return the class of an error and, after a colon, the first line of its message if any."""
+    """Return ``Class: message`` for an error, with the first line of its message.
+
+    If the message is empty, only the class name is returned.
+    """
     kind, first = type(error).__name__, first_line(error).rstrip(".")
     return kind if first == kind else f"{kind}: {first}"
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return ``; did you mean 'adam'?`` with the known name nearest to a misspelt one.
+    """Return the text ``; did you mean 'adam'?``, which suggests a valid name for a misspelt one.
 
     Args:
         name: the misspelt name.
@@ -168,7 +171,7 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
         prefix: text to put before the suggested name, such as ``"hf:"``.
 
     Returns:
-        The suggestion; empty text if no known name is near.
+        The text with the most similar known name; empty if no known name is similar.
     """
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean '{prefix}{near[0]}'?" if near else ""
@@ -177,7 +180,7 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
 #: Text and class of a warning.
 Warned = tuple[str, type[Warning]]
 #: The lists that `record_warnings` yielded and that `warn` appends to, innermost last.
-#: As a context variable it is separate for each thread and each asyncio task.
+#: Each thread and each asyncio task has its own value of this context variable.
 _RECORDED: ContextVar[tuple[list[Warned], ...]] = ContextVar("_RECORDED", default=())
 
 #: Whether `warn` does nothing; see `suppress_warnings`.
@@ -185,7 +188,7 @@ _SUPPRESSED: ContextVar[bool] = ContextVar("_SUPPRESSED", default=False)
 
 
 def warn(text: str, category: type[Warning], *, stacklevel: int = 1) -> None:
-    """Warn with `warnings.warn`, and append the warning to the lists of `record_warnings`.
+    """Warn with `warnings.warn`, and append the warning to the lists that `record_warnings` yielded.
 
     Args:
         text: the message.

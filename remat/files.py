@@ -17,7 +17,7 @@ from remat.errors import PlanError, ProblemError, RematError
 
 T = TypeVar("T")
 
-#: `Record.load` refuses larger files.
+#: Size in bytes of the largest file that `Record.load` reads.
 MAX_RECORD_BYTES = 2**30
 
 
@@ -99,7 +99,7 @@ def read_as(
         path: the file.
         parse: converts the text to the result. It raises a ``ValueError``, such as a
             `ProblemError`, if the text is invalid.
-        max_bytes: a larger file is refused.
+        max_bytes: the size limit in bytes; a larger file is refused.
 
     Raises:
         ProblemError: the file is missing, unreadable, too large, not UTF-8, or has invalid content.
@@ -123,15 +123,15 @@ def read_as(
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Kind and version of a JSON record, given by a dataclass in its class attribute ``form``.
+    """Kind and version of the JSON of a dataclass; the dataclass's attribute ``form`` is a `Form`.
 
     Attributes:
         what: kind of the record, for messages, such as ``"plan"``.
         key: JSON key under which the record stores its version.
         version: version of the fields; a file of any other version is refused.
-        dropped: fields of earlier versions, as (name, reason). A file in which such a field is not
-            empty is refused with that reason.
-        ignored: fields of earlier versions that are skipped.
+        dropped: pair (name, reason) for each field of earlier versions that is no longer supported.
+            A file in which such a field is not empty is refused; the message gives the reason.
+        ignored: names of fields of earlier versions that are skipped.
     """
 
     what: str
@@ -142,17 +142,18 @@ class Form:
 
 
 def write_record(record: Any) -> str:
-    """Return the public fields of a dataclass with a `Form` as JSON, which `read_record` parses."""
+    """Return a JSON text of the public fields of a dataclass that has a `Form`; see `read_record`."""
     return json.dumps(_plain(record), indent=2) + "\n"
 
 
 def read_record(
     kind: type[T], text: Any, *, error: type[RematError] = ProblemError, **known: Any
 ) -> T:
-    """Parse the JSON of `write_record` strictly, and return the dataclass.
+    """Parse the JSON of `write_record` strictly, and return an instance of the dataclass.
 
-    The version must match, each field must have its declared type, and unknown fields are refused.
-    A field with a default may be missing, since older files lack newer fields.
+    The JSON must have the version of the dataclass's `Form`, and each field its declared type.
+    Unknown fields are refused. A field with a default may be missing, since older files lack newer
+    fields.
 
     Args:
         kind: the dataclass. Its fields are bools, ints, floats, texts, tuples and mappings of
@@ -248,7 +249,7 @@ def _plain(value: Any) -> Any:
 
 @functools.cache
 def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Return the public fields of a dataclass, by name: type, and whether there is a default."""
+    """Return a dict from each public field of a dataclass to its type and whether it has a default."""
     hints = get_type_hints(kind)
     return {
         f.name: (hints[f.name], f.default is not MISSING)

@@ -6,10 +6,10 @@ import ast
 
 
 def names_for_types(file: str) -> dict[str, str]:
-    """Return the names that a source file imports under ``if TYPE_CHECKING``, each as ``module:name``.
+    """Return a dict from each name that a file imports under ``if TYPE_CHECKING`` to ``module:name``.
 
-    The names are read from the source, so that each is written once, for type checkers and for the
-    import on first use.
+    The names are read from the source text. The import statements therefore serve type checkers,
+    and also tell the file where to import each name from on its first use.
 
     Args:
         file: path of the source file, whose first ``if`` is ``if TYPE_CHECKING``.

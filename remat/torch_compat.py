@@ -119,19 +119,20 @@ if TYPE_CHECKING:
     from torch.utils._traceback import CapturedTraceback
     from torch.xpu import _is_compiled as xpu_is_compiled
 
-#: Further places of a name, as ``module:name``, newest PyTorch version first. A comment says which version has which.
+#: Dict from a private name to its import paths in other PyTorch versions, as ``module:name``, newest version first. A
+#: comment beside each path names the versions that have it.
 ELSEWHERE: dict[str, tuple[str, ...]] = {}
 
 
-#: For each private name, the places where PyTorch may define it, as ``module:name``. The first place is the one imported
-#: under ``TYPE_CHECKING``.
+#: Dict from each private name to the import paths that it may have in PyTorch, as ``module:name``. The first path is
+#: the one imported under ``TYPE_CHECKING``.
 HOMES = {
     name: (home, *ELSEWHERE.get(name, ()))
     for name, home in names_for_types(__file__).items()
     if home != "torch:fx"
 }
 
-#: By namespace of operators: the modules of PyTorch that register these operators when they are imported.
+#: Dict from a namespace of operators to the modules of PyTorch whose import registers the operators of that namespace.
 REGISTERED_BY = {
     "prims": ("torch._prims", "torch._inductor.inductor_prims"),
     "higher_order": (
@@ -151,13 +152,13 @@ if not TYPE_CHECKING:  # mypy knows the names by the imports above, and no other
 
 
 def look_up(homes: tuple[str, ...]) -> Any:
-    """Import a private name of PyTorch from the first place that this PyTorch version has.
+    """Import a private name of PyTorch from the first import path that exists in this version.
 
     Args:
-        homes: possible places of the name, as ``module:name``.
+        homes: possible import paths of the name, as ``module:name``.
 
     Raises:
-        TorchVersionError: this version has none of the places.
+        TorchVersionError: none of the paths exists in this version.
     """
     for home in homes:
         module, _, name = home.partition(":")
@@ -222,7 +223,7 @@ def schema(op: Any) -> Any:
 
 
 def cache_key(compiled: Any) -> str | None:
-    """Return the key of a compiled graph in Inductor's cache; None if it is not cached."""
+    """Return the key of a compiled graph in Inductor's cache; None if the graph is not cached."""
     key = getattr(compiled, "_fx_graph_cache_key", None)
     return key if isinstance(key, str) else None
 
@@ -240,7 +241,7 @@ def registered_at(op: Any) -> str:
 
 
 def overload_name(op: Any) -> str:
-    """Return the overload's name without the operator's; ``default`` for the unnamed overload."""
+    """Return an overload's own name: ``Tensor`` for ``aten.add.Tensor``, ``default`` if unnamed."""
     return str(op._overloadname)
 
 
@@ -292,7 +293,7 @@ def has_symbolic_sizes(tensor: Any) -> bool:
 
 
 def mark_alike(tensor: Any, like: Any) -> None:
-    """Copy marks of dynamic sizes, which ``torch._dynamo.mark_dynamic`` sets, to another tensor.
+    """Copy the marks that ``torch._dynamo.mark_dynamic`` sets from one tensor to another.
 
     Args:
         tensor: the tensor to mark.
@@ -331,7 +332,10 @@ def codegen_of(graph: fx.Graph) -> Any:
 
 
 def traced_frame() -> tuple[str, dict[str, Any]]:
-    """Return name and local variables of the function that Dynamo traces; ("", {}) if it traces none."""
+    """Return name and local variables of the function that Dynamo is tracing.
+
+    The result is ("", {}) if Dynamo is tracing no function.
+    """
     from remat.torch_compat import InstructionTranslator
 
     try:
@@ -366,9 +370,10 @@ def mark_boxed(function: Any) -> None:
 def quick_copier(graph: fx.Graph, source: fx.Graph) -> Callable[..., None]:
     """Return a function that appends copies of nodes to a graph, faster than ``Graph.node_copy``.
 
-    The copier takes nodes of ``source`` and three more arguments. ``find`` maps each node that a
-    copy reads to its replacement. ``copies`` maps nodes to copies and is extended. If ``taken`` is
-    True, the copier appends a placeholder of the same name for each node instead of a copy.
+    The returned function takes nodes of ``source`` and three more arguments. ``find`` is a function
+    from each argument of a node to the argument of its copy. ``copies`` is a dict from nodes to
+    their copies, to which the function adds the new copies. If ``taken`` is True, the function
+    appends a placeholder of the same name for each node instead of a copy.
 
     Args:
         graph: the graph that receives the copies.

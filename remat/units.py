@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"\s*([0-9]{1,1100}(?:\.[0-9]{0,1100})?|\.[0-9]{1,1100})\s*
 _PS = (("s", 10**12), ("ms", 10**9), ("µs", 10**6), ("ns", 10**3), ("ps", 1))
 #: Prefixes of all other units, each with its factor, largest first.
 _COUNTS = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3), ("", 1))
-#: Units that may not get a second prefix: a cost model may count in pJ or Wh.
+#: Pattern of units to which `scales_of` adds no prefix. A cost model may count in such units, for example pJ or Wh.
 _PREFIXED = re.compile("[fpnuµmkMGT](J|s|W|Wh|Ws|g|B|FLOP|op)")
 _FORMS = (
     "expected bytes of the step's peak: an int above 1, or text like '40GiB' or '512MB'; remat.Peak(0.5) or "
@@ -35,9 +35,10 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Peak:
-    """A budget on the peak of the step: the most bytes alive at one time, weights included.
+    """A budget on the peak of the step. The peak is the most bytes alive at one time.
 
-    The peak is simulated. If Inductor compiles the step, the compiled code is simulated.
+    The peak includes weights. It is found by simulation; if Inductor compiles the step, the
+    compiled code is simulated.
 
     Attributes:
         nbytes: bytes of the peak; None if the budget is a ratio.
@@ -73,14 +74,17 @@ class Peak:
         object.__setattr__(self, "share", read.share)
 
     def __repr__(self) -> str:
-        """Return the budget as code, to the byte."""
+        """Return the budget as a Python expression with the exact number of bytes."""
         if self.nbytes is None:
             return f"Peak({self.share})"
         # The numbers 0 and 1 would be ratios.
         return f"Peak({self.nbytes})" if self.nbytes > 1 else f"Peak('{self.nbytes}B')"
 
     def __str__(self) -> str:
-        """Return the budget for people. Bytes are rounded down, so that the text never allows more."""
+        """Return the budget as short text.
+
+        Bytes are rounded down, so that the text, given as a budget, never allows more bytes.
+        """
         return str(self.share) if self.nbytes is None else _rounded_down(self.nbytes)
 
 
@@ -119,11 +123,11 @@ class Saved:
         object.__setattr__(self, "nbytes", nbytes)
 
     def __repr__(self) -> str:
-        """Return the budget as code, to the byte."""
+        """Return the budget as a Python expression with the exact number of bytes."""
         return f"Saved({self.nbytes})"
 
     def __str__(self) -> str:
-        """Return the bytes for people, rounded down."""
+        """Return the bytes as short text, rounded down."""
         return _rounded_down(self.nbytes)
 
 
@@ -134,11 +138,12 @@ class Budget:
     Exactly one attribute is set; the others are None.
 
     Attributes:
-        share: ratio of the bytes that the runtime-optimal partition saves, from 0 to 1.
-        nbytes: bytes saved for backward.
-        peak_bytes: bytes of the step's peak.
-        peak_share: ratio from 0 to 1, where 0 is the least peak found, and 1 is the peak of the
-            plan at budget 1.
+        share: limit on the saved bytes, as a ratio from 0 to 1 of the bytes that the
+            runtime-optimal partition saves.
+        nbytes: limit on the bytes saved for backward.
+        peak_bytes: limit on the step's peak, in bytes.
+        peak_share: limit on the peak as a ratio from 0 to 1, where 0 is the least peak found, and
+            1 is the peak of the plan at budget 1.
 
     Raises:
         BudgetError: no attribute is set, or several are.
@@ -213,15 +218,15 @@ class Budget:
     def capacity(self, *, full: int, least: int, why: tuple[str, str] = ("", "")) -> int:
         """Return the number of bytes that the plan of one graph may save under this budget.
 
-        A ratio that allows fewer than ``least`` bytes gives ``least``, because a ratio asks for few
-        bytes, not for an exact number. A budget on the peak does not bound the saved bytes, so the
-        result is the larger of ``full`` and ``least``.
+        If a ratio allows fewer than ``least`` bytes, the result is ``least``, because a ratio need
+        not be met exactly. A budget on the peak does not limit the saved bytes. The
+        result is then the larger of ``full`` and ``least``.
 
         Args:
             full: bytes that the runtime-optimal partition saves.
             least: the fewest bytes that any plan saves.
-            why: for the error message: why no plan saves fewer bytes, and how to lower them. Empty
-                texts if unknown.
+            why: pair of texts for the error message: why no plan saves fewer than ``least`` bytes,
+                and how to lower ``least``. Empty texts if unknown.
 
         Raises:
             BudgetError: the budget is in bytes and below ``least``. The message names ``least``.
@@ -273,7 +278,7 @@ class Budget:
 
 #: Types that `Budget.parse` accepts.
 AnyBudget = float | int | str | Budget | Peak | Saved
-#: The class of a budget for each prefix of its text: ``peak:0.5``, ``saved:8GiB``.
+#: Dict from the prefix of a budget's text, as in ``peak:0.5`` or ``saved:8GiB``, to the class of the budget.
 _KINDS: dict[str, Callable[[str], Peak | Saved]] = {"peak": Peak, "saved": Saved}
 
 
@@ -321,7 +326,7 @@ def bytes_of_share(share: float, full: int) -> int:
 
 
 def format_bytes(n: float) -> str:
-    """Format bytes with three digits and a binary unit."""
+    """Format bytes with three significant digits and a binary unit, such as ``1.5 GiB``."""
     size = float(n)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
@@ -368,7 +373,7 @@ def format_cost(cost: float, unit: str) -> str:
 
 
 def scales_of(unit: str) -> tuple[tuple[str, int], ...]:
-    """Return the multiples of a unit as (name, number of units), largest first, the unit last.
+    """Return the multiples of a unit as (name, number of units), largest first, the unit itself last.
 
     A unit that has a prefix already, such as pJ, has no multiples, since MpJ is not a unit.
     """
@@ -392,7 +397,7 @@ def format_change(share: float | None) -> str:
 
 
 def some_of(texts: Sequence[str], most: int, separator: str = ", ") -> str:
-    """Join the first ``most`` texts, and add "and N more" if further texts are left out."""
+    """Join the first ``most`` texts; if there are N further texts, append "and N more"."""
     more = len(texts) - most
     return separator.join(texts[:most]) + (f" and {more} more" if more > 0 else "")
 

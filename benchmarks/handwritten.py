@@ -88,7 +88,11 @@ POLICIES: dict[str, tuple[int, Rule]] = {
     "attention saved": (1, attention),
 }
 BY_PYTORCH = "PyTorch's budget"
-LINKS = {"all offloaded (PCIe 5)": "pcie5", "all offloaded (NVLink-C2C)": "nvlink-c2c"}
+#: Costs and link of the machines on which everything is offloaded.
+LINKS = {
+    "all offloaded (PCIe 5)": (COST, "pcie5"),
+    "all offloaded (GH200)": ("roofline:gh200", "nvlink-c2c"),
+}
 
 
 def tagged(joint: remat.JointGraph, shape: Shape, every: int, is_saved: Rule) -> remat.JointGraph:
@@ -167,13 +171,13 @@ def measure_handwritten(name: str, cases: Sequence[Case], quick: bool) -> Iterat
 
 def offloaded(joint: remat.JointGraph, case: Case) -> Row:
     """Everything that can be goes to the host, beside the plan that may offload within the same peak."""
-    link = LINKS[case.side]
+    cost, link = LINKS[case.side]
     tagged = joint.copy()
     for node in tagged.graph.nodes:
         if node.op == "call_function" and "nn_module_stack" in node.meta:
             node.meta["recompute"] = CheckpointPolicy.PREFER_CPU_OFFLOAD
-    by_all = remat.plan(tagged, 1, cost=COST, offload=link)
-    plan = remat.plan(joint, remat.Peak(by_all.peak_bytes), cost=COST, offload=link)
+    by_all = remat.plan(tagged, 1, cost=cost, offload=link)
+    plan = remat.plan(joint, remat.Peak(by_all.peak_bytes), cost=cost, offload=link)
     ms, plan_ms = ((p.step_cost + p.recompute_cost + p.exposed_time) / 1e9 for p in (by_all, plan))
     return case.row(
         peak_bytes=by_all.peak_bytes,

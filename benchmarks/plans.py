@@ -291,6 +291,9 @@ EXPERIMENTS = {
         quick=grid(("llama-small", "resnet-small"), (0.5, 0.1)),
         measure=measure_peak_plans,
         summarise=summarise_peak_plans,
+        missed=lambda summary: (
+            ["a plan is dearer than the sweep's"] if summary["largest_ratio"] > 1.001 else []
+        ),
         tables=("peak-plans",),
     ),
     "large-steps": Experiment(

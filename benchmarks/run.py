@@ -46,6 +46,8 @@ MODULES = {
     "schedules": "plans",
     "frontier": "plans",
     "hand-written": "handwritten",
+    "chunked-loss": "chunks",
+    "reports": "reports",
     "offloading": "plans",
     "hooks": "hooks",
     "sac": "sac",

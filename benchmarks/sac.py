@@ -4,8 +4,8 @@ The side ``step``: models of ``transformers`` with random weights run on the CPU
 
 - Activation bytes at the end of forward, and the peak: estimated, and measured by following every storage until it is
   freed, with the plan applied by `remat.sac.apply`.
-- The time of running again: estimated in steps in which each module runs again or stores all
-  (``operator-level-benchmark``), and measured in backward under the plan, the median of some steps.
+- The time of running again: estimated operator by operator (``operator-level-benchmark``), and measured in backward
+  under the plan, the median of some steps.
 - Whether gradients are those of the same step without a plan, bit by bit.
 - PyTorch's ``sac_milp`` on the same statistics, with the two segments of our envelope for each module (PyTorch's needs the
   package ``pwlf`` to fit its own). PyTorch's ``get_optimal_checkpointing_policy_per_module`` turns its decision into operators,
@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import networkx as nx
 import torch
 from torch import nn
 
@@ -217,7 +218,7 @@ def their_plan(tree: Any, budget: int) -> Row:
         decision[places[name]] = ModuleChoice(
             stored=stored,
             kept_bytes=sum(stats.memory[i] for i in stored),
-            recompute_ps=round(PS_PER_MS * sum(again_ms, start=module.overhead_ms)),
+            recompute_ps=round(PS_PER_MS * sum(again_ms)),
         )
     peak = simulate(tree, decision, tree.memory()).peak_bytes
     return {
@@ -238,7 +239,9 @@ def as_graph(tree: Any) -> Any:
 
     ran = [m for m in tree.modules if m.calls]
     graph = Graph(len(ran))
-    post_order = [tree.modules[k].name for k in tree.post_order if tree.modules[k].calls]
+    inside = nx.DiGraph((m.parent, k) for k, m in enumerate(tree.modules))  # -1 is above the roots
+    ended = [tree.modules[k] for k in nx.dfs_postorder_nodes(inside, -1) if k >= 0]
+    post_order = [module.name for module in ended if module.calls]
     graph.fw_post_order = post_order
     for index, module in enumerate(ran):
         place = {"index": index, "pos_fw_post_order": post_order.index(module.name)}

@@ -299,18 +299,55 @@ def peak_plans(records: Records) -> str:
 
 
 def hand_written(records: Records) -> str:
-    """What people write by hand: its peak and time, and the time of the plan within that peak."""
-    cells = []
-    for row in rows_of(records["hand-written"]):
-        if "ratio" not in row:
-            continue
+    """What people write by hand: how its step compares with that of the plan within the same peak."""
+    rows = [row for row in rows_of(records["hand-written"]) if "ratio" in row]
+    found: dict[str, dict[str, str]] = {}
+    for row in rows:
         side = row["side"] if row["budget"] is None else f"{row['side']} {row['budget']:g}"
-        times = row["ms"], row["plan_ms"], row.get("greedy_ms", "–")
-        shown = (f"{ms:,.1f} ms" if isinstance(ms, float) else ms or "none found" for ms in times)
-        peak = f"{row['peak_bytes'] / 2**30:.1f} GiB"
-        cells.append((row["workload"], side, peak, *shown, f"{row['ratio']:.2f}"))
-    head = ("model", "by hand", "peak", "its step", "the plan's", "greedy's", "by hand / plan")
-    return markdown(head, cells)
+        cell = f"{row['ratio']:.2f} at {row['peak_bytes'] / 2**30:.1f} GiB"
+        found.setdefault(side, {})[row["workload"]] = cell
+    models = list(by_workload(rows))
+    greedy = (
+        [r["greedy_ratio"] for r in rows if r["workload"] == model and "greedy_ratio" in r]
+        for model in models
+    )
+    cells = [(side, *(of.get(model, "–") for model in models)) for side, of in found.items()]
+    cells.append(("the solver `greedy`, mean", *(f"{geometric_mean(each):.2f}" for each in greedy)))
+    return markdown(("step by hand / plan", *models), cells)
+
+
+def chunks(records: Records) -> str:
+    """A chunked loss beside the whole one, at the same share of the peak."""
+    cells = [
+        (row["workload"], row["side"], f"{row['peak_ratio']:.2f}", f"{row['step_ratio']:.2f}")
+        for row in rows_of(records["chunked-loss"], "modelled", "measured")
+    ]
+    return markdown(("model", "figures", "peak, chunked / whole", "step, chunked / whole"), cells)
+
+
+def reports(records: Records) -> str:
+    """Public reports about PyTorch's partitioner."""
+    sides = records["reports"]["summary"]
+    about = {
+        "197838": (
+            "highest rise of the peak where the budget falls",
+            lambda x: percent(max(0.0, x - 1)),
+        ),
+        "193193": (
+            "peak of blocks that run twice, divided by eager PyTorch's",
+            lambda x: f"{x:.2f}",
+        ),
+        "190758": ("elements whose gradient belongs to another dropout mask", percent),
+    }
+    cells = [
+        (
+            f"[{n}](https://github.com/pytorch/pytorch/issues/{n})",
+            what,
+            *(text(sides[side][n]) for side in ("pytorch", "remat")),
+        )
+        for n, (what, text) in about.items()
+    ]
+    return markdown(("report", "figure", "PyTorch", "remat"), cells)
 
 
 def schedules(records: Records) -> str:
@@ -473,6 +510,8 @@ TABLES: dict[str, Callable[[Records], str]] = {
     "memory": memory,
     "peak-plans": peak_plans,
     "hand-written": hand_written,
+    "chunked-loss": chunks,
+    "reports": reports,
     "schedules": schedules,
     "frontier": frontier,
     "knapsacks": knapsacks,

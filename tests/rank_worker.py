@@ -30,7 +30,7 @@ import remat
 from remat.errors import BudgetWarning
 from remat.graph.costs import CostModel
 from remat.graph.liveness import Lifetime, StorageKind
-from remat.passes.core.control import Composite, Runner
+from remat.passes.core.control import Fixpoint, Runner
 from remat.passes.core.state import PassResult, State
 from remat.passes.ranks import protocol as ranks
 from remat.running.measure import measure_step
@@ -211,7 +211,7 @@ def case_peak(rank: int) -> Any:
     }
 
 
-class Core(Composite):
+class Core(Fixpoint):
     """A stranger's pass that is made of passes."""
 
     name: ClassVar[str] = "core"
@@ -224,7 +224,7 @@ def case_pipeline(rank: int) -> Any:
     default = remat.default_pipeline(0.5, Contrary(), "unit")
     at = [p.name for p in default.passes].index("min-cut")
     core, rest = default.passes[at : at + 3], default.passes[at + 3 :]
-    nested = remat.PassManager((*default.passes[:at], Core(core), *rest))
+    nested = remat.PassManager((*default.passes[:at], Core(core, 1), *rest))
     return [compile_one(pipeline=p) for p in (default, nested)]
 
 

@@ -39,7 +39,7 @@ ROOMS = (
 )
 #: Rooms within rooms, likewise; files beside them hand on names, or list what is in them.
 INNER = {
-    "passes": ("packing", "core", "decide", "joint", "split", "hooks", "ranks", "instruments", "builtin"),
+    "passes": ("packing", "core", "decide", "joint", "split", "hooks", "ranks", "instruments"),
     "sac": ("run", "policies", "estimation", "solve", "api"),
 }  # fmt: skip
 #: Rooms that do without some of those below.

@@ -22,6 +22,7 @@ from remat.cli.errors import INTERRUPTED
 from remat.cli.progress import Progress
 from remat.cli.repro import replay
 from remat.errors import RematError
+from remat.files import writing
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
@@ -212,31 +213,22 @@ def _write_folder(
     Raises:
         RematError: the folder cannot be written.
     """
-    from remat.passes.instruments.reproducer import Failure, files_of
+    from remat.passes.instruments.reproducer import Failure, files_of, new_folder
 
     error = replay(joint.copy(), recorded)
-    draft: Path | None = None
-    try:
-        # Beside the target, since a rename is atomic only within one file system.
-        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.resolve().parent))
-        kept = draft / "kept"
-        shutil.copytree(source, kept, ignore=shutil.ignore_patterns(*_OUTDATED))
-        files = {"graph.joint": text}
-        if error is not None:
-            failure = Failure(
-                graph=text,
-                pipeline=recorded.pipeline,
-                options=recorded.options,
-                path=recorded.path,
-                error=error,
-                note=recorded.note,
-            )
-            files = files_of(failure, target.name)
+    files = {"graph.joint": text}
+    if error is not None:
+        failure = Failure(
+            graph=text,
+            pipeline=recorded.pipeline,
+            options=recorded.options,
+            path=recorded.path,
+            error=error,
+            note=recorded.note,
+        )
+        files = files_of(failure, target.name)
+    with writing(target, what="reproducer", error=RematError), new_folder(target) as draft:
+        outdated = shutil.ignore_patterns(*_OUTDATED)
+        shutil.copytree(source, draft, ignore=outdated, dirs_exist_ok=True)
         for name, content in files.items():
-            (kept / name).write_text(content, encoding="utf-8")
-        kept.rename(target)
-    except OSError as failed:
-        raise RematError(f"reproducer '{target}' cannot be written: {failed.strerror}") from failed
-    finally:
-        if draft is not None:
-            shutil.rmtree(draft, ignore_errors=True)
+            (draft / name).write_text(content, encoding="utf-8")

@@ -34,7 +34,7 @@ MODES = ("operator-level-cost-model", "operator-level-benchmark")
 
 
 def _memory(text: str) -> int | float:
-    from remat.sac.api.checkpointing import read_memory
+    from remat.sac.solve.milp import read_memory
 
     return read_memory(text)
 
@@ -132,7 +132,9 @@ def sac(
     """
     from torch import nn
 
-    from remat.sac.api import checkpointing
+    from remat.sac.api.checkpointing import check
+    from remat.sac.estimation.modules import estimate
+    from remat.sac.solve.milp import plan as plan_for
 
     checked: Checked | None = None
     not_run: RematError | None = None
@@ -147,24 +149,25 @@ def sac(
         given = example.model, example.args, example.kwargs
         progress.step("estimating")
         with users_code(model):
-            tree = checkpointing.estimate(*given, mode=mode, cost=cost, fake=fake)
+            tree = estimate(*given, mode=mode, cost=cost, fake=fake)
         progress.step("choosing")
         try:
-            plan = checkpointing.plan(tree, memory=memory, solver=solver, **options)
+            plan = plan_for(tree, memory=memory, solver=solver, **options)
         except BudgetError as error:
             raise BudgetError(f"{example.title}: {error}") from None
         if plot is not None:
-            from remat.sac.solve.step_plot import draw_plan
+            from remat.report.pictures import write_picture
+            from remat.sac.solve.step_plot import plan_figure
 
             progress.step("drawing")
-            draw_plan(tree, plan, plot, title=example.title)
+            write_picture(plot, lambda: plan_figure(tree, plan, title=example.title))
         if output is not None:
             params.write(output, plan.to_json(), "plan")
         if run_it:
             progress.step("running")
             try:
                 with users_code(model):
-                    checked = checkpointing.check(example.model, plan, example.args, example.kwargs)
+                    checked = check(example.model, plan, example.args, example.kwargs)
             except RematError as error:
                 not_run = error
     measured = None if checked is None else asdict(checked)

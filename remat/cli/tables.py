@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from remat.report.tables import console as console
+from remat.report.tables import show as show
 from remat.units import format_bytes, format_cost
 
 if TYPE_CHECKING:
@@ -25,30 +25,6 @@ LEGEND = (
     "gap: the cost above the proven lower bound, as a share of the cost; a dash: no bound is proven",
     "step: modelled, beside the step without remat, which is the plan of auto at budget 1",
 )
-
-
-def console() -> Console:
-    """Return a console for standard output that prints text without markup.
-
-    ``remat[hf]`` would otherwise be read as markup. If standard output is not a terminal, the
-    console is 1,000 columns wide, so that no cell is cut.
-    """
-    plain = {"markup": False, "emoji": False, "highlight": False}
-    terminal = Console(**plain)  # type: ignore[arg-type]
-    if terminal.is_terminal:
-        return terminal
-    return Console(width=1000, soft_wrap=True, **plain)  # type: ignore[arg-type]
-
-
-def show(table: Table) -> None:
-    """Print a table; if standard output is not a terminal, without blanks at the ends of lines."""
-    out = console()
-    if out.is_terminal:
-        out.print(table)
-        return
-    with out.capture() as captured:
-        out.print(table)
-    sys.stdout.write("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
 
 
 def new_table(title: str = "") -> Table:

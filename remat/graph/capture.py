@@ -21,7 +21,6 @@ from remat.errors import CaptureError
 from remat.graph.calling import read_call, why_no_instance, why_not_callable
 from remat.graph.capture_errors import (
     CapturedError,
-    NothingToDifferentiateError,
     explain,
     raises_alike,
     takes_lock,
@@ -328,10 +327,11 @@ class _Backend:
         """Return a function that runs a graph uncompiled, because a capture needs no speed.
 
         Raises:
-            NothingToDifferentiateError: a single graph was requested, but this one has no backward.
+            CapturedError: a single graph was requested, but this one, an inference graph, has no
+                backward.
         """
         if self._stop:
-            raise NothingToDifferentiateError
+            raise CapturedError
         return torch_compat.make_boxed_func(module.forward)
 
 

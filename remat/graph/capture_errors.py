@@ -19,11 +19,7 @@ from remat.graph.source import frames_of, user_frame
 
 
 class CapturedError(Exception):
-    """Raised to end a compilation as soon as its joint graph is recorded."""
-
-
-class NothingToDifferentiateError(Exception):
-    """Raised when AOTAutograd compiles an inference graph, which has no backward."""
+    """Raised to end a compilation as soon as its joint graph is recorded, or has no backward."""
 
 
 #: Sentence added to an error that plain PyTorch raises too; ``backend`` is the backend that raises it.
@@ -94,7 +90,7 @@ def explain(
         CaptureError: the compilation failed for another reason.
     """
     for cause in _causes(error):
-        if isinstance(cause, (CapturedError, NothingToDifferentiateError)):
+        if isinstance(cause, CapturedError):
             return
         if isinstance(cause, CaptureError):
             raise cause

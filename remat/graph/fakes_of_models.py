@@ -31,7 +31,6 @@ def as_fakes(
     fullgraph: bool,
     device: str | torch.device | None,
     run: bool,
-    past_logging: bool = True,
 ) -> Iterator[Call]:
     """Yield the model and its arguments with fake tensors, for tracing inside of a ``with`` block.
 
@@ -46,8 +45,6 @@ def as_fakes(
         device: device of all fake tensors. None: keep the device of each tensor, with the CPU for
             tensors on the meta device.
         run: whether forward runs on real numbers instead of fake tensors.
-        past_logging: if True, Dynamo ignores the model's logging calls. If False, a logging call
-            breaks the graph, as under ``torch.compile``.
 
     Yields:
         Model, positional arguments and keyword arguments.
@@ -59,7 +56,9 @@ def as_fakes(
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     name = getattr(model, "__name__", type(model).__name__)
-    tensors = _tensors_of(model, args, kwargs)
+    tensors = tensors_of((args, kwargs))
+    if isinstance(model, torch.nn.Module):
+        tensors += [*model.parameters(), *model.buffers()]
     if run:
         _check_numbers(name, tensors, fullgraph, device)
     mode = fake_mode_of(tensors)
@@ -69,7 +68,7 @@ def as_fakes(
     faked = Copied() if run else Faker(mode, target)
     # A run leaves the generators of all devices as they were.
     with (
-        _quiet_dynamo(past_logging),
+        _quiet_dynamo(),
         _guards_kept_once(),
         # With real tensors, cyclic garbage may hold activations, so collection must go on.
         contextlib.nullcontext() if run else paused_collection(),
@@ -136,20 +135,18 @@ class Faker:
         """
         if not isinstance(model, torch.nn.Module):
             return model
-        memo: dict[int, Any] = {}
-        for module in model.modules():
-            for tensors in (
-                torch_compat.parameters_of(module),
-                torch_compat.buffers_of(module),
-                module.__dict__,
-            ):
-                for tensor in tensors.values():
-                    if type(tensor) in (torch.Tensor, torch.nn.Parameter) or hasattr(
-                        tensor, "fake_mode"
-                    ):
-                        # `deepcopy` finds the fake tensor in its memo instead of copying the
-                        # weight.
-                        memo[id(tensor)] = self(tensor)
+        held = (
+            x
+            for m in model.modules()
+            for slots in (torch_compat.parameters_of(m), torch_compat.buffers_of(m), vars(m))
+            for x in slots.values()
+        )
+        # `deepcopy` finds the fake tensors in its memo instead of copying the weights.
+        memo: dict[int, Any] = {
+            id(x): self(x)
+            for x in held
+            if type(x) in (torch.Tensor, torch.nn.Parameter) or hasattr(x, "fake_mode")
+        }
         try:
             return copy.deepcopy(model, memo)
         except Exception as error:
@@ -254,16 +251,14 @@ def _check_numbers(
 
 
 @contextlib.contextmanager
-def _quiet_dynamo(past_logging: bool) -> Iterator[None]:
+def _quiet_dynamo() -> Iterator[None]:
     """Lift Dynamo's recompile limits and silence its warnings inside of a ``with`` block.
 
-    Captures should not use up the user's recompile limit.
-
-    Args:
-        past_logging: whether logging calls of the model are ignored instead of breaking the graph.
+    Captures should not use up the user's recompile limit. Logging calls of the model are ignored,
+    although they break the graph under ``torch.compile``.
     """
     config = torch_compat.dynamo_config
-    names = ("debug", "info", "warning", "warning_once") if past_logging else ()
+    names = ("debug", "info", "warning", "warning_once")
     loggers = {getattr(logging.Logger, n) for n in names if hasattr(logging.Logger, n)}
     with (
         warnings.catch_warnings(),
@@ -328,10 +323,3 @@ def _without_traces_of_operators() -> Iterator[None]:
         yield
     finally:
         log.removeFilter(other)
-
-
-def _tensors_of(model: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    found = tensors_of((args, kwargs))
-    if isinstance(model, torch.nn.Module):
-        found += [*model.parameters(), *model.buffers()]
-    return found

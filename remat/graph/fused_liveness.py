@@ -139,7 +139,7 @@ class FusedWalk(StepWalk):
         found = {}
         for key, node in reversed(written):
             moment = kernels.first(node)
-            if kernels.fuses(node) and free[node, nbytes[key]]:
+            if kernels.fuses[node] and free[node, nbytes[key]]:
                 # The kernel writes over an input that it reads for the last time, so its result adds no bytes
                 # at this moment.
                 free[node, nbytes[key]] -= 1
@@ -184,6 +184,9 @@ class _Kernels:
         nodes: the call nodes of the graph.
         start: moment of the first node.
         kept: Python ``id`` of each node that the graph returns.
+
+    Attributes:
+        fuses: whether each node can fuse with others.
     """
 
     def __init__(self, nodes: list[fx.Node], start: int, kept: set[int]) -> None:
@@ -191,7 +194,7 @@ class _Kernels:
         self._passed_on = {n: is_passed_on(n) for n in nodes}
         self._numel = functools.cache(_numel)
         self._producer = functools.cache(producer_of)
-        self._fuses = {n: may_fuse(n) or ops.packet(n.target) in _INDEXED for n in nodes}
+        self.fuses = {n: may_fuse(n) or ops.packet(n.target) in _INDEXED for n in nodes}
         self._segments: dict[fx.Node, frozenset[int]] = {}
         self._moments: list[int] = [start]
         self._own: dict[fx.Node, int] = {}
@@ -210,13 +213,13 @@ class _Kernels:
         self._products = {add: mm for add in nodes if (mm := _added_product(add)) is not None}
         # Such a sum becomes part of an `addmm`, which is a kernel of its own and fuses with no
         # node.
-        self._fuses |= dict.fromkeys(self._products, False)
+        self.fuses |= dict.fromkeys(self._products, False)
         self._inside = {*self._products.values()}
         heavy = dict(zip(nodes, by_target(nodes, _is_heavy), strict=True))
         segment = 0
         for moment, node in enumerate(nodes, start):
             self._segments[node] = frozenset((self._segment(node, segment),))
-            if self._fuses[node]:
+            if self.fuses[node]:
                 if segment in self._segments[node]:
                     self._moments[segment] = moment
             elif not self._passed_on[node]:
@@ -245,26 +248,20 @@ class _Kernels:
         joins = (ready, True) in given
         if self._passed_on[node]:
             self._ready[node] = ready, joins
-        elif not self._fuses[node]:
+        elif not self.fuses[node]:
             self._ready[node] = now + 1, False
-        elif joins:
-            return self._joined(node, ready)
-        elif (beside := self._beside(node, ready, now)) is not None:
-            return self._joined(node, beside)
         else:
-            self._ready[node] = ready, ready == now
-            self._note_reads(node, now)
+            at = ready if joins else self._beside(node, ready, now)
+            if at is None:
+                at = now
+                self._ready[node] = ready, ready == now
+            else:
+                self._pull(inputs_of(node), at)
+                self._ready[node] = at, True
+            for read in inputs_of(node):
+                self._read_at[self._producer(read), self._numel(node)].append(at)
+            return at
         return now
-
-    def _joined(self, node: fx.Node, at: int) -> int:
-        """Add a node to the kernel of segment ``at``, and return ``at``.
-
-        Inputs of the node that run in later segments move into this kernel too.
-        """
-        self._pull(inputs_of(node), at)
-        self._ready[node] = at, True
-        self._note_reads(node, at)
-        return at
 
     def _beside(self, node: fx.Node, ready: int, now: int) -> int | None:
         """Return the first earlier segment whose kernel reads an input of the node.
@@ -287,10 +284,6 @@ class _Kernels:
         )
         return min((at for at in found if ready <= at < now), default=None)
 
-    def _note_reads(self, node: fx.Node, at: int) -> None:
-        for read in inputs_of(node):
-            self._read_at[self._producer(read), self._numel(node)].append(at)
-
     def _pull(self, read: Iterable[fx.Node], to: int) -> None:
         """Move nodes, with their inputs, from later segments into segment ``to``.
 
@@ -305,9 +298,6 @@ class _Kernels:
             if node in self._segments and min(self._segments[node]) > to:
                 self._segments[node] = frozenset((to,))
                 waiting += inputs_of(node)
-
-    def fuses(self, node: fx.Node) -> bool:
-        return self._fuses[node]
 
     def only_writer(
         self, readers: Iterable[fx.Node], moment: int, writing: Container[fx.Node]
@@ -330,10 +320,10 @@ class _Kernels:
         seen = {*waiting}
         while waiting and len(found) < 2:
             node = waiting.pop()
-            if node in writing or not self._fuses[node]:
+            if node in writing or not self.fuses[node]:
                 found.add(node)
             else:
-                new = {n for n in readers_of(node) if n in self._fuses} - seen
+                new = {n for n in readers_of(node) if n in self.fuses} - seen
                 waiting += new
                 seen |= new
         return found.pop() if len(found) == 1 else None
@@ -351,7 +341,7 @@ class _Kernels:
 
         Call this method after the inputs of the node have been processed.
         """
-        if not self._fuses[node] or not self._is_pointwise(node):
+        if not self.fuses[node] or not self._is_pointwise(node):
             return self._passed_on[node]
         alone = len(node.users) < 2
         return alone or (self._reads[node] <= _MOST_READS and not self._heavy[node])
@@ -394,9 +384,9 @@ class _Kernels:
             Those of ``keys`` whose storages are written to memory. The other results stay in
             registers.
         """
-        if not self._fuses[node]:
+        if not self.fuses[node]:
             return [] if node in self._inside else keys
-        flows = [k for k in keys if k not in kept and all(self._fuses[r] for r in readers[k])]
+        flows = [k for k in keys if k not in kept and all(self.fuses[r] for r in readers[k])]
         at = frozenset(s for k in flows for r in readers[k] for s in self._segments[r])
         if self._is_summed_at_once(node, at):
             at = frozenset()

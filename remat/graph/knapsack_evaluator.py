@@ -79,31 +79,6 @@ class GraphInfoProvider(torch_compat.GraphInfoProvider):
         )
         self.joint_graph = joint_graph
 
-    @classmethod
-    def initialize_from_graph(
-        cls,
-        joint_graph: fx.Graph,
-        all_recomputable_banned_nodes: Sequence[fx.Node],
-        recorded_knapsack_input_memories: Sequence[float],
-        recorded_knapsack_input_runtimes: Sequence[float],
-    ) -> GraphInfoProvider:
-        """Build a provider with the nodes and edges of a joint graph.
-
-        Args:
-            joint_graph: the FX graph.
-            all_recomputable_banned_nodes: the candidates for recomputation.
-            recorded_knapsack_input_memories: memory of each candidate, in any unit.
-            recorded_knapsack_input_runtimes: runtime of each candidate, in any unit.
-        """
-        provider = cls.inialize_from_graph(  # PyTorch's spelling
-            joint_graph,
-            list(all_recomputable_banned_nodes),
-            list(recorded_knapsack_input_memories),
-            list(recorded_knapsack_input_runtimes),
-        )
-        assert isinstance(provider, GraphInfoProvider)
-        return provider
-
     @cached_property
     def recomputable_node_only_graph_with_larger_graph_context(self) -> nx.DiGraph:
         """Directed graph of the candidates; paths through other nodes are contracted to edges."""

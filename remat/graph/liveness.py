@@ -382,16 +382,6 @@ class StepWalk:
         for taken in self.workspaces():
             yield _INSIDE, *taken
 
-    def storages(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
-        """Yield each storage in device memory, without workspaces.
-
-        Each item is (storage key, allocating node, bytes, first moment, last moment).
-        """
-        host = host_storages(self._forward, self.sizes)
-        for found in self._lifetimes():
-            if found[0] not in host:
-                yield found
-
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
         """Yield the workspace of each node that has one.
 
@@ -402,8 +392,8 @@ class StepWalk:
             if nbytes:
                 yield node, nbytes, moment, moment
 
-    def _lifetimes(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
-        """Yield each storage, including offloaded copies in the host's memory.
+    def storages(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
+        """Yield each storage in device memory, without workspaces.
 
         Each item is (storage key, allocating node, bytes, first moment, last moment).
         """
@@ -422,8 +412,10 @@ class StepWalk:
         # Forward's storages live on if backward reads them; saved ones that backward never reads are freed at
         # its start.
         mine, ends = self._walk(self._forward, 0, set())
+        # Offloaded copies take no device memory.
+        elsewhere = {*inputs, *host_storages(self._forward, self.sizes)}
         for key, (node, moment) in mine.items():
-            if key in inputs:
+            if key in elsewhere:
                 continue
             if key in outputs:
                 until = end
@@ -472,21 +464,14 @@ class StepWalk:
                 else:
                     for other in keys_of(read):
                         last[other] = moment
-            if key is not None:
-                if key in there or key in twice:
-                    key = self._own(node, key, apart=key in there or node not in latest)
-                one[node] = key
-                last[key] = moment
-                if key not in made:
-                    made[key] = (node, moment)
-            else:
-                for other in keys_of(node):
-                    own = other
-                    if other in there or other in twice:
-                        apart = other in there or node not in latest
-                        own = self._own(node, other, apart=apart)
-                    last[own] = moment
-                    made.setdefault(own, (node, moment))
+            for own in keys_of(node) if key is None else (key,):
+                if own in there or own in twice:
+                    own = self._own(node, own, apart=own in there or node not in latest)
+                if key is not None:
+                    one[node] = own
+                last[own] = moment
+                if own not in made:
+                    made[own] = (node, moment)
         return made, last
 
     def _own(self, node: fx.Node, key: int, *, apart: bool) -> int:
@@ -512,7 +497,6 @@ class StepWalk:
             return key
         own = -1 - len(self._twin)  # keys of real storages are addresses, which are never negative
         self._twin[own] = key
-        sizes.copy(own, key)
         sizes.rename(node, key, own)
         return own
 

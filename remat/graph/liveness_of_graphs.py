@@ -9,14 +9,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
 
 from torch import fx
 
 from remat.graph.joint import (
     JointGraph,
     Role,
-    Turn,
     outputs_of,
     primals_of,
     role_of,
@@ -80,14 +78,11 @@ def _in_turns(graphs: Sequence[PartitionedGraph]) -> list[tuple[int, Partitioned
     turns = [(turn, k) for k, graph in enumerate(graphs) for turn in graph.joint.turns]
     if not turns:
         return list(enumerate(graphs))
-    return [
-        (k, replace(graphs[k], joint=replace(graphs[k].joint, **_of_run(turn))))
-        for turn, k in sorted(turns)
-    ]
-
-
-def _of_run(turn: Turn) -> dict[str, Any]:
-    return {"received": turn.received, "shared": turn.shared, "returned": turn.returned}
+    found = []
+    for (_, received, shared, returned), k in sorted(turns):
+        joint = replace(graphs[k].joint, received=received, shared=shared, returned=returned)
+        found.append((k, replace(graphs[k], joint=joint)))
+    return found
 
 
 class _Step:

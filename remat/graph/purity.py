@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar
@@ -69,9 +68,8 @@ _CALLS_ANYTHING = (
 
 #: Names (`name_of`) of the operators declared pure in this process.
 _DECLARED: set[str] = set()
-#: Names declared in other processes, with the number of jobs of these processes that run here.
-_SENT: Counter[str] = Counter()
-_SENDING = threading.Lock()
+#: Names that `also_declared` adds for the job that runs in this thread.
+_ALSO: ContextVar[frozenset[str]] = ContextVar("_ALSO", default=frozenset())
 
 
 def declare_pure(op: Op) -> Op:
@@ -127,8 +125,7 @@ def declared() -> tuple[str, ...]:
 
     Inside of an `also_declared` block, the names given to it are included.
     """
-    # Unary plus drops names whose number of jobs is 0.
-    return tuple(sorted({*_DECLARED, *+_SENT}))
+    return tuple(sorted(_DECLARED | _ALSO.get()))
 
 
 @contextlib.contextmanager
@@ -142,20 +139,17 @@ def also_declared(names: Iterable[str]) -> Iterator[None]:
         names: names from `declared` in the other process. An operator need not be registered here
             yet.
     """
-    counted = Counter(names)
-    with _SENDING:
-        _SENT.update(counted)
+    token = _ALSO.set(_ALSO.get().union(names))
     try:
         yield
     finally:
-        with _SENDING:
-            _SENT.subtract(counted)
+        _ALSO.reset(token)
 
 
 def is_declared(target: Any) -> bool:
     """Return whether `declare_pure` or an `also_declared` block declares an operator pure."""
     name = name_of(target)
-    return name in _DECLARED or _SENT[name] > 0
+    return name in _DECLARED or name in _ALSO.get()
 
 
 @functools.cache

@@ -9,8 +9,6 @@ such operators are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from torch import fx
 from torch.fx.traceback import MEMORY_BUDGET_ANNOTATION_KEY
 
@@ -52,7 +50,13 @@ def region_budget(joint: JointGraph, index: GraphIndex, roles: Roles) -> float |
         # Operators that AOTAutograd or Inductor adds do not count, because no user can cover them.
         elif roles.required_forward[i] and node.meta.get("partitioner_tag") == "is_forward":
             uncovered += [node] if node.op == "call_function" else []
-    for node in _nested(index, roles):
+    nested = (
+        inner
+        for i, node in enumerate(index.nodes)
+        if roles.required_forward[i] and not index.plain[i]
+        for inner in ops.nested_nodes(node)
+    )
+    for node in nested:
         share = _annotated(node)
         if share is not None:
             shares.setdefault(share, node)
@@ -67,7 +71,8 @@ def region_budget(joint: JointGraph, index: GraphIndex, roles: Roles) -> float |
             f"{sorted(shares)}. Use a graph break to separate regions that need different budgets, "
             f"torch._dynamo.graph_break(). Graph '{joint.name}' sets\n" + "\n".join(lines)
         )
-    if uncovered and _must_cover():
+    # Versions before PyTorch 2.15 have no option that permits less than full coverage.
+    if uncovered and getattr(torch_compat.functorch_config, _COVERAGE, True):
         more = f"\n  and {len(uncovered) - _SHOWN} more" if len(uncovered) > _SHOWN else ""
         allowed = (
             f", or set torch._functorch.config.{_COVERAGE}=False to apply the budget to the entire graph"
@@ -89,18 +94,3 @@ def _annotated(node: fx.Node) -> float | None:
     custom = node.meta.get("custom")
     share = custom.get(MEMORY_BUDGET_ANNOTATION_KEY) if isinstance(custom, dict) else None
     return None if share is None else float(share)
-
-
-def _nested(index: GraphIndex, roles: Roles) -> Iterable[fx.Node]:
-    """Yield the calls in the graphs that forward's higher-order operators get as arguments."""
-    for i, node in enumerate(index.nodes):
-        if roles.required_forward[i] and not index.plain[i]:
-            yield from ops.nested_nodes(node)
-
-
-def _must_cover() -> bool:
-    """Return whether the user's context manager for a budget must cover the whole forward.
-
-    Always True before PyTorch 2.15, because earlier versions have no option that permits less.
-    """
-    return bool(getattr(torch_compat.functorch_config, _COVERAGE, True))

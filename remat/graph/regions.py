@@ -127,7 +127,7 @@ def _separate(call: fx.Node, region: fx.GraphModule) -> None:
     for k, inner in enumerate(returned):
         if isinstance(inner, fx.Node) and inner not in outside:
             base, _ = _base(inner, known)
-            if base is inner or base is None:
+            if base is inner:
                 outside[inner] = elements.get(k) or _element(call, k)
                 call.append(outside[inner])
     for k, element in elements.items():
@@ -136,7 +136,7 @@ def _separate(call: fx.Node, region: fx.GraphModule) -> None:
             element.replace_all_uses_with(found)
 
 
-def _base(inner: fx.Node, known: Mapping[Any, Any]) -> tuple[fx.Node | None, list[fx.Node]]:
+def _base(inner: fx.Node, known: Mapping[Any, Any]) -> tuple[fx.Node, list[fx.Node]]:
     """Follow a view inside of a region to the known node whose memory the view shows.
 
     Args:
@@ -145,19 +145,17 @@ def _base(inner: fx.Node, known: Mapping[Any, Any]) -> tuple[fx.Node | None, lis
 
     Returns:
         The known node, and the views from ``inner`` to that node, ``inner`` first. If ``inner`` is
-        not a view, ``inner`` itself and no views. None and no views if the search reaches no known
-        node.
+        not a view, or the search reaches no known node, ``inner`` itself and no views.
     """
-    if inner.op == "placeholder" or aliased_argument(inner) is None:
-        return inner, []
     views: list[fx.Node] = []
-    while inner not in known or not views:
-        base = aliased_argument(inner)
-        if base is None or any(n is not base and n not in known for n in inner.all_input_nodes):
-            return None, []
-        views.append(inner)
-        inner = base
-    return inner, views
+    node = inner
+    while node not in known or not views:
+        base = aliased_argument(node)
+        if base is None or any(n is not base and n not in known for n in node.all_input_nodes):
+            return inner, []
+        views.append(node)
+        node = base
+    return node, views
 
 
 def _taken_outside(element: fx.Node, inner: Any, outside: dict[Any, Any]) -> fx.Node | None:
@@ -178,7 +176,7 @@ def _taken_outside(element: fx.Node, inner: Any, outside: dict[Any, Any]) -> fx.
         return None
     if inner not in outside:
         base, views = _base(inner, outside)
-        if base not in outside or not isinstance(outside[base], fx.Node):
+        if not isinstance(outside.get(base), fx.Node):
             return None
         for view in reversed(views):
             with element.graph.inserting_before(element):

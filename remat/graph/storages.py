@@ -120,6 +120,18 @@ def extent_of(tensor: torch.Tensor) -> int:
     return 0 if any(n == 0 for n, _ in places) else 1 + sum((n - 1) * step for n, step in places)
 
 
+def form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return sizes, strides (or layout), dtype and device of a tensor as a hashable record.
+
+    Symbolic sizes and strides are texts, because comparing symbols would add guards.
+    """
+    sizes: Any = tensor.shape
+    strides: Any = tensor.stride() if tensor.layout is torch.strided else tensor.layout
+    if torch_compat.has_symbolic_sizes(tensor):
+        sizes, strides = str(sizes), str(strides)
+    return sizes, strides, tensor.dtype, tensor.device
+
+
 def hint(size: Any) -> int:
     """Return a size as a nonnegative int.
 
@@ -266,15 +278,17 @@ class Sizes:
         return known
 
     def rename(self, node: fx.Node, key: int, other: int) -> None:
-        """Replace one of a node's storage keys by another key.
+        """Replace one of a node's storage keys by another key, for a storage of the same bytes.
 
         Args:
             node: the node.
             key: storage key to replace.
             other: the new storage key.
         """
-        if key != other:
-            self._known[node] = tuple(other if k == key else k for k in self.keys(node))
+        self._known[node] = tuple(other if k == key else k for k in self.keys(node))
+        self.nbytes[other] = self.nbytes[key]
+        if key in self.symbolic:
+            self.symbolic[other] = self.symbolic[key]
 
     def of_all(self, nodes: Iterable[fx.Node]) -> dict[int, int]:
         """Return the bytes of each storage behind the values of nodes, by storage key."""
@@ -299,12 +313,6 @@ class Sizes:
                 self._note(key, nbytes)
             keys.append(key)
         return keys
-
-    def copy(self, key: int, other: int) -> None:
-        """Record for the storage ``key`` the same bytes as for the storage ``other``."""
-        self.nbytes[key] = self.nbytes[other]
-        if other in self.symbolic:
-            self.symbolic[key] = self.symbolic[other]
 
     def _note(self, key: int, nbytes: Any) -> None:
         if type(nbytes) is not int:

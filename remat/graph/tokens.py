@@ -210,15 +210,14 @@ def _along(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> R
         return None
     (own,), (sizes,) = found, parts
     reads = dict.fromkeys(operands, own)
-    if node.target in _FREE:
-        span = _probed(node, reads, math.prod(sizes))
-        return None if span is None else Rule(span, reads, sizes)
-    rank, at = len(shape_of(operands[0])), _ALONG[node.target]
-    given: Any = node.args[at] if len(node.args) > at else None
-    if given is None or given == []:
-        given = 0 if node.target is _aten.slice.Tensor else range(rank)
-    dims = {d % rank for d in ([given] if isinstance(given, int) else given)}
-    inside = dims & set(range(own.start, own.stop))
+    inside: set[int] = set()  # dimensions of the span along which the call runs
+    if node.target in _ALONG:
+        rank, at = len(shape_of(operands[0])), _ALONG[node.target]
+        given: Any = node.args[at] if len(node.args) > at else None
+        if given is None or given == []:
+            given = 0 if node.target is _aten.slice.Tensor else range(rank)
+        dims = {d % rank for d in ([given] if isinstance(given, int) else given)}
+        inside = dims & set(range(own.start, own.stop))
     if not inside:
         span = _probed(node, reads, math.prod(sizes))
         return None if span is None else Rule(span, reads, sizes)

@@ -74,12 +74,11 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
         and (places is None or any(_place(desc) in places for _, desc in found))
         and root.is_read(base)
     }
-    sizes = Sizes(joint.memories)
     copies: dict[fx.Node, fx.Node] = {}
     for base, values in of_root.items():
         # Outputs that share memory do so as copies, too.
         whole = values[0] if len({*values}) == 1 else base
-        views = {n for v in values for n in _looked_through(v, whole, sizes)}
+        views = {n for v in values for n in root.views(v, whole)}
         last = max((whole, *values), key=position.__getitem__)
         with joint.graph.inserting_after(last):
             # A saved plan may name the copy: the name depends on nothing else in the graph.
@@ -195,7 +194,7 @@ class _Roots(dict[fx.Node, fx.Node]):
         views: list[fx.Node] = []
         base = node
         while base not in self:
-            viewed = aliased_argument(base) or _hidden_base(base, self._sizes)
+            viewed = self._base(base)
             if viewed is None:
                 self[base] = base
             else:
@@ -203,6 +202,21 @@ class _Roots(dict[fx.Node, fx.Node]):
                 base = viewed
         self.update(dict.fromkeys(views, self[base]))
         return self[base]
+
+    def _base(self, node: fx.Node) -> fx.Node | None:
+        """Return the argument whose memory a call's result shows; None if it shows no argument's."""
+        return aliased_argument(node) or _hidden_base(node, self._sizes)
+
+    def views(self, node: fx.Node, base: fx.Node) -> Iterator[fx.Node]:
+        """Yield the chain of views from ``node`` to ``base``, from which ``node`` is derived.
+
+        Each node is a view of the next one. ``node`` comes first, and ``base`` is left out.
+        """
+        while node is not base:
+            yield node
+            found = self._base(node)
+            assert found is not None
+            node = found
 
     def is_read(self, base: fx.Node) -> bool:
         """Return whether a node that is not a view of ``base`` reads the memory of ``base``."""
@@ -230,18 +244,6 @@ def _hidden_base(node: fx.Node, sizes: Sizes) -> fx.Node | None:
         return maker if _hidden_base(maker, sizes) is not None else None
     mine = {*sizes.keys(node)}
     return next((n for n in node.all_input_nodes if mine and mine == {*sizes.keys(n)}), None)
-
-
-def _looked_through(node: fx.Node, base: fx.Node, sizes: Sizes) -> Iterator[fx.Node]:
-    """Yield the chain of views from ``node`` to ``base``, from which ``node`` is derived.
-
-    Each node is a view of the next one. ``node`` comes first, and ``base`` is left out.
-    """
-    while node is not base:
-        yield node
-        found = aliased_argument(node) or _hidden_base(node, sizes)
-        assert found is not None
-        node = found
 
 
 def _saved_by_autograd(joint: JointGraph, root: _Roots) -> set[fx.Node]:

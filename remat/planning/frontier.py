@@ -229,7 +229,8 @@ class Frontier:
             PlanError: Matplotlib is not installed, or the file cannot be written.
         """
         # Imported here, so that planning does not load the code for pictures.
-        from remat.report.frontier_plot import Curve, draw_frontiers
+        from remat.report.frontier_plot import Curve, frontier_figure
+        from remat.report.pictures import write_picture
 
         label = "chosen"
         if isinstance(chosen, Plan):
@@ -260,7 +261,8 @@ class Frontier:
         ]
         mark = (label, at(chosen)) if chosen else None
         heading = title or f"{self.graph}, cost model {self.cost}"
-        draw_frontiers(curves, path, title=heading, chosen=mark, axis=_BY[self.by][1])
+        axis = _BY[self.by][1]
+        write_picture(path, lambda: frontier_figure(curves, title=heading, chosen=mark, axis=axis))
 
     def to_json(self) -> str:
         """Return the figures of the frontier as JSON text, without its plans."""

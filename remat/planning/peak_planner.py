@@ -281,21 +281,16 @@ class PeakPlanner(OffloadPlanner):
         best = min(known, key=lambda d: d.cost)
         if best.cost and self.peak(best) < _SLACK * peak_bytes:
             # On some large graphs the search ends far below the peak, and a solver's decision is cheaper.
-            below, above = self._around(peak_bytes)
+            below, above = _around(self._ends(), peak_bytes)
             low = below[0] if below else self.least_bytes
             high = above[0] if above and above[0] > low else self.full_bytes
             known += fits(*self._bisected(low, high, peak_bytes, CLOSING))
         return known
 
-    def _around(self, peak_bytes: int) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-        """Return the last vertex of the hull within a peak, and the next vertex; None beyond an end of the hull.
-
-        A vertex is a pair of its saved bytes and the peak of its schedule in bytes.
-        """
+    def _ends(self) -> list[tuple[int, int]]:
+        """Return vertices of the hull, each as its saved bytes and the peak of its schedule in bytes."""
         cuts = self.cuts(VERTICES)
-        ends = [(nbytes, self.search.tried(saved).peak_bytes) for nbytes, saved in cuts]
-        last = max((k for k, (_, peak) in enumerate(ends) if peak <= peak_bytes), default=-1)
-        return ends[last] if last >= 0 else None, ends[last + 1] if ends[last + 1 :] else None
+        return [(nbytes, self.search.tried(saved).peak_bytes) for nbytes, saved in cuts]
 
     def _bisected(self, low: int, high: int, peak_bytes: int, most: int) -> Iterator[Candidate]:
         """Yield the solver's decisions at limits on saved bytes, which are bisected towards a peak.
@@ -454,6 +449,11 @@ class PeakPlanner(OffloadPlanner):
         cuts = (saved for _, saved in self.cuts(VERTICES))
         return [*(d.saved for d in found), *self._closing_in(peak_bytes), *cuts]
 
+    def _near(self, capacity: int) -> tuple[int, ...]:
+        """Return the saved nodes of a good, not proven optimal, decision within ``capacity`` saved bytes."""
+        # Only a start of a search, so it need not be proven optimal.
+        return run(Lagrangian(work=0), self.lowered.problem.within(capacity)).saved
+
     def _closing_in(self, peak_bytes: int) -> Iterator[tuple[int, ...]]:
         """Yield decisions at limits on saved bytes that approach the largest limit whose decision is within a peak.
 
@@ -466,7 +466,19 @@ class PeakPlanner(OffloadPlanner):
         Yields:
             The saved nodes of a decision.
         """
-        low, high = self._around(peak_bytes)
+        tried, ends = self.search.tried, self._ends()
+        # Between two vertices that are far apart, decisions may have lower peaks than at both.
+        for _ in range(2 * CLOSING):
+            lowest = min(range(len(ends)), key=lambda i: ends[i][1])
+            if ends[lowest][1] <= peak_bytes or len(ends) < 2:
+                break
+            beside = [i for i in (lowest - 1, lowest) if 0 <= i < len(ends) - 1]
+            at = max(beside, key=lambda i: ends[i + 1][0] - ends[i][0])
+            capacity = (ends[at][0] + ends[at + 1][0]) // 2
+            saved = self._near(capacity)
+            yield saved
+            ends.insert(at + 1, (capacity, tried(saved).peak_bytes))
+        low, high = _around(ends, peak_bytes)
         if low is None or high is None:
             return
         for turn in range(CLOSING):
@@ -475,10 +487,9 @@ class PeakPlanner(OffloadPlanner):
             share = (peak_bytes - low[1]) / max(1, high[1] - low[1]) if turn % 2 == 0 else 0.5
             # Clamped, because false position may stay at one end of the interval.
             capacity = low[0] + int(min(max(share, 0.05), 0.95) * (high[0] - low[0]))
-            # Only a start of a search, so it need not be proven optimal.
-            saved = run(Lagrangian(work=0), self.lowered.problem.within(capacity)).saved
+            saved = self._near(capacity)
             yield saved
-            peak = self.search.tried(saved).peak_bytes
+            peak = tried(saved).peak_bytes
             low, high = ((capacity, peak), high) if peak <= peak_bytes else (low, (capacity, peak))
 
     def swept(self, peak_bytes: int) -> Candidate | None:
@@ -504,3 +515,11 @@ class PeakPlanner(OffloadPlanner):
         between = self._bisected(low, high, peak_bytes, 6)
         fits += [d for d in between if self.peak(d) <= peak_bytes]
         return min(fits, key=lambda d: (d.cost, d.saved_bytes))
+
+
+def _around(
+    ends: list[tuple[int, int]], peak_bytes: int
+) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+    """Return the last pair of saved bytes and peak that is within a peak, and the next pair; None beyond an end."""
+    last = max((k for k, (_, peak) in enumerate(ends) if peak <= peak_bytes), default=-1)
+    return ends[last] if last >= 0 else None, ends[last + 1] if ends[last + 1 :] else None

@@ -18,7 +18,7 @@ from remat.graph.regions import separate_calls
 from remat.graph.user_mutations import copy_outputs, user_mutable_inputs
 from remat.passes.core import pipeline_text
 from remat.passes.core.base import Pass
-from remat.passes.core.control import Composite
+from remat.passes.core.control import Fixpoint
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.core.state import State
 from remat.passes.decide.budgeted import Budgeted
@@ -224,7 +224,7 @@ def with_agreement(pipeline: Pipeline, agree: Pass) -> Pipeline:
     def inserted(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
         found: list[Pass] = []
         for p in passes:
-            if isinstance(p, Composite):
+            if isinstance(p, Fixpoint):
                 found.append(replace(p, passes=inserted(p.passes)))
             else:
                 found += [agree, p] if isinstance(p, Partition) else [p]

@@ -425,7 +425,8 @@ class Plan(Record):
             ProblemError: the path has another suffix, or ``x`` another value.
         """
         # Imported here, so that planning does not load the code for pictures.
-        from remat.report.memory_plot import draw_step
+        from remat.report.memory_plot import step_figure
+        from remat.report.pictures import write_picture
 
         if x not in ("time", "operators"):
             raise ProblemError(f"x is {x!r}; expected 'time' or 'operators'")
@@ -433,14 +434,16 @@ class Plan(Record):
         # Compiled peaks are compared with estimated ones, and simulated peaks with simulated ones.
         expected = self.without_expected_bytes if view.as_compiled else 0
         shown = f"{format_bytes(asked.peak_bytes)} of peak" if asked.peak_bytes else self.budget
-        draw_step(
-            view.timeline,
+        write_picture(
             path,
-            title=f"{self.graph}, budget {shown}",
-            peak_budget=asked.peak_bytes or self.peak_limit or None,
-            without=view.without,
-            without_peak_bytes=expected or self.without_peak_bytes,
-            clock=view.clock if x == "time" else None,
+            lambda: step_figure(
+                view.timeline,
+                title=f"{self.graph}, budget {shown}",
+                peak_budget=asked.peak_bytes or self.peak_limit or None,
+                without=view.without,
+                without_peak_bytes=expected or self.without_peak_bytes,
+                clock=view.clock if x == "time" else None,
+            ),
         )
 
     @property

@@ -140,12 +140,12 @@ class PlanSet(Record, Sequence[Plan]):
 
     def plot(self, path: str | Path) -> None:
         """Draw memory over forward and backward of each graph, side by side; path and errors as in `Plan.plot`."""
-        from remat.report.memory_plot import draw_steps
+        from remat.report.memory_plot import steps_figure
+        from remat.report.pictures import write_picture
 
         steps = [(plan.graph, plan.timeline) for plan in self.plans]
-        draw_steps(
-            steps, path, title=f"{len(self)} graphs, budget {self.budget or self.plans[0].budget}"
-        )
+        title = f"{len(self)} graphs, budget {self.budget or self.plans[0].budget}"
+        write_picture(path, lambda: steps_figure(steps, title=title))
 
     def __repr__(self) -> str:
         shown = [f"  {plan!r}" for plan in self.plans[:MOST_SHOWN]]

@@ -24,6 +24,7 @@ from remat.graph.joint import (
     primals_of,
     role_of,
 )
+from remat.graph.storages import form_of
 
 #: An element of a graph that an edit changes: the position of an output, or the name of a node.
 Item = int | str
@@ -119,11 +120,6 @@ def _drop_gradients(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
     values = enumerate(outputs_of(joint.graph))
     _outputs(joint, [(k, None if k in items else v) for k, v in values])
     return joint
-
-
-def _forward_outputs(joint: JointGraph) -> list[Item]:
-    """Return the positions of the forward outputs."""
-    return list(range(joint.num_fwd_outputs))
 
 
 def _drop_outputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
@@ -267,10 +263,7 @@ def _own(value: torch.Tensor) -> torch.Tensor:
 
 def _kind_of(value: Any) -> Any:
     """Return the properties that two interchangeable values must share; None for a value that is not a tensor."""
-    if not isinstance(value, torch.Tensor):
-        return None
-    stride = value.stride() if value.layout is torch.strided else None
-    return (str(tuple(value.shape)), str(stride), value.dtype, value.device, value.layout)
+    return form_of(value) if isinstance(value, torch.Tensor) else None
 
 
 def _bypass_to(node: fx.Node) -> fx.Node | None:
@@ -295,11 +288,6 @@ def _alike(joint: JointGraph) -> dict[fx.Node, fx.Node]:
             if same is not node:
                 found[node] = same
     return found
-
-
-def _mergeable(joint: JointGraph) -> list[Item]:
-    """Return the names of inputs that an earlier input can replace."""
-    return [n.name for n in _alike(joint)]
 
 
 def _merge(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
@@ -349,7 +337,11 @@ def _untag(node: fx.Node) -> None:
 #: All edits in the order in which a round tries them: those that remove most come first.
 EDITS = (
     GraphEdit(name="drop gradients", items=_gradients, apply=_drop_gradients),
-    GraphEdit(name="drop outputs", items=_forward_outputs, apply=_drop_outputs),
+    GraphEdit(
+        name="drop outputs",
+        items=lambda joint: list(range(joint.num_fwd_outputs)),
+        apply=_drop_outputs,
+    ),
     GraphEdit(name="turn results into inputs", items=_results, apply=_make_inputs),
     GraphEdit(name="cut calls out", items=_results, apply=_cut_out),
     _of_nodes("leave out calls", lambda n: _bypass_to(n) is not None, _bypass),
@@ -358,7 +350,9 @@ EDITS = (
         lambda n: n.op == "call_function" and not n.users,
         lambda n: n.graph.erase_node(n),
     ),
-    GraphEdit(name="merge inputs", items=_mergeable, apply=_merge),
+    GraphEdit(
+        name="merge inputs", items=lambda joint: [n.name for n in _alike(joint)], apply=_merge
+    ),
     GraphEdit(name="drop inputs", items=_unused, apply=_drop_unused),
     _of_nodes("drop tags", lambda n: n.meta.get("recompute") is not None, _untag),
 )

@@ -68,68 +68,67 @@ def reduce(
         ProblemError: the graph does not fail at the start, or cannot be written as text.
     """
     registry().learn_operators()
-    search = _Search(test, progress or (lambda _: None))
-    return search.run(joint)
+    search = _Search(joint, test, progress or (lambda _: None))
+    start, interrupted = search.best, False
+    if not search.fails(start, search.text):
+        raise ProblemError(
+            f"graph '{joint.name}' does not fail: the test is to say so of the graph as it is. A "
+            "Python function returns True where it fails, a command ends with an exit code other "
+            "than 0"
+        )
+    try:
+        search.minimise()
+    except KeyboardInterrupt:
+        interrupted = True
+    return Reduced(
+        joint=search.best,
+        before=len(start.graph.nodes),
+        nodes=len(search.best.graph.nodes),
+        tests=search.tests,
+        known=search.known,
+        refused=search.refused,
+        interrupted=interrupted,
+    )
 
 
 class _Search:
-    """One search for the smallest graph that fails a test."""
+    """One search for the smallest graph that fails a test.
 
-    def __init__(self, test: Test, progress: Callable[[str], None]) -> None:
+    Attributes:
+        best: the smallest failing graph so far.
+        text: text of ``best``.
+        tests: number of graphs tested; ``known`` and ``refused`` are as in `Reduced`.
+    """
+
+    def __init__(self, joint: JointGraph, test: Test, progress: Callable[[str], None]) -> None:
         self._test = test
         self._progress = progress
         self._seen: dict[bytes, bool] = {}
-        self._tests = self._known = self._refused = 0
-        self._splits = True
-        self._best: JointGraph
-        self._text: str  # of the best
-
-    def run(self, joint: JointGraph) -> Reduced:
-        """Reduce a graph; see `reduce`."""
-        self._text = print_joint(joint)
-        start = self._best = parse_joint(self._text)
+        self.tests = self.known = self.refused = 0
+        self.text = print_joint(joint)
+        self.best = parse_joint(self.text)
         # If the graph cannot be split, this may be the very failure, so candidates need not be splittable.
-        self._splits = _split_is_legal(start)
-        interrupted = False
-        if not self._fails(start, self._text):
-            raise ProblemError(
-                f"graph '{joint.name}' does not fail: the test is to say so of the graph as it is. A "
-                "Python function returns True where it fails, a command ends with an exit code other "
-                "than 0"
-            )
-        try:
-            self._rounds()
-        except KeyboardInterrupt:
-            interrupted = True
-        return Reduced(
-            joint=self._best,
-            before=len(start.graph.nodes),
-            nodes=len(self._best.graph.nodes),
-            tests=self._tests,
-            known=self._known,
-            refused=self._refused,
-            interrupted=interrupted,
-        )
+        self._splits = _split_is_legal(self.best)
 
-    def _rounds(self) -> None:
+    def minimise(self) -> None:
         """Apply every edit in turn, until a whole round changes nothing."""
         changed = True
         while changed:
             changed = False
             for edit in EDITS:
-                changed |= self._minimise(edit)
+                changed |= self._apply(edit)
 
-    def _minimise(self, edit: GraphEdit) -> bool:
+    def _apply(self, edit: GraphEdit) -> bool:
         """Apply one edit to all of its items, then to ever smaller groups down to single items.
 
         Returns:
             Whether the graph changed.
         """
         changed = False
-        size = len(edit.items(self._best))
+        size = len(edit.items(self.best))
         while size:
             at = 0
-            while at < len(items := edit.items(self._best)):
+            while at < len(items := edit.items(self.best)):
                 if self._accept(edit, items[at : at + size]):
                     changed = True  # other items now stand at this position
                 else:
@@ -143,25 +142,25 @@ class _Search:
         Returns:
             Whether the result was kept.
         """
-        nodes = len(self._best.graph.nodes)
-        self._progress(f"{edit.name}: {nodes} nodes, {self._tests} tests")
+        nodes = len(self.best.graph.nodes)
+        self._progress(f"{edit.name}: {nodes} nodes, {self.tests} tests")
         try:
-            candidate = tidy(edit.apply(self._best.copy(), items))
+            candidate = tidy(edit.apply(self.best.copy(), items))
             # An invalid candidate is refused like one that the edit has not changed.
-            text = print_joint(candidate) if fault_of(candidate) is None else self._text
-            if text == self._text:
-                self._refused += 1
+            text = print_joint(candidate) if fault_of(candidate) is None else self.text
+            if text == self.text:
+                self.refused += 1
                 return False
             read = parse_joint(text)
         except RematError:  # the graph cannot be written as text, or read back
-            self._refused += 1
+            self.refused += 1
             return False
-        if _measure(read) >= _measure(self._best) or not self._fails(read, text):
+        if _measure(read) >= _measure(self.best) or not self.fails(read, text):
             return False
-        self._best, self._text = read, text
+        self.best, self.text = read, text
         return True
 
-    def _fails(self, joint: JointGraph, text: str) -> bool:
+    def fails(self, joint: JointGraph, text: str) -> bool:
         """Return whether a graph still fails; the result for an equal text is cached.
 
         A graph that cannot be split into forward and backward counts as not failing, unless the graph at the
@@ -169,13 +168,13 @@ class _Search:
         """
         key = hashlib.sha256(text.encode()).digest()
         if key in self._seen:
-            self._known += 1
+            self.known += 1
             return self._seen[key]
         if self._splits and not _split_is_legal(joint):
-            self._refused += 1
+            self.refused += 1
             self._seen[key] = False
             return False
-        self._tests += 1
+        self.tests += 1
         self._seen[key] = self._test(joint.copy())  # the test may change its graph
         return self._seen[key]
 

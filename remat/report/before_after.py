@@ -37,22 +37,29 @@ class BeforeAfter:
     exposed_time: int = 0
 
     @property
+    def cost(self) -> int:
+        """Cost of the step under the plan, in ``unit``; meaningless if ``step_cost`` is 0."""
+        return self.step_cost + self.recompute_cost + self.exposed_time
+
+    @property
+    def without_cost(self) -> int:
+        """Cost of the step without remat, in ``unit``; meaningless if ``step_cost`` is 0."""
+        return self.step_cost + self.without_recompute_cost
+
+    @property
     def more(self) -> float | None:
         """Cost that the plan adds to the step, as a fraction of the step's cost without remat.
 
         Negative if the plan's step costs less; None if cost or peak of the step without remat is unknown.
         """
-        without = self.step_cost + self.without_recompute_cost
         if not self.step_cost or not self.without_peak_bytes:
             return None
-        added = self.recompute_cost + self.exposed_time
-        return (added - self.without_recompute_cost) / without
+        return (self.cost - self.without_cost) / self.without_cost
 
     @property
     def recomputing(self) -> float | None:
         """Recompute cost as a fraction of the cost of the step under the plan; None if the latter is unknown."""
-        whole = self.step_cost + self.recompute_cost + self.exposed_time
-        return self.recompute_cost / whole if self.step_cost else None
+        return self.recompute_cost / self.cost if self.step_cost else None
 
     @property
     def line(self) -> str:
@@ -69,15 +76,14 @@ class BeforeAfter:
         """Modelled time, or cost in another unit, of the step under the plan, as text; empty if unknown."""
         if self.recomputing is None:
             return ""
-        whole = self.step_cost + self.recompute_cost + self.exposed_time
-        text = f"{format_cost(whole, self.unit)} modelled"
+        text = f"{format_cost(self.cost, self.unit)} modelled"
         if self.more is not None:
-            without = format_cost(self.step_cost + self.without_recompute_cost, self.unit)
+            without = format_cost(self.without_cost, self.unit)
             text += f", {more_text(self.more)} than the {without} without remat"
         else:
             text += f", {self.recomputing:.1%} of it recomputing"
         if self.exposed_time:
-            text += f", {self.exposed_time / whole:.1%} of it exposed transfer time"
+            text += f", {self.exposed_time / self.cost:.1%} of it exposed transfer time"
         return text
 
     def warn_if_not_lower(

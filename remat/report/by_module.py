@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, fields
 
 from torch import fx
 
@@ -15,32 +14,11 @@ from remat.solvers.graph_problem import GraphProblem
 from remat.units import columns, format_bytes
 
 
-class Use(NamedTuple):
-    """What a plan does with one node of forward; costs are in the unit of the plan.
-
-    Attributes:
-        node: the node.
-        saved_bytes: bytes of the node's value that forward saves on the device.
-        offloaded_bytes: bytes of the node's value that are offloaded to host memory.
-        recompute_cost: summed cost of the node's further runs.
-        runs_again: whether the node runs again.
-        cost: cost of one run.
-    """
-
-    node: fx.Node
-    saved_bytes: int = 0
-    offloaded_bytes: int = 0
-    recompute_cost: int = 0
-    runs_again: bool = False
-    cost: int = 0
-
-
 @dataclass(slots=True, kw_only=True)
 class Totals:
-    """Sums of `Use` over the nodes of some modules, or over the nodes that a policy matches.
+    """What a plan does with one node of forward, or sums over several nodes; costs are in the unit of the plan.
 
     Attributes:
-        parts: names of the modules, or numbers of the regions, that a policy matches; empty for sums by module.
         nodes: number of nodes.
         saved_bytes: bytes that forward saves on the device.
         offloaded_bytes: bytes that are offloaded to host memory.
@@ -49,7 +27,6 @@ class Totals:
         cost: summed cost of one run of each node.
     """
 
-    parts: set[str] = field(default_factory=set)
     nodes: int = 0
     saved_bytes: int = 0
     offloaded_bytes: int = 0
@@ -57,14 +34,14 @@ class Totals:
     runs_again: int = 0
     cost: int = 0
 
-    def add(self, use: Use) -> None:
-        """Add the figures of one node to the sums."""
-        self.cost += use.cost
-        self.nodes += 1
-        self.saved_bytes += use.saved_bytes
-        self.offloaded_bytes += use.offloaded_bytes
-        self.recompute_cost += use.recompute_cost
-        self.runs_again += use.runs_again
+    def add(self, other: Totals) -> None:
+        """Add the figures of other nodes to the sums."""
+        for f in fields(self):
+            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
+
+
+#: A node of forward, and what a plan does with it.
+Use = tuple[fx.Node, Totals]
 
 
 def uses(
@@ -93,13 +70,16 @@ def uses(
         if node.op != "call_function":
             continue
         name = node.name
-        yield Use(
-            node=node,
-            saved_bytes=0 if name in offloaded else saved.get(name, 0),
-            offloaded_bytes=offloaded.get(name, 0),
-            recompute_cost=cost.get(name, 0),
-            runs_again=name in cost,
-            cost=costs.get(name, 0),
+        yield (
+            node,
+            Totals(
+                nodes=1,
+                saved_bytes=0 if name in offloaded else saved.get(name, 0),
+                offloaded_bytes=offloaded.get(name, 0),
+                recompute_cost=cost.get(name, 0),
+                runs_again=name in cost,
+                cost=costs.get(name, 0),
+            ),
         )
 
 
@@ -148,11 +128,11 @@ def module_rows(used: Iterable[Use]) -> list[ModuleRow]:
     """
     modules: dict[str, dict[str, Totals]] = {}
     totals: dict[str, Totals] = {}
-    for use in used:
-        for name in enclosing_modules(module_path(use.node)):
+    for node, figures in used:
+        for name in enclosing_modules(module_path(node)):
             pattern = ".".join("*" if part.isdigit() else part for part in name.split("."))
-            modules.setdefault(pattern, {}).setdefault(name, Totals()).add(use)
-            totals.setdefault(pattern, Totals()).add(use)
+            modules.setdefault(pattern, {}).setdefault(name, Totals()).add(figures)
+            totals.setdefault(pattern, Totals()).add(figures)
     place = {pattern: k for k, pattern in enumerate(modules)}
     lists = {p for p in modules if totals.get(f"{p}.*", Totals()).nodes == totals[p].nodes}
     return [
@@ -204,19 +184,19 @@ def policy_lines(policies: Policies, used: Iterable[Use], show_cost: ShowCost) -
     """
     listed = list(used)
     totals: dict[Policy, Totals] = {policy: Totals() for policy in policies.given}
-    parts = policies.parts([use.node for use in listed])
-    for use, part in zip(listed, parts, strict=True):
+    matches: dict[Policy, set[str]] = {}
+    parts = policies.parts([node for node, _ in listed])
+    for (_, figures), part in zip(listed, parts, strict=True):
         if part is not None:
-            of_policy = totals.setdefault(part.policy, Totals())
-            of_policy.parts.add(part.name)
-            of_policy.add(use)
+            totals.setdefault(part.policy, Totals()).add(figures)
+            matches.setdefault(part.policy, set()).add(part.name)
     if not totals:
         return []
     rows = [["policy", "matched", "saved", "offloaded", "recomputed"]]
     for policy, total in totals.items():
-        matched = f"{counted(len(total.parts), 'module')}, {counted(total.nodes, 'node')}"
-        if not total.nodes:
-            matched = "nothing here that no later pattern matches"
+        matched = "nothing here that no later pattern matches"
+        if total.nodes:
+            matched = f"{counted(len(matches[policy]), 'module')}, {counted(total.nodes, 'node')}"
         away = format_bytes(total.offloaded_bytes) if total.offloaded_bytes else ""
         again_text = f"{total.runs_again} nodes, {show_cost(total.recompute_cost)}"
         saved = format_bytes(total.saved_bytes)

@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remat.errors import ProblemError
-from remat.report.pictures import INK, RED, Scale, byte_ticks, figure_of, shortened, write_picture
+from remat.report.pictures import INK, RED, Scale, byte_ticks, figure_of, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +41,7 @@ Point = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One frontier to draw. A point is (bytes, cost); points are ordered by bytes, fewest first.
+    """One frontier to draw. A point is (bytes, cost). Bytes rise from point to point, and costs fall.
 
     Attributes:
         label: name of the curve, such as the name of the solver.
@@ -61,39 +60,6 @@ class Curve:
     unit: str
     full_bytes: int
 
-    def __post_init__(self) -> None:
-        for name in ("points", "bound"):
-            given: tuple[Point, ...] = getattr(self, name)
-            if not given or any(a[0] >= b[0] or a[1] < b[1] for a, b in pairwise(given)):
-                raise ProblemError(
-                    f"curve '{self.label}': {name} are {given!r}; expected at least one, with bytes "
-                    "that rise and costs that fall"
-                )
-
-
-def draw_frontiers(
-    curves: Sequence[Curve],
-    path: str | Path,
-    *,
-    title: str,
-    chosen: tuple[str, Point] | None = None,
-    axis: str = "saved by forward for backward",
-) -> None:
-    """Write a plot of frontiers of one graph under one cost model to a file, atomically.
-
-    Args:
-        curves: the frontiers, which must have the same bound and unit. The bound is drawn once.
-        path: the file, which ends with ``.svg`` or ``.png``.
-        title: title of the plot.
-        chosen: (name, point) of a plan to mark; None: no mark.
-        axis: label of the axis of bytes, to which the unit is added.
-
-    Raises:
-        ProblemError: the path has another suffix, there is no curve, or bounds or units differ.
-        PlanError: Matplotlib is not installed, or the file cannot be written.
-    """
-    write_picture(path, lambda: frontier_figure(curves, title=title, chosen=chosen, axis=axis))
-
 
 def frontier_figure(
     curves: Sequence[Curve],
@@ -102,7 +68,17 @@ def frontier_figure(
     chosen: tuple[str, Point] | None = None,
     axis: str = "saved by forward for backward",
 ) -> Figure:
-    """Return the plot of `draw_frontiers` as a Matplotlib figure, without the global state of pyplot."""
+    """Return a plot of frontiers of one graph under one cost model as a Matplotlib figure.
+
+    Args:
+        curves: the frontiers, at least one, with the same bound and unit. The bound is drawn once.
+        title: title of the plot.
+        chosen: (name, point) of a plan to mark; None: no mark.
+        axis: label of the axis of bytes, to which the unit is added.
+
+    Raises:
+        ProblemError: bounds or units differ.
+    """
     _check(curves)
     points = [p for c in curves for p in c.points] + ([chosen[1]] if chosen else [])
     right = 1.04 * max(x for x, _ in (*points, curves[0].bound[-1]))
@@ -127,9 +103,7 @@ def frontier_figure(
 
 
 def _check(curves: Sequence[Curve]) -> None:
-    """Raise a ProblemError unless there are curves, all with the same unit and bound."""
-    if not curves:
-        raise ProblemError("there is no frontier to draw; expected at least one")
+    """Raise a ProblemError unless all curves have the same unit and bound."""
     first = curves[0]
     for other in curves[1:]:
         if (other.unit, other.bound) != (first.unit, first.bound):

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remat.graph.liveness import Lifetime, MemoryCurve, StorageKind, Timeline
@@ -15,10 +14,10 @@ from remat.report.pictures import (
     INK,
     RED,
     Scale,
-    byte_ticks,
+    draw_budget,
     figure_of,
     shortened,
-    write_picture,
+    show_bytes,
 )
 from remat.report.step_view import Clock, short_module
 from remat.units import format_bytes
@@ -127,46 +126,6 @@ def _module(paths: Sequence[str]) -> str:
     return short_module(first)
 
 
-def draw_step(
-    step: Timeline,
-    path: str | Path,
-    *,
-    title: str,
-    peak_budget: int | None = None,
-    without: MemoryCurve | None = None,
-    without_peak_bytes: int = 0,
-    clock: Clock | None = None,
-) -> None:
-    """Write a plot of the memory over a step to a file, atomically.
-
-    Args:
-        step: memory of the step.
-        path: the file, which ends with ``.svg`` or ``.png``.
-        title: title of the plot.
-        peak_budget: budget on the peak in bytes, drawn as a line; None: no line.
-        without: memory over the step without remat, drawn in grey over its own time; None if
-            unknown.
-        without_peak_bytes: peak without remat, drawn as a grey line if ``without`` is None; 0 if
-            unknown.
-        clock: times at which operators run, for an axis of time; None: the axis counts operators.
-
-    Raises:
-        ProblemError: the path has another suffix.
-        PlanError: Matplotlib is not installed, or the file cannot be written.
-    """
-    write_picture(
-        path,
-        lambda: step_figure(
-            step,
-            title=title,
-            peak_budget=peak_budget,
-            without=without,
-            without_peak_bytes=without_peak_bytes,
-            clock=clock,
-        ),
-    )
-
-
 def step_figure(
     step: Timeline,
     *,
@@ -176,7 +135,18 @@ def step_figure(
     without_peak_bytes: int = 0,
     clock: Clock | None = None,
 ) -> Figure:
-    """Return the plot of `draw_step` as a Matplotlib figure, without the global state of pyplot."""
+    """Return a plot of the memory over a step as a Matplotlib figure.
+
+    Args:
+        step: memory of the step.
+        title: title of the plot.
+        peak_budget: budget on the peak in bytes, drawn as a line; None: no line.
+        without: memory over the step without remat, drawn in grey over its own time; None if
+            unknown.
+        without_peak_bytes: peak without remat, drawn as a grey line if ``without`` is None; 0 if
+            unknown.
+        clock: times at which operators run, for an axis of time; None: the axis counts operators.
+    """
     figure, axes = figure_of((11.5, 5.2), (0.075, 0.24, 0.53, 0.62), title)
     beside = figure.add_axes((0.63, 0.04, 0.36, 0.82))
     highest = max(step.peak.nbytes, without.peak_bytes if without else without_peak_bytes)
@@ -184,7 +154,8 @@ def step_figure(
     x = _Axis(clock)
     _stack(axes, step, scale, highest, x)
     _without(axes, scale, without, without_peak_bytes, x)
-    _budget(axes, scale, peak_budget, highest)
+    if peak_budget is not None and peak_budget <= _ROOM * highest:
+        draw_budget(axes, peak_budget, scale)
     _mark_peak(axes, step, scale, x)
     axes.legend(
         loc="upper left",
@@ -199,27 +170,15 @@ def step_figure(
     return figure
 
 
-def draw_steps(steps: Sequence[tuple[str, Timeline]], path: str | Path, *, title: str) -> None:
-    """Write a plot of the memory over each graph of one step, side by side with one scale, to a file, atomically.
+def steps_figure(steps: Sequence[tuple[str, Timeline]], *, title: str) -> Figure:
+    """Return a plot of the memory over each graph of one step, side by side with one scale.
 
-    The peak of each graph is marked.
+    The peak of each graph is marked. At most `_PANELS` graphs are drawn: those with the highest
+    peaks.
 
     Args:
         steps: (name, memory) of each graph, in the order in which the graphs run forward.
-        path: the file, which ends with ``.svg`` or ``.png``.
         title: title of the plot.
-
-    Raises:
-        ProblemError: the path has another suffix.
-        PlanError: Matplotlib is not installed, or the file cannot be written.
-    """
-    write_picture(path, lambda: steps_figure(steps, title=title))
-
-
-def steps_figure(steps: Sequence[tuple[str, Timeline]], *, title: str) -> Figure:
-    """Return the plot of `draw_steps` as a Matplotlib figure, without the global state of pyplot.
-
-    At most `_PANELS` graphs are drawn: those with the highest peaks.
     """
     kept = sorted(sorted(range(len(steps)), key=lambda k: -steps[k][1].peak.nbytes)[:_PANELS])
     shown = [steps[k] for k in kept]
@@ -270,11 +229,8 @@ def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> 
         step="post",
     )
     axes.set_xlim(0, x.at(end))
-    top = _ROOM * highest / scale.size or 1
-    axes.set_ylim(0, top)
-    axes.set_yticks(byte_ticks(top))
+    show_bytes(axes, _ROOM * highest, scale)
     axes.set_xlabel(x.label)
-    axes.set_ylabel(f"bytes alive, {scale.unit}")
     middle = x.at(step.boundary)
     axes.axvline(middle, color=INK, linewidth=0.8)
     for text, side, gap in (("forward", "right", -5), ("backward", "left", 5)):
@@ -318,18 +274,6 @@ def _without(
     heights = [curve.nbytes[i] / scale.size for i in (*chosen, chosen[-1])]
     axes.plot(at, heights, drawstyle="steps-post", **style)
     axes.set_xlim(0, max(axes.get_xlim()[1], at[-1]))
-
-
-def _budget(axes: Axes, scale: Scale, peak_budget: int | None, highest: int) -> None:
-    """Draw a line at a budget on the peak, unless there is no budget or the line is above the plot."""
-    if peak_budget is not None and peak_budget <= _ROOM * highest:
-        axes.axhline(
-            peak_budget / scale.size,
-            color=RED,
-            linewidth=1,
-            linestyle="--",
-            label=f"budget: {format_bytes(peak_budget)} alive at once",
-        )
 
 
 def _mark_peak(axes: Axes, step: Timeline, scale: Scale, x: _Axis) -> None:

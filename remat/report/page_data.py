@@ -282,8 +282,7 @@ def _cards(stop: Stop) -> list[tuple[str, str, str]]:
     step = without = "not known"
     bound = figures["recompute_bound"]
     if both.step_cost:
-        step = format_cost(both.step_cost + both.recompute_cost + both.exposed_time, both.unit)
-        without = format_cost(both.step_cost + both.without_recompute_cost, both.unit)
+        step, without = (format_cost(c, both.unit) for c in (both.cost, both.without_cost))
     return [
         (
             f"Peak{compiled}",

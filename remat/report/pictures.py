@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from remat.errors import PlanError, ProblemError
 from remat.files import write_atomic, writing
-from remat.units import scales_of
+from remat.units import format_bytes, scales_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,6 +91,20 @@ def figure_of(
     axes.spines[["top", "right"]].set_visible(False)
     figure.text(box[0], 0.945, shortened(title, 75), fontsize=11, fontweight="bold")
     return figure, axes
+
+
+def show_bytes(axes: Axes, most: float, scale: Scale) -> None:
+    """Set up the vertical axis of a plot of alive bytes, from 0 to ``most`` bytes."""
+    top = most / scale.size or 1
+    axes.set_ylim(0, top)
+    axes.set_yticks(byte_ticks(top))
+    axes.set_ylabel(f"bytes alive, {scale.unit}")
+
+
+def draw_budget(axes: Axes, nbytes: int, scale: Scale) -> None:
+    """Draw a line at a budget on the peak, with an entry in the legend."""
+    label = f"budget: {format_bytes(nbytes)} alive at once"
+    axes.axhline(nbytes / scale.size, color=RED, linewidth=1, linestyle="--", label=label)
 
 
 def write_picture(path: str | Path, draw: Callable[[], Figure]) -> None:

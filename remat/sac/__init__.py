@@ -13,12 +13,10 @@ from remat.sac.api.apply import apply as apply
 from remat.sac.api.apply import remove as remove
 from remat.sac.api.checkpointing import Checked as Checked
 from remat.sac.api.checkpointing import check as check
-from remat.sac.api.checkpointing import estimate as estimate
-from remat.sac.api.checkpointing import plan as plan
 from remat.sac.api.policy import planned as planned
 from remat.sac.api.policy import policy as policy
-from remat.sac.estimation.estimator import Estimate as Estimate
 from remat.sac.estimation.estimator import SACEstimator as SACEstimator
+from remat.sac.estimation.modules import estimate as estimate
 from remat.sac.estimation.stats import MSPS as MSPS
 from remat.sac.estimation.stats import SACGreedyOrderMeta as SACGreedyOrderMeta
 from remat.sac.estimation.stats import SACStats as SACStats
@@ -33,5 +31,6 @@ from remat.sac.solve.choices import (
     get_optimal_checkpointing_policy_per_module as get_optimal_checkpointing_policy_per_module,
 )
 from remat.sac.solve.choices import optimal_checkpointing_policy as optimal_checkpointing_policy
+from remat.sac.solve.milp import plan as plan
 from remat.sac.solve.plan import ModulePlan as ModulePlan
 from remat.sac.solve.plan import SACPlan as SACPlan

@@ -1,7 +1,6 @@
 """Cases of the conformance suite for solvers: named problems with known optima.
 
-A bug found in one solver becomes a case for all solvers. Published cases never change. Each case
-has the version of the suite that added it.
+A bug found in one solver becomes a case for all solvers. Published cases never change.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from remat.testing.families import FAMILIES, family, layers
 from remat.testing.oracle import optimum
 from remat.testing.steps import NAMED
 
-SUITE_VERSION = 3
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -25,13 +22,11 @@ class Case:
 
     Attributes:
         name: name in kebab-case, shown in test ids and tables.
-        since: version of the suite that added the case.
         problem: the problem to solve.
         certificate: the known optimum of a problem that is too large to enumerate; otherwise None.
     """
 
     name: str
-    since: int
     problem: Problem[Any]
     certificate: int | None = None
 
@@ -53,7 +48,6 @@ tried = functools.cache(optimum)
 
 _GIB = 2**30
 _PETA = 10**15
-_FIRST_FAMILIES = ("uncorrelated", "weakly-correlated", "strongly-correlated", "subset-sum")
 
 # name: (weights, values, capacity). At most 20 items, so that the optimum can be enumerated.
 _SMALL: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
@@ -93,9 +87,6 @@ _SMALL: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
         tuple(2**i for i in range(18)),
         2**18 - 12_345,
     ),
-}
-
-_SMALL_2: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
     # In floating point, ten times 1/11 is more than 10/11.
     "eleven-equal-room-for-ten": ((7,) * 11, (9,) * 11, 70),
     "thirds": ((1, 1, 1), (5, 4, 3), 2),
@@ -114,8 +105,18 @@ _SMALL_2: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
     "ascending-efficiency": (tuple(range(1, 15)), tuple(i * i for i in range(1, 15)), 50),
 }
 
-# (family, items, span, share of 101, seed): optimum, computed item by item over undominated weights.
-_LARGE_2: dict[tuple[str, int, int, int, int], int] = {
+# (family, items, span, share of 101, seed): optimum.
+_LARGE: dict[tuple[str, int, int, int, int], int] = {
+    # Computed by dynamic programming over capacity.
+    ("uncorrelated", 50, 1000, 30, 1): 17_533,
+    ("weakly-correlated", 50, 1000, 50, 2): 15_011,
+    ("strongly-correlated", 50, 1000, 50, 3): 16_614,
+    ("subset-sum", 50, 1000, 40, 4): 9_810,
+    ("uncorrelated", 300, 1000, 50, 5): 113_852,
+    ("weakly-correlated", 300, 1000, 20, 6): 35_313,
+    ("strongly-correlated", 200, 1000, 33, 7): 42_481,
+    ("subset-sum", 100, 10_000, 5, 8): 22_784,
+    # Computed item by item over undominated weights.
     ("inverse-strongly-correlated", 50, 1000, 40, 11): 10_808,
     ("almost-strongly-correlated", 60, 1000, 60, 12): 21_301,
     ("similar-weights", 60, 1000, 50, 13): 21_356,
@@ -125,25 +126,9 @@ _LARGE_2: dict[tuple[str, int, int, int, int], int] = {
     ("circle", 60, 1000, 50, 17): 30_557,
 }
 
-# (family, items, span, share of 101, seed): optimum, computed by dynamic programming over capacity.
-_LARGE: dict[tuple[str, int, int, int, int], int] = {
-    ("uncorrelated", 50, 1000, 30, 1): 17_533,
-    ("weakly-correlated", 50, 1000, 50, 2): 15_011,
-    ("strongly-correlated", 50, 1000, 50, 3): 16_614,
-    ("subset-sum", 50, 1000, 40, 4): 9_810,
-    ("uncorrelated", 300, 1000, 50, 5): 113_852,
-    ("weakly-correlated", 300, 1000, 20, 6): 35_313,
-    ("strongly-correlated", 200, 1000, 33, 7): 42_481,
-    ("subset-sum", 100, 10_000, 5, 8): 22_784,
-}
-
 
 def _small() -> list[Case]:
-    return [
-        Case(name=name, since=since, problem=KnapsackProblem(*problem))
-        for since, problems in ((1, _SMALL), (2, _SMALL_2))
-        for name, problem in problems.items()
-    ]
+    return [Case(name=name, problem=KnapsackProblem(*problem)) for name, problem in _SMALL.items()]
 
 
 def _drawn_small() -> list[Case]:
@@ -151,7 +136,6 @@ def _drawn_small() -> list[Case]:
     return [
         Case(
             name=f"{name}-12-at-{share}",
-            since=1 if name in _FIRST_FAMILIES else 2,
             problem=family(name, items=12, span=100, share=share, seed=share),
         )
         for name in FAMILIES
@@ -163,17 +147,15 @@ def _drawn_large() -> list[Case]:
     return [
         Case(
             name=f"{name}-{items}-to-{span}-at-{share}",
-            since=since,
             problem=family(name, items=items, span=span, share=share, seed=seed),
             certificate=optimum,
         )
-        for since, problems in ((1, _LARGE), (2, _LARGE_2))
-        for (name, items, span, share, seed), optimum in problems.items()
+        for (name, items, span, share, seed), optimum in _LARGE.items()
     ]
 
 
 def _steps() -> list[Case]:
-    return [Case(name=name, since=3, problem=problem) for name, problem in NAMED.items()]
+    return [Case(name=name, problem=problem) for name, problem in NAMED.items()]
 
 
 def _like_models() -> list[Case]:
@@ -188,21 +170,18 @@ def _like_models() -> list[Case]:
         # weights to the nearest of 10,000 steps takes too many.
         Case(
             name="3000-equal-weights",
-            since=1,
             problem=KnapsackProblem((27,) * 3_000, values, 60_003),
             certificate=sum(sorted(values, reverse=True)[: 60_003 // 27]),
         ),
         # The tensors with the better ratio fill the capacity exactly, so they reach the relaxation's bound.
         Case(
             name="240-tensors-exact-fill",
-            since=1,
             problem=KnapsackProblem(sizes, costs, sum(sizes[i] for i in worth_it)),
             certificate=sum(costs[i] for i in worth_it),
         ),
         # The certificate comes from dynamic programming over capacity, in units of 1 MiB.
         Case(
             name="32-identical-layers",
-            since=1,
             problem=layers(
                 blocks=32,
                 sizes=(16 * mib, 24 * mib, 56 * mib, 41 * mib, 16 * mib),
@@ -227,7 +206,6 @@ def _twenty_thousand() -> list[Case]:
     return [
         Case(
             name="20000-items",
-            since=2,
             problem=KnapsackProblem(drawn.weights, drawn.values, drawn.weight_of(best)),
             certificate=drawn.value_of(best),
         ),
@@ -235,7 +213,6 @@ def _twenty_thousand() -> list[Case]:
         # of the second.
         Case(
             name="20000-items-of-four-kinds",
-            since=2,
             problem=KnapsackProblem(
                 sizes * blocks, costs * blocks, blocks * sizes[2] + 1_234 * sizes[0]
             ),

@@ -45,39 +45,6 @@ def _valued(value: Callable[[int, int, Draw], int]) -> Family:
     return items
 
 
-def _uncorrelated(_: int, span: int, draw: Draw) -> int:
-    return draw(1, span)
-
-
-def _weakly_correlated(weight: int, span: int, draw: Draw) -> int:
-    return max(1, draw(weight - span // 10, weight + span // 10))
-
-
-def _strongly_correlated(weight: int, span: int, _: Draw) -> int:
-    return weight + span // 10
-
-
-def _almost_strongly_correlated(weight: int, span: int, draw: Draw) -> int:
-    middle = weight + span // 10
-    return draw(middle - span // 500, middle + span // 500)
-
-
-def _subset_sum(weight: int, _: int, __: Draw) -> int:
-    return weight
-
-
-def _multiple_strongly_correlated(weight: int, span: int, _: Draw) -> int:
-    return weight + (3 if weight % 6 == 0 else 2) * span // 10
-
-
-def _profit_ceiling(weight: int, _: int, __: Draw) -> int:
-    return 3 * -(-weight // 3)
-
-
-def _circle(weight: int, span: int, _: Draw) -> int:
-    return 2 * math.isqrt(4 * span**2 - (weight - 2 * span) ** 2) // 3
-
-
 def _inverse_strongly_correlated(count: int, span: int, draw: Draw) -> Items:
     values = [draw(1, span) for _ in range(count)]
     return [value + span // 10 for value in values], values
@@ -105,20 +72,32 @@ def _spanner(base: Family) -> Family:
     return items
 
 
+_uncorrelated = _valued(lambda weight, span, draw: draw(1, span))
+_weakly_correlated = _valued(
+    lambda weight, span, draw: max(1, draw(weight - span // 10, weight + span // 10))
+)
+_strongly_correlated = _valued(lambda weight, span, draw: weight + span // 10)
+
 FAMILIES: Mapping[str, Family] = {
-    "uncorrelated": _valued(_uncorrelated),
-    "weakly-correlated": _valued(_weakly_correlated),
-    "strongly-correlated": _valued(_strongly_correlated),
-    "subset-sum": _valued(_subset_sum),
+    "uncorrelated": _uncorrelated,
+    "weakly-correlated": _weakly_correlated,
+    "strongly-correlated": _strongly_correlated,
+    "subset-sum": _valued(lambda weight, span, draw: weight),
     "inverse-strongly-correlated": _inverse_strongly_correlated,
-    "almost-strongly-correlated": _valued(_almost_strongly_correlated),
+    "almost-strongly-correlated": _valued(
+        lambda weight, span, draw: weight + span // 10 + draw(-(span // 500), span // 500)
+    ),
     "similar-weights": _similar_weights,
-    "spanner-uncorrelated": _spanner(_valued(_uncorrelated)),
-    "spanner-weakly-correlated": _spanner(_valued(_weakly_correlated)),
-    "spanner-strongly-correlated": _spanner(_valued(_strongly_correlated)),
-    "multiple-strongly-correlated": _valued(_multiple_strongly_correlated),
-    "profit-ceiling": _valued(_profit_ceiling),
-    "circle": _valued(_circle),
+    "spanner-uncorrelated": _spanner(_uncorrelated),
+    "spanner-weakly-correlated": _spanner(_weakly_correlated),
+    "spanner-strongly-correlated": _spanner(_strongly_correlated),
+    "multiple-strongly-correlated": _valued(
+        lambda weight, span, draw: weight + (3 if weight % 6 == 0 else 2) * span // 10
+    ),
+    "profit-ceiling": _valued(lambda weight, span, draw: 3 * -(-weight // 3)),
+    "circle": _valued(
+        lambda weight, span, draw: 2 * math.isqrt(4 * span**2 - (weight - 2 * span) ** 2) // 3
+    ),
 }
 
 

@@ -13,7 +13,7 @@ from remat.checkpointing import plan as make_plan
 from remat.cli import main
 from remat.errors import BudgetError, SolverError
 from remat.sac import SACPlan
-from remat.sac.api.checkpointing import read_memory
+from remat.sac.solve.milp import read_memory
 from remat.units import Peak
 from tests.cli.models import BLOCK, folder_with
 

@@ -63,7 +63,8 @@ def selected(
         return asked.get(op, otherwise)  # type: ignore[no-any-return]
 
     def block(a: T) -> T:
-        return torch.sin(a @ w).exp()
+        # Backward does not read the sum, so the policy decides on everything that it reads.
+        return a + torch.sin(a @ w).exp()
 
     contexts = partial(create_selective_checkpoint_contexts, policy)
     return checkpoint(block, checkpoint(block, x, context_fn=contexts).cos(), context_fn=contexts)  # type: ignore[no-any-return]
@@ -206,6 +207,24 @@ def test_under_inductor_what_is_tagged_for_the_host_goes_there() -> None:
     )
     assert_same(step(made, args), expected, 1e-4)
     assert {"sin", "sin_1"} <= set(remat.plans()[-1].offloaded)
+
+
+@pytest.mark.parametrize("budget", [1, 0.5, remat.Peak(0.0)])
+def test_the_end_of_a_region_that_others_read_need_not_be_recomputed(budget: Any) -> None:
+    """Else its whole region would run again, and stay alive, before the backward of the later region."""
+
+    w = drawn(64, 64)
+
+    def block(a: T) -> T:
+        return torch.tanh(a @ w).sin() @ w
+
+    def f(x: T) -> T:
+        first, second = (checkpoint(block, y, use_reentrant=False) for y in (x.neg(), x.abs()))
+        return (first * second).sum()
+
+    plan = remat.plan(remat.capture(f, (drawn(64, 64),), lower="eager"), budget)
+    assert {"mm_1", "mm_3"} <= set(plan.saved)
+    assert {"mm", "mm_2"} <= set(plan.recomputed)
 
 
 def test_under_inductor() -> None:

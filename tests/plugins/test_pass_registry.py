@@ -14,13 +14,13 @@ import torch
 import remat
 from remat.errors import PluginError, ProblemError
 from remat.graph.ops import OpTaxonomy, declarations, default_taxonomy, is_known
-from remat.passes.builtin import builtin_analyses, builtin_passes
 from remat.passes.core.state import PassResult, State
 from remat.plugins import PluginWarning, Registry
+from remat.plugins.builtin import remat_analyses, remat_passes
 from tests.plugins.test_registry import entry_points, plugin
 
-OUR_PASSES = tuple(p.name for p in builtin_passes())
-OUR_ANALYSES = tuple(a.name for a in builtin_analyses())
+OUR_PASSES = tuple(p.name for p in remat_passes())
+OUR_ANALYSES = tuple(a.name for a in remat_analyses())
 
 
 @dataclass(frozen=True)

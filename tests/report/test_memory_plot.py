@@ -21,8 +21,8 @@ from remat.graph.liveness import (
     own_outputs,
     timeline,
 )
-from remat.report.memory_plot import LAYERS, draw_step, fillings, step_figure
-from remat.report.pictures import GREY, byte_ticks
+from remat.report.memory_plot import LAYERS, fillings, step_figure
+from remat.report.pictures import GREY, byte_ticks, write_picture
 from remat.report.step_view import Clock
 from remat.units import format_bytes
 from tests.graphs import joint_of
@@ -298,19 +298,21 @@ def test_plans_draw_themselves(tmp_path: Path, suffix: str, start: bytes) -> Non
 def test_other_suffixes_are_refused(tmp_path: Path) -> None:
     for name in ("plan.pdf", "plan"):
         with pytest.raises(ProblemError, match=r"its suffix is '(\.pdf)?'; expected .svg or .png"):
-            draw_step(made_up(1, 2), tmp_path / name, title="t")
+            write_picture(tmp_path / name, lambda: step_figure(made_up(1, 2), title="t"))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot be written: No such file or directory"):
-        draw_step(made_up(1, 2), tmp_path / "missing" / "plan.svg", title="t")
+        write_picture(
+            tmp_path / "missing" / "plan.svg", lambda: step_figure(made_up(1, 2), title="t")
+        )
 
 
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(PlanError, match=r"pip install 'remat\[plot\]'"):
-        draw_step(made_up(1, 2), tmp_path / "plan.svg", title="t")
+        write_picture(tmp_path / "plan.svg", lambda: step_figure(made_up(1, 2), title="t"))
 
 
 def test_a_plan_from_a_file_cannot_be_drawn(tmp_path: Path) -> None:

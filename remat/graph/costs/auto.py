@@ -51,7 +51,7 @@ class Auto(CostModel):
     def on(self, joint: JointGraph) -> CostModel:
         """Return `RooflineFused` for a graph lowered for Inductor, `Roofline` for other graphs."""
         kind = RooflineFused if joint.lower == "inductor" else Roofline
-        return kind(DEVICES[preset_of(device_type_of(joint))])
+        return kind(preset_for(joint))
 
     def cost(self, node: fx.Node) -> int:
         """Return the cost of a node under `Roofline` on an H100, in picoseconds.
@@ -65,9 +65,9 @@ class Auto(CostModel):
         return self.name
 
 
-def preset_of(device_type: str) -> str:
-    """Return the name of the preset device whose rates are used for a device type."""
-    return _PRESETS.get(device_type, "h100")
+def preset_for(joint: JointGraph) -> Device:
+    """Return the preset device whose rates are used for the device of a graph's tensors."""
+    return DEVICES[_PRESETS.get(device_type_of(joint), "h100")]
 
 
 def is_for_cpu(cost: CostModel) -> bool:
@@ -85,7 +85,7 @@ def is_for_cpu(cost: CostModel) -> bool:
 
 def is_cpu(device: Device) -> bool:
     """Return whether a device is a CPU, from a preset or measured on this machine."""
-    return device.name.startswith("cpu") or device.name == preset_of("cpu")
+    return device.name.startswith("cpu") or device.name == _PRESETS["cpu"]
 
 
 def device_type_of(joint: JointGraph) -> str:

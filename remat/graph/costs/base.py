@@ -16,14 +16,13 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from remat import torch_compat
 from remat.errors import ProblemError, RematError
 from remat.graph import ops
 from remat.graph.index import GraphIndex
 from remat.graph.joint import JointGraph
 from remat.graph.ownership import Storages
 from remat.graph.replays import is_element
-from remat.graph.storages import SYMBOLIC, hint
+from remat.graph.storages import SYMBOLIC, form_of, hint
 from remat.graph.writes import aliased_argument
 
 _REPORT: ContextVar[Callable[[str], None] | None] = ContextVar("remat_costs_report", default=None)
@@ -333,11 +332,7 @@ def _describe(x: Any, seen: dict[fx.Node, int], known: dict[int, Any]) -> Any:
             described = known[id(value)] = _describe(value, seen, known)
         return (which, described)
     if isinstance(x, torch.Tensor):
-        shape: Any = x.shape
-        stride: Any = x.stride() if x.layout is torch.strided else ()
-        if torch_compat.has_symbolic_sizes(x):
-            shape, stride = str(shape), str(stride)
-        return (shape, stride, x.dtype, x.device)
+        return form_of(x)
     if isinstance(x, (tuple, list)):
         return tuple([_describe(v, seen, known) for v in x])
     if isinstance(x, dict):

@@ -6,7 +6,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,8 @@ import torch
 from remat.errors import ProblemError
 from remat.files import write_atomic, writing
 
-_RATES = {
-    "half_tflops": "TFLOP/s",
-    "single_tflops": "TFLOP/s",
-    "memory_tbps": "TB/s",
-    "ranks_tbps": "TB/s",
-    "draws_tops": "10¹²/s",
-    "tanh_tops": "10¹²/s",
-    "pooled_tops": "10¹²/s",
-}
-#: Rates that may be left out.
-_OPTIONAL = ("ranks_tbps", "draws_tops", "tanh_tops", "pooled_tops")
+#: Unit of a rate, by the last part of its field's name.
+_UNITS = {"tflops": "TFLOP/s", "tbps": "TB/s", "tops": "10¹²/s"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +98,7 @@ class Device:
             raise ProblemError(f"{where} is no TOML: {error}") from error
         takes = [f.name for f in fields(cls)]
         unknown = [k for k in data if k not in takes]
-        missing = [k for k in takes if k not in data and k not in ("label", *_OPTIONAL)]
+        missing = [f.name for f in fields(cls) if f.name not in data and f.default is MISSING]
         for what, keys in (("unknown", unknown), ("missing", missing)):
             if keys:
                 raise ProblemError(
@@ -141,9 +132,10 @@ def _fault(values: Mapping[str, Any]) -> str | None:
     for key, text in (("name", values["name"]), ("label", values.get("label", ""))):
         if not isinstance(text, str) or (key == "name" and not text):
             return f"key '{key}' is {text!r}; expected text"
-    for key, unit in _RATES.items():
-        value = values.get(key, 0.0)
-        if key in _OPTIONAL and not value:
+    for field in fields(Device):
+        key, value = field.name, values.get(field.name, 0.0)
+        unit = _UNITS.get(key.rpartition("_")[2])
+        if unit is None or (field.default is not MISSING and not value):
             continue
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         try:
@@ -169,6 +161,7 @@ DEVICES: Mapping[str, Device] = {
         Device(name="a100", label="A100 SXM 80GB", half_tflops=312, single_tflops=156, memory_tbps=2.039, ranks_tbps=0.3),
         Device(name="h100", label="H100 SXM", half_tflops=989, single_tflops=495, memory_tbps=3.35, ranks_tbps=0.45),
         Device(name="h200", label="H200 SXM", half_tflops=989, single_tflops=495, memory_tbps=4.8, ranks_tbps=0.45),
+        Device(name="gh200", label="GH200 (H100 96GB)", half_tflops=989, single_tflops=495, memory_tbps=4.0, ranks_tbps=0.45),
         Device(name="b200", label="B200 (HGX)", half_tflops=2250, single_tflops=1125, memory_tbps=8.0, ranks_tbps=0.9),
         Device(name="epyc", label="two threads of an AMD EPYC, measured", half_tflops=0.39, single_tflops=0.183, memory_tbps=0.0273, draws_tops=0.00014, tanh_tops=0.001, pooled_tops=0.0008),
         Device(name="mi300x", label="MI300X", half_tflops=1307, single_tflops=654, memory_tbps=5.3, ranks_tbps=0.448),

@@ -12,9 +12,8 @@ import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.graph.costs.auto import device_type_of, preset_of
+from remat.graph.costs.auto import preset_for
 from remat.graph.costs.base import CostModel, report
-from remat.graph.costs.devices import DEVICES
 from remat.graph.costs.fused import (
     Fuse,
     RooflineFused,
@@ -26,7 +25,7 @@ from remat.graph.costs.fused import (
 )
 from remat.graph.costs.roofline import Roofline, all_bytes
 from remat.graph.joint import JointGraph
-from remat.graph.storages import fake_mode_of, tensor_bytes, tensors_of
+from remat.graph.storages import fake_mode_of, form_of, tensor_bytes, tensors_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ class Inductor(Roofline):
         """
         if not self.by_tensors:
             return self
-        return Inductor(DEVICES[preset_of(device_type_of(joint))])
+        return Inductor(preset_for(joint))
 
     def __str__(self) -> str:
         return self.name if self.by_tensors else super(Inductor, self).__str__()
@@ -146,19 +145,12 @@ def kernels_of(graph: fx.Graph) -> Kernels | None:
     node whose result is not written belongs to each kernel that reads it.
     """
     # A graph's text has no shapes, but they decide how Inductor fuses.
-    now = hash((str(graph), *map(_layouts, graph.nodes)))
+    values = (tensors_of(node.meta.get("val")) for node in graph.nodes)
+    now = hash((str(graph), *(tuple(map(form_of, v)) for v in values)))
     known = _KNOWN.get(graph)
     if known is None or known[0] != now:
         known = _KNOWN[graph] = (now, _asked(graph))
     return known[1]
-
-
-def _layouts(node: fx.Node) -> tuple[str, ...]:
-    """Describe shape, strides, dtype and device of each result of a node."""
-    return tuple(
-        f"{v.shape} {v.stride() if v.layout is torch.strided else v.layout} {v.dtype} {v.device}"
-        for v in tensors_of(node.meta.get("val"))
-    )
 
 
 def _asked(graph: fx.Graph) -> Kernels | None:

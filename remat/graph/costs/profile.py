@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from remat.graph.costs.measure import (
     undisturbed,
     whole,
 )
-from remat.graph.costs.request import Request, request_of, with_inputs
+from remat.graph.costs.request import Request, real_call, request_of
 from remat.graph.costs.roofline import Roofline
 from remat.graph.costs.store import Place, Store, cache_path, store
 from remat.units import format_bytes
@@ -174,9 +173,7 @@ def _measure(request: Request) -> int | str:
         return f"it takes {needed}, and half of the free memory is {limit}"
     try:
         with undisturbed(request.device):
-            real = with_inputs(request)
-            run = functools.partial(real.target, *real.args, **real.kwargs)
-            times = durations_ps(run, request.device, seconds=_RUNS_S)
+            times = durations_ps(real_call(request), request.device, seconds=_RUNS_S)
     except Exception as error:  # any kernel may raise anything on inputs that are made up
         return f"it raised {summary(error)[:200]}"
     return max(1, round(statistics.median(times)))

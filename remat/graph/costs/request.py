@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -107,15 +107,15 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
         kwargs=kwargs,
         override=override,
         devices=tuple(dict.fromkeys(devices)),
-        # `with_inputs` allocates the whole extent of an input, including gaps between its elements.
+        # `real_call` allocates the whole extent of an input, including gaps between its elements.
         nbytes=sum(extent_of(v) * v.dtype.itemsize for v in read) + tensor_bytes(result),
         refusal=refusal,
         key=f"{ops.text_of(node.target)}({', '.join(written)}) on {_main(devices).type}",
     )
 
 
-def with_inputs(request: Request) -> Request:
-    """Return the request with real tensors instead of fake ones.
+def real_call(request: Request) -> functools.partial[Any]:
+    """Return a requested call on real tensors instead of fake ones.
 
     Floats are random. Integers are 0, a valid index into any nonempty dimension. Booleans are
     False, a valid mask.
@@ -130,7 +130,7 @@ def with_inputs(request: Request) -> Request:
         return made[id(x)]
 
     args, kwargs = pytree.tree_map(make, (request.args, request.kwargs))
-    return dataclasses.replace(request, args=args, kwargs=kwargs)
+    return functools.partial(request.target, *args, **kwargs)
 
 
 def _real(like: torch.Tensor, device: torch.device, seed: int) -> torch.Tensor:

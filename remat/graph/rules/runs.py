@@ -21,7 +21,7 @@ def nothing_random_runs_twice(facts: Facts) -> Iterator[Fault]:
     drawn: set[str] = set()
     for which, nodes in zip(("forward", "backward"), facts.special[1:], strict=True):
         for node in nodes:
-            if ops.is_random(node) and node.target not in _REPLAYS:
+            if ops.is_random(node):  # False for replays
                 name = _drawn(node)
                 if name in drawn:
                     yield Fault(
@@ -99,11 +99,6 @@ def copies_are_alike(facts: Facts) -> Iterator[Fault]:
             if source is None:
                 continue
             there = "the joint graph" if again else "forward"
-            reads, wanted = list(inputs_of(node)), list(inputs_of(source))
-            if node.target is source.target and list(map(run_of, reads)) == list(
-                map(run_of, wanted)
-            ):
-                continue  # the common case, checked without `_call`
             target, reads = _call(node)
             wanted_target, wanted = _call(source)
             if target != wanted_target:
@@ -139,13 +134,6 @@ def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
     if target is torch_compat.rng_prims.graphsafe_run_with_rng_state:
         return node.args[0], reads[:-1]
     return target, reads
-
-
-#: Higher-order operators that run a random operator from a given generator state.
-_REPLAYS = (
-    torch_compat.rng_prims.run_with_rng_state,
-    torch_compat.rng_prims.graphsafe_run_with_rng_state,
-)
 
 
 def _drawn(node: fx.Node) -> str:

@@ -79,14 +79,10 @@ def read_descriptor(source: Source, node: ast.expr) -> Any:
     if len(node.args) != len(fields):
         expected = f"{len(fields)}: {', '.join(f.name for f in fields) or 'none'}"
         raise source.error(node, expected, f"{len(node.args)} values for {kind.__name__}")
-    values: list[Any] = []
-    for field, value in zip(fields, node.args, strict=True):
-        if field.type in (int, "int"):
-            values.append(source.integer(value))
-        elif field.type in (str, "str"):
-            values.append(source.string(value))
-        else:
-            values.append(read_descriptor(source, value))
+    integer, string = source.integer, source.string
+    readers: dict[Any, Any] = {int: integer, "int": integer, str: string, "str": string}
+    inner = functools.partial(read_descriptor, source)
+    values = [readers.get(f.type, inner)(v) for f, v in zip(fields, node.args, strict=True)]
     try:
         return kind(*values)
     except AssertionError as error:  # the classes check what they are given

@@ -29,6 +29,7 @@ from remat.graph.text.syntax import (
     Source,
     arguments,
     call_name,
+    is_dotted,
     quoted,
     written_call,
 )
@@ -42,17 +43,12 @@ CONSTANTS: dict[str, Any] = {
         *(v for v in vars(torch).values() if isinstance(v, (torch.layout, torch.memory_format))),
     )
 }
-_DEVICE = re.compile(r"[a-z][a-z0-9_]*(:\d{1,4})?", re.ASCII)
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
-#: A class name, optionally with its module before it.
-_CLASS = re.compile(rf"{IDENTIFIER.pattern}(\.{IDENTIFIER.pattern})*", re.ASCII)
 
 #: Types whose values are written by ``str``. No node can be named ``inf`` or ``nan``, so these texts are unique.
 _AS_THEY_ARE = (type(None), bool, int, float, range, torch.dtype, torch.layout, torch.memory_format)
 _LISTS = (list, fx.immutable_collections.immutable_list)
 _DICTS = (dict, fx.immutable_collections.immutable_dict)
-
-_TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 
 #: Functions that a node may call besides operators: arithmetic on sizes, and elements of tuples.
 _FUNCTIONS: dict[str, str] = {
@@ -119,7 +115,7 @@ def read_opaque(source: Source, node: ast.expr) -> Opaque:
     if args is None:
         raise source.error(node, 'opaque("module.Class", "text")')
     kind, text, *_ = *map(source.string, args), ""
-    if not _CLASS.fullmatch(kind):
+    if not is_dotted(kind):
         raise source.error(node, "the dotted name of a class", f"the class {kind[:60]!r}")
     # The class must have the original's name, because fingerprints contain class names of such
     # values.
@@ -168,18 +164,18 @@ class ArgumentWriter:
         if value is ...:
             return "..."
         if isinstance(value, (torch_compat.OpOverload, torch_compat.HigherOrderOperator)):
-            return write_call(write_target(value))
+            return write_target(value)
         if isinstance(value, (list, tuple, dict)):
             raise ProblemError(
                 f"a {kind.__name__} has no text form: expected a list, tuple or dict"
             )
         return write_opaque(value)
 
-    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return the text of a call.
 
         Args:
-            name: dotted name of the operator or function.
+            target: the operator or function.
             args: positional arguments of the call.
             kwargs: keyword arguments of the call.
         """
@@ -188,7 +184,7 @@ class ArgumentWriter:
             parts += [f"{k}={self.write(v)}" for k, v in kwargs.items()]
         else:  # reserved names must be strings, and one dict keeps the order of all names
             parts.append(f"**{self.write(kwargs)}")
-        return written_call(write_call(name), parts)
+        return written_call(write_target(target), parts)
 
 
 class ArgumentReader:
@@ -286,8 +282,9 @@ class ArgumentReader:
         """
         name = self._source.string(node)
         try:
-            if _DEVICE.fullmatch(name):
-                return torch.device(name)
+            found = torch.device(name)
+            if str(found) == name:  # PyTorch takes a large index modulo 256
+                return found
         except RuntimeError:
             pass
         raise self._source.error(node, "one such as 'cpu' or 'cuda:0'", f"the device {name[:60]!r}")
@@ -337,42 +334,28 @@ _CALLS: dict[str | None, tuple[range, tuple[type[Any], ...], Callable[..., Any]]
 }
 
 
+@functools.cache
 def write_target(target: Any) -> str:
     """Return the dotted name of an operator or function, such as ``aten.mm.default``.
 
+    If part of the name is a Python keyword, return ``op("NAME")``.
+
     Raises:
-        ProblemError: the target cannot be looked up by a name.
+        ProblemError: `read_target` does not find the target by its name.
     """
-    name = _name(target)
-    if name is None:
-        raise ProblemError(
-            f"{target!r} has no text form: expected an operator of torch.ops, or a function of "
-            "operator, math or torch.sym_*"
-        )
-    return name
-
-
-@functools.cache
-def _name(target: Any) -> str | None:
-    """Return the dotted name under which `read_target` finds an operator or function, or None."""
     if isinstance(target, torch_compat.OpOverload):
         name = str(target)
     elif isinstance(target, torch_compat.HigherOrderOperator):
         name = f"higher_order.{target.name()}"  # type: ignore[no-untyped-call]
     else:
-        return next((name for name, known in _functions().items() if known is target), None)
+        name = next((name for name, known in _functions().items() if known is target), "")
     try:
         read_target(name)
     except LookupError:
-        return None
-    return name
-
-
-def write_call(name: str) -> str:
-    """Return the text before the parenthesis of a call to an operator, given its dotted name.
-
-    This is the name itself, or ``op("NAME")`` if part of the name is a Python keyword.
-    """
+        raise ProblemError(
+            f"{target!r} has no text form: expected an operator of torch.ops, or a function of "
+            "operator, math or torch.sym_*"
+        ) from None
     return f'op("{name}")' if any(map(keyword.iskeyword, name.split("."))) else name
 
 
@@ -393,28 +376,29 @@ def read_target(name: str) -> Any:
     Raises:
         LookupError: no operator or function has this name. The message is the expected form only.
     """
-    if not _TARGET.fullmatch(name):
+    if "." not in name or not is_dotted(name):
         raise LookupError("a name such as aten.mm.default")
     if name in _functions():
         return _functions()[name]
     library, *rest = name.split(".")
-    if library == "higher_order":
-        if len(rest) != 1:
-            raise LookupError("a higher-order operator as higher_order.name")
-        found: Any = _registered(library, lambda: torch_compat.higher_order_ops.get(rest[0]))
-        if isinstance(found, torch_compat.HigherOrderOperator):
-            return found
+    if library in _FUNCTIONS:
+        raise LookupError(f"one of {library}.{{{', '.join(_FUNCTIONS[library].split())}}}")
+    higher_order = library == "higher_order"
+    if len(rest) != (1 if higher_order else 2):
+        form = "a higher-order operator as higher_order.name"
+        raise LookupError(form if higher_order else "an operator as namespace.name.overload")
+    found = _registered(library, rest)
+    for module in torch_compat.REGISTERED_BY.get(library, ()):
+        if found is None:  # the import may register the operator
+            importlib.import_module(module)
+            found = _registered(library, rest)
+    if found is not None:
+        return found
+    if higher_order:
         raise LookupError(
             f"a higher-order operator that is registered in this process; '{rest[0]}' is none: "
             "import what defines it first"
         )
-    if library in _FUNCTIONS:
-        raise LookupError(f"one of {library}.{{{', '.join(_FUNCTIONS[library].split())}}}")
-    if len(rest) != 2:
-        raise LookupError("an operator as namespace.name.overload")
-    found = _registered(library, lambda: _overload(library, *rest))
-    if isinstance(found, torch_compat.OpOverload):
-        return found
     there = overload_names(library, rest[0])
     if there:
         raise LookupError(f"one of {library}.{rest[0]}.{{{', '.join(there)}}}")
@@ -424,32 +408,12 @@ def read_target(name: str) -> Any:
     )
 
 
-def _overload(namespace: str, name: str, overload: str) -> Any:
-    """Return an operator overload if the dispatcher knows its schema; None otherwise.
-
-    Names that the dispatcher does not know never reach attribute access on ``torch.ops``.
-    """
+def _registered(namespace: str, names: list[str]) -> Any:
+    """Return a higher-order operator by its name, or an overload by two; None if there is none."""
+    if namespace == "higher_order":
+        return torch_compat.higher_order_ops.get(names[0])
+    name, overload = names
+    # Names that the dispatcher does not know never reach attribute access on `torch.ops`.
     if overload not in overload_names(namespace, name):
         return None
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
-
-
-def _registered(namespace: str, find: Callable[[], Any]) -> Any:
-    """Look up an operator, and import the modules that may register it.
-
-    The lookup is repeated after each import until it succeeds.
-
-    Args:
-        namespace: namespace of the operator.
-        find: the lookup; returns None if the operator is not registered yet.
-
-    Returns:
-        The operator; None if it is not registered.
-    """
-    found = find()
-    for module in torch_compat.REGISTERED_BY.get(namespace, ()):
-        if found is not None:
-            break
-        importlib.import_module(module)
-        found = find()
-    return found

@@ -18,7 +18,7 @@ from remat.graph.joint import JointGraph, Turn, make_module, role_of
 from remat.graph.text.annotations import PARTS, read_comment, read_descriptor, read_mark
 from remat.graph.text.literals import ArgumentReader, read_opaque
 from remat.graph.text.printing import FIELDS, ROLES, VERSION
-from remat.graph.text.sizes import Expressions, Fakes, read_symbols
+from remat.graph.text.sizes import Fakes, read_symbols
 from remat.graph.text.syntax import (
     IDENTIFIER,
     MAX_BYTES,
@@ -26,6 +26,7 @@ from remat.graph.text.syntax import (
     Source,
     arguments,
     call_name,
+    is_dotted,
 )
 from remat.graph.text.values import ValueReader, read_constant
 
@@ -79,8 +80,7 @@ def _parse(text: str, kind: str) -> tuple[str, dict[str, Any], fx.GraphModule]:
     first, second, *_ = *source.body, None, None
     name, device, fields = _read_header(source, first, kind)
     declared = read_symbols(source, second)
-    fakes = Fakes(declared or ())
-    values = ValueReader(source, fakes, Expressions(source, fakes.symbols), device, kind)
+    values = ValueReader(source, Fakes(declared or ()), device, kind)
     parser = _Parser(source, values, forward_outputs=fields.get("num_fwd_outputs"))
     try:
         # A graph may be read during a compilation, whose fake mode must not convert the new fake values.
@@ -370,9 +370,8 @@ def _check_name(source: Source, node: ast.expr, taken: Mapping[str, Any]) -> str
     """
     name = source.string(node)
     parts = name.split(".")
-    good = all(map(IDENTIFIER.fullmatch, parts))
     above = (taken.get(".".join(parts[:k])) for k in range(1, len(parts)))
-    good = good and all(x is None or isinstance(x, torch.nn.Module) for x in above)
+    good = is_dotted(name) and all(x is None or isinstance(x, torch.nn.Module) for x in above)
     good = good and not any(x == name or x.startswith(f"{name}.") for x in taken)
     # An attribute must not shadow a method of the graph module.
     if not good or hasattr(fx.GraphModule, parts[0]):

@@ -27,7 +27,7 @@ from remat.graph.text.annotations import (
     write_descriptor,
     write_marks,
 )
-from remat.graph.text.literals import ArgumentWriter, write_opaque, write_target
+from remat.graph.text.literals import ArgumentWriter, write_opaque
 from remat.graph.text.sizes import Symbol, symbols_of, write_symbol
 from remat.graph.text.syntax import check_size, quoted, written_call
 from remat.graph.text.values import ValueWriter, write_numbers
@@ -54,7 +54,7 @@ ROLES = {role: role.name.lower() for role in Role}
 SUFFIX = ".joint"
 
 
-def print_joint(joint: JointGraph, *, sources: bool = True, modules: bool = False) -> str:
+def print_joint(joint: JointGraph, *, modules: bool = False) -> str:
     """Return a joint graph as text, which `parse_joint` reads.
 
     The text holds all data that planning uses. It leaves out the numbers of constants with more
@@ -63,7 +63,6 @@ def print_joint(joint: JointGraph, *, sources: bool = True, modules: bool = Fals
 
     Args:
         joint: the joint graph.
-        sources: whether to end each line with the user's line that produced the node.
         modules: whether to state the module of each node. Policies by module need it.
 
     Raises:
@@ -73,21 +72,20 @@ def print_joint(joint: JointGraph, *, sources: bool = True, modules: bool = Fals
     # The header leaves out empty tuples.
     fields["runs"] = joint.runs if joint.runs > 1 else ()
     fields["turns"] = tuple(map(tuple, joint.turns))
-    return _print("joint", joint.name, joint.graph_module, fields, sources, modules)
+    return _print("joint", joint.name, joint.graph_module, fields, modules)
 
 
-def print_graph(module: fx.GraphModule, name: str = "graph", *, sources: bool = True) -> str:
+def print_graph(module: fx.GraphModule, name: str = "graph") -> str:
     """Return any graph of operators, such as a forward graph, as text, which `parse_graph` reads.
 
     Args:
         module: the graph.
         name: name of the graph in the text.
-        sources: whether to end each line with the user's line that produced the node.
 
     Raises:
         ProblemError: something in the graph has no text form. The message names the node.
     """
-    return _print("graph", name, module, {}, sources)
+    return _print("graph", name, module, {})
 
 
 def write_joint(path: str | os.PathLike[str], joint: JointGraph) -> None:
@@ -110,7 +108,6 @@ def _print(
     name: str,
     module: fx.GraphModule,
     fields: dict[str, Any],
-    sources: bool,
     modules: bool = False,
 ) -> str:
     """Return the text of a graph with its header.
@@ -120,7 +117,6 @@ def _print(
         name: name of the graph.
         module: the graph.
         fields: for a joint graph, the fields of `JointGraph` besides the graph itself.
-        sources: whether to end each line with the user's line that produced the node.
         modules: whether to state the module of each node.
     """
     values = [v for n in module.graph.nodes for v in leaves_of(n.meta.get("val"))]
@@ -128,7 +124,7 @@ def _print(
     device = devices.most_common(1)[0][0] if devices else "cpu"
     literals = ArgumentWriter()
     writer = ValueWriter(literals, torch.device(device), kind)
-    printer = _Printer(module, literals, writer, sources, modules)
+    printer = _Printer(module, literals, writer, modules)
     body = printer.lines(fields.get("num_fwd_outputs"))
     symbols = symbols_of(literals.symbols, _environment(values))
     head = _header(kind, name, device, fields, symbols)
@@ -151,13 +147,11 @@ class _Printer:
         module: fx.GraphModule,
         literals: ArgumentWriter,
         values: ValueWriter,
-        sources: bool,
         modules: bool = False,
     ) -> None:
         self._module = module
         self._literals = literals
         self._values = values
-        self._sources = sources
         self._modules = modules
         self._path = ""
         self._regions = number_regions(module.graph.nodes)
@@ -209,7 +203,7 @@ class _Printer:
         self._fetched.add(target)
         value = attribute_of(self._module, target)
         if isinstance(value, fx.GraphModule):
-            inner = _Printer(value, self._literals, self._values.nested(target), self._sources)
+            inner = _Printer(value, self._literals, self._values.nested(target))
             body = (f"    {line}" if line else "" for line in inner.lines(None))
             return ["", f"with subgraph({quoted(target)}):", *body, ""]
         if isinstance(value, torch.Tensor):
@@ -224,7 +218,7 @@ class _Printer:
     def _node(self, node: fx.Node, *, joint: bool) -> str:
         text = ", ".join([self._call(node, joint), *write_marks(node, self._regions)])
         kind = f": {self._values.write(node)}" if "val" in node.meta else ""
-        comment = write_comment(node) if self._sources else ""
+        comment = write_comment(node)
         return f"{node.name}{kind} = {text}{f'  # {comment}' if comment else ''}"
 
     def _call(self, node: fx.Node, joint: bool) -> str:
@@ -247,7 +241,7 @@ class _Printer:
             whole, key = node.args
             if isinstance(whole, fx.Node) and type(key) is int:
                 return f"{whole.name}[{key}]"
-        return self._literals.call(write_target(node.target), node.args, dict(node.kwargs))
+        return self._literals.call(node.target, node.args, dict(node.kwargs))
 
     def _outputs(self, num_fwd_outputs: int | None) -> list[str]:
         """Return the lines of the return statement.

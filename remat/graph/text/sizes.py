@@ -18,6 +18,7 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.core.function import Application
 from sympy.core.relational import Relational
 from sympy.printing.precedence import PRECEDENCE
 from sympy.printing.str import StrPrinter
@@ -53,20 +54,22 @@ _OPERATORS: dict[type[ast.operator], Callable[..., Any]] = {
     ast.Sub: operator.sub,
     ast.FloorDiv: functions.FloorDiv,
 }
-#: Names of PyTorch's own SymPy functions that are written as calls.
-_PLAIN = (
-    "ModularIndexing Where PythonMod Mod CleanDiv CeilToInt FloorToInt CeilDiv Max Min FloatPow "
-    "FloatTrueDiv IntTrueDiv TruncToFloat TruncToInt RoundToInt RoundDecimal ToFloat Identity "
-    "IsNonOverlappingAndDenseIndicator LShift PowByNatural RShift"
-)
 
 
 @functools.cache
 def _functions() -> dict[str, Any]:
-    """Return the SymPy functions that the text writes as calls, by name."""
-    opaque = [n for n in vars(functions) if n.startswith(("OpaqueUnaryFn_", "BitwiseFn_"))]
-    found = {n: getattr(functions, n) for n in (*_PLAIN.split(), *opaque)}
-    return {**found, "And": sympy.And, "Or": sympy.Or, "Not": sympy.Not}
+    """Return the SymPy functions that the text writes as calls, by name.
+
+    These are PyTorch's own functions, and three of SymPy's.
+    """
+    own = {
+        name: kind
+        for name, kind in vars(functions).items()
+        if isinstance(kind, type)
+        and issubclass(kind, Application)
+        and kind.__module__ == functions.__name__
+    }
+    return {**own, "And": sympy.And, "Or": sympy.Or, "Not": sympy.Not}
 
 
 def size_of(value: Any) -> Size:
@@ -241,10 +244,8 @@ class Expressions:
         raise self._refusal(node, "sums, products, comparisons and functions of symbols")
 
     def _call(self, node: ast.Call, name: str, args: list[ast.expr]) -> Any:
-        if name == "Rational" and len(args) == 2:
-            p, q = map(self._source.integer, args)
-            return self._apply(node, lambda: sympy.Rational(p, q))
-        function = _functions().get(name)
+        # Earlier versions wrote Rational(1, 2) for a quotient of integers.
+        function = sympy.Rational if name == "Rational" else _functions().get(name)
         if function is None:
             known = f"one of {', '.join(sorted(_functions()))}"
             raise self._source.error(node, known, f"the function {name[:60]!r}")
@@ -329,6 +330,20 @@ class Symbol:
         return self.name.startswith("z")
 
 
+@dataclass(slots=True)
+class TensorType:
+    """The type of a tensor as the text states it: dtype, sizes and memory layout."""
+
+    dtype: torch.dtype
+    sizes: list[Size]
+    device: torch.device
+    strides: tuple[Size, ...] = ()
+    offset: Size = 0
+    storage: Size | None = None
+    layout: torch.layout = torch.strided
+    grad: bool = False
+
+
 class Fakes:
     """Creates fake tensors and symbolic numbers in one fake mode.
 
@@ -409,56 +424,34 @@ class Fakes:
         """Return a context manager in which evaluating symbols uses hints and adds no guards."""
         return self._env.suppress_guards()
 
-    def memory(self, nbytes: Size) -> torch.UntypedStorage:
-        """Return a storage of ``nbytes`` bytes on the meta device."""
-        flat = torch.empty((self.size(nbytes),), dtype=torch.uint8, device="meta")
-        return flat.untyped_storage()
-
-    def tensor(
-        self,
-        dtype: torch.dtype,
-        sizes: Sequence[Size],
-        strides: Sequence[Size],
-        offset: Size,
-        memory: torch.UntypedStorage,
-        *,
-        device: torch.device,
-        grad: bool = False,
-    ) -> torch_compat.FakeTensor:
-        """Return a strided fake tensor that uses a given storage.
+    def tensor(self, kind: TensorType, nbytes: Size, base: torch.Tensor | None) -> torch.Tensor:
+        """Return a fake tensor.
 
         Args:
-            dtype: dtype of the tensor.
-            sizes: its sizes.
-            strides: its strides, in elements.
-            offset: its storage offset, in elements.
-            memory: storage that is large enough for the tensor.
-            device: device that the fake tensor claims.
-            grad: whether it requires a gradient.
+            kind: dtype, sizes and memory layout of the tensor.
+            nbytes: bytes of the storage, enough for the tensor.
+            base: tensor whose storage of ``nbytes`` bytes is used; None creates a storage.
         """
-        shape = [self.size(s) for s in sizes]
-        step = [self.size(s) for s in strides]
+        shape = [self.size(s) for s in kind.sizes]
+        if kind.layout is not torch.strided:
+            with self.mode:
+                return torch.empty(shape, dtype=kind.dtype, layout=kind.layout, device=kind.device)
+        if base is None:
+            base = torch.empty((self.size(nbytes),), dtype=torch.uint8, device="meta")
+        memory = base.untyped_storage()
+        step = [self.size(s) for s in kind.strides]
         # The caller has checked the size of the storage, so no guard about it may narrow a symbol.
         with torch.no_grad(), self.without_guards():
-            meta = torch.empty(0, dtype=dtype, device="meta")
-            if all(type(s) is int for s in (*shape, *step, offset)):
-                meta.set_(memory, offset, shape, step)
+            meta = torch.empty(0, dtype=kind.dtype, device="meta")
+            if all(type(s) is int for s in (*shape, *step, kind.offset)):
+                meta.set_(memory, kind.offset, shape, step)
             else:  # `as_strided` asks nothing about unbacked symbols, which only a run could answer
-                count = functions.FloorDiv(size_of(memory.nbytes()), dtype.itemsize)
+                count = functions.FloorDiv(nbytes, kind.dtype.itemsize)
                 meta.set_(memory, 0, [self.size(size_of(count))], [1])
-                meta = meta.as_strided(shape, step, self.size(offset))
-        if grad:
+                meta = meta.as_strided(shape, step, self.size(kind.offset))
+        if kind.grad:
             meta.requires_grad_()
-        return torch_compat.FakeTensor(self.mode, meta, device)
-
-    def sparse(
-        self, dtype: torch.dtype, sizes: Sequence[Size], layout: torch.layout, device: torch.device
-    ) -> torch.Tensor:
-        """Return a fake tensor of a layout without strides, such as a sparse one."""
-        with self.mode:
-            return torch.empty(
-                tuple(map(self.size, sizes)), dtype=dtype, layout=layout, device=device
-            )
+        return torch_compat.FakeTensor(self.mode, meta, kind.device)
 
 
 _NUMBERS: dict[str, tuple[Any, type[Any]]] = {
@@ -489,8 +482,7 @@ def symbols_of(used: Iterable[sympy.Symbol], env: ShapeEnv | None) -> list[Symbo
     """
     # By letters, then by number, so that s9 comes before s10.
     ordered = sorted(used, key=lambda s: (s.name.rstrip("0123456789"), len(s.name), s.name))
-    if env is None:
-        return [Symbol(name=s.name, positive=bool(s.is_positive)) for s in ordered]
+    env = env or ShapeEnv()
     ranges = {s: env.var_to_range.get(s) for s in ordered}
     return [
         Symbol(

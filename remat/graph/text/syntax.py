@@ -46,6 +46,7 @@ class Source:
         if not isinstance(text, str):
             raise ProblemError(f"graph text is a {type(text).__name__}; expected a str")
         check_size(text)
+        self._text = text
         self._lines = text.splitlines() or [""]
         self.body = self._parse(text)
 
@@ -80,10 +81,8 @@ class Source:
 
     def _quote(self, at: ast.AST) -> str:
         """Return the first line of a syntax node's text in quotes, shortened to 60 characters."""
-        first, last = getattr(at, "lineno", 1), getattr(at, "end_lineno", None)
-        line = self._lines[first - 1].encode(errors="replace")
-        end = getattr(at, "end_col_offset", None) if last == first else None
-        text = line[getattr(at, "col_offset", 0) : end].decode(errors="replace")
+        lines = (ast.get_source_segment(self._text, at) or "").splitlines()
+        text = lines[0] if lines else ""
         return f"'{text}'" if len(text) <= 60 else f"'{text[:57]}…'"
 
     def comment(self, statement: ast.stmt) -> str:
@@ -158,6 +157,11 @@ def arguments(node: ast.AST | None, name: str, least: int, most: int) -> list[as
     if not isinstance(node, ast.Call) or call_name(node) != name or node.keywords:
         return None
     return node.args if least <= len(node.args) <= most else None
+
+
+def is_dotted(name: str) -> bool:
+    """Return whether a text is an identifier, or several that are joined by dots."""
+    return all(map(IDENTIFIER.fullmatch, name.split(".")))
 
 
 def call_name(node: ast.AST | None) -> str | None:

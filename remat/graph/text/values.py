@@ -7,9 +7,9 @@ Properties that follow from sizes and schemas are left out.
 from __future__ import annotations
 
 import ast
+import copy
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
@@ -26,7 +26,14 @@ from remat.graph.text.literals import (
     read_opaque,
     write_opaque,
 )
-from remat.graph.text.sizes import Expressions, Fakes, Size, size_of, write_expression
+from remat.graph.text.sizes import (
+    Expressions,
+    Fakes,
+    Size,
+    TensorType,
+    size_of,
+    write_expression,
+)
 from remat.graph.text.syntax import Source, arguments, call_name, written_call
 from remat.graph.writes import aliased_places
 from remat.torch_compat import dtype_abbrs
@@ -126,8 +133,8 @@ class ValueWriter:
 
         Values of the subgraph may share storages with values of this graph.
         """
-        inner = ValueWriter(self._literals, self._device, f"{self._graph}.{name}")
-        inner._places = self._places
+        inner = copy.copy(self)
+        inner._graph = f"{self._graph}.{name}"
         return inner
 
     def write(self, node: fx.Node) -> str:
@@ -231,42 +238,20 @@ class ValueWriter:
         return write_expression(size, self._literals.symbols)
 
 
-@dataclass(slots=True)
-class _Type:
-    """The type of a tensor as the text states it: dtype, sizes and memory layout."""
-
-    dtype: torch.dtype
-    sizes: list[Size]
-    device: torch.device
-    strides: tuple[Size, ...] = ()
-    offset: Size = 0
-    storage: Size | None = None
-    layout: torch.layout = torch.strided
-    grad: bool = False
-
-
 class ValueReader:
     """Creates the values of one graph's nodes from types such as ``f32[8, 4]``, in graph order.
 
     Args:
         source: the text, for error messages.
         fakes: creates fake tensors and symbolic numbers.
-        expressions: reads sizes.
         device: default device, for types without a device.
         graph: name of the graph with the names of its outer graphs: ``"joint.true_graph_0"``.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        fakes: Fakes,
-        expressions: Expressions,
-        device: torch.device,
-        graph: str,
-    ) -> None:
+    def __init__(self, source: Source, fakes: Fakes, device: torch.device, graph: str) -> None:
         self._source = source
         self._fakes = fakes
-        self._expressions = expressions
+        self._expressions = Expressions(source, fakes.symbols)
         self._device = device
         self._graph = graph
         self._places: dict[str, torch.Tensor] = {}
@@ -277,9 +262,8 @@ class ValueReader:
 
         Values of the subgraph may share storages with values of this graph.
         """
-        graph = f"{self._graph}.{name}"
-        inner = ValueReader(self._source, self._fakes, self._expressions, self._device, graph)
-        inner._places = self._places
+        inner = copy.copy(self)
+        inner._graph = f"{self._graph}.{name}"
         return inner
 
     def read(self, node: fx.Node, written: ast.expr) -> Any:
@@ -360,7 +344,7 @@ class ValueReader:
             raise self._source.error(node.right, expected, "the memory of {}")
         return self._tensor(node.left, owner)
 
-    def _type(self, node: ast.expr) -> _Type:
+    def _type(self, node: ast.expr) -> TensorType:
         """Parse the type of a tensor, such as ``f32[8, 4](1, 8)``."""
         inner = node.func if isinstance(node, ast.Call) else node
         name = inner.value if isinstance(inner, ast.Subscript) else inner
@@ -371,14 +355,14 @@ class ValueReader:
         if isinstance(inner, ast.Subscript):
             listed = inner.slice.elts if isinstance(inner.slice, ast.Tuple) else [inner.slice]
             sizes = [self._size(x) for x in listed]
-        found = _Type(_DTYPES[name.id], sizes, self._device)
+        found = TensorType(_DTYPES[name.id], sizes, self._device)
         if isinstance(node, ast.Call):
             self._details(node, found)
         if not found.strides:
             found.strides = contiguous(sizes)
         return found
 
-    def _details(self, node: ast.Call, found: _Type) -> None:
+    def _details(self, node: ast.Call, found: TensorType) -> None:
         """Parse the properties in parentheses after the sizes, and store them in ``found``."""
         found.strides = tuple(self._size(x) for x in node.args)
         if found.strides and len(found.strides) != len(found.sizes):
@@ -421,13 +405,9 @@ class ValueReader:
     def _tensor(self, node: ast.expr, base: Any) -> torch.Tensor:
         """Return a tensor of a type on the storage of ``base``; None means a storage of its own."""
         t = self._type(node)
-        if t.layout is not torch.strided:
-            return self._made(
-                node, lambda: self._fakes.sparse(t.dtype, t.sizes, t.layout, t.device)
-            )
         needed = extent(t.sizes, t.strides, t.offset, t.dtype.itemsize)
         there = needed if t.storage is None else t.storage
-        if base is not None:
+        if base is not None and t.layout is torch.strided:
             if t.storage is not None:
                 expected = "it where the memory is made"
                 raise self._source.error(node, expected, "storage=… on shared memory")
@@ -436,27 +416,8 @@ class ValueReader:
         if least is not None and most is not None and least > most:
             got = f"a tensor that needs {least} bytes of memory"
             raise self._source.error(node, f"no more than its {most}", got)
-
-        def make() -> torch.Tensor:
-            memory = self._fakes.memory(there) if base is None else base.untyped_storage()
-            return self._fakes.tensor(
-                t.dtype, t.sizes, t.strides, t.offset, memory, device=t.device, grad=t.grad
-            )
-
-        return self._made(node, make)
-
-    def _made(self, node: ast.expr, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Return the tensor that a function creates.
-
-        Args:
-            node: syntax tree of the tensor's type, for the error message.
-            make: the function.
-
-        Raises:
-            ProblemError: PyTorch refuses the tensor; the message names the position in the text.
-        """
         try:
-            return make()
+            return self._fakes.tensor(t, there, base)
         except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
             expected = f"a tensor that PyTorch makes: {first_line(error)}"
             raise self._source.error(node, expected) from error

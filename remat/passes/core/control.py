@@ -1,10 +1,9 @@
-"""Passes that contain other passes: the base class, and `Fixpoint`."""
+"""The pass that contains other passes, `Fixpoint`."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,32 +29,51 @@ def run_plainly(passes: tuple[Pass, ...], state: State) -> PassResult:
     return PassResult(state=state, modified=modified, statistics=dict(statistics))
 
 
+def as_passes(what: str, given: object) -> tuple[Pass, ...]:
+    """Return passes as a tuple.
+
+    Args:
+        what: name of the object that consists of the passes, for the message.
+        given: the passes.
+
+    Raises:
+        ProblemError: ``given`` is not an iterable of passes.
+    """
+    passes = tuple(given) if isinstance(given, Iterable) else (given,)
+    for p in passes:
+        if not isinstance(p, Pass):
+            raise ProblemError(f"{what} is made of Pass instances, got {p!r}")
+    return passes
+
+
 @dataclass(frozen=True)
-class Composite(Pass):
-    """Base class of passes that contain passes.
+class Fixpoint(Pass):
+    """Run the inner passes in rounds until one round changes nothing, or ``limit`` rounds have run.
 
     The instruments of the pipeline also observe the inner passes.
 
     Attributes:
-        repeats: whether the first inner pass may run again after the last one.
         passes: the inner passes, in order.
+        limit: largest number of rounds.
     """
 
-    repeats: ClassVar[bool] = False
+    name: ClassVar[str] = "fixpoint"
+    summary: ClassVar[str] = "repeat passes until nothing changes: fixpoint(dce,cse)"
 
     passes: tuple[Pass, ...] = ()
+    limit: int = 10
 
     def __post_init__(self) -> None:
-        # A pass is frozen and hashable, so the field is set past the dataclass, and a list becomes
-        # a tuple.
-        object.__setattr__(self, "passes", tuple(self.passes))
-        for p in self.passes:
-            if not isinstance(p, Pass):
-                raise ProblemError(f"'{self.name}' is made of Pass instances, got {p!r}")
+        # A pass is frozen and hashable, so a list becomes a tuple.
+        object.__setattr__(self, "passes", as_passes(f"'{self.name}'", self.passes))
         if not self.passes:
             raise ProblemError(f"'{self.name}' is empty: name the passes inside its parentheses")
+        if isinstance(self.limit, bool) or not isinstance(self.limit, int) or self.limit < 1:
+            raise ProblemError(f"'{self.name}' limit is {self.limit!r}; expected 1 round or more")
 
-    @abstractmethod
+    def run(self, state: State) -> PassResult:
+        return self.run_with(state, run_plainly)
+
     def run_with(self, state: State, runner: Runner) -> PassResult:
         """Run the inner passes and return their combined result.
 
@@ -64,31 +82,6 @@ class Composite(Pass):
             runner: function that runs a tuple of passes on a state, with the instruments of the
                 pipeline.
         """
-
-    def run(self, state: State) -> PassResult:
-        return self.run_with(state, run_plainly)
-
-
-@dataclass(frozen=True)
-class Fixpoint(Composite):
-    """Run the inner passes in rounds until one round changes nothing, or ``limit`` rounds have run.
-
-    Attributes:
-        limit: largest number of rounds.
-    """
-
-    name: ClassVar[str] = "fixpoint"
-    summary: ClassVar[str] = "repeat passes until nothing changes: fixpoint(dce,cse)"
-    repeats: ClassVar[bool] = True
-
-    limit: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.limit, bool) or not isinstance(self.limit, int) or self.limit < 1:
-            raise ProblemError(f"'{self.name}' limit is {self.limit!r}; expected 1 round or more")
-
-    def run_with(self, state: State, runner: Runner) -> PassResult:
         modified, rounds, settled = False, 0, False
         inner: Counter[str] = Counter()
         while not settled and rounds < self.limit:

@@ -6,19 +6,19 @@ from collections.abc import Iterable, Iterator
 
 from remat.errors import ProblemError
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.control import Composite
+from remat.passes.core.control import Fixpoint
 
 
 def flat(passes: Iterable[Pass]) -> Iterator[Pass]:
-    """Yield all passes in an order in which they can run, with composites replaced by inner passes.
+    """Yield all passes in an order in which they can run, with `Fixpoint` replaced by inner passes.
 
-    The inner passes of a repeating composite come twice, because the last inner pass also runs
-    before the first inner pass of the next round.
+    The inner passes come twice if they may run twice, because the last inner pass also runs before
+    the first inner pass of the next round.
     """
     for p in passes:
-        if not isinstance(p, Composite):
+        if not isinstance(p, Fixpoint):
             yield p
-        elif p.repeats:
+        elif p.limit > 1:
             # Inner repetitions are not doubled again: nested ones would yield 2**depth times the
             # passes.
             yield from 2 * tuple(_each(p.passes))
@@ -27,9 +27,9 @@ def flat(passes: Iterable[Pass]) -> Iterator[Pass]:
 
 
 def _each(passes: Iterable[Pass]) -> Iterator[Pass]:
-    """Yield each pass once, with composites replaced by their inner passes."""
+    """Yield each pass once, with `Fixpoint` replaced by its inner passes."""
     for p in passes:
-        if isinstance(p, Composite):
+        if isinstance(p, Fixpoint):
             yield from _each(p.passes)
         else:
             yield p
@@ -59,7 +59,7 @@ def check_order(passes: tuple[Pass, ...]) -> None:
                 )
             reached = p
         before.append(p.name)
-    # Not `flat`: that yields the pass of a repeated composite twice, which is not a second pass.
+    # Not `flat`: that yields a repeated pass twice, which is not a second pass.
     if sum(p.stage is Stage.PARTITION for p in _each(passes)) > 1:
         raise ProblemError(
             "pass 'partition' stands twice, and a graph is split once: a second one could do nothing; "

@@ -6,13 +6,14 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from torch import fx
 
 from remat.errors import PassError, ProblemError, RematError
 from remat.graph.joint import JointGraph, check_structure
 from remat.passes.core.base import Pass
-from remat.passes.core.control import Composite
+from remat.passes.core.control import Fixpoint, as_passes
 from remat.passes.core.ordering import check_joint_pipeline, check_order, flat
 from remat.passes.core.pipeline_text import write_pipeline
 from remat.passes.core.state import PassResult, State
@@ -22,13 +23,19 @@ class Instrument:
     """Base class of instruments, whose methods a pipeline calls around every pass.
 
     By default, the methods do nothing, and every pass runs. A subclass overrides the methods that
-    it needs. For a composite pass, ``before`` is called before the inner passes run, and ``after``
+    it needs. For a `Fixpoint`, ``before`` is called before the inner passes run, and ``after``
     is called after they have run. The pipeline calls ``after`` and ``failed`` on the instruments in
     reverse order, so instruments nest like context managers.
 
-    The argument ``p`` is the pass. The argument ``path`` holds the names of the enclosing
-    composites, outermost first, followed by the name of the pass.
+    The argument ``p`` is the pass. The argument ``path`` holds the names of the enclosing passes,
+    outermost first, followed by the name of the pass.
+
+    Attributes:
+        only_inner: True: for a `Fixpoint`, the pipeline calls the methods for its inner passes
+            alone.
     """
+
+    only_inner: ClassVar[bool] = False
 
     def start(self, pipeline: Pipeline, state: State) -> None:
         """Called once before a pipeline runs on ``state``."""
@@ -67,12 +74,7 @@ class Pipeline:
     passes: tuple[Pass, ...]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.passes, Iterable):
-            raise ProblemError(f"a pipeline is made of Pass instances, got {self.passes!r}")
-        object.__setattr__(self, "passes", tuple(self.passes))
-        for p in self.passes:
-            if not isinstance(p, Pass):
-                raise ProblemError(f"a pipeline is made of Pass instances, got {p!r}")
+        object.__setattr__(self, "passes", as_passes("a pipeline", self.passes))
         check_order(self.passes)
 
     def __str__(self) -> str:
@@ -162,11 +164,13 @@ class _Runner:
         modified, statistics = False, Counter[str]()
         for p in passes:
             here = (*path, p.name)
-            if not all(i.should_run(p, state, here) for i in self.instruments):
+            is_inner = not isinstance(p, Fixpoint)
+            observers = [i for i in self.instruments if is_inner or not i.only_inner]
+            if not all(i.should_run(p, state, here) for i in observers):
                 continue
             watching: list[Instrument] = []
             try:
-                for instrument in self.instruments:
+                for instrument in observers:
                     instrument.before(p, state, here)
                     watching.append(instrument)
                 result = self._one(p, state, here)
@@ -192,7 +196,7 @@ class _Runner:
         """
         name = " > ".join(path)
         try:
-            if isinstance(p, Composite):
+            if isinstance(p, Fixpoint):
                 result = p.run_with(state, lambda inner, s: self.sequence(inner, s, path))
             else:
                 result = p.run(state)
@@ -200,8 +204,8 @@ class _Runner:
             raise
         except RematError as error:
             # Not wrapped in a PassError, because callers tell the cause by the class of the error.
-            # A composite adds no note, because the inner pass has added one with the whole path.
-            if not isinstance(p, Composite):
+            # A `Fixpoint` adds no note, because the inner pass has added one with the whole path.
+            if not isinstance(p, Fixpoint):
                 error.add_note(
                     f"while running pass '{name}' after: {', '.join(self.done) or 'none'}"
                 )

@@ -26,7 +26,7 @@ from remat.errors import ProblemError, RematError, did_you_mean
 
 T = TypeVar("T")
 
-#: Name of the dataclass field that holds the inner passes of a composite.
+#: Name of the dataclass field that holds the inner passes of a pass.
 NESTED = "passes"
 #: Deepest nesting of parentheses that the reader accepts, so that no text overflows the stack.
 DEEPEST = 50

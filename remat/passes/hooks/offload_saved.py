@@ -16,7 +16,7 @@ from remat.graph.lowering import Offload
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State, partitioned_graphs
 from remat.passes.hooks.inlining import Inlining
-from remat.passes.hooks.saved_tensor_hooks import Handed, HookTraces, refusal_once_traced
+from remat.passes.hooks.saved_tensor_hooks import Handed, HookTraces
 from remat.passes.hooks.tracing import Traced
 from remat.passes.packing.pairs import SavedTensorHooks
 
@@ -89,11 +89,9 @@ def traced_offloads(
         if saved is None:
             refused[value.name] = "forward does not hand it over"
             continue
-        why = handed.refusal(saved, OFFLOADING)
-        traced = None if why else state.get(HookTraces(OFFLOADING)).of(saved.meta["val"])
-        why = why or refusal_once_traced(saved, traced, OFFLOADING)
-        if traced is None or why:
-            refused[value.name] = why
+        traced = handed.traced(saved, state.get(HookTraces(OFFLOADING)))
+        if isinstance(traced, str):
+            refused[value.name] = traced
         else:
             done.append((saved, traced))
     return done, refused

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -94,11 +94,11 @@ class PackSaved(Pass):
         before = sum(saved_storages(forward, own).values())
         left: Counter[str] = Counter()
         chosen: list[tuple[fx.Node, Traced]] = []
-        for saved, why in Handed(state.joint, forward, backward).sorted_out(hooks):
-            traced = None if why else traces.of(saved.meta["val"])
-            why = why or refusal_once_traced(saved, traced, hooks)
-            if traced is None or why:
-                left[why] += 1
+        handed = Handed(state.joint, forward, backward)
+        for saved in handed.tensors:
+            traced = handed.traced(saved, traces)
+            if isinstance(traced, str):
+                left[traced] += 1
             else:
                 chosen.append((saved, traced))
         _warn(hooks, state.joint.name, [t for _, t in chosen], left)
@@ -161,18 +161,23 @@ class Handed:
             for signs in (True, False)
         }
 
-    def sorted_out(self, hooks: SavedTensorHooks) -> Iterator[tuple[fx.Node, str]]:
-        """Yield pairs of a saved tensor and the reason why it stays unpacked.
+    def traced(self, node: fx.Node, traces: Traces) -> Traced | str:
+        """Return the traced hooks for the saved tensor ``node``, or the reason why it stays unpacked.
 
-        The reason is empty if the hooks apply.
+        Args:
+            node: the node of the tensor in forward.
+            traces: traces of the hooks.
         """
-        for node in self.tensors:
-            yield node, self.refusal(node, hooks)
-
-    def refusal(self, node: fx.Node, hooks: SavedTensorHooks) -> str:
-        """Return why the hooks leave the saved tensor ``node`` unpacked; empty if the hooks apply."""
+        hooks = traces.hooks
         rules = (*RULES, *LOSSY_RULES) if hooks.lossy else RULES
-        return next((why for why, leave in rules if leave(self, node, hooks)), "")
+        why = next((why for why, leave in rules if leave(self, node, hooks)), "")
+        if why:
+            return why
+        found = traces.of(node.meta["val"])
+        if found.unpack is None:
+            return "declined"
+        grows = found.packed_bytes >= tensor_bytes(node.meta["val"])
+        return "would not get smaller" if grows and (hooks.lossy or found.eager) else found
 
 
 def _memory(nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
@@ -243,26 +248,6 @@ LOSSY_RULES: tuple[_Rule, ...] = (
     ("random numbers", lambda h, n, _: _is_random(n)),
     ("backward chooses by it", lambda h, n, by: n.name in h.choosing[not by.keeps_signs]),
 )
-
-
-def refusal_once_traced(saved: fx.Node, traced: Traced | None, hooks: SavedTensorHooks) -> str:
-    """Return why a tensor stays unpacked after its hooks were traced; empty if there is no reason.
-
-    The reasons are that pack declined, or that the packed form is not smaller. The second reason
-    counts only for a lossy pair, or for hooks that run outside the graph.
-
-    Args:
-        saved: the saved tensor in forward.
-        traced: the traced hooks; None if the hooks were not traced, because an earlier rule forbids
-            packing. The result is then empty.
-        hooks: the hooks.
-    """
-    if traced is None:
-        return ""
-    if traced.unpack is None:
-        return "declined"
-    grows = traced.packed_bytes >= tensor_bytes(saved.meta["val"])
-    return "would not get smaller" if grows and (hooks.lossy or traced.eager) else ""
 
 
 def _warn(hooks: SavedTensorHooks, graph: str, chosen: list[Traced], left: Counter[str]) -> None:

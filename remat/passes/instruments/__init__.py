@@ -1,21 +1,12 @@
 """Instruments for pipelines: timing, statistics, dumps, checks, bisection and reproducers."""
 
-from remat.passes.instruments.bisection import BadPass, OptBisect, bisect
-from remat.passes.instruments.dumps import Dumps, PrintChanged, Printed
-from remat.passes.instruments.reproducer import Reproducer
-from remat.passes.instruments.statistics import Statistics
-from remat.passes.instruments.timing import Timing
-from remat.passes.instruments.verify_each import VerifyEach
-
-__all__ = [
-    "BadPass",
-    "Dumps",
-    "OptBisect",
-    "PrintChanged",
-    "Printed",
-    "Reproducer",
-    "Statistics",
-    "Timing",
-    "VerifyEach",
-    "bisect",
-]
+from remat.passes.instruments.bisection import BadPass as BadPass
+from remat.passes.instruments.bisection import OptBisect as OptBisect
+from remat.passes.instruments.bisection import bisect as bisect
+from remat.passes.instruments.dumps import Dumps as Dumps
+from remat.passes.instruments.dumps import PrintChanged as PrintChanged
+from remat.passes.instruments.dumps import Printed as Printed
+from remat.passes.instruments.reproducer import Reproducer as Reproducer
+from remat.passes.instruments.statistics import Statistics as Statistics
+from remat.passes.instruments.timing import Timing as Timing
+from remat.passes.instruments.verify_each import VerifyEach as VerifyEach

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from remat.errors import ProblemError
-from remat.passes.core.control import Composite
 from remat.passes.core.pipeline import Instrument
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 class OptBisect(Instrument):
     """Instrument that runs the first ``limit`` passes of a pipeline and skips the rest.
 
-    Every run of a pass counts, including runs inside composites. A composite itself does not count.
+    Every run of a pass counts, including runs inside of a `Fixpoint`, which itself does not count.
     A pass with ``optional=False`` always runs and does not count, because the pipeline would be
     wrong without it.
 
@@ -33,9 +32,11 @@ class OptBisect(Instrument):
 
     Attributes:
         lines: one line per counted pass, such as ``BISECT: running pass (7) cse``.
-        paths: for each counted pass, the names of the enclosing composites and of the pass.
+        paths: for each counted pass, the names of the enclosing passes and of the pass.
         count: number of passes that ran or would have run without the limit.
     """
+
+    only_inner: ClassVar[bool] = True
 
     def __init__(self, limit: int = -1, *, write: Callable[[str], None] | None = None) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int):
@@ -51,7 +52,7 @@ class OptBisect(Instrument):
         return len(self.paths)
 
     def should_run(self, p: Pass, state: State, path: tuple[str, ...]) -> bool:
-        if isinstance(p, Composite) or not p.optional:
+        if not p.optional:
             return True
         self.paths.append(path)
         runs = self.limit < 0 or self.count <= self.limit
@@ -71,7 +72,7 @@ class BadPass:
     Attributes:
         number: number of the bad run, counted from 1 as in `OptBisect`. With only the earlier runs,
             the result is good.
-        path: names of the composites that enclose the bad pass, and last the name of the pass.
+        path: names of the passes that enclose the bad pass, and last the name of the pass.
         count: number of counted runs in the whole pipeline.
         tried: number of times that the pipeline was run for the search.
     """

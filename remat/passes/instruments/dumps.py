@@ -6,12 +6,11 @@ import difflib
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from remat.errors import RematError
 from remat.files import write_atomic, writing
 from remat.graph.snapshot import Stamp
-from remat.passes.core.control import Composite
 from remat.passes.core.pipeline import Instrument
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class Printed(Instrument):
     """Instrument that prints the graphs, below a line that names the pass.
 
     Passes are numbered from 1 in the order in which they run, including passes that are not
-    printed. Composites are not printed; their inner passes are.
+    printed. Of a `Fixpoint`, the inner passes are printed.
 
     Args:
         write: function that prints a text; by default to standard error.
@@ -53,6 +52,8 @@ class Printed(Instrument):
     Raises:
         RematError: when a run starts, if the pipeline has no pass of a name in ``only``.
     """
+
+    only_inner: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -77,15 +78,13 @@ class Printed(Instrument):
                 )
 
     def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:
-        if isinstance(p, Composite):
-            return
         # Counted before the choice by `only`, so that a pass has the same number under any choice.
         self._number += 1
         if self._before and self._is_meant(p):
             self.show(path, "before", state_text(state))
 
     def after(self, p: Pass, result: PassResult, path: tuple[str, ...]) -> None:
-        if self._after and not isinstance(p, Composite) and self._is_meant(p):
+        if self._after and self._is_meant(p):
             self.show(path, "after", state_text(result.state))
 
     def _is_meant(self, p: Pass) -> bool:
@@ -95,7 +94,7 @@ class Printed(Instrument):
         """Print the graphs before or after a pass.
 
         Args:
-            path: names of the enclosing composites, and last the name of the pass.
+            path: names of the enclosing passes, and last the name of the pass.
             when: ``"before"`` or ``"after"``.
             text: the graphs as text.
         """
@@ -106,7 +105,7 @@ class Printed(Instrument):
 class Dumps(Printed):
     """Instrument that writes the graphs to numbered files, such as ``003-cse.after.txt``.
 
-    The name of a pass inside composites includes the composites: ``004-fixpoint.dce.after.txt``.
+    The name of an inner pass includes the enclosing passes: ``004-fixpoint.dce.after.txt``.
 
     Args:
         folder: folder of the files; created if missing.
@@ -155,6 +154,8 @@ class PrintChanged(Instrument):
         context: number of unchanged lines around each change.
     """
 
+    only_inner: ClassVar[bool] = True
+
     def __init__(self, *, write: Callable[[str], None] = to_stderr, context: int = 3) -> None:
         self._write, self._context = write, context
         # The text after one pass serves as the text before the next, so each graph is printed once.
@@ -165,15 +166,11 @@ class PrintChanged(Instrument):
         self._text = None
 
     def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:
-        if isinstance(p, Composite):
-            return
         if self._text is None:
             self._text = state_text(state)
         self._stamps = _stamps(state)
 
     def after(self, p: Pass, result: PassResult, path: tuple[str, ...]) -> None:
-        if isinstance(p, Composite):
-            return
         name = " > ".join(path)
         stamps = _stamps(result.state)
         was_split = len(stamps) != len(self._stamps)

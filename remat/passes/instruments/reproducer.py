@@ -21,7 +21,7 @@ import shutil
 import tempfile
 import textwrap
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -64,7 +64,7 @@ class Failure:
         graph: text of the joint graph.
         pipeline: text of the pipeline; empty if ``options`` describe how the graph was planned.
         options: arguments of `remat.plan` by name; empty if a pipeline was run without planning.
-        path: names of the enclosing composites and of the failed pass; empty if no pass failed.
+        path: names of the enclosing passes and of the failed pass; empty if no pass failed.
         error: the exception.
         instance: the problem that a solver failed on; None if no solver failed.
         note: further facts about the graph, for the README of the folder.
@@ -127,21 +127,33 @@ def write_reproducer(folder: Path, failure: Failure) -> Path:
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    # In the same folder, because a rename is atomic only within one file system.
-    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=folder))
     try:
-        for name, text in files_of(failure, target.name).items():
-            (draft / name).write_text(text, encoding="utf-8")
-        if failure.instance is not None:
-            with contextlib.suppress(RematError):  # an instance too large to be read again
-                save_instance(draft / "problem.json", failure.instance)
-        draft.rename(target)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        if target.is_dir():  # another process wrote the same failure first
-            return target
-        raise
+        with new_folder(target) as draft:
+            for name, text in files_of(failure, target.name).items():
+                (draft / name).write_text(text, encoding="utf-8")
+            if failure.instance is not None:
+                with contextlib.suppress(RematError):  # an instance too large to be read again
+                    save_instance(draft / "problem.json", failure.instance)
+    except OSError:
+        if not target.is_dir():  # else another process wrote the same failure first
+            raise
     return target
+
+
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Create a folder atomically: yield a draft, and rename it to ``target`` at the end of the block.
+
+    Raises:
+        OSError: the folder cannot be created, or exists already.
+    """
+    # In the same folder, because a rename is atomic only within one file system.
+    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.resolve().parent))
+    try:
+        yield draft
+        draft.rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def read_reproducer(folder: Path) -> Recorded:
@@ -227,7 +239,7 @@ class Reproducer(Instrument):
         # An interrupt is not a failure of a pass.
         if error is self._seen or not isinstance(error, Exception) or joint is None:
             return
-        # Every enclosing composite fails with the same error; only the innermost pass is recorded.
+        # Every enclosing pass fails with the same error; only the innermost pass is recorded.
         self._seen = error
         from remat.graph.text import print_joint
 

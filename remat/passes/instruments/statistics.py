@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from remat.passes.core.control import Composite
+from remat.passes.core.control import Fixpoint
 from remat.passes.core.pipeline import Instrument
 from remat.passes.instruments.timing import ruled
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 class Statistics(Instrument):
     """Instrument that sums the statistics that passes report, by the path of the pass.
 
-    Counts that a composite summed over its inner passes are not counted again.
+    Counts that a `Fixpoint` summed over its inner passes are not counted again.
 
     Attributes:
-        counts: for each path of a pass (enclosing composites first), the sums by name.
+        counts: for each path of a pass (enclosing passes first), the sums by name.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Statistics(Instrument):
         own, inside = Counter(result.statistics), self._inside.pop()
         if self._inside:
             self._inside[-1].update(own)
-        if isinstance(p, Composite):
+        if isinstance(p, Fixpoint):
             own -= inside  # drops counts that are not positive
         if own:
             self.counts.setdefault(path, Counter()).update(own)

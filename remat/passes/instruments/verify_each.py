@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import fx
 
 from remat.errors import PassError, ProblemError, summary
 from remat.graph.snapshot import Stamp, alike
-from remat.passes.core.control import Composite
 from remat.passes.core.pipeline import Instrument, first_fault
 from remat.passes.core.state import AnalysisCache
 from remat.passes.split.functionalize_rng import drawn_again
@@ -56,11 +55,13 @@ class VerifyEach(Instrument):
             machine.
     """
 
+    only_inner: ClassVar[bool] = True  # the inner passes are checked one by one
+
     def __init__(self, *, numbers: bool = False, seed: int = 0, max_bytes: int = MAX_BYTES) -> None:
         self._numbers, self._seed, self._max_bytes = numbers, seed, max_bytes
         self._trial: Trial | None = None
         self._reference: Mapping[str, Any] = {}
-        self._before: list[_Before] = []
+        self._before: _Before
         self._done: list[str] = []
         self._draws_twice: tuple[str, str] | tuple[()] = ()
 
@@ -70,7 +71,7 @@ class VerifyEach(Instrument):
         return "numbers" if self._numbers else "structure"
 
     def start(self, pipeline: Pipeline, state: State) -> None:
-        self._before, self._done, self._trial, self._draws_twice = [], [], None, ()
+        self._done, self._trial, self._draws_twice = [], None, ()
         if not self._numbers:
             return
         self._trial = Trial.of(state.joint, seed=self._seed, max_bytes=self._max_bytes)
@@ -85,13 +86,10 @@ class VerifyEach(Instrument):
             ) from error
 
     def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:
-        self._before.append(_Before.of(state))
+        self._before = _Before.of(state)
 
     def after(self, p: Pass, result: PassResult, path: tuple[str, ...]) -> None:
-        before = self._before.pop()
-        if isinstance(p, Composite):  # the inner passes were checked one by one
-            return
-        name, state = " > ".join(path), result.state
+        before, name, state = self._before, " > ".join(path), result.state
         graphs = {"joint graph": state.joint.graph_module, **state.modules}
         fault = first_fault(graphs) or before.untold(result) or before.stale(state)
         if fault is None and self._trial is not None and before.is_changed(state):
@@ -99,9 +97,6 @@ class VerifyEach(Instrument):
         if fault is not None:
             raise PassError(name, fault, self._done, self._checks)
         self._done.append(p.name)
-
-    def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
-        del self._before[len(path) - 1 :]
 
     def finish(self, result: PassResult | None) -> None:
         if result is not None and self._draws_twice:

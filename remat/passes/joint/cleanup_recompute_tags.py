@@ -1,6 +1,6 @@
-"""Pass that adds MUST_SAVE tags to checkpointed regions before partitioning.
+"""Pass that corrects the tags at the ends of checkpointed regions before partitioning.
 
-The rules are those of ``cleanup_recompute_tags`` in PyTorch's ``torch/_functorch/partitioners.py``.
+The rules for MUST_SAVE are those of ``cleanup_recompute_tags`` in PyTorch's ``torch/_functorch/partitioners.py``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from remat.passes.core.state import Classification, Costs, Memory, PassResult, P
 
 @dataclass(frozen=True)
 class CleanupRecomputeTags(Pass):
-    """Tag values as MUST_SAVE at the boundaries of checkpointed regions and for mutations in backward.
+    """Correct the tags of values at the boundaries of checkpointed regions, and of mutations in backward.
 
     MUST_SAVE is set on:
 
@@ -31,6 +31,10 @@ class CleanupRecomputeTags(Pass):
       hook, which waits for a gradient that needs the recomputed value;
     - a value that forward copies into an input which backward also writes to. Recomputing the value
       would apply the mutation twice.
+
+    The tag PREFER_RECOMPUTE, which plain checkpointing sets, is removed from a result of a region that operators
+    outside of all regions and backward read. The result may then be saved, as in eager PyTorch. To recompute it, the
+    region may have to run again long before its own backward, and its values stay alive until then.
     """
 
     name: ClassVar[str] = "cleanup-recompute-tags"
@@ -39,11 +43,12 @@ class CleanupRecomputeTags(Pass):
     summary: ClassVar[str] = "keep the boundaries between checkpointed regions"
 
     def run(self, state: State) -> PassResult:
-        found = _boundaries(state.joint.graph)
+        found: dict[fx.Node, CheckpointPolicy | None] = dict.fromkeys(_read_outside(state))
+        found |= dict.fromkeys(_boundaries(state.joint.graph), CheckpointPolicy.MUST_SAVE)
         # A tag changes what may be recomputed, but no node, role, storage or cost.
         with state.edit(preserves=(Positions, Classification, Distances, Memory, Costs)) as edit:
-            for node in found:
-                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            for node, tag in found.items():
+                node.meta["recompute"] = tag
                 node.meta.pop(TAGGED_BY, None)
             return edit.result(f"{len(found)} nodes retagged", retagged=len(found))
 
@@ -82,3 +87,26 @@ def _feeds_later_region(node: fx.Node) -> bool:
         must_recompute(user) and user.meta.get("ac_graph_id", region) > region
         for user in node.users
     )
+
+
+def _read_outside(state: State) -> set[fx.Node]:
+    """Return the nodes tagged PREFER_RECOMPUTE that backward reads, and forward outside of all checkpointed regions.
+
+    Reading a view counts as reading the node that owns the storage.
+    """
+    index, owner, in_forward = state.index, state.storages.owner, state.roles.required_forward
+    tagged = {
+        i
+        for i, node in enumerate(index.nodes)
+        if node.meta.get("recompute") is CheckpointPolicy.PREFER_RECOMPUTE
+    }
+    outside: set[int] = set()
+    backward: set[int] = set()
+    for u, node in enumerate(index.nodes) if tagged else ():
+        if node.op == "call_function":
+            read = tagged.intersection(owner[j] for j in index.inputs[u])
+            if not in_forward[u]:
+                backward |= read
+            elif "ac_graph_id" not in node.meta:
+                outside |= read
+    return {index.nodes[i] for i in outside & backward}

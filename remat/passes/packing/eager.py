@@ -81,9 +81,7 @@ def pack_eagerly(x: torch.Tensor, key: str) -> torch.Tensor:
     return ticket
 
 
-@pack_eagerly.register_fake
-def _(x: torch.Tensor, key: str) -> torch.Tensor:
-    return torch.empty((), dtype=torch.int64)
+pack_eagerly.register_fake(lambda x, key: torch.empty((), dtype=torch.int64))
 
 
 @torch.library.custom_op(
@@ -125,13 +123,8 @@ def unpack_eagerly(
     return laid_out.copy_(value)
 
 
-@unpack_eagerly.register_fake
-def _(
-    ticket: torch.Tensor,
-    key: str,
-    size: Sequence[int],
-    stride: Sequence[int],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
-    return torch.empty_strided(size, stride, dtype=dtype, device=device)
+unpack_eagerly.register_fake(
+    lambda ticket, key, size, stride, dtype, device: torch.empty_strided(
+        size, stride, dtype=dtype, device=device
+    )
+)

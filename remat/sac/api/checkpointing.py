@@ -1,4 +1,4 @@
-"""Selective checkpointing in three calls: `estimate` a model, `plan` for a budget, `check` a plan."""
+"""Measure a plan: run a real training step without checkpointing and under the plan."""
 
 from __future__ import annotations
 
@@ -11,152 +11,18 @@ import torch
 from torch import nn
 
 from remat import torch_compat
-from remat.errors import BudgetError, CaptureError
+from remat.errors import CaptureError
 from remat.graph.calling import read_call, why_no_instance
-from remat.graph.costs import CostModel
-from remat.plugins.registry import registry
 from remat.running.measure import measure_step, run_backward, run_forward
 from remat.sac.api.apply import apply, remove
-from remat.sac.estimation.modules import ModuleTree, collect_modules
 from remat.sac.run.fakes import left_as_found
 from remat.sac.run.lifetimes import given_tensors, loss_only
 from remat.sac.run.operators import tensors_in
-from remat.sac.solve.milp import GAP, plan_modules
 from remat.sac.solve.plan import SACPlan
-from remat.solvers.base import Solver
-from remat.units import Budget
 
 #: Timed steps of each kind, of which the fastest counts. Steps without and with the plan alternate, so
 #: that noise affects both.
 REPEATS = 5
-
-
-def estimate(
-    model: nn.Module,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    mode: str = "operator-level-cost-model",
-    cost: str | CostModel | None = None,
-    fake: bool | None = None,
-) -> ModuleTree:
-    """Estimate, for each module, the memory that checkpointing frees and the time that it costs.
-
-    Args:
-        model: the model in train mode.
-        args: positional arguments of a call.
-        kwargs: keyword arguments of a call.
-        mode: ``"operator-level-cost-model"`` takes runtimes from a cost model,
-            ``"operator-level-benchmark"`` measures them; see `SACEstimator`.
-        cost: cost model to use instead of the one that belongs to ``mode``: a name such as
-            ``"roofline:h100"`` or an instance.
-        fake: whether the step runs on fake tensors, which need neither memory nor a GPU. None: use
-            fake tensors unless all parameters, buffers and inputs are on the CPU.
-
-    Returns:
-        The model's modules with their operators and memory, as `plan` accepts them.
-
-    Raises:
-        ProblemError: ``mode`` or ``cost`` is unknown, or a module cannot be estimated.
-        CaptureError: ``args`` is not a tuple, ``kwargs`` is not a dict, or no output requires a
-            gradient.
-    """
-    model_of_costs = None if cost is None else registry().cost_model(cost)
-    return collect_modules(model, args, kwargs, mode=mode, cost=model_of_costs, fake=fake)
-
-
-def plan(
-    model: nn.Module | ModuleTree,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    memory: int | float | str,
-    solver: Solver | str | None = None,
-    mode: str = "operator-level-cost-model",
-    cost: str | CostModel | None = None,
-    fake: bool | None = None,
-    units: Sequence[str] | None = None,
-    fsdp_units: Sequence[str] = (),
-    world_size: int = 1,
-    time_limit: float | None = None,
-    gap: float = GAP,
-) -> SACPlan:
-    """Choose which modules to checkpoint, and which results each stores, to fit a step into memory.
-
-    Results are those of a module's operators. Among the choices that fit, the plan has the least
-    recompute time, up to the tolerance ``gap``.
-
-    Args:
-        model: the model in train mode. Or the result of `estimate`, to plan again for another
-            budget.
-        args: positional arguments of a call.
-        kwargs: keyword arguments of a call.
-        memory: budget for the step's peak, including parameters and gradients: ``"12GiB"``, an int
-            of bytes, or a number from 0 to 1. Such a number is a ratio of the peak without
-            checkpointing.
-        solver: knapsack solver, as a name or an instance, that finds the sets of results that a
-            module may store. None or ``"auto"``: the sets come from the module's exact Pareto
-            frontier of stored bytes and recompute time.
-        mode: ``"operator-level-cost-model"`` takes runtimes from a cost model,
-            ``"operator-level-benchmark"`` measures them; see `SACEstimator`.
-        cost: cost model to use instead of the one that belongs to ``mode``: a name such as
-            ``"roofline:h100"`` or an instance.
-        fake: whether the step runs on fake tensors, which need neither memory nor a GPU. None: use
-            fake tensors unless all parameters, buffers and inputs are on the CPU.
-        units: names or patterns of the modules that may be checkpointed; None: all modules.
-        fsdp_units: names or patterns of the modules that FSDP gathers as one unit. A module that
-            contains such a unit is not checkpointed.
-        world_size: number of ranks over which parameters and gradients are sharded.
-        time_limit: time limit of the integer program in seconds; None: branch-and-bound nodes are
-            limited instead.
-        gap: the integer program may stop if its plan is proven to be this close to the optimum, as
-            a fraction. 0: stop only at a proven optimum.
-
-    Returns:
-        The plan, for `apply`.
-
-    Raises:
-        BudgetError: ``memory`` cannot be parsed, or no plan fits; the message states the least
-            peak.
-        ProblemError: another argument is invalid, or a module cannot be estimated.
-        SolverError: the solver is unknown or cannot run on this machine.
-        CaptureError: ``args`` is not a tuple, ``kwargs`` is not a dict, or no output requires a
-            gradient.
-    """
-    registry().learn_operators()
-    budget = read_memory(memory)  # before the estimate, so that a typing error is found at once
-    asked = None if solver is None or solver == "auto" else registry().solver(solver)
-    tree = model
-    if not isinstance(tree, ModuleTree):
-        tree = estimate(tree, args, kwargs, mode=mode, cost=cost, fake=fake)
-    return plan_modules(
-        tree,
-        int(budget * tree.peak_bytes(world_size)) if isinstance(budget, float) else budget,
-        world_size=world_size,
-        units=units,
-        fsdp_units=fsdp_units,
-        solver=asked,
-        time_limit=time_limit,
-        gap=gap,
-    )
-
-
-def read_memory(memory: object) -> int | float:
-    """Parse a memory budget.
-
-    Returns:
-        Bytes as an int, or a ratio of the peak without checkpointing as a float. The number 1 is
-        read as the ratio 1.0, as in every budget.
-
-    Raises:
-        BudgetError: ``memory`` is neither bytes nor a number from 0 to 1.
-    """
-    budget = Budget.parse(memory)
-    if budget.peak_bytes is not None:
-        return budget.peak_bytes
-    if budget.share is None:
-        raise BudgetError(f"memory is {memory!r}; expected bytes, or a number from 0 to 1")
-    return float(budget.share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

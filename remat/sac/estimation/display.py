@@ -1,19 +1,16 @@
-"""Output of the estimator: tables, a plot of a module's trade-off, and data for JSON."""
+"""Output of the estimator: tables, and a plot of a module's trade-off."""
 
 from __future__ import annotations
 
-import math
 import sys
-from dataclasses import asdict, fields
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from remat.report.pictures import write_picture
+from remat.report.pictures import figure_of
+from remat.report.tables import show
 from remat.sac.estimation.stats import (
     PS_PER_MS,
     SACGreedyOrderMeta,
@@ -35,28 +32,16 @@ _GREEDY, _LINES, _EXACT = "#2f5d9e", "#d06a1b", "#3b8057"
 Point = tuple[float, float]
 
 
-def show(table: Table, *, ruled: bool = False) -> None:
+def print_table(table: Table, *, ruled: bool = False) -> None:
     """Print a table.
-
-    If the output is no terminal, the table has no lines between cells and rows are not wrapped.
 
     Args:
         table: the table.
-        ruled: whether a table on a terminal has a box around it.
+        ruled: whether a table on a terminal has a box around it. Elsewhere, no table has lines
+            between cells.
     """
-    terminal = sys.stdout.isatty()
-    table.box = box.ROUNDED if ruled and terminal else (box.SIMPLE_HEAD if terminal else None)
-    out = Console(
-        width=None if terminal else 1000,  # wide enough for every row
-        soft_wrap=not terminal,
-        markup=False,
-        emoji=False,
-        highlight=False,
-    )
-    with out.capture() as captured:
-        out.print(table)
-    # Rich pads each line with blanks.
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    table.box = (box.ROUNDED if ruled else box.SIMPLE_HEAD) if sys.stdout.isatty() else None
+    show(table)
 
 
 def totals(stats: SACStats) -> str:
@@ -125,28 +110,6 @@ def steps(order: SACGreedyOrderMeta, stats: SACStats) -> Table:
     return table
 
 
-def order_data(order: SACGreedyOrderMeta) -> dict[str, Any]:
-    """Convert a greedy order to a dict for JSON.
-
-    Sets stay sets, which the JSON encoder must convert. An infinite ``msps`` becomes None.
-    """
-    candidates = [
-        c._asdict() | {"msps": c.msps if math.isfinite(c.msps) else None} for c in order.msps_meta
-    ]
-    data = {f.name: getattr(order, f.name) for f in fields(order) if f.name != "msps_meta"}
-    return data | {"candidates": candidates}
-
-
-def tradeoff_data(fitted: SACTradeOffStats | None) -> dict[str, Any] | None:
-    """Convert a trade-off to a dict for JSON; None stays None.
-
-    The curve becomes a list of pairs, because keys in JSON are text.
-    """
-    if fitted is None:
-        return None
-    return {**asdict(fitted), "tradeoff_curve": list(fitted.tradeoff_curve.items())}
-
-
 def _table() -> Table:
     table = Table(show_edge=True, pad_edge=False, collapse_padding=True)
     table.add_column("Op Idx", justify="right", overflow="fold")
@@ -157,30 +120,15 @@ def _yes(value: bool) -> str:
     return "yes" if value else ""
 
 
-def draw_tradeoff(
-    stats: SACStats, fitted: SACTradeOffStats, path: str | Path, *, title: str
-) -> None:
-    """Write a plot of a module's trade-off to a file, atomically.
+def tradeoff_figure(stats: SACStats, fitted: SACTradeOffStats, *, title: str) -> Figure:
+    """Return a plot of a module's greedy curve, the lines above it, and the exact frontier.
 
     Args:
         stats: statistics of the module's operators.
         fitted: the module's greedy curve and the lines above it.
-        path: ends with ``.svg`` or ``.png``.
         title: title of the plot.
-
-    Raises:
-        ProblemError: the path has another suffix.
-        PlanError: Matplotlib is not installed, or the file cannot be written.
     """
-    write_picture(path, lambda: tradeoff_figure(stats, fitted, title=title))
-
-
-def tradeoff_figure(stats: SACStats, fitted: SACTradeOffStats, *, title: str) -> Figure:
-    """Return the plot of `draw_tradeoff` as a figure, without Matplotlib's global state."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.0, 5.0))
-    axes = figure.add_axes((0.1, 0.13, 0.86, 0.74))
+    figure, axes = figure_of((8.0, 5.0), (0.1, 0.13, 0.86, 0.74), title)
     # Stairs, because freeing one more byte means recomputing the whole next candidate.
     x, y = zip(*fitted.tradeoff_curve.items(), strict=True)
     axes.step(x, y, where="pre", color=_GREEDY, marker="o", markersize=3, label="greedy")
@@ -192,9 +140,7 @@ def tradeoff_figure(stats: SACStats, fitted: SACTradeOffStats, *, title: str) ->
         axes.plot([a, b], ends, color=_LINES, label=None if k else "upper envelope")
     axes.set_xlabel(f"memory discarded, share of {format_bytes(fitted.sac_memory)}")
     axes.set_ylabel(f"runtime recomputed, share of {fitted.sac_runtime:.4g} ms")
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="upper left")
-    figure.text(0.1, 0.93, title, fontsize=11, fontweight="bold")
     return figure
 
 

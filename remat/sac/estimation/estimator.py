@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote
@@ -15,16 +13,9 @@ import torch
 from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.costs import CostModel, Roofline
+from remat.report.pictures import write_picture
 from remat.sac.estimation.collecting import collect, model_of, runtimes
-from remat.sac.estimation.display import (
-    draw_tradeoff,
-    operators,
-    order_data,
-    show,
-    steps,
-    totals,
-    tradeoff_data,
-)
+from remat.sac.estimation.display import operators, print_table, steps, totals, tradeoff_figure
 from remat.sac.estimation.stats import (
     SACGreedyOrderMeta,
     SACStats,
@@ -34,191 +25,8 @@ from remat.sac.estimation.stats import (
 from remat.sac.estimation.tradeoff import greedy_order, upper_envelope
 from remat.sac.run.recording import StepRecorder, without_replays
 
-#: Version of the format that `Estimate.to_json` writes.
-JSON_VERSION = 1
 
-
-class Estimate:
-    """Statistics of modules, with the orders, curves, tables and JSON derived from them.
-
-    Attributes:
-        sac_mod_stats: dict from module name to the statistics of the module's first call. The
-            outermost module is named by its class, every other module by its path:
-            ``Model.layers.0``.
-        sac_mod_greedy_order_meta: dict from module name to the module's greedy order: operators by
-            freed bytes per recompute time, largest first.
-        sac_mod_tradeoff_stats: dict from module name to the curve of recompute time over freed
-            memory along this order, and to straight lines fitted above the curve.
-            `pwlf_sac_tradeoff_curve` fills it.
-        sac_mod_calls: dict from module name to the number of the module's calls.
-        sac_mod_unsteady: dict from the name of each module whose calls run different operators to a
-            text that says so. Such a module has no statistics, order or trade-off, and no plan.
-        mode: name of the mode in which runtimes are estimated.
-        cost: the cost model in use.
-    """
-
-    def __init__(self) -> None:
-        self.sac_mod_stats: dict[str, SACStats] = {}
-        self.sac_mod_greedy_order_meta: dict[str, SACGreedyOrderMeta] = {}
-        self.sac_mod_tradeoff_stats: dict[str, SACTradeOffStats] = {}
-        self.sac_mod_calls: dict[str, int] = {}
-        self.sac_mod_unsteady: dict[str, str] = {}
-        self.mode = "operator-level-cost-model"
-        self.cost: CostModel = model_of(self.mode)
-        self._earlier: dict[str, SACStats] = {}
-
-    def pwlf_sac_tradeoff_curve(
-        self, n_segments: int = 2, save_tradeoff_graphs: bool = False
-    ) -> None:
-        """Fit up to ``n_segments`` straight lines above the greedy curve of each module.
-
-        Args:
-            n_segments: most lines for each module.
-            save_tradeoff_graphs: whether to draw each module to ``tradeoff_graphs/NAME.png``. The
-                name is percent-encoded, so ``a/b`` is drawn to ``a%2Fb.png``.
-
-        Raises:
-            ProblemError: ``n_segments`` is below 1.
-            PlanError: plots are requested, and Matplotlib is not installed or a plot cannot be
-                written.
-        """
-        for name, stats in self.sac_mod_stats.items():
-            order = self.sac_mod_greedy_order_meta[name]
-            self.sac_mod_tradeoff_stats[name] = upper_envelope(stats, order, n_segments)
-        if save_tradeoff_graphs:
-            folder = Path("tradeoff_graphs")
-            folder.mkdir(exist_ok=True)
-            for name in self.sac_mod_stats:
-                # A module may be named "a/b", which must not become a folder.
-                self.plot(folder / f"{quote(name, safe='')}.png", name)
-
-    def plot(self, path: str | Path, module: str) -> None:
-        """Draw the greedy curve of a module, the lines above it, and the exact frontier.
-
-        Args:
-            path: ends with ``.svg`` or ``.png``.
-            module: name of the module.
-
-        Raises:
-            ProblemError: the module has no statistics, or the path has another suffix.
-            PlanError: Matplotlib is not installed, or the plot cannot be written.
-        """
-        stats = self._stats(module)
-        fitted = self.sac_mod_tradeoff_stats.get(module)
-        if fitted is None:
-            fitted = upper_envelope(stats, self.sac_mod_greedy_order_meta[module])
-        draw_tradeoff(stats, fitted, path, title=module)
-
-    def display_modulewise_sac_stats(self, depth: int = 2, print_tabular: bool = False) -> None:
-        """Print the operators and the greedy order of each module.
-
-        Args:
-            depth: depth of the deepest modules to print; the outermost module has depth 1.
-            print_tabular: whether tables on a terminal have a box around them.
-        """
-        for name, stats in self.sac_mod_stats.items():
-            if name.count(".") < depth:
-                print(f"Module: {name}")
-                self.display_sac_stats(stats, print_tabular)
-                print(f"AC Trade-off for Module: {name} MSPS = Memory/Runtime")
-                order = self.sac_mod_greedy_order_meta[name]
-                self.display_sac_tradeoff_stats(order, stats, print_tabular)
-
-    def display_sac_stats(self, sac_stats: SACStats, print_tabular: bool = False) -> None:
-        """Print the operators of a module.
-
-        Args:
-            sac_stats: statistics of the module.
-            print_tabular: whether the table has a box around it on a terminal.
-        """
-        print(totals(sac_stats))
-        show(operators(sac_stats), ruled=print_tabular)
-
-    def display_sac_tradeoff_stats(
-        self,
-        greedy_order_meta: SACGreedyOrderMeta,
-        sac_stats: SACStats,
-        print_tabular: bool = False,
-    ) -> None:
-        """Print the bytes freed and the time recomputed after each step of a module's greedy order.
-
-        Args:
-            greedy_order_meta: the greedy order of the module.
-            sac_stats: statistics of the module.
-            print_tabular: whether the table has a box around it on a terminal.
-        """
-        show(steps(greedy_order_meta, sac_stats), ruled=print_tabular)
-
-    def to_json(self) -> str:
-        """Return all results as JSON text; sets become sorted lists, infinite values become null."""
-        modules = {
-            name: {
-                "calls": self.sac_mod_calls[name],
-                "stats": asdict(stats),
-                "greedy_order": order_data(self.sac_mod_greedy_order_meta[name]),
-                "tradeoff": tradeoff_data(self.sac_mod_tradeoff_stats.get(name)),
-            }
-            for name, stats in self.sac_mod_stats.items()
-        }
-        data = {
-            "remat_sac_estimate": JSON_VERSION,
-            "mode": self.mode,
-            "cost": str(self.cost),
-            "modules": modules,
-            "unsteady": self.sac_mod_unsteady,
-        }
-        return json.dumps(data, indent=2, allow_nan=False, default=sorted) + "\n"
-
-    def _stats(self, module: str) -> SACStats:
-        """Return the statistics of a module.
-
-        Raises:
-            ProblemError: the module has no statistics.
-        """
-        if module in self.sac_mod_stats:
-            return self.sac_mod_stats[module]
-        why = self.sac_mod_unsteady.get(module)
-        known = ", ".join(list(self.sac_mod_stats)[:8]) or "none"
-        raise ProblemError(why or f"module '{module}' was not estimated; some that were: {known}")
-
-    def _take(self, name: str, stats: SACStats) -> None:
-        """Add the statistics of one call of the module ``name``.
-
-        The first call of the module in a run defines the module's statistics. If a later call of
-        the run has different operators, the module moves to `sac_mod_unsteady`.
-
-        Raises:
-            ProblemError: the module ran different operators in an earlier run of the estimator.
-        """
-        earlier = self._earlier.get(name)
-        if earlier is not None:
-            changed = difference(earlier, stats)
-            if changed is not None:
-                raise ProblemError(
-                    f"module '{name}' {changed} it was estimated with before; expected the same "
-                    "model: use a new SACEstimator for another one"
-                )
-        self.sac_mod_calls[name] = self.sac_mod_calls.get(name, 0) + 1
-        if name in self.sac_mod_unsteady:
-            return
-        # The first call of a new run replaces the statistics of the earlier run.
-        known = self.sac_mod_stats.get(name)
-        if known is None or earlier is not None:
-            self.sac_mod_stats[name] = stats
-            self.sac_mod_greedy_order_meta[name] = greedy_order(stats)
-            self._earlier.pop(name, None)
-            return
-        changed = difference(known, stats)
-        if changed is not None:
-            del self.sac_mod_stats[name], self.sac_mod_greedy_order_meta[name]
-            self.sac_mod_tradeoff_stats.pop(name, None)
-            self.sac_mod_unsteady[name] = (
-                f"module '{name}' is called more than once and {changed} its first call ran; "
-                "checkpoint what calls it, or what it calls"
-            )
-
-
-class SACEstimator(Estimate):
+class SACEstimator:
     """Estimates, for each module, the memory that checkpointing frees and the time that it costs.
 
     Use it under ``FakeTensorMode``. Then nothing is allocated, and operators run only if their
@@ -242,18 +50,38 @@ class SACEstimator(Estimate):
     * An operator's result counts as saved by autograd if any module in the outermost module saves
       it.
 
-    The results are the attributes and methods of `Estimate`.
-
     Args:
         gpu_type: device of the mode ``"operator-level-cost-model"``: PyTorch's name (``"NVIDIA
             H100"``) or remat's (``"h100"``); None: an H100.
 
     Raises:
         ProblemError: the device is unknown.
+
+    Attributes:
+        sac_mod_stats: dict from module name to the statistics of the module's first call. The
+            outermost module is named by its class, every other module by its path:
+            ``Model.layers.0``.
+        sac_mod_greedy_order_meta: dict from module name to the module's greedy order: operators by
+            freed bytes per recompute time, largest first.
+        sac_mod_tradeoff_stats: dict from module name to the curve of recompute time over freed
+            memory along this order, and to straight lines fitted above the curve.
+            `pwlf_sac_tradeoff_curve` fills it.
+        sac_mod_calls: dict from module name to the number of the module's calls.
+        sac_mod_unsteady: dict from the name of each module whose calls run different operators to a
+            text that says so. Such a module has no statistics, order or trade-off, and no plan.
+        mode: name of the mode in which runtimes are estimated.
+        cost: the cost model in use.
     """
 
     def __init__(self, gpu_type: str | None = None) -> None:
-        super().__init__()
+        self.sac_mod_stats: dict[str, SACStats] = {}
+        self.sac_mod_greedy_order_meta: dict[str, SACGreedyOrderMeta] = {}
+        self.sac_mod_tradeoff_stats: dict[str, SACTradeOffStats] = {}
+        self.sac_mod_calls: dict[str, int] = {}
+        self.sac_mod_unsteady: dict[str, str] = {}
+        self.mode = "operator-level-cost-model"
+        self.cost: CostModel = model_of(self.mode)
+        self._earlier: dict[str, SACStats] = {}
         self._device = None
         if gpu_type is not None:
             self._device = Roofline.parse(
@@ -296,6 +124,94 @@ class SACEstimator(Estimate):
 
     def __exit__(self, *error: object) -> None:
         self._contexts.close()
+
+    def pwlf_sac_tradeoff_curve(
+        self, n_segments: int = 2, save_tradeoff_graphs: bool = False
+    ) -> None:
+        """Fit up to ``n_segments`` straight lines above the greedy curve of each module.
+
+        Args:
+            n_segments: most lines for each module.
+            save_tradeoff_graphs: whether to draw each module to ``tradeoff_graphs/NAME.png``. The
+                name is percent-encoded, so ``a/b`` is drawn to ``a%2Fb.png``.
+
+        Raises:
+            ProblemError: ``n_segments`` is below 1.
+            PlanError: plots are requested, and Matplotlib is not installed or a plot cannot be
+                written.
+        """
+        for name, stats in self.sac_mod_stats.items():
+            order = self.sac_mod_greedy_order_meta[name]
+            self.sac_mod_tradeoff_stats[name] = upper_envelope(stats, order, n_segments)
+        if save_tradeoff_graphs:
+            folder = Path("tradeoff_graphs")
+            folder.mkdir(exist_ok=True)
+            for name in self.sac_mod_stats:
+                # A module may be named "a/b", which must not become a folder.
+                self.plot(folder / f"{quote(name, safe='')}.png", name)
+
+    def plot(self, path: str | Path, module: str) -> None:
+        """Draw the greedy curve of a module, the lines above it, and the exact frontier.
+
+        Args:
+            path: ends with ``.svg`` or ``.png``.
+            module: name of the module.
+
+        Raises:
+            ProblemError: the module has no statistics, or the path has another suffix.
+            PlanError: Matplotlib is not installed, or the plot cannot be written.
+        """
+        stats = self.sac_mod_stats.get(module)
+        if stats is None:
+            known = ", ".join(list(self.sac_mod_stats)[:8]) or "none"
+            raise ProblemError(
+                self.sac_mod_unsteady.get(module)
+                or f"module '{module}' was not estimated; some that were: {known}"
+            )
+        fitted = self.sac_mod_tradeoff_stats.get(module)
+        if fitted is None:
+            fitted = upper_envelope(stats, self.sac_mod_greedy_order_meta[module])
+        write_picture(path, lambda: tradeoff_figure(stats, fitted, title=module))
+
+    def display_modulewise_sac_stats(self, depth: int = 2, print_tabular: bool = False) -> None:
+        """Print the operators and the greedy order of each module.
+
+        Args:
+            depth: depth of the deepest modules to print; the outermost module has depth 1.
+            print_tabular: whether tables on a terminal have a box around them.
+        """
+        for name, stats in self.sac_mod_stats.items():
+            if name.count(".") < depth:
+                print(f"Module: {name}")
+                self.display_sac_stats(stats, print_tabular)
+                print(f"AC Trade-off for Module: {name} MSPS = Memory/Runtime")
+                order = self.sac_mod_greedy_order_meta[name]
+                self.display_sac_tradeoff_stats(order, stats, print_tabular)
+
+    def display_sac_stats(self, sac_stats: SACStats, print_tabular: bool = False) -> None:
+        """Print the operators of a module.
+
+        Args:
+            sac_stats: statistics of the module.
+            print_tabular: whether the table has a box around it on a terminal.
+        """
+        print(totals(sac_stats))
+        print_table(operators(sac_stats), ruled=print_tabular)
+
+    def display_sac_tradeoff_stats(
+        self,
+        greedy_order_meta: SACGreedyOrderMeta,
+        sac_stats: SACStats,
+        print_tabular: bool = False,
+    ) -> None:
+        """Print the bytes freed and the time recomputed after each step of a module's greedy order.
+
+        Args:
+            greedy_order_meta: the greedy order of the module.
+            sac_stats: statistics of the module.
+            print_tabular: whether the table has a box around it on a terminal.
+        """
+        print_table(steps(greedy_order_meta, sac_stats), ruled=print_tabular)
 
     def record(self, given: Iterable[torch.Tensor] = ()) -> StepRecorder:
         """Return a recorder of module calls that adds their statistics to this estimator.
@@ -344,3 +260,39 @@ class SACEstimator(Estimate):
             if not span.is_leaf:
                 ran = calls[span.first - first : span.last - first]
                 self._take(span.name, collect(ran, taken, span, recorder.saved))
+
+    def _take(self, name: str, stats: SACStats) -> None:
+        """Add the statistics of one call of the module ``name``.
+
+        The first call of the module in a run defines the module's statistics. If a later call of
+        the run has different operators, the module moves to `sac_mod_unsteady`.
+
+        Raises:
+            ProblemError: the module ran different operators in an earlier run of the estimator.
+        """
+        earlier = self._earlier.get(name)
+        if earlier is not None:
+            changed = difference(earlier, stats)
+            if changed is not None:
+                raise ProblemError(
+                    f"module '{name}' {changed} it was estimated with before; expected the same "
+                    "model: use a new SACEstimator for another one"
+                )
+        self.sac_mod_calls[name] = self.sac_mod_calls.get(name, 0) + 1
+        if name in self.sac_mod_unsteady:
+            return
+        # The first call of a new run replaces the statistics of the earlier run.
+        known = self.sac_mod_stats.get(name)
+        if known is None or earlier is not None:
+            self.sac_mod_stats[name] = stats
+            self.sac_mod_greedy_order_meta[name] = greedy_order(stats)
+            self._earlier.pop(name, None)
+            return
+        changed = difference(known, stats)
+        if changed is not None:
+            del self.sac_mod_stats[name], self.sac_mod_greedy_order_meta[name]
+            self.sac_mod_tradeoff_stats.pop(name, None)
+            self.sac_mod_unsteady[name] = (
+                f"module '{name}' is called more than once and {changed} its first call ran; "
+                "checkpoint what calls it, or what it calls"
+            )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
+import functools
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,16 +16,21 @@ from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.calling import read_call, why_no_instance
 from remat.graph.costs import CostModel
+from remat.graph.fakes_of_models import Faker
+from remat.plugins.registry import registry
 from remat.running.measure import run_backward, run_forward
 from remat.sac.estimation.calls import CallStats, as_checkpointed, call_stats
 from remat.sac.estimation.collecting import BENCHMARK
 from remat.sac.estimation.estimator import SACEstimator
-from remat.sac.estimation.reruns import policy_ms, time_reruns
 from remat.sac.estimation.stats import SACStats
-from remat.sac.run.fakes import fake_of, fake_parameters, left_as_found
+from remat.sac.policies.region import context_fn
+from remat.sac.run.fakes import fake_parameters, left_as_found
 from remat.sac.run.lifetimes import Ints, Lifetimes, given_tensors, loss_only
 from remat.sac.run.recording import ModuleSpan
 from remat.torch_compat import pytree
+
+#: Operators in the chain that measures what a policy adds to an operator, and runs of the chain.
+_CHAIN, _RUNS = 100, 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,8 +50,6 @@ class ModuleStats:
             before the module's backward. Operators after the module's last saved tensor take no
             time, because recomputation stops there.
         why_not: reason why the module cannot be checkpointed; empty if there is none.
-        overhead_ms: milliseconds that recomputation takes beyond the operators, because of Python
-            code and PyTorch's bookkeeping; 0 if not measured.
     """
 
     name: str
@@ -55,7 +59,6 @@ class ModuleStats:
     calls: tuple[CallStats, ...]
     stats: SACStats | None = field(repr=False)
     why_not: str = ""
-    overhead_ms: float = 0.0
 
     @property
     def fqn(self) -> str:
@@ -87,7 +90,6 @@ class ModuleTree:
 
     Attributes:
         modules: the modules, in the order of their first calls; parents come before their children.
-        post_order: positions in ``modules``, in the order in which the modules' first calls end.
         other: array of the bytes alive at each moment, without parameters and their gradients.
         gradients: array of the bytes of the parameters' gradients alive at each moment.
         parameter_bytes: bytes of all parameters.
@@ -103,7 +105,6 @@ class ModuleTree:
     """
 
     modules: tuple[ModuleStats, ...]
-    post_order: tuple[int, ...]
     other: Ints
     gradients: Ints
     parameter_bytes: int
@@ -152,36 +153,40 @@ class ModuleTree:
         return int(self.memory(world_size).max(initial=0))
 
 
-def collect_modules(
+def estimate(
     model: nn.Module,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     mode: str = "operator-level-cost-model",
-    cost: CostModel | None = None,
+    cost: str | CostModel | None = None,
     fake: bool | None = None,
 ) -> ModuleTree:
-    """Estimate memory and runtimes of a model's modules by running one step.
+    """Estimate, for each module, the memory that checkpointing frees and the time that it costs.
 
     Args:
         model: the model in train mode.
         args: positional arguments of a call.
         kwargs: keyword arguments of a call.
-        mode: name of the mode in which runtimes are estimated; see `SACEstimator`. On real CPU
-            tensors, ``"operator-level-benchmark"`` also times modules while they run again
-            (`remat.sac.estimation.reruns`), unless ``cost`` is given.
-        cost: cost model to use instead of the one that belongs to ``mode``.
+        mode: ``"operator-level-cost-model"`` takes runtimes from a cost model,
+            ``"operator-level-benchmark"`` measures them; see `SACEstimator`.
+        cost: cost model to use instead of the one that belongs to ``mode``: a name such as
+            ``"roofline:h100"`` or an instance.
         fake: whether the step runs on fake tensors, which need neither memory nor a GPU. Some
             models run different operators on fake tensors (see `SACEstimator`). A plan that is made
             from these operators may raise a PolicyError when the model runs under it. None: use
-            real tensors only if all parameters, buffers and inputs are on the CPU.
+            fake tensors unless all parameters, buffers and inputs are on the CPU.
+
+    Returns:
+        The model's modules with their operators and memory, as `remat.sac.plan` accepts them.
 
     Raises:
-        ProblemError: ``mode`` is unknown, ``model`` is not a module, or a module cannot be
-            estimated.
+        ProblemError: ``mode`` or ``cost`` is unknown, ``model`` is not a module, or a module cannot
+            be estimated.
         CaptureError: ``args`` is not a tuple, ``kwargs`` is not a dict, or no output requires a
             gradient.
     """
+    costs = None if cost is None else registry().cost_model(cost)
     if not isinstance(model, nn.Module):
         raise ProblemError(
             why_no_instance(model)
@@ -197,16 +202,16 @@ def collect_modules(
     estimator = SACEstimator()
     with contextlib.ExitStack() as stack:
         if fake:
-            faker = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
-            args, named = pytree.tree_map_only(
-                torch.Tensor, lambda t: fake_of(t, faker), (args, named)
-            )
+            fake_mode = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
+            # PyTorch chooses operators by device, so tensors on the meta device become fakes of the CPU.
+            faker = Faker(fake_mode, None)
+            args, named = pytree.tree_map(faker, (args, named))
             stack.enter_context(fake_parameters(model, faker))
-            stack.enter_context(faker)
-        lifetimes = record_step(model, args, named, estimator(mode, cost, fake=fake))
+            stack.enter_context(fake_mode)
+        lifetimes = record_step(model, args, named, estimator(mode, costs, fake=fake))
         timed = mode == BENCHMARK and cost is None and not fake and _on_the_cpu(given)
         tree = build_tree(model, estimator, lifetimes, state_bytes)
-        return with_reruns(tree, model, args, named) if timed else tree
+        return replace(tree, policy_ms=policy_ms()) if timed else tree
 
 
 def record_step(
@@ -235,6 +240,22 @@ def record_step(
 def _on_the_cpu(tensors: Iterable[torch.Tensor]) -> bool:
     """Return whether all tensors are on the CPU."""
     return all(t.device.type == "cpu" for t in tensors)
+
+
+@functools.cache
+def policy_ms() -> float:
+    """Return the milliseconds that a policy adds to an operator in forward, measured on this CPU."""
+    x = torch.ones(1)
+    took: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(_RUNS):
+        for asked, found in took.items():
+            with context_fn([])()[0] if asked else contextlib.nullcontext():
+                start = time.perf_counter()
+                for _ in range(_CHAIN):
+                    x.sin()
+                found.append(time.perf_counter() - start)
+    # Minima, because interruptions only add time. Noise may make the difference negative.
+    return max(0.0, 1e3 * (min(took[True]) - min(took[False])) / _CHAIN)
 
 
 def build_tree(
@@ -276,12 +297,9 @@ def build_tree(
                 why_not=_why_not(name, calls, estimator, lifetimes),
             )
         )
-    # At equal moments, the inner module ends first.
-    ended = sorted(order, key=lambda name: (order[name][0].end, -places[name]))
     roots = [s.stats for s in modules if s.parent < 0 and s.stats is not None]
     return ModuleTree(
         modules=tuple(modules),
-        post_order=tuple(places[name] for name in ended),
         other=lifetimes.total - lifetimes.alive(lifetimes.resident | lifetimes.gradients),
         gradients=lifetimes.alive(lifetimes.gradients),
         parameter_bytes=int(sum(lifetimes.nbytes[k] for k in lifetimes.resident)),
@@ -291,68 +309,6 @@ def build_tree(
         state_bytes=state_bytes,
         mode=estimator.mode,
         cost=str(estimator.cost),
-    )
-
-
-def with_reruns(
-    tree: ModuleTree, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> ModuleTree:
-    """Return a copy of a tree with runtimes that are measured while modules run again on the CPU.
-
-    Nested modules are checkpointed in separate steps, one set of steps per nesting level. Modules
-    with the same operators get the same times, namely their medians, so that they stay equal. If a
-    module fails when it runs again, all modules of its level keep their estimated runtimes.
-
-    Args:
-        tree: the modules with estimated runtimes.
-        model: the model.
-        args: positional arguments of a call.
-        kwargs: keyword arguments of a call.
-    """
-    # Level 0 runs even without modules, because its steps also time forward.
-    levels: dict[int, list[str]] = {0: []}
-    can = [m.can_run_again for m in tree.modules]
-    for k, module in enumerate(tree.modules):
-        if can[k]:
-            levels.setdefault(sum(can[a] for a in tree.ancestors(k)), []).append(module.fqn)
-    runs = [time_reruns(model, args, kwargs, names) for names in levels.values()]
-    found = {name: rerun for run in runs if run is not None for name, rerun in run.modules.items()}
-    alike: dict[Any, list[tuple[list[float], float]]] = {}
-    for module in tree.modules:
-        if module.fqn in found:
-            rerun, stats = found[module.fqn], module.operators
-            times = rerun.runtimes(stats.func_names, stats.runtimes)
-            alike.setdefault(_kind(stats), []).append((times, rerun.overhead_ms))
-    forward_ms = [run.forward_ms for run in runs if run is not None]
-    return replace(
-        tree,
-        modules=tuple(_as_alike(m, alike) if m.fqn in found else m for m in tree.modules),
-        step_ms=3 * statistics.median(forward_ms) if forward_ms else tree.step_ms,
-        policy_ms=policy_ms(),
-    )
-
-
-def _kind(stats: SACStats) -> tuple[Any, ...]:
-    """Return a key that is equal for modules with the same operators and memory."""
-    return tuple(stats.func_names), tuple(stats.memory)
-
-
-def _as_alike(
-    module: ModuleStats, alike: Mapping[Any, Sequence[tuple[list[float], float]]]
-) -> ModuleStats:
-    """Return a copy of a module with the median times of all modules of its kind.
-
-    Args:
-        module: the module.
-        alike: dict from a kind (see `_kind`) to the times of each module of this kind: its
-            operators' milliseconds and its overhead.
-    """
-    times, overheads = zip(*alike[_kind(module.operators)], strict=True)
-    typical = [statistics.median(each) for each in zip(*times, strict=True)]
-    return replace(
-        module,
-        stats=replace(module.operators, runtimes=typical),
-        overhead_ms=statistics.median(overheads),
     )
 
 

@@ -212,7 +212,7 @@ def _best_lines(
     found: list[tuple[float, float, float]] = []
     for j in range(first, len(corners)):
         x, y = corners[j]
-        while len(hull) > 1 and _turns_up(hull[-2], hull[-1], (x, y)):
+        while len(hull) > 1 and turns_up(hull[-2], hull[-1], (x, y)):
             hull.pop()
         hull.append((x, y))
         begin, end = starts[first], starts[j + 1]
@@ -231,7 +231,7 @@ def _best_lines(
     return found
 
 
-def _turns_up(a: Point, b: Point, c: Point) -> bool:
+def turns_up(a: Point, b: Point, c: Point) -> bool:
     """Return whether ``b`` lies on or below the line from ``a`` to ``c``."""
     return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0]) >= 0
 

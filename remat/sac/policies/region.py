@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import TracebackType
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -64,7 +64,7 @@ def context_fn(
             return _contexts(_Run(policy, module), True)
         run = _Run(policy, module, RandomOps(), None if allow_cache_entry_mutation else Writes())
         forward, recompute = _contexts(run, allow_cache_entry_mutation)
-        return _Forward(forward, run), _Recompute(recompute, run)
+        return _forward(forward, run), _Recompute(recompute, run)
 
     return contexts
 
@@ -148,26 +148,13 @@ class _Run:
         return f"region with policy '{name_of(self._policy)}'"
 
 
-class _Forward:
-    """PyTorch's context for forward, which at its end also calls `_Run.end` unless forward raised."""
-
-    def __init__(self, mode: Any, run: _Run) -> None:
-        self._mode = mode
-        self._run = run
-
-    def __enter__(self) -> Any:
-        return self._mode.__enter__()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._mode.__exit__(kind, error, trace)
-        # After an exception, missing operators of a plan are no error of their own.
-        if kind is None:
-            self._run.end(self._mode.storage)
+@contextlib.contextmanager
+def _forward(mode: Any, run: _Run) -> Iterator[None]:
+    """Enter PyTorch's context for forward, and at its end call `_Run.end` unless forward raised."""
+    with mode:
+        yield
+    # Not reached after an exception: then, missing operators of a plan are no error of their own.
+    run.end(mode.storage)
 
 
 class _Recompute:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
 from remat import torch_compat
 from remat.errors import ProblemError
+from remat.graph.fakes_of_models import Faker
 from remat.running.measure import as_before
 
 
@@ -40,47 +40,23 @@ def left_as_found(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
             leaf.grad = gradient
 
 
-def fake_of(tensor: torch.Tensor, faker: torch_compat.FakeTensorMode) -> torch.Tensor:
-    """Return a fake copy of a tensor. A strided meta tensor becomes a fake tensor on the CPU.
-
-    PyTorch chooses operators by device. On the meta device it would choose, for example, a
-    different attention operator than in a real step.
-    """
-    if not tensor.is_meta or tensor.layout is not torch.strided:
-        made: torch.Tensor = faker.from_tensor(tensor)
-        return made
-    with faker:
-        return torch.empty_strided(
-            tensor.size(),
-            tensor.stride(),
-            dtype=tensor.dtype,
-            device="cpu",
-            requires_grad=tensor.requires_grad and tensor.is_leaf,
-        )
-
-
 @contextlib.contextmanager
-def fake_parameters(model: nn.Module, faker: torch_compat.FakeTensorMode) -> Iterator[None]:
+def fake_parameters(model: nn.Module, faker: Faker) -> Iterator[None]:
     """Replace a model's parameters and buffers by fake tensors within the ``with`` block.
 
-    Tied parameters stay tied. The real tensors are put back afterwards.
+    The replacement is in place, since some models cannot be copied. Tied parameters stay tied. The
+    real tensors are put back afterwards.
     """
-    put: list[tuple[dict[str, Any], str, Any]] = []
-    known: dict[int, Any] = {}
-    for module in model.modules():
-        for slots in (torch_compat.parameters_of(module), torch_compat.buffers_of(module)):
-            for name, tensor in slots.items():
-                if tensor is None:
-                    continue
-                # One fake per tensor, not per slot, so that tied parameters share their fake.
-                if id(tensor) not in known:
-                    fake = fake_of(tensor, faker)
-                    if isinstance(tensor, nn.Parameter) and not isinstance(fake, nn.Parameter):
-                        fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
-                    known[id(tensor)] = fake
-                put.append((slots, name, tensor))
-                slots[name] = known[id(tensor)]
+    put = [
+        (slots, name, tensor)
+        for module in model.modules()
+        for slots in (torch_compat.parameters_of(module), torch_compat.buffers_of(module))
+        for name, tensor in slots.items()
+        if tensor is not None
+    ]
     try:
+        for slots, name, tensor in put:
+            slots[name] = faker(tensor)
         yield
     finally:
         for slots, name, tensor in put:

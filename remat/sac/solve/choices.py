@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from remat.errors import BudgetError, ProblemError
 from remat.sac.estimation.modules import ModuleTree
 from remat.sac.estimation.stats import PS_PER_MS, SACStats, group
-from remat.sac.estimation.tradeoff import as_knapsack
+from remat.sac.estimation.tradeoff import as_knapsack, turns_up
 from remat.solvers.auto import Auto
 from remat.solvers.base import Solver
 from remat.solvers.frontier import KnapsackFrontier, knapsack_frontier
@@ -88,7 +88,7 @@ class ModuleChoice:
 
 
 def choices(
-    stats: SACStats, most_kept: int, solver: Solver | None = None, overhead_ps: int = 0
+    stats: SACStats, most_kept: int, solver: Solver | None = None
 ) -> tuple[ModuleChoice, ...]:
     """Return sets of operators that a module may store, those with most bytes first.
 
@@ -98,13 +98,11 @@ def choices(
             bytes, because it would otherwise free no memory.
         solver: knapsack solver that finds the choices. None: the choices are points of the exact
             Pareto frontier.
-        overhead_ps: picoseconds that recomputation takes beyond the operators, the same for each
-            choice.
     """
     grouping = group(stats)
     always = tuple(i for item in grouping.stored for i in item.ops)
     fixed = sum(item.nbytes for item in grouping.stored)
-    views_ps = overhead_ps + sum(round(stats.runtimes[i] * PS_PER_MS) for i in grouping.recomputed)
+    views_ps = sum(round(stats.runtimes[i] * PS_PER_MS) for i in grouping.recomputed)
     free_ps = sum(item.runtime_ps for item in grouping.free)
     room = most_kept - fixed - 1  # a choice that stores `most_kept` bytes frees none
     if room < 0:
@@ -129,21 +127,17 @@ def choices(
     return tuple(reversed(found))
 
 
-def plain_choice(stats: SACStats, overhead_ps: int = 0) -> ModuleChoice | None:
+def plain_choice(stats: SACStats) -> ModuleChoice | None:
     """Return the choice to store nothing; None if some results of the module must be stored.
 
     This choice is plain checkpointing: the whole module runs again, without a policy.
-
-    Args:
-        stats: statistics of the module's operators.
-        overhead_ps: picoseconds that recomputation takes beyond the operators.
     """
     grouping = group(stats)
     if grouping.stored:
         return None
     runtimes_ps = sum(item.runtime_ps for item in grouping.free)
     runtimes_ps += sum(round(stats.runtimes[i] * PS_PER_MS) for i in grouping.recomputed)
-    return ModuleChoice(stored=(), kept_bytes=0, recompute_ps=overhead_ps + runtimes_ps)
+    return ModuleChoice(stored=(), kept_bytes=0, recompute_ps=runtimes_ps)
 
 
 def _points(frontier: KnapsackFrontier, most: int) -> list[int]:
@@ -156,9 +150,11 @@ def _points(frontier: KnapsackFrontier, most: int) -> list[int]:
     count = len(frontier)
     if count <= most:
         return list(range(count))
+    # Python's integers, since products of bytes and picoseconds exceed 64 bits.
+    points = list(zip(frontier.weights.tolist(), frontier.values.tolist(), strict=True))
     on_hull: list[int] = []
     for c in range(count):
-        while len(on_hull) > 1 and _below(frontier, on_hull[-2], on_hull[-1], c):
+        while len(on_hull) > 1 and turns_up(points[on_hull[-2]], points[on_hull[-1]], points[c]):
             on_hull.pop()
         on_hull.append(c)
     chosen = {on_hull[i] for i in _evenly(len(on_hull), most)}
@@ -170,14 +166,6 @@ def _evenly(count: int, most: int) -> set[int]:
     if most < 2 or count <= most:
         return set(range(min(count, most)))
     return {round(i * (count - 1) / (most - 1)) for i in range(most)}
-
-
-def _below(frontier: KnapsackFrontier, a: int, b: int, c: int) -> bool:
-    """Return whether point ``b`` of a frontier lies on or below the line from ``a`` to ``c``."""
-    # In Python's integers, since products of bytes and picoseconds exceed 64 bits.
-    weights, values = frontier.weights, frontier.values
-    left = (int(values[b]) - int(values[a])) * (int(weights[c]) - int(weights[b]))
-    return left <= (int(values[c]) - int(values[b])) * (int(weights[b]) - int(weights[a]))
 
 
 def candidates(

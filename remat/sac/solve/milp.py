@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from remat.errors import ProblemError
-from remat.sac.estimation.modules import ModuleTree
+from torch import nn
+
+from remat.errors import BudgetError, ProblemError
+from remat.graph.costs import CostModel
+from remat.plugins.registry import registry
+from remat.sac.estimation.modules import ModuleTree, estimate
 from remat.sac.estimation.stats import PS_PER_MS
 from remat.sac.solve.choices import ModuleChoice, candidates, choices, plain_choice
 from remat.sac.solve.peaks import simulate
@@ -15,56 +20,93 @@ from remat.sac.solve.plan import ModulePlan, SACPlan
 from remat.sac.solve.program import Outcome, least_time
 from remat.solvers.base import Solver
 from remat.solvers.run import check_time_limit
+from remat.units import Budget
 
 #: Relative gap at which the program stops, which is smaller than the error of estimated times.
 GAP = 0.005
 
 
-def plan_modules(
-    tree: ModuleTree,
-    memory_bytes: int,
+def plan(
+    model: nn.Module | ModuleTree,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
     *,
-    world_size: int = 1,
+    memory: int | float | str,
+    solver: Solver | str | None = None,
+    mode: str = "operator-level-cost-model",
+    cost: str | CostModel | None = None,
+    fake: bool | None = None,
     units: Sequence[str] | None = None,
     fsdp_units: Sequence[str] = (),
-    solver: Solver | None = None,
+    world_size: int = 1,
     time_limit: float | None = None,
     gap: float = GAP,
 ) -> SACPlan:
-    """Choose the modules to checkpoint, and the operators whose results each stores.
+    """Choose which modules to checkpoint, and which results each stores, to fit a step into memory.
 
-    Among the plans whose peak stays within the budget, the returned plan has the least recompute
-    time, up to ``gap``. It checkpoints no leaf, no module within a checkpointed module, and no
-    module that contains an FSDP unit. For each module that may be checkpointed, there are several
-    Pareto-optimal sets of operators to store. An integer program selects one of them, or leaves the
-    module as it is. The plan's peak comes from a simulation of the step moment by moment
-    (`remat.sac.solve.peaks`).
+    Results are those of a module's operators. Among the choices that fit, the plan has the least
+    recompute time, up to the tolerance ``gap``. It checkpoints no leaf, no module within a
+    checkpointed module, and no module that contains an FSDP unit. For each module that may be
+    checkpointed, there are several Pareto-optimal sets of operators to store. An integer program
+    selects one of them, or leaves the module as it is. The plan's peak comes from a simulation of
+    the step moment by moment (`remat.sac.solve.peaks`).
 
     Args:
-        tree: the modules.
-        memory_bytes: budget for the step's peak in bytes, including parameters and gradients.
-        world_size: number of ranks over which FSDP shards parameters and gradients. Parameters that
-            FSDP gathers temporarily are not counted.
+        model: the model in train mode. Or the result of `estimate`, to plan again for another
+            budget.
+        args: positional arguments of a call.
+        kwargs: keyword arguments of a call.
+        memory: budget for the step's peak, including parameters and gradients: ``"12GiB"``, an int
+            of bytes, or a number from 0 to 1. Such a number is a ratio of the peak without
+            checkpointing.
+        solver: knapsack solver, as a name or an instance, that finds the sets of results that a
+            module may store. None or ``"auto"``: the sets come from the module's exact Pareto
+            frontier of stored bytes and recompute time.
+        mode: ``"operator-level-cost-model"`` takes runtimes from a cost model,
+            ``"operator-level-benchmark"`` measures them; see `SACEstimator`.
+        cost: cost model to use instead of the one that belongs to ``mode``: a name such as
+            ``"roofline:h100"`` or an instance.
+        fake: whether the step runs on fake tensors, which need neither memory nor a GPU. None: use
+            fake tensors unless all parameters, buffers and inputs are on the CPU.
         units: names or patterns of the modules that may be checkpointed; None: all modules.
-        fsdp_units: names or patterns of the modules that FSDP gathers as one unit.
-        solver: knapsack solver that finds the sets of operators that each module may store. None:
-            they come from exact Pareto frontiers.
-        time_limit: time limit in seconds; None: branch-and-bound nodes are limited instead.
+        fsdp_units: names or patterns of the modules that FSDP gathers as one unit. A module that
+            contains such a unit is not checkpointed.
+        world_size: number of ranks over which parameters and gradients are sharded.
+        time_limit: time limit of the integer program in seconds; None: branch-and-bound nodes are
+            limited instead.
         gap: the integer program may stop if its plan is proven to be this close to the optimum, as
             a fraction. 0: stop only at a proven optimum.
 
+    Returns:
+        The plan, for `apply`.
+
     Raises:
-        ProblemError: an argument is invalid, or a name or pattern matches no module.
-        BudgetError: no plan fits; the message states the least peak and the missing bytes.
+        BudgetError: ``memory`` cannot be parsed, or no plan fits; the message states the least
+            peak.
+        ProblemError: another argument is invalid, or a module cannot be estimated.
+        SolverError: the solver is unknown or cannot run on this machine.
+        CaptureError: ``args`` is not a tuple, ``kwargs`` is not a dict, or no output requires a
+            gradient.
     """
-    _check(memory_bytes, world_size, time_limit, gap)
+    registry().learn_operators()
+    budget = read_memory(memory)  # before the estimate, so that a typing error is found at once
+    asked = None if solver is None or solver == "auto" else registry().solver(solver)
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+        raise ProblemError(f"world_size must be 1 or more ranks, got {world_size!r}")
+    if not 0 <= gap < 1:
+        raise ProblemError(f"gap must be at least 0 and below 1, got {gap!r}")
+    check_time_limit(time_limit)
+    tree = model
+    if not isinstance(tree, ModuleTree):
+        tree = estimate(tree, args, kwargs, mode=mode, cost=cost, fake=fake)
     started = time.monotonic()
-    plain = tree.memory(world_size)
+    plain, peak = tree.memory(world_size), tree.peak_bytes(world_size)
+    memory_bytes = int(budget * peak) if isinstance(budget, float) else budget
     chosen = candidates(tree, units, fsdp_units)
-    if tree.peak_bytes(world_size) <= memory_bytes:
+    if peak <= memory_bytes:
         result = Outcome(decision={}, simulated=simulate(tree, {}, plain), bound_ps=0.0)
     else:
-        options = _options(tree, chosen, solver)
+        options = _options(tree, chosen, asked)
         # At least 0.1 s, so that the program can still find a plan.
         left = None if time_limit is None else max(0.1, started + time_limit - time.monotonic())
         result = least_time(tree, options, plain, memory_bytes, gap=gap, time_limit=left)
@@ -73,15 +115,22 @@ def plan_modules(
     return _plan(tree, result, memory_bytes, world_size)
 
 
-def _check(memory_bytes: int, world_size: int, time_limit: float | None, gap: float) -> None:
-    """Raise a ProblemError if an argument of `plan_modules` is invalid."""
-    if isinstance(memory_bytes, bool) or not isinstance(memory_bytes, int) or memory_bytes < 0:
-        raise ProblemError(f"memory_bytes must be a number of bytes, got {memory_bytes!r}")
-    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
-        raise ProblemError(f"world_size must be 1 or more ranks, got {world_size!r}")
-    if not 0 <= gap < 1:
-        raise ProblemError(f"gap must be at least 0 and below 1, got {gap!r}")
-    check_time_limit(time_limit)
+def read_memory(memory: object) -> int | float:
+    """Parse a memory budget.
+
+    Returns:
+        Bytes as an int, or a ratio of the peak without checkpointing as a float. The number 1 is
+        read as the ratio 1.0, as in every budget.
+
+    Raises:
+        BudgetError: ``memory`` is neither bytes nor a number from 0 to 1.
+    """
+    budget = Budget.parse(memory)
+    if budget.peak_bytes is not None:
+        return budget.peak_bytes
+    if budget.share is None:
+        raise BudgetError(f"memory is {memory!r}; expected bytes, or a number from 0 to 1")
+    return float(budget.share)
 
 
 def _without_policy(tree: ModuleTree, k: int, choice: ModuleChoice, gap: float) -> ModuleChoice:
@@ -98,7 +147,7 @@ def _without_policy(tree: ModuleTree, k: int, choice: ModuleChoice, gap: float) 
         gap: relative gap of the integer program.
     """
     module = tree.modules[k]
-    plain = plain_choice(module.operators, round(module.overhead_ms * PS_PER_MS))
+    plain = plain_choice(module.operators)
     if plain is None:
         return choice
     policy_ps = tree.policy_ms * PS_PER_MS * len(module.operators)
@@ -119,17 +168,16 @@ def _options(
         chosen: positions of the modules that may be checkpointed.
         solver: knapsack solver that finds the choices; None: exact Pareto frontiers.
     """
-    known: dict[tuple[int, float, str], tuple[ModuleChoice, ...]] = {}
+    known: dict[tuple[int, str], tuple[ModuleChoice, ...]] = {}
     found: dict[int, tuple[ModuleChoice, ...]] = {}
     for k in chosen:
         module = tree.modules[k]
         stats = module.operators
         # The mean, because one choice serves all calls of a module.
         most = sum(c.freeable_bytes for c in module.calls) // len(module.calls)
-        key = (most, module.overhead_ms, repr(stats))  # mutable statistics have no hash
+        key = (most, repr(stats))  # mutable statistics have no hash
         if key not in known:
-            overhead_ps = round(module.overhead_ms * PS_PER_MS)
-            known[key] = choices(stats, most, solver, overhead_ps)
+            known[key] = choices(stats, most, solver)
         if known[key]:
             found[k] = known[key]
     return found

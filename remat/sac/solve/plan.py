@@ -12,7 +12,7 @@ from remat.files import Form, Record
 from remat.graph.ops import is_known
 from remat.graph.purity import name_of
 from remat.graph.text.literals import read_target
-from remat.units import format_bytes
+from remat.units import columns, format_bytes
 
 #: Most operator names in a row of `_explain`.
 _NAMED = 4
@@ -162,12 +162,7 @@ def _explain(plan: SACPlan) -> str:
     rows = [("modules", "keep", "free", "again", "stored operators")]
     alike = _alike(plan)
     rows += [_row(m, names) for m, names in alike.items()]
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    for name, keep, free, again, stored in rows:
-        lines.append(
-            f"  {name:<{widths[0]}}  {keep:>{widths[1]}}  {free:>{widths[2]}}  "
-            f"{again:>{widths[3]}}  {stored}"
-        )
+    lines += [f"  {line}" for line in columns(rows, left=(0, 4))]
     if any(len(names) > 1 for names in alike.values()):
         lines.append("  (of modules that are alike, the figures are those of each)")
     undeclared = list(dict.fromkeys(_undeclared(alike)))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remat.report.pictures import GREY, INK, RED, Scale, byte_ticks, figure_of, write_picture
+from remat.report.pictures import GREY, INK, Scale, draw_budget, figure_of, show_bytes
 from remat.sac.estimation.modules import ModuleTree
 from remat.sac.solve.choices import ModuleChoice
 from remat.sac.solve.peaks import Simulated, simulate
 from remat.sac.solve.plan import SACPlan
-from remat.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,25 +32,12 @@ def simulate_plan(tree: ModuleTree, plan: SACPlan) -> Simulated:
     return simulate(tree, decision, tree.memory(plan.world_size))
 
 
-def draw_plan(tree: ModuleTree, plan: SACPlan, path: str | Path, *, title: str) -> None:
-    """Plot a step's memory without checkpointing and under a plan; write the file atomically.
-
-    Args:
-        tree: the modules of the step.
-        plan: the plan.
-        path: path of the file; ends with ``.svg`` or ``.png``.
-        title: title of the plot.
+def plan_figure(tree: ModuleTree, plan: SACPlan, *, title: str) -> Figure:
+    """Return a plot of a step's memory without checkpointing and under a plan.
 
     Raises:
-        ProblemError: the path has another suffix, or the plan names a module that is not in the
-            tree.
-        PlanError: Matplotlib is not installed, or the file cannot be written.
+        ProblemError: the plan names a module that is not in the tree.
     """
-    write_picture(path, lambda: plan_figure(tree, plan, title=title))
-
-
-def plan_figure(tree: ModuleTree, plan: SACPlan, *, title: str) -> Figure:
-    """Return the plot of `draw_plan` as a figure, without Matplotlib's global state."""
     simulated = simulate_plan(tree, plan)
     figure, axes = figure_of((9.0, 5.0), (0.1, 0.12, 0.87, 0.75), title)
     plain = tree.memory(plan.world_size)
@@ -83,18 +68,13 @@ def plan_figure(tree: ModuleTree, plan: SACPlan, *, title: str) -> Figure:
             label="while a module runs again",
         )
     if plan.budget_bytes <= highest:
-        label = f"budget: {format_bytes(plan.budget_bytes)} alive at once"
-        at = plan.budget_bytes / scale.size
-        axes.axhline(at, color=RED, linewidth=1, linestyle="--", label=label)
+        draw_budget(axes, plan.budget_bytes, scale)
     axes.axvline(tree.forward_end, color=INK, linewidth=0.8)
     axes.annotate(
         " backward", (tree.forward_end, 1), xycoords=("data", "axes fraction"), va="top", fontsize=9
     )
-    top = 1.05 * highest / scale.size or 1
-    axes.set_ylim(0, top)
-    axes.set_yticks(byte_ticks(top))
+    show_bytes(axes, 1.05 * highest, scale)
     axes.set_xlim(0, len(simulated.memory))
-    axes.set_ylabel(f"bytes alive, {scale.unit}")
     axes.set_xlabel("operators run")
     axes.legend(frameon=False, loc="upper right")
     return figure

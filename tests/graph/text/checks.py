@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -58,6 +59,11 @@ def read_back_half(module: fx.GraphModule) -> fx.GraphModule:
     assert print_graph(parsed) == text
     assert_same_graph(parsed, module)
     return parsed
+
+
+def without_sources(text: str) -> str:
+    """The text of a graph without the user's lines at the ends of its lines."""
+    return re.sub(r"  # .*$", "", text, flags=re.MULTILINE)
 
 
 def assert_same_graph(parsed: fx.GraphModule, original: fx.GraphModule) -> None:

@@ -8,12 +8,13 @@ from torch.nn import functional as F
 
 import remat
 from remat.graph.text import print_graph, print_joint
+from tests.graph.text.checks import without_sources
 from tests.graph.text.steps import captured
 from tests.graphs import joint_of, node, renumbered, weight
 
 
 def text_of(name: str) -> str:
-    return print_joint(captured(name), sources=False)
+    return without_sources(print_joint(captured(name)))
 
 
 def test_a_perceptron() -> None:
@@ -395,8 +396,9 @@ def test_the_halves_of_a_plan_with_a_replayed_draw() -> None:
 
     plan = remat.plan(joint_of(f, torch.randn(128, 4), weight(4, 64)), 0)
     assert_expected_inline(
-        print_graph(plan.forward, "forward", sources=False)
-        + print_graph(plan.backward, "backward", sources=False),
+        without_sources(
+            print_graph(plan.forward, "forward") + print_graph(plan.backward, "backward")
+        ),
         """\
 graph("forward", version=1, device="cpu")
 

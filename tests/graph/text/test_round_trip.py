@@ -13,7 +13,12 @@ import remat
 from remat.errors import ProblemError
 from remat.graph.joint import Role, output_node
 from remat.graph.text import parse_joint, print_joint
-from tests.graph.text.checks import assert_same_plans, read_back, read_back_half
+from tests.graph.text.checks import (
+    assert_same_plans,
+    read_back,
+    read_back_half,
+    without_sources,
+)
 from tests.graph.text.steps import STEPS, captured
 from tests.graphs import joint_of, node, traced, weight
 from tests.passes.programs import Program, programs
@@ -113,7 +118,7 @@ def test_metadata_that_steer_passes() -> None:
     node(joint, "relu").meta["custom"] = {"_region_activation_memory_budget": 0.25, "mine": [1]}
     node(joint, "mm").meta["custom"] = {"_region_activation_memory_budget": -0.5}  # none
     parsed = read_back(joint)
-    text = print_joint(joint, sources=False)
+    text = without_sources(print_joint(joint))
     assert "aten.mm.default(primals_1, primals_2), backward_hook, unchecked\n" in text
     assert "aten.relu.default(mm), memory_budget(0.25)\n" in text
     assert node(parsed, "relu").meta["custom"] == {"_region_activation_memory_budget": 0.25}

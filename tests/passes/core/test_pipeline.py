@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 import remat
 from remat.errors import PassError, PlanError, ProblemError
-from remat.passes.builtin import builtin_passes
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.control import Composite, Fixpoint
+from remat.passes.core.control import Fixpoint
 from remat.passes.core.pipeline import Instrument, Pipeline
 from remat.passes.core.state import PassResult, State
 from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.knapsack import Knapsack
 from remat.passes.decide.min_cut import MinCut
 from remat.passes.split.partition import Partition
+from remat.plugins.builtin import remat_passes
 from remat.units import Budget
 from tests.graphs import calls, joint_of, traced, weight
 
@@ -84,7 +84,7 @@ def composites(draw: st.DrawFn, passes: tuple[Pass, ...]) -> Pass:
 
 @st.composite
 def plain_passes(draw: st.DrawFn, stage: Stage) -> list[Pass]:
-    known = [p for p in builtin_passes() if p.stage is stage and not issubclass(p, Composite)]
+    known = [p for p in remat_passes() if p.stage is stage and not issubclass(p, Fixpoint)]
     passes: list[Pass] = []
     for kind in draw(st.lists(st.sampled_from(known), max_size=3)):
         options: dict[str, Any] = {

@@ -11,7 +11,7 @@ from torch import fx
 import remat
 from remat.passes.core.analyses import Distances
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.control import Composite
+from remat.passes.core.control import Fixpoint
 from remat.passes.core.pipeline import Instrument, Pipeline
 from remat.passes.core.state import Analysis, PassResult, State
 
@@ -170,7 +170,7 @@ class Looks(Pass):
 
 
 @dataclass(frozen=True)
-class Twice(Composite):
+class Twice(Fixpoint):
     """Runs its passes twice, with a statistic of its own."""
 
     name: ClassVar[str] = "twice"

@@ -338,12 +338,11 @@ def test_statistics_are_written_once(compiled: bool) -> None:
 
 
 def test_a_plan_of_no_modules_is_applied_and_removed() -> None:
-    from remat.checkpointing import estimate
-    from remat.sac.solve.milp import plan_modules
+    from remat.checkpointing import estimate, plan
 
     model = Stack()
     tree = estimate(model, (inputs(),))
-    empty = plan_modules(tree, 2 * tree.peak_bytes(1))
+    empty = plan(tree, memory=2 * tree.peak_bytes(1))
     assert not empty.modules
     before = set(model.__dict__)
     apply(model, empty)

@@ -1,8 +1,7 @@
-"""What the estimator prints, writes and draws."""
+"""What the estimator prints and draws."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from remat.errors import ProblemError
-from remat.sac import SACEstimator, SACStats, greedy_order, upper_envelope
+from remat.sac import SACEstimator, greedy_order, upper_envelope
 from remat.sac.estimation.display import exact_points, tradeoff_figure
 from tests.sac.estimation.test_estimator import MODEL, Stack
 from tests.sac.estimation.test_optimum import example
@@ -52,32 +51,6 @@ def test_modules_are_shown_to_a_depth(
     assert capsys.readouterr().out.count("Module: ") == 2
     found.display_modulewise_sac_stats(depth=3)
     assert "Module: Stack.layers.0\n" in capsys.readouterr().out
-
-
-def test_json_holds_everything(found: SACEstimator) -> None:
-    assert json.loads(found.to_json())["modules"]["Stack"]["tradeoff"] is None
-    found.pwlf_sac_tradeoff_curve(3)
-    data = json.loads(found.to_json())
-    assert (data["remat_sac_estimate"], data["mode"]) == (1, MODEL)
-    layer = data["modules"]["Stack.layers.0"]
-    stats = found.sac_mod_stats["Stack.layers.0"]
-    pairs = [(op, first) for op, first in layer["stats"].pop("inplace_ops")]
-    assert SACStats(**layer["stats"], inplace_ops=pairs) == stats
-    order = found.sac_mod_greedy_order_meta["Stack.layers.0"]
-    assert [c["op_idx"] for c in layer["greedy_order"]["candidates"]] == [
-        c.op_idx for c in order.msps_meta
-    ]
-    fitted = found.sac_mod_tradeoff_stats["Stack.layers.0"]
-    assert layer["tradeoff"]["tradeoff_curve"] == [list(p) for p in fitted.tradeoff_curve.items()]
-
-
-def test_infinite_rates_are_null() -> None:
-    found = SACEstimator()
-    stats = SACStats(["add"], [0.0], [4], [], [], [], [], False)
-    found.sac_mod_stats["M"], found.sac_mod_calls["M"] = stats, 1
-    found.sac_mod_greedy_order_meta["M"] = greedy_order(stats)
-    data = json.loads(found.to_json())
-    assert data["modules"]["M"]["greedy_order"]["candidates"][0]["msps"] is None
 
 
 def test_the_exact_frontier_is_nowhere_above_the_greedy_curve() -> None:

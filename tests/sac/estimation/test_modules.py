@@ -12,9 +12,9 @@ from torch import nn
 from remat.errors import CaptureError, ProblemError
 from remat.running.measure import measure_step
 from remat.sac import apply, remove
-from remat.sac.estimation.modules import ModuleTree, collect_modules
+from remat.sac.estimation.modules import ModuleTree, estimate
 from remat.sac.run.lifetimes import loss_only
-from remat.sac.solve.milp import plan_modules
+from remat.sac.solve.milp import plan as plan_for
 
 
 class Block(nn.Module):
@@ -75,7 +75,7 @@ def measured(model: nn.Module, x: torch.Tensor, by: str = "storages") -> int:
 @pytest.mark.parametrize("name", MODELS)
 def test_peaks_are_those_that_are_measured(name: str) -> None:
     model, x = example(name)
-    tree = collect_modules(model, (x,))
+    tree = estimate(model, (x,))
     assert tree.peak_bytes() == measured(model, x)
 
 
@@ -84,8 +84,8 @@ def test_peaks_are_those_that_are_measured(name: str) -> None:
 def test_peaks_under_a_plan_are_those_that_are_measured(name: str, share: float) -> None:
     model, x = example(name)
     # Operators return no states of generators; the allocator also counts what convolutions free at once.
-    tree = replace(collect_modules(model, (x,)), state_bytes=0)
-    plan = plan_modules(tree, int(share * tree.peak_bytes()))
+    tree = replace(estimate(model, (x,)), state_bytes=0)
+    plan = plan_for(tree, memory=int(share * tree.peak_bytes()))
     assert plan.modules
     apply(model, plan)
     peak = measured(model, x)
@@ -99,8 +99,8 @@ def test_states_of_generators_count_where_modules_are_small(share: float) -> Non
     """Each checkpointed call keeps 5 KB of its generator: of 46 calls, more than a tenth of this budget."""
     torch.manual_seed(0)
     model, x = nn.Sequential(*(Block(8) for _ in range(46))).train(), torch.randn(128, 8)
-    tree = collect_modules(model, (x,))
-    plan = plan_modules(tree, int(share * tree.peak_bytes()))
+    tree = estimate(model, (x,))
+    plan = plan_for(tree, memory=int(share * tree.peak_bytes()))
     apply(model, plan)
     assert measured(model, x, "allocator") == plan.peak_bytes <= plan.budget_bytes
 
@@ -108,7 +108,7 @@ def test_states_of_generators_count_where_modules_are_small(share: float) -> Non
 def test_fake_runs_find_the_same_and_leave_the_model_as_it_was() -> None:
     model, x = example("deep")
     before = {k: id(v) for k, v in model.named_parameters()}
-    real, fake = (collect_modules(model, (x,), fake=f) for f in (False, True))
+    real, fake = (estimate(model, (x,), fake=f) for f in (False, True))
     assert {k: id(v) for k, v in model.named_parameters()} == before
     assert all(p.grad is None for p in model.parameters())
     assert [m.name for m in real.modules] == [m.name for m in fake.modules]
@@ -119,8 +119,8 @@ def test_fake_runs_find_the_same_and_leave_the_model_as_it_was() -> None:
 def test_meta_tensors_need_no_memory() -> None:
     with torch.device("meta"):
         model, x = example("blocks")
-    real = collect_modules(*_with_args(example("blocks")))
-    assert collect_modules(model, (x,)).peak_bytes() == real.peak_bytes()
+    real = estimate(*_with_args(example("blocks")))
+    assert estimate(model, (x,)).peak_bytes() == real.peak_bytes()
 
 
 def test_a_real_run_leaves_statistics_gradients_and_generators_alone() -> None:
@@ -129,22 +129,20 @@ def test_a_real_run_leaves_statistics_gradients_and_generators_alone() -> None:
     leaf.grad = torch.ones_like(leaf)
     before = {k: v.clone() for k, v in model.state_dict().items()}
     state = torch.get_rng_state()
-    collect_modules(model, (x,))
+    estimate(model, (x,))
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert torch.equal(leaf.grad, torch.ones_like(leaf))
 
 
 def test_the_tree() -> None:
-    tree = collect_modules(*_with_args(example("deep")))
+    tree = estimate(*_with_args(example("deep")))
     by_name = {m.fqn: m for m in tree.modules}
     assert list(by_name)[:5] == ["", "first", "stages.0", "stages.0.0", "stages.0.0.up"]
     assert tree.modules[by_name["stages.0.0"].parent].fqn == "stages.0"
     assert by_name["first"].is_leaf
     assert by_name["first"].why_not == "it has no children"
     assert len(by_name["first"].calls) == 2
-    order = [tree.modules[k].fqn for k in tree.post_order]
-    assert order.index("stages.0.1") < order.index("stages.0") < order.index("stages.1")
     assert by_name["stages.0"].parameter_bytes == 2 * by_name["stages.0.1"].parameter_bytes
     assert tree["Deep.stages.0"] is tree["stages.0"]
     # tanh(h), sigmoid(h) and h are kept for backward; their product is what down keeps.
@@ -154,7 +152,7 @@ def test_the_tree() -> None:
 
 
 def test_parameters_and_gradients_are_spread_over_ranks() -> None:
-    tree = collect_modules(*_with_args(example("blocks")))
+    tree = estimate(*_with_args(example("blocks")))
     whole, spread = tree.memory(), tree.memory(4)
     sharded = tree.parameter_bytes + tree.gradients
     assert (whole - spread).tolist() == (sharded - -(-sharded // 4)).tolist()
@@ -164,13 +162,13 @@ def test_parameters_and_gradients_are_spread_over_ranks() -> None:
 def test_what_is_refused() -> None:
     model, x = example("blocks")
     with pytest.raises(ProblemError, match=r"model is a function; expected a torch\.nn\.Module"):
-        collect_modules(lambda y: y, (x,))  # type: ignore[arg-type]
+        estimate(lambda y: y, (x,))  # type: ignore[arg-type]
     with pytest.raises(ProblemError, match="estimate_mode_type is 'guess'"):
-        collect_modules(model, (x,), mode="guess")
+        estimate(model, (x,), mode="guess")
     with pytest.raises(CaptureError, match="no output of the step requires a gradient"):
-        collect_modules(model.requires_grad_(False), (x,))
+        estimate(model.requires_grad_(False), (x,))
     with pytest.raises(ProblemError, match=r"no module 'stages\.7' ran in this step"):
-        collect_modules(*_with_args(example("deep")))["stages.7"]
+        estimate(*_with_args(example("deep")))["stages.7"]
 
 
 def _with_args(made: tuple[nn.Module, torch.Tensor]) -> tuple[nn.Module, tuple[torch.Tensor]]:
@@ -178,7 +176,7 @@ def _with_args(made: tuple[nn.Module, torch.Tensor]) -> tuple[nn.Module, tuple[t
 
 
 def test_a_tree_says_what_it_is_of() -> None:
-    tree = collect_modules(*_with_args(example("blocks")), mode="operator-level-benchmark")
+    tree = estimate(*_with_args(example("blocks")), mode="operator-level-benchmark")
     assert isinstance(tree, ModuleTree)
     assert tree.mode == "operator-level-benchmark"
     assert tree.step_ms > 0

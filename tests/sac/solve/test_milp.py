@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from remat.errors import BudgetError, ProblemError
-from remat.sac.estimation.modules import ModuleTree, collect_modules
+from remat.sac.estimation.modules import ModuleTree, estimate
 from remat.sac.solve.choices import ModuleChoice, candidates, choices
-from remat.sac.solve.milp import _options, plan_modules
+from remat.sac.solve.milp import _options
+from remat.sac.solve.milp import plan as plan_for
 from remat.sac.solve.peaks import simulate
 from remat.solvers.greedy import Greedy
 from remat.solvers.native import Native
@@ -55,7 +56,7 @@ class Stack(nn.Module):
 @functools.cache
 def tree_of(pairs: int, rows: int, width: int = 8, others: int = 0) -> ModuleTree:
     torch.manual_seed(0)
-    tree = collect_modules(Stack(pairs, width, others), (torch.randn(rows, width),))
+    tree = estimate(Stack(pairs, width, others), (torch.randn(rows, width),))
     # The state of a CPU's generator would be more than such modules make.
     return replace(tree, state_bytes=64)
 
@@ -101,12 +102,12 @@ def test_no_decision_that_fits_is_faster(made: tuple[int, ...], share: float) ->
     expected = least_time(tree, budget)
     if expected is None:
         with pytest.raises(BudgetError, match="no plan fits"):
-            plan_modules(tree, budget)
+            plan_for(tree, memory=budget)
         return
-    plan = plan_modules(tree, budget, gap=0.0)
+    plan = plan_for(tree, memory=budget, gap=0.0)
     assert plan.peak_bytes <= budget
     assert round(plan.recompute_ms * 1e9) == expected
-    near = plan_modules(tree, budget)
+    near = plan_for(tree, memory=budget)
     assert near.peak_bytes <= budget
     assert round(near.recompute_ms * 1e9) <= 1.005 * expected
     assert plan.bound_ms <= plan.recompute_ms
@@ -117,13 +118,13 @@ def test_no_decision_that_fits_is_faster(made: tuple[int, ...], share: float) ->
 def test_an_infeasible_budget_is_told_the_least(made: tuple[int, ...]) -> None:
     tree = tree_of(*made)
     with pytest.raises(BudgetError) as caught:
-        plan_modules(tree, 1000)
+        plan_for(tree, memory=1000)
     assert caught.value.__context__ is None, "how it was found out is no business of the reader's"
     found = re.search(r"gets the step to is (\d+) bytes.*short by (\d+) bytes", str(caught.value))
     assert found is not None
     least, short = map(int, found.groups())
     assert least - short == 1000
-    assert plan_modules(tree, least).peak_bytes <= least
+    assert plan_for(tree, memory=least).peak_bytes <= least
     assert least_time(tree, least - 1) is None
 
 
@@ -144,9 +145,9 @@ class Again(nn.Module):
 def test_what_a_module_frees_in_its_other_calls_counts_while_it_runs_again() -> None:
     """Backward comes to its last call first: the earlier ones are still without what they made."""
     torch.manual_seed(0)
-    tree = collect_modules(Again(), (torch.randn(64, 8),))
+    tree = estimate(Again(), (torch.randn(64, 8),))
     with pytest.raises(BudgetError) as caught:
-        plan_modules(tree, 1000)
+        plan_for(tree, memory=1000)
     found = re.search(r"gets the step to is (\d+) bytes", str(caught.value))
     assert found is not None
     leasts = {k: c[-1:] for k, c in _options(tree, candidates(tree), None).items()}
@@ -157,7 +158,7 @@ def test_what_a_module_frees_in_its_other_calls_counts_while_it_runs_again() -> 
 
 def test_all_choices_are_there_and_the_bound_is_met() -> None:
     tree = tree_of(3, 64)
-    plan = plan_modules(tree, int(0.8 * tree.peak_bytes()), gap=0.0)
+    plan = plan_for(tree, memory=int(0.8 * tree.peak_bytes()), gap=0.0)
     assert plan.modules
     assert plan.bound_ms == pytest.approx(plan.recompute_ms, rel=1e-6)
     ranges = [(m.name, len(m.ops)) for m in plan.modules]
@@ -171,7 +172,7 @@ def test_all_choices_are_there_and_the_bound_is_met() -> None:
 
 def test_nothing_is_decided_where_the_step_fits() -> None:
     tree = tree_of(3, 64)
-    plan = plan_modules(tree, tree.peak_bytes())
+    plan = plan_for(tree, memory=tree.peak_bytes())
     assert plan.modules == ()
     assert plan.peak_bytes == plan.plain_peak_bytes == tree.peak_bytes()
     assert plan.recompute_ms == plan.bound_ms == 0
@@ -180,27 +181,27 @@ def test_nothing_is_decided_where_the_step_fits() -> None:
 def test_units_restrict_and_fsdp_units_are_not_contained() -> None:
     tree = tree_of(3, 64)
     budget = int(0.8 * tree.peak_bytes())
-    inner = plan_modules(tree, budget, units=["pairs.*.two"])
+    inner = plan_for(tree, memory=budget, units=["pairs.*.two"])
     assert {m.name for m in inner.modules} <= {f"pairs.{i}.two" for i in range(3)}
-    assert inner.recompute_ms >= plan_modules(tree, budget).recompute_ms
+    assert inner.recompute_ms >= plan_for(tree, memory=budget).recompute_ms
     tight = int(0.72 * tree.peak_bytes())
-    assert {m.name for m in plan_modules(tree, tight, units=["pairs.?"]).modules} <= {
+    assert {m.name for m in plan_for(tree, memory=tight, units=["pairs.?"]).modules} <= {
         f"pairs.{i}" for i in range(3)
     }
-    found = plan_modules(tree, budget, fsdp_units=["pairs.*.one"])
+    found = plan_for(tree, memory=budget, fsdp_units=["pairs.*.one"])
     assert not {m.name for m in found.modules} & {f"pairs.{i}" for i in range(3)}
     with pytest.raises(ProblemError, match="units: no module is called 'pears'"):
-        plan_modules(tree, budget, units=["pears"])
+        plan_for(tree, memory=budget, units=["pears"])
     with pytest.raises(ProblemError, match=r"'pairs\.0\.one\.lin' cannot .*: it has no children"):
-        plan_modules(tree, budget, units=["pairs.0.one.lin"])
+        plan_for(tree, memory=budget, units=["pairs.0.one.lin"])
     with pytest.raises(ProblemError, match="units is the text 'pairs'"):
-        plan_modules(tree, budget, units="pairs")
+        plan_for(tree, memory=budget, units="pairs")
 
 
 def test_more_ranks_leave_more_room() -> None:
     tree = tree_of(2, 4, 24)
     budget = int(0.98 * tree.peak_bytes())
-    alone, together = (plan_modules(tree, budget, world_size=n) for n in (1, 4))
+    alone, together = (plan_for(tree, memory=budget, world_size=n) for n in (1, 4))
     assert together.recompute_ms < alone.recompute_ms
     assert together.world_size == 4
     assert together.plain_peak_bytes == tree.peak_bytes(4)
@@ -208,7 +209,7 @@ def test_more_ranks_leave_more_room() -> None:
 
 def test_eighty_equal_modules_are_within_the_gap() -> None:
     tree = tree_of(80, 16)
-    plan = plan_modules(tree, int(0.7 * tree.peak_bytes()))
+    plan = plan_for(tree, memory=int(0.7 * tree.peak_bytes()))
     assert plan.peak_bytes <= plan.budget_bytes
     assert plan.recompute_ms <= 1.005 * plan.bound_ms
 
@@ -217,8 +218,8 @@ def test_no_policy_is_used_that_takes_more_time_than_it_saves() -> None:
     """A policy takes time for each operator, stored or not."""
     tree = tree_of(3, 64)
     budget = int(0.8 * tree.peak_bytes())
-    free = plan_modules(tree, budget, gap=0.0)
-    dear = plan_modules(replace(tree, policy_ms=1.0), budget, gap=0.0)
+    free = plan_for(tree, memory=budget, gap=0.0)
+    dear = plan_for(replace(tree, policy_ms=1.0), memory=budget, gap=0.0)
     assert any(m.stored for m in free.modules)
     assert [m.name for m in dear.modules] == [m.name for m in free.modules]
     assert not any(m.stored or m.stored_bytes for m in dear.modules)
@@ -232,9 +233,9 @@ def test_no_policy_is_used_that_takes_more_time_than_it_saves() -> None:
 def test_knapsack_solvers_compete_within_modules() -> None:
     tree = tree_of(3, 64)
     budget = int(0.75 * tree.peak_bytes())
-    best = plan_modules(tree, budget).recompute_ms
+    best = plan_for(tree, memory=budget).recompute_ms
     for solver in (Native(), Greedy()):
-        plan = plan_modules(tree, budget, solver=solver)
+        plan = plan_for(tree, memory=budget, solver=solver)
         assert plan.peak_bytes <= budget
         assert plan.recompute_ms >= best - 1e-12
 
@@ -242,9 +243,9 @@ def test_knapsack_solvers_compete_within_modules() -> None:
 def test_the_bound_of_fewer_choices_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = tree_of(3, 64)
     budget = int(0.75 * tree.peak_bytes())
-    best = plan_modules(tree, budget)
+    best = plan_for(tree, memory=budget)
     monkeypatch.setattr("remat.sac.solve.choices.MOST_CHOICES", 3)
-    thin = plan_modules(tree, budget)
+    thin = plan_for(tree, memory=budget)
     assert thin.bound_ms <= thin.recompute_ms
     assert best.bound_ms <= thin.recompute_ms
 
@@ -263,16 +264,14 @@ def test_what_two_equal_modules_get_is_proven_best() -> None:
     """Backward within one of them is what the budget is short for: counting cannot tell."""
     tree = tree_of(3, 64)
     for share in (0.66, 0.7, 0.74, 0.78):
-        plan = plan_modules(tree, int(share * tree.peak_bytes()), gap=0.0)
+        plan = plan_for(tree, memory=int(share * tree.peak_bytes()), gap=0.0)
         assert plan.peak_bytes <= plan.budget_bytes
         assert plan.bound_ms == pytest.approx(plan.recompute_ms, rel=1e-6)
 
 
 def test_what_is_refused() -> None:
     tree = tree_of(1, 64)
-    with pytest.raises(ProblemError, match=r"memory_bytes must be a number of bytes, got 0\.5"):
-        plan_modules(tree, 0.5)  # type: ignore[arg-type]
     with pytest.raises(ProblemError, match="world_size must be 1 or more ranks, got 0"):
-        plan_modules(tree, 10, world_size=0)
+        plan_for(tree, memory=10, world_size=0)
     with pytest.raises(ProblemError, match="gap must be at least 0 and below 1, got 1"):
-        plan_modules(tree, 10, gap=1)
+        plan_for(tree, memory=10, gap=1)

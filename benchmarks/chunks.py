@@ -72,7 +72,7 @@ def model_of(name: str, *, small: bool, device: str) -> tuple[WithLoss, dict[str
     torch.manual_seed(0)
     with torch.device(device):
         model = WithLoss(make(config)).train()
-        ids = torch.randint(config.vocab_size, (4, 1024))
+        ids = torch.randint(config.vocab_size, (4 if small else 16, 1024))
     model.model.loss_type = "ForCausalLM"
     return (model if small else model.to(torch.bfloat16)), {"input_ids": ids, "labels": ids}
 

@@ -1,7 +1,7 @@
 """The Dynamo backend ``"remat"`` and `remat.backend`.
 
-A backend partitions each graph under a budget, then compiles both graphs with Inductor or runs them
-eagerly.
+A backend partitions each graph of Dynamo into forward and backward under a budget. Then it compiles
+the forward and backward graphs with Inductor, or runs them uncompiled.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ from remat.planning.request import (
 from remat.planning.saved_plans import SavedPlan
 
 _LOCK = threading.Lock()
-#: The backend of each options dict of ``torch.compile(backend="remat", options=…)``, by the id of the dict. Dynamo
-#: passes the same dict for each graph of a model. An entry lives as long as a step that the backend compiled.
+#: Dict from the id of an options dict of ``torch.compile(backend="remat", options=…)`` to its backend. Dynamo passes
+#: the same options dict for each graph of a model. An entry lives as long as a step that its backend compiled.
 _BACKENDS: weakref.WeakValueDictionary[int, Backend] = weakref.WeakValueDictionary()
 
 #: Names of remat's options; `Backend` passes all others to Inductor.
 OPTIONS = (*inspect.signature(partitioner).parameters, "lower")
-#: Inductor's setting that reuses a buffer for a later result of the same size. Inductor reuses by an estimate of the
-#: peak that ignores workspaces of attention and convolutions. Without reuse a buffer is freed after its last reader.
+#: Inductor's setting for reusing a buffer for a later result of the same size; remat switches the reuse off. Inductor
+#: reuses buffers by an estimate of the peak that ignores workspaces of attention and convolutions. Without reuse, a
+#: buffer is freed after its last reader.
 _KEPT_MEMORY = "allow_buffer_reuse"
 
 
@@ -120,15 +121,16 @@ class Backend:
 
         Args:
             gm: the graph from Dynamo.
-            example_inputs: its example inputs.
-            more: ``options`` and ``mode`` of ``torch.compile``, which are refused here.
+            example_inputs: example inputs of the graph.
+            more: ``options`` and ``mode`` of ``torch.compile``, which are refused, because
+                `remat.backend` takes them.
 
         Returns:
             The compiled function.
 
         Raises:
-            RematError: the graph cannot be planned. The error is also a ``BackendCompilerFailed``,
-                so that Dynamo raises it unchanged.
+            RematError: ``more`` is not empty, or the graph cannot be planned. The error is also a
+                ``BackendCompilerFailed``, so that Dynamo raises it unchanged.
         """
         try:
             if more:
@@ -188,8 +190,8 @@ def compile_step(
 
     Args:
         gm: the graph from Dynamo.
-        example_inputs: its example inputs.
-        options: options of `remat.backend` by name. Every other option goes to Inductor.
+        example_inputs: example inputs of the graph.
+        options: dict of options by name. Those that `remat.backend` does not have go to Inductor.
         mode: a mode of Inductor.
 
     Returns:
@@ -267,15 +269,17 @@ def backend(
             ``{"*.mlp": "recompute"}``; see `remat.plan`.
         chunk: number of chunks of tokens into which the final linear layer and the loss of a language
             model are split, or ``"auto"``; see `remat.plan`. None: leave the loss whole.
-        strict: whether a recompilation, too, refuses a budget in bytes that cannot be met. By
-            default a recompilation warns once and runs the plan with the least peak.
+        strict: whether a recompilation raises an error if a budget in bytes cannot be met, as the
+            first compilation does. By default a recompilation warns instead, and the step runs
+            under the plan with the least peak. Under `remat.Saved`, that is the plan with the
+            fewest saved bytes.
         lower: ``"inductor"`` to compile the forward and backward graphs with Inductor; ``"eager"``
             to run them uncompiled.
         mode: a mode of Inductor, such as ``"max-autotune"``.
         inductor: options of Inductor, as in `torch.compile`.
 
     Raises:
-        RematError: an option is invalid. It is raised by this function, not by the first
+        RematError: an option is invalid. This function raises the error, not the first
             compilation.
     """
     given = dict(locals())  # all arguments; no other local name comes before this line
@@ -286,10 +290,11 @@ def backend(
 def _for_dynamo(error: RematError) -> Exception:
     """Convert an error so that Dynamo raises it unchanged, with its own class and message.
 
-    Dynamo wraps all other exceptions of a backend, and adds that PyTorch may have a bug.
+    Dynamo raises a ``BackendCompilerFailed`` unchanged. It wraps every other exception of a
+    backend, and adds that PyTorch may have a bug.
 
     Returns:
-        An error of a class derived from the error's own class and ``BackendCompilerFailed``.
+        An error whose class derives from the class of ``error`` and ``BackendCompilerFailed``.
     """
     own = type(error)
 

@@ -43,15 +43,16 @@ _LOG = logging.getLogger(__name__)
 
 #: How often a step may be replanned because the compiled step exceeds its budget.
 MOST_REPLANS = 3
-#: The same for a ratio of the peak, which can be met only approximately.
+#: How often a step may be replanned if its budget is a ratio of the peak, which can be met only approximately.
 _OF_SHARES = 2
-#: A ratio of the peak counts as met if the compiled peak is at most 1/200 above its bytes.
+#: A budget that is a ratio of the peak counts as met if the compiled peak is at most 1/200 above the ratio's bytes.
 _NEARLY = 200
-#: A compiled peak more than 1/20 above the bytes of a ratio causes a warning.
+#: If the budget is a ratio of the peak, a compiled peak more than 1/20 above the ratio's bytes causes a warning.
 _FAR = 20
-#: Before a peak in bytes is refused, the step is also planned for its least peak.
+#: The budget that asks for the least peak. Before a peak in bytes is refused, the step is also planned under this one.
 _LEAST = Budget(peak_share=0.0)
-#: All replans of a peak in bytes: within the budget, then the first plan and the replans for the least peak.
+#: Most replans in total under a budget that is a peak in bytes: `MOST_REPLANS` within the budget, then the first plan
+#: for the least peak, then `_OF_SHARES` replans for the least peak.
 _OF_PEAKS = MOST_REPLANS + 1 + _OF_SHARES
 _UNSHRUNK = (
     "Weights, gradients and what one operator needs at once do not shrink with the budget. Raise the budget, "
@@ -73,7 +74,7 @@ def compile_within_budget(
     step with the least peak is returned.
 
     Args:
-        step: plans the graph with ``known.plan``.
+        step: partitions the graph, with a plan from ``known.plan``.
         known: measurements of this step's earlier compilations.
         gm: the graph from Dynamo.
         inputs: example inputs of the compilation.
@@ -119,7 +120,7 @@ def _compile_once(
 ) -> Callable[..., Any]:
     """Plan and compile a step once, or load the compiled step with its plan from a cache.
 
-    The plan in ``step.made`` then has the figures of the compiled code, if they are known.
+    Afterwards the plan in ``step.made`` has the figures of the compiled code, if these are known.
     """
     # Inductor compiles nested regions as graphs of their own: the step then has more than two graphs.
     whole = not calls_regions(gm)
@@ -180,13 +181,14 @@ class Attempt(torch_compat.CustomPartitionerFn):
     """One compilation of a step. Inductor calls this object to partition and to compile graphs.
 
     Args:
-        step: plans the joint graph.
+        step: plans and partitions the joint graph.
         known: measurements from earlier compilations of the step.
         whole: whether the step has exactly one forward and one backward graph. If not, nested
-            regions are compiled as further graphs.
+            compile regions (``torch.compiler.nested_compile_region``) are compiled as further
+            graphs.
         traces: a digest to add to AOTAutograd's cache key, from `plan_cache.traces_of`. The whole
-            compiled step may then come from that cache. None: only compiled graphs may come from a
-            cache.
+            compiled step may then come from AOTAutograd's cache. None: only single compiled graphs
+            may come from a cache, that of Inductor.
 
     Attributes:
         is_new: whether a graph was partitioned or compiled; False if the whole step came from
@@ -326,10 +328,10 @@ class Attempt(torch_compat.CustomPartitionerFn):
         return compiled
 
     def finish(self) -> None:
-        """Give the plan the figures of the compiled code, and write the plan to the plan cache.
+        """Replace the plan's estimated figures by those of the compiled code, and cache the plan.
 
-        The figures come from simulating the generated code. If this code cannot be simulated, the
-        plan keeps its estimated figures.
+        The new figures come from simulating the generated code. If this code cannot be simulated,
+        the plan keeps its estimated figures. The plan is written to the plan cache.
         """
         made = self._step.made
         if not self._whole or len(self._graphs) != 2 or made is None:
@@ -381,16 +383,16 @@ class CompiledBudget:
             the compiled peak minus the estimated peak, and at least twice the last margin.
         tighter: a smaller budget on saved bytes to plan under instead of the given one. None before
             the first replan, and under a budget on the peak.
-        peaks: dict from each decision that exceeded the budget once compiled to its compiled peak
-            in bytes.
-        within: ``peaks`` of the decisions that were planned within a peak in bytes. Before such a
-            budget is refused, plans for the least peak are tried, and ``peaks`` has only these.
-            None before the first such plan.
+        peaks: compiled peaks in bytes of the decisions whose compiled step exceeded the budget, by
+            decision.
+        within: the former value of ``peaks``, after planning for the least peak has begun. That
+            happens before a budget that is a peak in bytes is refused. ``peaks`` then has only
+            decisions for the least peak. None until then.
         over: bytes by which the last compiled step exceeds its budget, on the rank that exceeds the
             budget most.
-        times: number of replans.
+        times: number of replans so far.
         search: state of the search that found the last plan; the search for the next plan continues
-            from it.
+            from this state.
     """
 
     excess: int = 0
@@ -420,7 +422,7 @@ class CompiledBudget:
 
     @property
     def key(self) -> str:
-        """The measurements that affect planning, as text for cache keys."""
+        """The measurements that affect the next plan, as text for cache keys."""
         own = f"{self.excess} {self.tighter} {[*self.peaks.values()]}"
         return own if self.within is None else f"{[*self.within.values()]}, then {own}"
 
@@ -437,8 +439,7 @@ class CompiledBudget:
             agree: the pass by which ranks agree on a decision; None if this rank decides alone.
 
         Raises:
-            BudgetError: no plan is within the budget, or none is within the smaller budget of a
-                replan.
+            BudgetError: no plan is within the budget or, in a replan, within the smaller budget.
         """
         # Ranks must not take an earlier decision for this replan's.
         if agree is not None and self.times:
@@ -500,8 +501,9 @@ class CompiledBudget:
         Args:
             made: the plan, with the figures of the compiled step.
             request: the options that the step was planned under.
-            largest: maps this rank's excess over the budget, in bytes, to the largest excess on all
-                ranks with this plan. All these ranks replan together.
+            largest: function from this rank's excess over the budget, in bytes, to the largest
+                excess of all ranks that run this plan. If the largest excess is above 0, all these
+                ranks replan.
             can_hold: whether a plan within the budget may exist. If not, this rank replans only
                 because other ranks do.
             together: whether other ranks may replan too. All ranks then replan equally often.
@@ -555,9 +557,9 @@ class CompiledBudget:
     def is_open(self, made: Plan, request: PlanRequest) -> bool:
         """Return whether a later process must plan this step itself instead of loading its plan.
 
-        True if the compiled step exceeds its budget, in two cases: the budget is a ratio of the
-        peak, or the step was also planned for its least peak. Only the process that planned the
-        step knows how many bytes a ratio of the peak means.
+        The result is True if the compiled step exceeds its budget, and the budget is a ratio of the
+        peak or the step was also planned for its least peak. Only the process that planned the step
+        knows how many bytes a ratio of the peak stands for.
 
         Args:
             made: the plan, with the figures of the compiled step.
@@ -571,8 +573,8 @@ class CompiledBudget:
         """Return the compiled step's bytes, and the bytes that its budget allows.
 
         Under a budget on the peak, both numbers are bytes of the peak; otherwise they are saved
-        bytes. If the budget is a ratio of the peak, its bytes plus 1/200 are allowed. Both numbers
-        are 0 if the compiled bytes are unknown or no limit applies to them.
+        bytes. A budget that is a ratio of the peak allows 1/200 more bytes than the ratio stands
+        for. Both numbers are 0 if the compiled bytes are unknown or not limited.
         """
         asked = request.budget
         if not made.planned_peak_bytes or not request.decides:
@@ -602,7 +604,7 @@ class CompiledBudget:
             request: the options that the step was planned under.
             taken: compiled bytes of the step.
             limit: bytes that the budget allows.
-            elsewhere: whether only another rank exceeds the budget.
+            elsewhere: whether only other ranks exceed the budget, and this rank does not.
 
         Raises:
             BudgetError: the budget is a peak in bytes.
@@ -643,7 +645,7 @@ class CompiledBudget:
 
 
 def warn_of_saved(made: Plan) -> None:
-    """Warn if a step with a saved plan exceeds the plan's budget in bytes once compiled.
+    """Warn if a compiled step that applies a saved plan exceeds that plan's budget in bytes.
 
     A saved plan with symbolic sizes is refused instead; see `step_guards.guard_sizes`.
     """
@@ -672,8 +674,9 @@ def _most(budget: Budget) -> int:
 
 
 def _by_peak(request: PlanRequest) -> bool:
-    """Return whether plans are chosen by their estimated compiled peak.
+    """Return whether plans are chosen by an estimate of their compiled peak.
 
-    With saved-tensor hooks they are not, because the packed sizes are unknown before the step runs.
+    With saved-tensor hooks the result is False, because the sizes of packed values are unknown
+    before the step runs.
     """
     return request.decides and request.budget.on_peak and request.hooks is None

@@ -1,4 +1,4 @@
-"""Show the progress of a compilation on a terminal: stage and seconds, then one closing line."""
+"""Show the stage and the seconds of a compilation on a terminal, then one line with the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remat.units import format_bytes
 
 #: Progress is shown once a compilation has taken this many seconds.
 SILENT_S = 2.0
-#: Environment variable; any value but 0 hides the progress.
+#: Name of an environment variable. If it is set to a nonempty text other than 0, no progress is shown.
 QUIET = "REMAT_QUIET"
 #: Terminal codes that clear the current line.
 _CLEAR = "\r\x1b[2K"

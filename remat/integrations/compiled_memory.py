@@ -32,7 +32,7 @@ from remat.running.workspace import in_proportion, may_allocate, workspace_bytes
 
 #: Prefixes of calls in the generated code that run no kernel: they allocate, view or check memory.
 _QUIET = ("empty_strided", "reinterpret_tensor", "assert_", "get_raw_stream")
-#: Last program point of a storage that is alive at the end.
+#: Stands for the last program point of a storage that is alive at the end of the step.
 _NEVER = sys.maxsize
 #: Functions in the generated code that are not part of the step.
 _BESIDE = ("get_args", "benchmark_compiled_module")
@@ -46,11 +46,11 @@ class CompiledGraph:
         given: pair (name, value) of each input; the value is a fake tensor, a number or a symbol.
         returned: name of each output's node; an empty text if the output is not a node.
         values: fake value of each output; None if the output is not a node.
-        own: number of outputs that belong to the user; the outputs after them are saved for
-            backward.
+        own: number of outputs that the user gets. In a forward graph, the outputs after these are
+            saved for backward.
         code: the Python code that Inductor generated.
-        constants: tensors that the code reads by name.
-        key: key of the compiled graph in Inductor's cache; None if it is not cached.
+        constants: dict from a name in the code to the tensor that the code reads under this name.
+        key: key of the compiled graph in Inductor's cache; None if the graph is not cached.
     """
 
     given: Sequence[tuple[str, Any]]
@@ -88,7 +88,8 @@ def compiled_timeline(
     Args:
         forward: the forward graph, whose outputs are those for the user, then the saved values.
         backward: the backward graph, whose inputs are the saved values and the tangents.
-        symbolic: whether to express bytes as functions of symbolic sizes, which takes longer.
+        symbolic: whether to express bytes as functions of symbolic sizes. The simulation then takes
+            longer.
 
     Raises:
         Exception: the generated code is of an unknown kind, or needs the value of a tensor.
@@ -181,8 +182,8 @@ class _Sizes:
         """Create the translation for the symbols in the inputs of both graphs.
 
         Raises:
-            NotImplementedError: an input of forward has a data-dependent size, which cannot be told
-                from the code's own symbols.
+            NotImplementedError: an input of forward has a data-dependent size. Its symbol could not
+                be distinguished from the symbols that the generated code creates.
         """
         sizes = [n for graph in (forward, backward) for _, v in graph.given for n in _numbers(v)]
         backed = [n for n in sizes if expression_of(n) is not None and n.node.has_hint()]
@@ -204,8 +205,8 @@ class _Sizes:
         Args:
             values: fake outputs of the traced graph.
             outputs: outputs of the generated code.
-            nbytes: bytes of every storage allocated so far; symbols that occur only in them are the
-                generated code's data-dependent sizes.
+            nbytes: bytes of every storage allocated so far. Symbols that occur in these bytes but
+                not in the inputs are data-dependent sizes of the generated code.
         """
         for value, output in zip(values, outputs, strict=True):
             for size, found in zip(_numbers(value), _numbers(output), strict=False):
@@ -226,9 +227,9 @@ class _Sizes:
         """Translate a size of the generated code into symbols of the step; None for a plain number.
 
         A data-dependent symbol that only the code of backward has stems from a recomputed operator.
-        The maximum of forward's data-dependent symbols takes its place. If forward does not return
-        a data-dependent size, the step has no symbol for this size; a new symbol, whose name ends
-        with "?", is used.
+        It is replaced by the maximum of forward's data-dependent symbols. A data-dependent size
+        that forward does not return has no symbol in the step. It gets a new symbol, whose name
+        ends with "?".
         """
         expression = expression_of(size)
         if expression is None:
@@ -268,7 +269,7 @@ class _Step(StorageWatch):  # type: ignore[no-untyped-call]
     def given(self, name: str, like: Any, kind: StorageKind) -> Any:
         """Allocate an input of a graph with the size, stride, dtype and device of ``like``.
 
-        A value that is not a tensor is returned as a number.
+        If ``like`` is not a tensor, its number is returned and nothing is allocated.
 
         Args:
             name: name of the input's node.
@@ -289,8 +290,8 @@ class _Step(StorageWatch):  # type: ignore[no-untyped-call]
 
         Args:
             graph: the graph.
-            arguments: its inputs. The code empties this list, so that inputs are freed after their
-                last use.
+            arguments: inputs of the graph. The code empties this list, so that inputs are freed
+                after their last use.
         """
         call = _call_of(graph, self._moments.append)
         with self:
@@ -309,14 +310,15 @@ class _Step(StorageWatch):  # type: ignore[no-untyped-call]
         self._boundary = len(self._moments)
 
     def mark(self, values: Sequence[Any], kind: StorageKind, names: Sequence[str] = ()) -> None:
-        """Set the kind of storages that the code allocated, and the names of the saved values.
+        """Set the kind of the storages of some tensors and, for saved values, their names.
 
-        Only storages of the kind ``TEMPORARY``, with which every allocation begins, are changed.
+        Every storage has the kind ``TEMPORARY`` when it is allocated. A storage whose kind was set
+        before is not changed.
 
         Args:
-            values: values on these storages.
+            values: the tensors; other values are skipped.
             kind: the kind to set.
-            names: names of the saved values; none for values that are not saved.
+            names: name of each tensor, for saved values; empty if the values are not saved.
         """
         for value, name in zip_longest(values, names, fillvalue=""):
             if isinstance(value, torch.Tensor):
@@ -393,7 +395,7 @@ def _call_of(
 
     Args:
         graph: the compiled graph.
-        ran: called with the kernel's name where a kernel would have run.
+        ran: called in place of each kernel, with the name of the kernel.
 
     Raises:
         NotImplementedError: the code is not Python.
@@ -421,7 +423,7 @@ def _runs_kernels(statement: ast.stmt) -> bool:
 def _without_kernels(statement: ast.stmt) -> ast.stmt | None:
     """Rewrite a statement of the generated module so that no kernel is compiled or loaded.
 
-    A name that the statement binds to a compiled kernel is bound to a function that does nothing.
+    If the statement assigns a compiled kernel to a name, the name gets a function that does nothing.
 
     Returns:
         The statement; None to remove a statement that only defines kernels or is not part of the

@@ -9,15 +9,15 @@ from remat.graph.fused_liveness import NEAR_SUMS
 from remat.graph.tokens import CHUNK
 from remat.torch_compat import ExternKernelSchedulerNode, InductorChoices
 
-#: How many nodes of the schedule an extern operator, such as a matrix product, may be moved ahead by a fusion.
+#: A fusion may move an extern operator, such as a matrix product, ahead by at most this number of nodes in the schedule.
 _NEAR = 20
 
 
 class NearFusions(InductorChoices):
     """Inductor's fusion rules without fusions that would move operators far ahead in backward.
 
-    A fused kernel runs at the place of the earlier kernel. All operators that the later kernel
-    depends on must then run before that place, and their results stay alive longer. An extern
+    A kernel fused from two runs where the earlier of the two would have run. All operators that the
+    later kernel depends on must then run before it, and their results stay alive longer. An extern
     operator is one for which Inductor generates no kernel, such as a matrix product. Distances
     below are counted in the schedule before the fusion.
 
@@ -26,11 +26,11 @@ class NearFusions(InductorChoices):
     a backward that recomputes layers, such a fusion moves whole layers ahead. With such fusions, a
     GPT-2 that recomputes its attention took 9 % more memory.
 
-    A reduction is not fused with a reader that must wait for more than `NEAR_SUMS` extern operators
-    which run after the reduction. The result of the reduction is small, but its inputs would stay
-    alive until then. Gradients of weights that several layers or time steps share are sums of such
-    reductions. With such fusions, a network that uses two layers six times took 1.9 times as much
-    memory.
+    A reduction is not fused with a reader of its result that must wait for more than `NEAR_SUMS`
+    extern operators which run after the reduction. The result of the reduction is small, but the
+    fused kernel would keep the reduction's large inputs alive until those operators have run.
+    Gradients of weights that several layers or time steps share are sums of such reductions. With
+    such fusions, a network that uses two layers six times took 1.9 times as much memory.
 
     Kernels of different chunks of a loss are not fused, because the logits of all these chunks would
     then be alive together.
@@ -82,7 +82,7 @@ class NearFusions(InductorChoices):
         return until <= before + NEAR_SUMS
 
     def _places(self, scheduler: Any, node1: Any, node2: Any) -> tuple[int, int]:
-        """Return two positions in the schedule for a pair of kernels.
+        """Return the two positions in the schedule that decide whether to fuse a pair of kernels.
 
         Returns:
             The position of the kernel that comes first in the schedule, and the position of the
@@ -103,7 +103,10 @@ class NearFusions(InductorChoices):
         return len(set().union(*(self._chunks.get(n.get_name(), ()) for n in nodes))) > 1
 
     def _look_at(self, scheduler: Any) -> None:
-        """Compute what the rules need of a schedule, once, because Inductor asks about many pairs of kernels."""
+        """Compute and keep the facts about a schedule that the fusion rules use.
+
+        They are computed once for each schedule, because Inductor asks about many pairs of kernels.
+        """
         if self._scheduler is scheduler:
             return
         placed = _placed(scheduler)
@@ -113,7 +116,7 @@ class NearFusions(InductorChoices):
 
 
 def _chunks(node: Any) -> set[int]:
-    """Return the chunks of a loss that a node of a schedule computes."""
+    """Return the indices of the loss chunks that a node of a schedule computes."""
     origins = node.node.get_origins() if getattr(node, "node", None) is not None else ()
     return {chunk for o in origins if (chunk := o.meta.get(CHUNK, -1)) >= 0}
 

@@ -65,9 +65,9 @@ from remat.version import __version__
 
 _LOG = logging.getLogger(__name__)
 
-#: A step over its budget is warned of again if its bytes exceed those of the last warning by this factor.
+#: A step over its budget causes another warning if its bytes exceed this multiple of the bytes in the last warning.
 _MORE_OVER = 1.1
-#: Dynamo's path of a submodule, if a local variable holds the module: ``L['self'].blocks``.
+#: Pattern of Dynamo's path of a submodule, such as ``L['self'].blocks``; the group is the local variable's name.
 _OF_LOCAL = re.compile(r"L\['(\w+)'\]\.")
 #: Attributes of a partitioner that do not affect its plans, or that its cache key includes separately.
 _DECIDES_NOTHING = frozenset(("request", "agree", "repro", "graphs", "made"))
@@ -83,14 +83,15 @@ class CompiledGraphs:
     Attributes:
         planned: identities of the graphs that were planned under the budget. An identity is the
             result of `code_of` or, if Dynamo is not compiling, the graph's fingerprint.
-        met: number of partitioned graphs with each fingerprint. Equal layers share a fingerprint,
-            and each takes the next saved plan of that fingerprint.
+        met: dict from a fingerprint to the number of graphs with it that were partitioned so far.
+            Equal layers share a fingerprint, and each takes the next saved plan of that
+            fingerprint.
         matched: patterns of the option ``policies`` that matched a module in any of the graphs.
         has_breaks: whether the step has graph breaks. A pattern that matches no module in one graph
-            may then match in another.
-        host_bytes: bytes that each graph offloads: dict from the result of `code_of` to the bytes.
-        over: graphs that run although their budget cannot be met: dict from the result of `code_of`
-            to the bytes of the last warning.
+            may then match a module in another graph.
+        host_bytes: dict from the identity of each graph to the bytes that the graph offloads.
+        over: dict from the identity of each graph that runs although its budget cannot be met, to
+            the bytes that the last warning about the graph named.
     """
 
     planned: set[str] = field(default_factory=set)
@@ -114,7 +115,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         agree: the pass by which the ranks of a job agree on a decision; None if every rank decides
             alone.
         repro: the folder for reproducers of planning errors; None for no reproducers.
-        strict: whether a budget that cannot be met is refused at every compilation.
+        strict: whether a budget in bytes that cannot be met raises an error at every compilation.
         graphs: record of the graphs that this partitioner has partitioned.
         made: the plan of the last call of this object. The plan's modules live as long as this
             object. None for a compilation by the backend, where `StepPartition` holds the plan.
@@ -137,7 +138,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
                 None: every rank decides alone.
             repro: folder for reproducers of planning errors; None for the default folder, False for
                 no reproducers.
-            strict: whether a recompilation, too, refuses a budget in bytes that cannot be met.
+            strict: whether a recompilation raises an error if a budget in bytes cannot be met, as
+                the first compilation does.
             options: the other options of the function `partitioner`.
         """
         torch_compat.check_version()
@@ -156,7 +158,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         self.made: Plan | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy, without the graphs partitioned so far.
+        """Return all attributes except ``graphs`` and ``made``, for copying and pickling.
 
         AOTAutograd copies this object for its cache keys, which must not depend on earlier steps.
         """
@@ -206,9 +208,10 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         return self.agree is not None and other_ranks() is not None
 
     def largest(self, number: int) -> int:
-        """Return the largest ``number`` of all ranks that run the newest plan.
+        """Return the largest of the numbers that the ranks of a job pass to this method.
 
-        Each of these ranks must call this method. Without other ranks, ``number`` is returned.
+        Every rank that runs the newest plan must call this method. Without other ranks, ``number``
+        is returned.
         """
         ranks = None if self.agree is None else other_ranks()
         if ranks is None or self.agree is None:
@@ -255,7 +258,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         return all(h.cache_key is not None for h in self._all_hooks())
 
     def uuid(self) -> str:
-        """Return a cache key of all options, of remat's code, and of declared operators."""
+        """Return a cache key that depends on all options, remat's code, and declared operators."""
         return self.key()
 
     def key(self, *, graphs_only: bool = False, **more: Any) -> str:
@@ -286,8 +289,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         included by default.
 
         Args:
-            graphs_only: see `key`. If True, a solver or cost model of the user's is described by
-                code and version, not by its identity in this process.
+            graphs_only: see `key`. If True, the user's own solver or cost model is described by
+                its code and version, not by its identity in this process.
         """
         given = {f.name: getattr(self.request, f.name) for f in fields(self.request)}
         given |= {name: value for name, value in vars(self).items() if name not in _DECIDES_NOTHING}
@@ -319,18 +322,17 @@ class StepPartition:
     Args:
         options: the partitioner, which holds the options of planning.
         plan_graph: function that plans a joint graph in place.
-        watched: whether the backend checks, when the step runs, its sizes and writes to its
-            outputs.
+        watched: whether the backend checks sizes, and writes to outputs, each time the step runs.
 
     Attributes:
         asked: the options for the current graph.
         made: the plan of the current graph. Its modules live as long as this object.
         over: text that says why the budget cannot be met, if the step runs nevertheless; else
             empty.
-        tally: counts the bytes of all graphs of the step; None unless the budget is a peak in
-            bytes.
-        beside: pair about the step's other graphs: number of their runs whose backward is pending,
-            and bytes that these runs hold.
+        tally: the object that counts the bytes of all graphs of the step; None unless the budget is
+            a peak in bytes.
+        beside: pair about the step's other graphs: the number of their pending runs (see
+            `StepTally.runs`), and the bytes that these graphs have alive.
         is_part: whether the step is known to have other graphs.
         progress: shows the stages of the compilation; None to show nothing.
         ends_frame: whether the user's function ends with the current graph; False at a graph break.
@@ -361,13 +363,13 @@ class StepPartition:
             self.progress.stage(text)
 
     def join(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
-        """Look up the step's other graphs before this graph is compiled.
+        """Record how many bytes the step's other graphs have alive, before a graph is compiled.
 
-        Bytes that the other graphs hold will be subtracted from a budget on the peak in bytes.
+        These bytes will be subtracted from a budget that is a peak in bytes.
 
         Args:
-            gm: the graph from Dynamo.
-            inputs: its example inputs.
+            gm: the graph that will be compiled, from Dynamo.
+            inputs: example inputs of this graph.
         """
         reason = getattr(gm, "compile_subgraph_reason", None)
         self.ends_frame = not getattr(reason, "graph_break", False)
@@ -383,11 +385,11 @@ class StepPartition:
     ) -> Callable[[Sequence[Any], Sequence[Any], Any], None] | None:
         """Return the callback that counts runs of the compiled graph, for `step_guards.wrap_step`.
 
-        None if the budget is not a peak in bytes, or no plan was made.
+        The result is None if the budget is not a peak in bytes, or no plan was made.
 
         Args:
             gm: the graph from Dynamo.
-            inputs: its example inputs.
+            inputs: example inputs of the graph.
         """
         if self.tally is None or self.made is None:
             return None
@@ -456,9 +458,10 @@ class StepPartition:
         return made.forward, copy_module(made.backward)
 
     def _match_policies(self, joint: JointGraph) -> None:
-        """Check that each pattern of the policies matches a module.
+        """Check that each pattern of the policies matches a module of the step.
 
-        In a step with graph breaks, a pattern without a match causes a warning instead of an error.
+        In a step with graph breaks, a pattern that matches no module causes a warning instead of an
+        error.
 
         Raises:
             PlanError: a pattern matches no module, and the step has a single graph.
@@ -517,10 +520,10 @@ class StepPartition:
         )
 
     def check_host(self) -> None:
-        """Check that all graphs of the step together keep to the host's memory.
+        """Check that the values offloaded by all graphs of the step fit in ``host_memory`` together.
 
         Raises:
-            BudgetError: they exceed it.
+            BudgetError: these values take more than ``host_memory``.
         """
         made, most = self.made, self.options.request.host_memory
         if made is None or most is None:
@@ -551,10 +554,10 @@ class StepPartition:
             raise
 
     def _warn_of_uncounted(self, joint: JointGraph) -> None:
-        """Warn if a budget on the peak in bytes leaves out operator workspaces on a CPU.
+        """Warn if a budget on the peak in bytes does not cover workspaces of operators on a CPU.
 
-        Workspaces are not counted if the cost model is not for CPUs. Only the eager lowering is
-        checked.
+        Peaks do not include these workspaces if the cost model is not for CPUs. There is no warning
+        if Inductor compiles the graph.
         """
         asked = self.options.request
         if not asked.decides or self.options.lower != "eager" or asked.budget.peak_bytes is None:
@@ -587,11 +590,11 @@ class StepPartition:
 
     @property
     def runs_anyway(self) -> bool:
-        """Whether the current graph is to run even if its budget in bytes cannot be met.
+        """Whether the current graph runs even if its budget in bytes cannot be met.
 
-        True for a recompilation, where a refusal would end a training that has begun. Also True if
-        other graphs of the step hold memory. Always False with the option ``strict``, for a ratio
-        as budget, and for a saved plan or a pipeline of the user's.
+        True for a recompilation, where an error would end a training that has begun. Also True if
+        other graphs of the step have memory alive. Always False with the option ``strict``, if the
+        budget is a ratio, and with a saved plan or the user's own pipeline.
         """
         asked = self.options.request
         if self.options.strict or not asked.decides:
@@ -600,10 +603,10 @@ class StepPartition:
         return in_bytes and (self._trains or bool(self.beside[1]))
 
     def warn_if_over(self) -> None:
-        """Warn of a step that runs although its budget cannot be met.
+        """Warn that a step runs although its budget cannot be met.
 
-        The warning is given once for each piece of code, and again if the bytes exceed those of the
-        last warning by 10 %.
+        The warning is given once for each piece of code. It is given again if the step takes over
+        10 % more bytes than the last warning named.
         """
         made, kind = self.made, self._kind or ""
         # If several graphs share the budget, `StepTally` warns when they run.
@@ -624,7 +627,10 @@ class StepPartition:
         )
 
     def _plan_anyway(self, joint: JointGraph) -> Plan:
-        """Plan within the budget or, if impossible, for the least peak or saved bytes."""
+        """Plan a graph within the budget or, if no plan is within the budget, for the fewest bytes.
+
+        The fewest bytes are those of the peak if the budget limits the peak, else the saved bytes.
+        """
         if not self.over:
             try:
                 return self._plan(joint.copy(), self.asked)
@@ -646,7 +652,7 @@ class StepPartition:
             return self._plan_graph(joint, asked, agree)
 
     def _described(self) -> tuple[str, dict[str, str], str]:
-        """Return what was planned, for a reproducer of a failure.
+        """Return the pipeline and the options of the current planning, for a reproducer.
 
         Returns:
             A triple: the pipeline as text, the arguments of `remat.plan` as text by name, and a
@@ -661,9 +667,9 @@ class StepPartition:
         return "" if searched else str(asked.as_pipeline()), asked.to_text(), note
 
     def count_graph(self, made: Plan) -> None:
-        """Record a planned graph; warn once if several graphs each get the whole budget in bytes.
+        """Record a graph as planned. Warn if several graphs each get the whole budget in bytes.
 
-        The warning is given at the second distinct graph.
+        The warning is given once, at the second distinct graph.
 
         Args:
             made: the plan of the graph.
@@ -705,7 +711,8 @@ def partitioner(
 ) -> Partitioner:
     """Build a partitioner for AOTAutograd or Inductor.
 
-    It is passed as ``aot_autograd(partition_fn=…)`` or as Inductor's ``custom_partitioner_fn``.
+    The partitioner is passed as ``aot_autograd(partition_fn=…)``, or to Inductor as its option
+    ``custom_partitioner_fn``.
 
     Args:
         budget: as in `remat.backend`.
@@ -725,18 +732,18 @@ def partitioner(
         strict: as in `remat.backend`.
 
     Raises:
-        RematError: an option is invalid. It is raised by this function, not by the first
+        RematError: an option is invalid. This function raises the error, not the first
             compilation.
     """
     return Partitioner(**locals())
 
 
 def code_of(parameters: str) -> str:
-    """Return an identity of the code that Dynamo compiles now, and of its parameters.
+    """Return a text that identifies the code that Dynamo compiles now, and its parameters.
 
-    The identity is the same across recompilations for other shapes or modes. It is a text: Dynamo's
-    number of the code, then ``parameters``. Two layers of one class share their code, but may
-    differ in the shapes of their parameters. The text is empty if Dynamo is not compiling.
+    A recompilation of the code for other shapes or modes has the same text. The text consists of
+    Dynamo's number of the code and of ``parameters``. Two layers of one class share their code, but
+    may differ in the shapes of their parameters. The text is empty if Dynamo is not compiling.
 
     Args:
         parameters: the result of `parameters_of`.
@@ -753,11 +760,11 @@ def parameters_of(joint: JointGraph) -> str:
 
 
 def joint_of(gm: fx.GraphModule, lower: str, **convention: Any) -> JointGraph:
-    """Convert the joint graph of a partitioner call to a `JointGraph`.
+    """Convert the joint graph that AOTAutograd gives a partitioner to a `JointGraph`.
 
     Args:
         gm: the joint graph.
-        lower: its lowering, ``"inductor"`` or ``"eager"``.
+        lower: lowering of the graph, ``"inductor"`` or ``"eager"``.
         convention: ``num_fwd_outputs`` and ``static_lifetime_input_indices``, as AOTAutograd gives
             them to a partitioner.
     """
@@ -778,7 +785,8 @@ def joint_of(gm: fx.GraphModule, lower: str, **convention: Any) -> JointGraph:
 def name_of(gm: fx.GraphModule) -> str:
     """Return a name for a graph: the class of the user's module, and Dynamo's number of the graph.
 
-    If no module, or more than one, contains all modules of the graph, the class is ``graph``.
+    The word ``graph`` replaces the class if no single module contains all modules of the graph.
+    The number is left out if Dynamo is not compiling.
     """
     where = torch_compat.CompileContext.current_compile_id()
     stacks = (node.meta.get("nn_module_stack") for node in gm.graph.nodes)
@@ -800,11 +808,12 @@ def name_of(gm: fx.GraphModule) -> str:
 def _plan_standalone(joint: JointGraph, request: PlanRequest, agree: Pass | None) -> Plan:
     """Plan in place for a user's own AOTAutograd call, without the backend's checks at run time.
 
-    Backward may read an output of the step again. If the user's code writes to that output before
+    Backward may read an output of the step. If the user's code writes to that output before
     backward, gradients would be wrong. Autograd misses writes to some outputs, such as views. If
     backward reads one of these outputs under the first decision, the step returns a copy of the
-    output. The graph is then decided again, because the copy has a cost: an output costs no saved
-    bytes, but the value behind a copied output does. A saved plan is applied unchanged.
+    output. The graph is then planned again, because the copy has a cost: an output that backward
+    reads counts no saved bytes, but a saved value whose copy is returned does. A saved plan is
+    applied unchanged.
 
     Args:
         joint: the joint graph; it is changed.

@@ -1,8 +1,8 @@
 """Store plans beside compiled steps in PyTorch's caches.
 
 AOTAutograd's cache returns a compiled step without calling the partitioner. This module stores the
-step's plan under the cache keys of its two compiled graphs, with everything else that the
-partitioner would have done.
+step's plan in a file whose name derives from the cache keys of the forward and backward graph. The
+file also has the warnings of planning, and the operators whose change makes the plan outdated.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class CachedPlan:
         joint: text of the joint graph as captured. The plan's modules are built from this text on
             first access.
         parameters: shapes and dtypes of the step's parameters.
-        operators: pair (name, properties as text) of each operator of the graph that is not
-            PyTorch's own.
+        operators: pair (name, properties as text) for each operator of the graph that is not
+            PyTorch's own; see `operators_of`.
         warnings: warnings of planning, as (module of the class, name of the class, message).
         timeline: JSON of the compiled step's memory, from `compiled_memory.write_timeline`; empty
             if unknown.
@@ -65,7 +65,7 @@ class CachedPlan:
             warnings.warn(text, _category(module, name), stacklevel=2)
 
     def read(self, request: PlanRequest, graph: str) -> Plan:
-        """Return the plan; its modules are built on first access.
+        """Return the plan of this record; the plan's modules are built on first access.
 
         Args:
             request: the options that the step was planned under.
@@ -114,7 +114,7 @@ def _category(module: str, name: str) -> type[Warning]:
 
 
 def keep(keys: Sequence[str], record: CachedPlan) -> None:
-    """Write a plan's record to the cache, under one key for both compiled graphs.
+    """Write a plan's record to a cache file, which the keys of both compiled graphs identify.
 
     A failed write is ignored, since it only causes a cache miss later.
 
@@ -133,7 +133,8 @@ def keep(keys: Sequence[str], record: CachedPlan) -> None:
 def find(keys: Sequence[str]) -> CachedPlan | None:
     """Return the record that `keep` wrote for a step; None if it is missing, damaged or outdated.
 
-    A record is outdated if an operator of the step has changed its schema, tags or declarations.
+    A record is outdated if an operator of the step now has another schema, tags, effect or
+    declaration, such as one by `remat.declare_pure`.
 
     Args:
         keys: cache keys of the compiled forward and backward graph.
@@ -164,7 +165,7 @@ def operators_of(joint: JointGraph) -> tuple[tuple[str, str], ...]:
 
 
 def _known_of(name: str) -> str:
-    """Return schema, tags, effects and declarations of an operator as text; empty if unregistered.
+    """Return the schema, tags, effect and declaration of an operator as text; empty if unregistered.
 
     These properties decide whether the operator may be recomputed.
     """

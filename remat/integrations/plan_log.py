@@ -10,8 +10,8 @@ from remat.planning.plan import Plan
 
 #: The list keeps this many of the newest plans.
 MOST_PLANS = 1_000
-#: The newest plans. Each is a weak reference, so that the list keeps no graph modules alive, and a copy without modules
-#: for when the plan is gone.
+#: For each of the newest plans, a weak reference to the plan, and a copy of its figures without graph modules. The list
+#: thus keeps no graph modules alive. The copy is used once the plan itself is gone.
 _PLANS: deque[tuple[weakref.ref[Plan], Plan]] = deque(maxlen=MOST_PLANS)
 _LOCK = threading.Lock()
 

@@ -1,13 +1,13 @@
-"""Check a compiled step at run time: its sizes, writes to its outputs, and repeated backward.
+"""Check a compiled step at run time: its sizes, and writes to its outputs.
 
 Sizes: with dynamic shapes, a plan meets a budget in bytes only up to some sizes. The step's bytes
 are known as expressions of its symbolic sizes. Upper bounds of these expressions give the largest
-sizes, and a guard makes Dynamo recompile for larger ones. Sizes that no guard can bound are checked
-when the step runs.
+sizes that meet the budget. A guard makes Dynamo recompile for larger sizes. Sizes that no guard can
+bound are checked when the step runs.
 
 Writes: autograd detects a write to a saved tensor by the tensor's version. A compiled step may save
-another tensor on an output's memory. That tensor has a version of its own, which a write to the
-output does not change.
+a second tensor that shares the memory of an output. The second tensor has its own version, which a
+write to the output does not change. The version of the output is therefore checked here.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ class Size:
     """A symbolic size of a step, with its range.
 
     Attributes:
-        name: name of the size's symbol.
+        name: the symbol, such as ``"s0"``.
         number: the size that the step is planned for.
         least: smallest possible size.
-        most: largest possible size; None if unknown.
+        most: largest possible size; None if unknown or unbounded.
         source: origin of the size in the user's code, for messages.
-        value: the symbolic size itself, from an input; None if no input has this size.
-        place: pair: the position of the input that has this size, and the dimension of that input.
-            The dimension is None if the input is a number. None if no input has this size.
+        value: the size as a ``torch.SymInt`` of an input; None if no input has this size.
+        place: pair of the position of an input that has this size, and the dimension of that input
+            that has it. If the input is a number, the dimension is None. If no input has this size,
+            ``place`` is None.
         declared: whether no guard may narrow the range, because the user declared the range or the
             size is data-dependent.
         marked: whether the user marked the size as dynamic, so that Dynamo refuses to make it
@@ -76,7 +77,10 @@ class Size:
 
 
 def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
-    """Return a dict from symbol names to the symbolic sizes of inputs that are single symbols."""
+    """Return a dict from the name of each symbol that is the size of an input to its `Size`.
+
+    Sizes that are compound expressions of symbols, such as ``2*s0``, are left out.
+    """
     found: dict[str, Size] = {}
     marks: dict[Any, tuple[bool, bool]] | None = None
     for k, value in enumerate(example_inputs):
@@ -150,7 +154,7 @@ def _marks(env: Any) -> dict[Any, tuple[bool, bool]]:
 
 
 def largest_declared(example_inputs: Sequence[Any]) -> dict[str, Size]:
-    """Return sizes for which a step under a budget in bytes is planned in place of traced sizes.
+    """Return the sizes that planning under a budget in bytes uses instead of the traced sizes.
 
     A size with a declared range is planned for its largest value, because no guard may narrow that
     range. A size that was marked as dynamic and is traced at its least value is planned for that
@@ -160,7 +164,8 @@ def largest_declared(example_inputs: Sequence[Any]) -> dict[str, Size]:
         example_inputs: example inputs of the step.
 
     Returns:
-        The sizes by symbol, with the size to plan for in ``number``.
+        A dict from the symbol's name to the `Size`, whose attribute ``number`` is the size to plan
+        for.
     """
     found = {}
     for name, size in sizes_of(example_inputs).items():
@@ -197,9 +202,9 @@ def at_declared_sizes(example_inputs: Sequence[Any], *, in_bytes: bool) -> Itera
 
 
 class SizedBytes:
-    """Callable that returns an upper bound of a step's bytes over ranges of the step's sizes.
+    """Function that returns an upper bound of a step's bytes over given ranges of its sizes.
 
-    The bytes are those that the step's budget limits: the peak or the saved bytes.
+    The bytes are those that the step's budget limits: the bytes of the peak, or the saved bytes.
 
     Args:
         plan: the step's plan, with the figures of the compiled code if there are any.
@@ -290,7 +295,8 @@ def _grows(e: Any) -> bool:
     return (e.is_Add or e.is_Mul) and all(map(_grows, e.args))
 
 
-#: Callback after a run of a step, with the run's arguments and the node of autograd's graph that runs backward.
+#: Type of a callback to call after each run of a step. Its arguments are the arguments of the run, and the node of
+#: autograd's graph that will run backward.
 Look = Callable[[Sequence[Any], Any], None]
 
 
@@ -305,13 +311,13 @@ def guard_sizes(
 
     Args:
         example_inputs: inputs that the step was traced with.
-        made: its plan, with the budget and, if known, the figures of the compiled code.
-        saved: whether the plan is a saved one, which no new plan may replace.
+        made: the step's plan, with the budget and, if known, the figures of the compiled code.
+        saved: whether the plan is a saved plan, which no new plan may replace.
         watched: whether the returned callback will be called after each run.
 
     Returns:
         A callback that checks the sizes that no guard can bound. None if no such check is needed,
-        ``watched`` is False, or the step exceeds its budget already at the traced sizes.
+        if ``watched`` is False, or if the step exceeds its budget even at the traced sizes.
 
     Raises:
         PlanError: a saved plan exceeds its budget in bytes at the traced sizes.
@@ -363,11 +369,11 @@ def guard_sizes(
 
 
 def _learned_sizes(made: Plan, names: set[str]) -> list[Size]:
-    """Return symbolic sizes that no input has, such as data-dependent ones, with their ranges.
+    """Return the `Size` of each symbol that is not the size of an input, such as ``"u0"``.
 
     Args:
-        made: the plan whose forward graph has these sizes.
-        names: names of the sizes' symbols.
+        made: the plan, whose forward graph has values with these symbols.
+        names: the symbols.
     """
     found: dict[str, Size] = {name: Size(name=name, number=UNBACKED_HINT) for name in names}
     left = set(names)
@@ -398,10 +404,10 @@ class _SizeCheck:
         bytes_at: the step's bytes as a function of sizes.
         limit: the budget in bytes.
         sizes: all sizes on which the bytes depend.
-        unbounded: names of the sizes that no guard bounds.
+        unbounded: symbols of the sizes that no guard bounds.
 
     Attributes:
-        unseen: names of sizes that cannot be read after a run.
+        unseen: symbols of the sizes that cannot be read after a run.
     """
 
     def __init__(
@@ -486,10 +492,10 @@ class _SizeCheck:
         )
 
     def shown(self, numbers: Mapping[str, int] | None = None) -> str:
-        """Return the sizes that no guard bounds as text.
+        """Return a text that lists each size that no guard bounds, with a value.
 
         Args:
-            numbers: values of the sizes; None for the planned values.
+            numbers: dict from each symbol to the value to show; None for the planned values.
         """
         found = {n: self._sizes[n].number for n in self._shown} if numbers is None else numbers
         return ", ".join(f"{self._sizes[n].source or n} = {found[n]}" for n in self._shown)
@@ -544,15 +550,15 @@ def wrap_step(
     count: Callable[[Sequence[Any], Sequence[Any], Any], None] | None,
     look: Look | None,
 ) -> Callable[..., Any]:
-    """Wrap a compiled step so that backward may run twice and writes to reread outputs are refused.
+    """Wrap a compiled step to allow a second backward, and to detect writes to its outputs.
 
-    If the user writes to such an output between forward and backward, backward raises a
-    `RereadError`. Writes through NumPy or ``.data`` do not change a tensor's version, so they are
-    not detected.
+    If the user writes to an output that backward reads, between forward and backward, backward
+    raises a `RereadError`. Writes through NumPy or ``.data`` do not change a tensor's version, so
+    they are not detected.
 
     Args:
         compiled: the compiled step, which returns a flat list of values.
-        made: its plan.
+        made: the plan of the step.
         by_inductor: whether Inductor compiled the step.
         count: called after each run that can be differentiated, with its arguments, its outputs,
             and the node of autograd's graph that runs backward.
@@ -591,7 +597,7 @@ def wrap_step(
 def _watch(
     step: Any, outputs: Sequence[Any], places: Sequence[int], name: str, advice: str
 ) -> None:
-    """Record the versions of outputs that backward reads, to be compared just before backward.
+    """Record the versions of the outputs that backward reads, and compare them before backward.
 
     Args:
         step: the node of autograd's graph that runs backward.
@@ -615,9 +621,10 @@ def _watch(
 
 
 def _step_of(value: Any) -> Any:
-    """Return the node of autograd's graph that runs the backward of the step that computed a value.
+    """Return the node of autograd's graph that runs the backward of a compiled step.
 
-    None if the value has no such node.
+    Args:
+        value: an output of the step. If it has no such node, the result is None.
     """
     todo = [getattr(value, "grad_fn", None)]
     # If an output is a view of a returned value, view nodes come before the step's node.

@@ -1,10 +1,10 @@
-"""Count the bytes that all graphs of one step hold together, under a budget on the peak in bytes.
+"""Count the bytes that all graphs of one step have alive, under a budget on the peak in bytes.
 
 A plan knows the memory of its own graph. How often a graph runs in a step, and which other memory
 is alive then, is known only at run time: several forwards may run before the first backward. The
 count includes inputs of all graphs that ran in the step, values saved for backward, live outputs,
-gradients of parameters, and allocations of the running graph. It includes neither operators between
-the graphs nor memory of saved-tensor hooks.
+gradients of parameters, and allocations of the running graph. The count includes neither memory of
+operators between the graphs nor memory of saved-tensor hooks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from remat.integrations.step_guards import SizedBytes
 from remat.planning.plan import Plan
 from remat.units import format_bytes
 
-#: A step is warned of again if its peak exceeds that of the last warning by 1/20.
+#: A step causes another warning if its peak exceeds the peak in the last warning by more than 1/20.
 _MORE = 20
 
 
@@ -44,12 +44,12 @@ class GraphMemory:
         reread_outputs: positions of the outputs that backward reads.
         own: parameters and buffers that belong to the graph's module and are not inputs.
         parameters: positions of the inputs that are parameters.
-        values: positions of the inputs that are other tensors.
+        values: positions of the inputs that are tensors but not parameters.
         sizes: the inputs that are symbolic sizes, each as (position, name of the symbol, planned
             value).
-        bytes_at: function from sizes to the graph's own peak in bytes; None if that peak does not
-            depend on sizes.
-        fixed_bytes: bytes of parameters and buffers, the part of the peak that does not depend on
+        bytes_at: function from ranges of sizes to an upper bound of the graph's own peak in bytes.
+            None if that peak does not depend on sizes.
+        fixed_bytes: bytes of all parameters and buffers. This part of the peak does not depend on
             sizes.
     """
 
@@ -104,9 +104,9 @@ class GraphMemory:
         )
 
     def scaled(self, arguments: Sequence[Any]) -> float:
-        """Return the ratio of a run's bytes at its actual sizes to the planned bytes; at least 1.
+        """Return the ratio of the bytes of a run, at its sizes, to the planned bytes; at least 1.
 
-        Neither the actual nor the planned bytes include parameters and buffers.
+        Both numbers of bytes are those of the graph's peak without parameters and buffers.
 
         Args:
             arguments: arguments of the run.
@@ -145,11 +145,13 @@ class _Parameters:
     """The parameters and buffers of one graph's run, which are the same in every step.
 
     Attributes:
-        sizes: bytes of each storage, by storage id.
-        gradients: bytes of the gradient of each storage that gets one, by storage id.
+        sizes: dict from the storage id of each parameter or buffer to its bytes.
+        gradients: dict from the storage id of each parameter that requires a gradient to the bytes
+            of the gradient.
         fleeting_bytes: bytes of parameters that are allocated only while the graph runs, as under
-            FSDP; 0 otherwise. If not 0, ``sizes`` and ``gradients`` count one rank's shards.
-        refs: weak references to the parameters.
+            FSDP; 0 otherwise. If not 0, ``sizes`` and ``gradients`` have the bytes of one rank's
+            shards.
+        refs: weak references to the parameters and buffers.
     """
 
     __slots__ = ("fleeting_bytes", "gradients", "refs", "sizes")
@@ -162,12 +164,12 @@ class _Parameters:
 
     @property
     def freed(self) -> bool:
-        """Whether the memory of some existing parameter is freed, as FSDP does after each use."""
+        """Whether the memory of a parameter that still exists is freed, as FSDP does after each use."""
         found = [value for ref in self.refs if (value := ref()) is not None]
         return any(not value.untyped_storage().nbytes() for value in found)
 
     def shard(self) -> None:
-        """Count one rank's shards instead of whole parameters from now on."""
+        """Replace the bytes of whole parameters and gradients by those of one rank's shards."""
         distributed = torch.distributed
         there = distributed.is_available() and distributed.is_initialized()
         ranks = distributed.get_world_size() if there else 1
@@ -181,7 +183,7 @@ class _Run:
     """One run of a graph, from its forward to its backward.
 
     Args:
-        tally: the tally that counts the run.
+        tally: the `StepTally` that counts the run.
         graph: memory of the graph.
         factor: ratio of this run's bytes to the planned bytes, from `GraphMemory.scaled`.
         parameters: parameters of the run.
@@ -199,7 +201,7 @@ class _Run:
         self.keys: list[int] | None = None
 
     def begin_backward(self, _: Any) -> None:
-        """Count the backward of this run; autograd calls this just before backward."""
+        """Count the memory of this run's backward; autograd calls this method just before backward."""
         self.tally.backward(self)
 
     # Autograd's graph owns the run: if it is dropped without a backward, the saved bytes are free again.
@@ -210,7 +212,7 @@ class _Run:
 class StepTally:
     """Count the memory of all graphs of a step, and warn if the step exceeds its budget.
 
-    A new step begins with the first run of a graph while no earlier run waits for its backward.
+    A new step begins when a forward graph runs while no earlier run waits for its backward.
 
     Args:
         limit: the budget on the peak, in bytes.
@@ -233,7 +235,7 @@ class StepTally:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin a step: forget gradients, runs and the peak of the last step."""
+        """Begin a step: reset the gradients, the runs and the peak of the last step."""
         self._alive()
         self._bytes -= sum(self._gradients.values())
         self._gradients = {}
@@ -248,13 +250,13 @@ class StepTally:
         return self._waiting + len(self._compiled)
 
     def beside(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
-        """Return the bytes that other graphs of the step hold when a new graph runs.
+        """Return the bytes that other graphs of the step have alive when a new graph runs.
 
         Storages of the new graph's own parameters and inputs are left out.
 
         Args:
-            gm: the graph that is about to be compiled.
-            inputs: its example inputs.
+            gm: the new graph, which is about to be compiled.
+            inputs: example inputs of the new graph.
         """
         with self._lock:
             if not self._waiting:
@@ -266,11 +268,11 @@ class StepTally:
             return self._bytes - shared + self._alive(own) + sum(self._compiled.values())
 
     def add(self, graph: GraphMemory, inputs: Sequence[Any]) -> None:
-        """Count the bytes that a compiled graph will hold for backward, until its first run.
+        """Add the bytes that a compiled graph will keep for backward; they count until it runs.
 
         Args:
             graph: memory of the graph.
-            inputs: its example inputs.
+            inputs: example inputs of the graph.
         """
         places = {*graph.parameters, *graph.read}.intersection(range(len(inputs)))
         given = [inputs[k] for k in places if isinstance(inputs[k], torch.Tensor)]
@@ -282,7 +284,7 @@ class StepTally:
     def forward(
         self, graph: GraphMemory, arguments: Sequence[Any], outputs: Sequence[Any], step: Any
     ) -> None:
-        """Count the memory of one run of a forward graph, until its backward begins.
+        """Add the memory of one run of a forward graph; it counts until the run's backward begins.
 
         Args:
             graph: memory of the graph.
@@ -330,7 +332,7 @@ class StepTally:
         step.register_prehook(run.begin_backward)
 
     def _parameters_of(self, graph: GraphMemory, arguments: Sequence[Any]) -> _Parameters:
-        """Return the parameters of a run, and count those that no earlier run has counted."""
+        """Return the parameters of a run. At the first run with them, add their bytes to the count."""
         given = [arguments[k] for k in graph.parameters]
         key = (id(graph), *map(id, given))
         self._ran.add(key)
@@ -341,10 +343,10 @@ class StepTally:
         return found
 
     def _count(self, key: tuple[int, ...], parameters: _Parameters) -> None:
-        """Count the storages of a group of parameters until `_forget` is called with its key.
+        """Add the bytes of a group of parameters to the count; `_forget` removes them.
 
         Args:
-            key: the key to store the group under in ``_parameters``.
+            key: the key of the group in ``_parameters``.
             parameters: the group.
         """
         self._parameters[key] = parameters
@@ -352,10 +354,10 @@ class StepTally:
             self._hold(storage, nbytes)
 
     def _forget(self, key: tuple[int, ...]) -> None:
-        """Stop counting a group of parameters and their gradients.
+        """Remove the bytes of a group of parameters, and of their gradients, from the count.
 
         Args:
-            key: key of the group in ``_parameters``.
+            key: the key of the group in ``_parameters``.
         """
         parameters = self._parameters.pop(key)
         for storage in parameters.sizes:
@@ -364,7 +366,10 @@ class StepTally:
             self._bytes -= self._gradients.pop(storage, 0)
 
     def backward(self, run: _Run) -> None:
-        """Count the memory of a run's backward, which is about to begin."""
+        """Record the peak of a run's backward, which is about to begin.
+
+        Afterwards the bytes that the run saved are released, unless the autograd graph is retained.
+        """
         with self._lock:
             if run.keys is None:  # a further backward of the same run
                 return
@@ -384,7 +389,7 @@ class StepTally:
                 self._warn(run, done=True)
 
     def release(self, run: _Run) -> None:
-        """Release the saved bytes of a run whose backward has begun or will never run."""
+        """Remove the saved bytes of a run from the count: its backward has begun or will never run."""
         with self._lock:
             keys, run.keys = run.keys, None
             if keys is None:
@@ -396,11 +401,11 @@ class StepTally:
                 self._drop(key)
 
     def _hold(self, key: int, nbytes: int, keys: list[int] | None = None) -> None:
-        """Add a holder of a storage; the storage's bytes are counted once, at its first holder.
+        """Increment the reference count of a storage; the first reference adds its bytes to the sum.
 
         Args:
             key: id of the storage.
-            nbytes: its bytes.
+            nbytes: bytes of the storage.
             keys: list to append the id to, for a later `_drop`.
         """
         if keys is not None:
@@ -413,7 +418,7 @@ class StepTally:
             found[1] += 1
 
     def _drop(self, key: int) -> None:
-        """Remove one holder of a storage; without holders, its bytes are no longer counted."""
+        """Decrement the reference count of a storage; at 0, subtract its bytes from the sum."""
         found = self._values[key]
         found[1] -= 1
         if not found[1]:
@@ -421,7 +426,7 @@ class StepTally:
             del self._values[key]
 
     def _alive(self, own: set[int] | None = None) -> int:
-        """Return the bytes of graphs' outputs that are alive and not counted in another figure.
+        """Return the bytes of live outputs of graphs, without storages that ``_values`` counts.
 
         Args:
             own: ids of further storages to leave out.
@@ -440,7 +445,7 @@ class StepTally:
         Args:
             running: bytes that the graph allocates while it runs.
             run: the run of this graph.
-            held: bytes that other pending runs save for backward.
+            held: bytes that other runs have saved for their backward.
             others: number of these other runs.
         """
         taken = self._bytes + self._alive() + running
@@ -457,7 +462,7 @@ class StepTally:
             self._warn(run, done=False)
 
     def _forget_others(self) -> None:
-        """Stop counting parameters that this step has not read; count freed parameters as shards.
+        """Stop counting parameters that no graph reads in this step; count freed ones as shards.
 
         A parameter whose memory is freed after its graph ran is taken to be sharded by FSDP.
         """
@@ -471,10 +476,10 @@ class StepTally:
                 self._count(key, parameters)
 
     def _warn(self, run: _Run, *, done: bool) -> None:
-        """Warn of a step whose peak exceeds the budget.
+        """Warn that the peak of a step exceeds the budget.
 
-        The first warning is given as soon as the peak exceeds the budget. Another one is given at
-        the end of the step if the peak has grown by more than 1/20 since the last warning.
+        The first warning is given as soon as the peak exceeds the budget. Another warning is given
+        at the end of the step if the peak has grown by more than 1/20 since the last warning.
 
         Args:
             run: the newest run, which the message names.
@@ -514,10 +519,10 @@ _TALLIES: dict[int, StepTally] = {}
 
 
 def tally_of(limit: int) -> StepTally:
-    """Return the tally that counts all graphs compiled under a budget on the peak.
+    """Return the `StepTally` of all graphs that are compiled under one budget on the peak.
 
-    Graphs with the same budget share a tally, whichever model they belong to, because their memory
-    adds up if they run in one step.
+    Graphs with the same budget share a `StepTally`, whichever model they belong to, because their
+    memory adds up if they run in one step.
 
     Args:
         limit: the budget in bytes.

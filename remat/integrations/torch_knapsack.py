@@ -49,7 +49,7 @@ class TorchSolver(torch_compat.CustomKnapsackSolver):
         Args:
             memory: size of each candidate relative to all activations, as PyTorch computes it.
             joint_graph: the joint graph; not used.
-            max_memory: memory for candidates, in the unit of ``memory``.
+            max_memory: limit on the total size of the saved candidates, in the unit of ``memory``.
             node_info: PyTorch's classification of nodes; not used.
             all_recomputable_banned_nodes: the candidates, in the order of ``memory``.
 
@@ -63,7 +63,7 @@ class TorchSolver(torch_compat.CustomKnapsackSolver):
         return saved, recomputed
 
     def uuid(self) -> str:
-        """Return a text that identifies solver and version in PyTorch's cache keys."""
+        """Return a text that identifies the solver and remat's version in PyTorch's cache keys."""
         return f"remat-{__version__}-solver-{identity(self.solver)}"
 
 
@@ -72,14 +72,14 @@ def _in_bytes(
 ) -> tuple[Sequence[float], float]:
     """Convert PyTorch's relative sizes of candidates, and the capacity, to bytes if possible.
 
-    PyTorch divides each size by the bytes that activations span, which it computes as the
-    difference of two large sums. The rounding error grows with the inputs' share of the memory. The
+    PyTorch divides each size by the total bytes of activations, which it computes as the difference
+    of two large sums. The larger the inputs' part of these sums, the larger the rounding error. The
     sizes before the division are known from the nodes. If these sizes do not match the relative
-    ones, the arguments are returned unchanged.
+    sizes, the arguments are returned unchanged.
 
     Args:
-        memory: size of each candidate, relative to the bytes that activations span.
-        max_memory: capacity for the candidates, relative to the same bytes.
+        memory: size of each candidate, relative to the total bytes of activations.
+        max_memory: capacity for the candidates, relative to the same total.
         nodes: the candidates.
 
     Returns:

@@ -38,8 +38,8 @@ _STEPS = {
 }
 
 
-#: The first version of PyTorch without a fault, by the name of the function that works around the fault. From that
-#: version on the function is not applied.
+#: Dict from the name of a workaround's function to the first version of PyTorch without the fault. From that version on
+#: the workaround is not applied.
 FIXED_IN: dict[str, str] = {"waits_of_formed_loops": "2.15"}
 
 
@@ -72,8 +72,8 @@ def planned_layouts_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[Non
     """Make each operator that repeats a random draw get its inputs in the traced memory layout.
 
     Such an operator draws from a saved generator state (``torch/_prims/rng_prims.py``). In another
-    layout, the same random numbers go to other elements. Inductor keeps the layout for PyTorch's
-    own random operators, but not for these.
+    layout, the same random numbers go to other elements. Inductor keeps the layout of inputs of
+    PyTorch's own random operators, but not of operators that repeat a draw.
 
     Args:
         graph: the graph; it is changed.
@@ -98,11 +98,11 @@ def planned_layouts_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[Non
 
 @contextlib.contextmanager
 def saved_inputs_themselves(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Make forward save its inputs themselves, not copies of them in another layout.
+    """Make forward save its inputs themselves, not copies of the inputs in another layout.
 
     Inductor copies the inputs of a convolution to another layout, and would save these copies
-    although the inputs are in memory anyway. Inductor keeps the layout of outputs that are marked
-    as visible to the user, so saved inputs get that mark.
+    although the inputs are in memory anyway. Inductor keeps the layout of graph outputs that are
+    marked as visible to the user. Therefore inputs that forward saves get this mark.
 
     Args:
         graph: the graph; the metadata of its output node is changed.
@@ -118,7 +118,7 @@ def saved_inputs_themselves(graph: fx.Graph, is_backward: bool) -> Iterator[None
 
 @contextlib.contextmanager
 def planned_order_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Keep the order of operators if several draw random numbers, or if values are offloaded.
+    """Keep the order of a graph's operators if several draw random numbers, or some offload values.
 
     To lower the peak, Inductor's scheduler reorders operators, also those that draw random numbers.
     The new order depends on the rest of the graph, hence on the plan. This context manager switches
@@ -134,7 +134,7 @@ def planned_order_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[None]
 def no_unsound_reinplacing(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
     """Forbid Inductor to let operators overwrite their input, if the result would be wrong.
 
-    The cases are described in `_returns_what_is_overwritten` and `_moves_what_is_overwritten`.
+    `_returns_what_is_overwritten` and `_moves_what_is_overwritten` describe the two cases.
     """
     unsound = _returns_what_is_overwritten(graph) or _moves_what_is_overwritten(graph)
     disabled = filter(
@@ -318,8 +318,8 @@ def _moves_what_is_overwritten(graph: fx.Graph) -> bool:
 class _ForThread:
     """A PyTorch method that a thread may replace for its own calls only.
 
-    The method is patched while any thread replaces it. In all other threads the patched method
-    calls the original.
+    While any thread replaces the method, a patched method stands in the class. In threads that do
+    not replace the method, the patched method calls the original method.
 
     Args:
         owner: the class with the method.
@@ -360,7 +360,7 @@ class _ForThread:
                     setattr(self._owner, self._name, self._theirs)
 
 
-#: One instance per method, so that all threads share its patch.
+#: Returns the one `_ForThread` of a method, so that all threads share the patch of this method.
 _for_thread = functools.cache(_ForThread)
 
 
@@ -373,7 +373,7 @@ def masks_to_bytes(graph: fx.Graph, own: int) -> frozenset[str]:
 
     Args:
         graph: the forward graph; it is changed.
-        own: number of outputs that are the step's own, which stay unchanged.
+        own: number of outputs that the user gets. They come first, and stay unchanged.
 
     Returns:
         Names of the masks that are returned as bytes.
@@ -435,7 +435,7 @@ def _is_mask(node: fx.Node) -> bool:
 
 
 def _converted(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    """Append a node to a graph that converts a value to another dtype, and return the new node."""
+    """Insert a node that converts a value to another dtype into a graph, and return the new node."""
     made: fx.Node = graph.call_function(torch.ops.prims.convert_element_type.default, (node, dtype))
     made.meta = {**node.meta, "val": node.meta["val"].to(dtype)}
     return made
@@ -444,9 +444,10 @@ def _converted(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
 def allow_keeping_the_graph(step: Any, *, by_inductor: bool) -> None:
     """Make backward overwrite copies of saved values if the autograd graph is retained.
 
-    Inductor's backward overwrites some saved values. PyTorch compiles backward when it first runs,
-    and allows overwriting only if that run does not retain the graph. With remat, backward is
-    compiled before forward runs, when this is not yet known.
+    Inductor's backward overwrites some saved values. Without remat, PyTorch compiles backward when
+    backward first runs, and allows overwriting only if that run does not retain the autograd graph.
+    With remat, backward is compiled before forward runs. It is then unknown whether the autograd
+    graph will be retained.
 
     Args:
         step: the node of autograd's graph that runs backward.

@@ -9,7 +9,7 @@ import torch
 
 
 def first_difference(reference: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    """Return a description of the first result that differs between two runs; None if all are equal.
+    """Return a description of the first result that differs between two runs; None if none differs.
 
     Results are compared bit for bit, except that any NaN equals any NaN.
 
@@ -28,7 +28,7 @@ def first_difference(reference: Mapping[str, Any], other: Mapping[str, Any]) -> 
 
 
 def _difference(one: Any, other: Any) -> str | None:
-    """Return how two values differ, as the end of a sentence; None if they are equal."""
+    """Return the end of a sentence that says how two values differ; None if the values are equal."""
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         same = type(one) is type(other) and (one == other or (one != one and other != other))
         return None if same else f"was {one!r}, is {other!r}"
@@ -53,7 +53,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _equal_bits(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return a boolean tensor: True where both elements have equal bits or both are NaN."""
+    """Compare two tensors elementwise; an element of the result is True for equal bits or two NaNs."""
     if one.is_complex():
         pairs = _equal_bits(torch.view_as_real(one), torch.view_as_real(other))
         return pairs.all(-1)

@@ -1,8 +1,8 @@
 """Run many jobs in this process, in worker processes, or in any executor.
 
-An executor is any `concurrent.futures.Executor`, such as a process pool, Dask's
-``Client.get_executor()``, or Ray's. Answers are delivered in the order in which they arrive. If a
-worker process of remat's own dies, its jobs are submitted again.
+An executor is any `concurrent.futures.Executor`, such as a process pool, the result of Dask's
+``Client.get_executor()``, or an executor of Ray. Answers are delivered in the order in which they
+arrive. If a worker process that remat started dies, its jobs are submitted again.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Answer = TypeVar("Answer")
 
 #: Number of times that a job is submitted again after its worker process died.
 RETRIES = 1
-#: Where jobs run: None for this process, a number of worker processes, or an executor.
+#: Type of an argument that says where jobs run: None for this process, a number of worker processes, or an executor.
 AnyExecutor = Executor | int | None
 
 
 def check_executor(executor: AnyExecutor) -> None:
-    """Refuse a value that cannot run jobs.
+    """Raise an error if the value of an argument ``executor`` is invalid.
 
     Raises:
         ProblemError: the value is not an executor, an int of at least 1, or None.
@@ -55,11 +55,13 @@ def check_executor(executor: AnyExecutor) -> None:
 
 
 def name_to_send(given: Any, what: str) -> str:
-    """Return ``given`` if it is a name, from which a worker process can create the object again.
+    """Return a solver or cost model that the user gave by name; refuse an object.
+
+    A name can be sent to a worker process, which creates the object from it.
 
     Args:
-        given: the user's argument.
-        what: name of the argument, for the message.
+        given: the user's argument: a name or an object.
+        what: kind of the argument for the message, such as ``"solver"``.
 
     Raises:
         ProblemError: ``given`` is not a str.
@@ -78,23 +80,24 @@ def run_jobs(
     on_answer: Callable[[int, Answer], None],
     on_death: Callable[[int, str], None],
 ) -> None:
-    """Run every job and deliver its answer.
+    """Run a function on every job, and pass each result (the job's answer) to a callback.
 
     Operators that `remat.declare_pure` has declared in this process are declared in the workers
     too.
 
     Args:
-        work: computes the answer of one job; an exception ends the whole run. For workers, ``work``
-            is a function of a module, and jobs and answers can be pickled.
+        work: computes the answer of one job. If it raises, no further answers are delivered. If
+            jobs run in workers, ``work`` must be a module-level function, and jobs and answers must
+            support pickling.
         jobs: the jobs.
-        executor: where the jobs run.
+        executor: where the jobs run; see `AnyExecutor`.
         on_answer: called in this process with the index of a job and its answer, in the order of
             arrival.
         on_death: called in this process with the index of a job and a reason, if remat's own worker
             processes died repeatedly while running the job.
 
     Raises:
-        ProblemError: ``executor`` is invalid, or its workers are gone or cannot import remat.
+        ProblemError: ``executor`` is invalid, or its workers have died or cannot import a module.
     """
     check_executor(executor)
     if executor is None:
@@ -131,7 +134,7 @@ def _declaring(work: Callable[[Job], Answer], declared: Sequence[str], job: Job)
 
 #: Environment variable that keeps Python from putting the working directory first on ``sys.path``.
 #: Without the variable, a new worker would import modules from the working directory while it
-#: starts, before it takes over this process's path.
+#: starts, before it gets the ``sys.path`` of this process.
 _SAFE_PATH = "PYTHONSAFEPATH"
 
 
@@ -165,11 +168,11 @@ def _in_processes(
     on_answer: Callable[[int, Answer], None],
     on_death: Callable[[int, str], None],
 ) -> None:
-    """Run jobs in worker processes, which are all restarted if one dies.
+    """Run jobs in worker processes; if one process dies, restart all of them.
 
-    After a death, the first ``count`` unanswered jobs are run one at a time, because any of them
-    may have killed the worker. A job that kills its worker more than `RETRIES` times is reported by
-    ``on_death``.
+    After a death, the first ``count`` unanswered jobs run one at a time, because any of these jobs
+    may have killed the worker. If a job then kills its worker more than `RETRIES` times,
+    ``on_death`` is called with this job.
 
     Args:
         work: computes the answer of one job.
@@ -226,8 +229,8 @@ def _submitted(
         jobs: all jobs.
         asked: indices of the jobs to submit.
         on_answer: called with the index of a job and its answer.
-        starting: creates a context manager around the submission, during which the executor starts
-            its processes.
+        starting: creates a context manager that is entered while jobs are submitted. The executor
+            starts its processes during this time.
 
     Returns:
         Ascending indices of the jobs that got no answer because the executor broke or was shut

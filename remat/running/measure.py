@@ -1,10 +1,10 @@
 """Measure the bytes that are alive while a training step runs.
 
-`remat.graph.liveness` predicts these bytes. There are two ways to count. Counting by *storages*
-observes the results of all operators by a dispatch mode, and the end of each storage by a
-finaliser. Counting by the *allocator* uses CUDA's statistics or, on the CPU, the profiler's record
-of allocations. Only the allocator sees memory that an operator allocates and frees internally, such
-as the workspace of a convolution.
+`remat.graph.liveness` predicts these bytes. There are two methods of measurement. The method
+*storages* observes the results of all operators by a dispatch mode, and the end of each storage by
+a finaliser. The method *allocator* uses the statistics of CUDA's allocator or, on the CPU, the
+profiler's record of allocations. Only the method *allocator* includes memory that an operator
+allocates and frees internally, such as the workspace of a convolution.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from remat.errors import CaptureError, ProblemError
 from remat.graph.host_copies import OFFLOAD
 from remat.graph.storages import storage_of, tensors_of
 
-#: Largest number of runs before the measured run. A step may be compiled several times, because it
-#: changes its own state.
+#: Largest number of runs before the measured run. Several of these runs may compile the step,
+#: because a step may change state that its compiled code depends on.
 _WARM_UP = 5
 _BACKWARD = "remat::backward"
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
@@ -55,21 +55,22 @@ def measure_step(
     resident: Iterable[torch.Tensor] = (),
     by: str | None = None,
 ) -> Measured:
-    """Run a step until it compiles no more, then run it once more and measure its memory.
+    """Run a step until a run compiles nothing, then run it once more and measure its memory.
 
     A step is one forward and one backward. Every output that requires a gradient gets a gradient of
     ones, as if a loss outside ``fn`` summed the outputs. Afterwards, buffers, inputs, gradients and
-    the states of the random number generators are restored. Frozen parameters are not copied. They
-    are checked for changes instead.
+    the states of the random number generators are restored. Frozen parameters are not restored, but
+    a change of one raises an error.
 
     Args:
-        fn: a module or function, usually compiled. If ``fn`` is a module, its parameters and
-            buffers count.
-        args: positional arguments of a call.
-        kwargs: keyword arguments of a call.
-        resident: further tensors that are alive during the step and count.
-        by: ``"storages"`` (CPU only) or ``"allocator"``. None: storages on the CPU, the allocator
-            on CUDA. On CUDA, the allocator counts blocks of 512 bytes.
+        fn: a module or function, usually compiled. If ``fn`` is a module, the measured bytes
+            include its parameters and buffers.
+        args: positional arguments for ``fn``.
+        kwargs: keyword arguments for ``fn``.
+        resident: further tensors that are alive during the step and that the bytes include.
+        by: the method of measurement, ``"storages"`` (CPU only) or ``"allocator"``. None:
+            ``"storages"`` on the CPU, ``"allocator"`` on CUDA. CUDA's allocator rounds the bytes of
+            each allocation up to a multiple of 512.
 
     Raises:
         CaptureError: no output of ``fn`` requires a gradient.
@@ -97,7 +98,7 @@ def measure_step(
         return known[by](lambda: run_forward(fn, args, named), given, device)
 
 
-#: Result of a call, and an empty tensor whose backward runs backward of all outputs.
+#: Pair of the result of a call and an empty tensor, whose ``backward()`` runs backward of all outputs.
 Result = tuple[Any, torch.Tensor]
 _Step = Callable[[], Result]
 _Way = Callable[[_Step, Sequence[torch.Tensor], torch.device], Measured]
@@ -150,8 +151,8 @@ class _Seed(torch.autograd.Function):
 def as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator[None]:
     """Restore buffers, inputs, gradients and random states at the end of the ``with`` block.
 
-    The block begins with gradients of None, since gradients to accumulate into would change the
-    peak. Frozen parameters are not copied, because they may be most of the memory, and a step
+    When the block begins, all gradients are None, because existing gradients would change the peak.
+    Frozen parameters are not restored. A copy of them might take most of the memory, and a step
     should only read them.
 
     Args:
@@ -216,7 +217,7 @@ def _forget_gradients(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _by_storages(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -> Measured:
-    """Run a step and measure its memory by counting storages; ``inputs`` count from the start."""
+    """Run a step and measure its memory by tracking storages, those of ``inputs`` from the start."""
     tracker = StorageTracker()
     for tensor in inputs:
         tracker.add(tensor)
@@ -259,7 +260,7 @@ def allocations() -> Iterator[list[int | None]]:
 
     Yields:
         A list in order of time, which is filled when the block ends. An entry is the bytes of an
-        allocation, the negative bytes of a free, or None where backward begins.
+        allocation, the negated bytes of a deallocation, or None at the start of backward.
     """
     found: list[int | None] = []
     level = os.environ.get(_LOG_LEVEL)
@@ -300,18 +301,19 @@ _ON_CPU: Mapping[str, _Way] = {"storages": _by_storages, "allocator": _by_profil
 
 
 def _bytes_of(tensors: Iterable[torch.Tensor], block: int) -> int:
-    """Return the bytes of all distinct storages, each rounded up to a multiple of ``block``."""
+    """Return the total bytes of the distinct storages of tensors, each rounded up to ``block`` bytes."""
     storages = (t.untyped_storage() for t in tensors)
     sizes = {s.data_ptr(): s.nbytes() for s in storages}
     return sum(-(-n // block) * block for n in sizes.values())
 
 
 class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that follows all storages that operators return, until they are freed.
+    """Dispatch mode that reports when operators return storages, and when these are freed.
 
-    A storage that existed before is followed only after a call of `add`. Of a higher-order
-    operator, the mode sees only the results. Host copies made by `remat.graph.host_copies` are left
-    out, because they are not in device memory.
+    A subclass gets the reports through `found` and `freed`. A storage that existed before the mode
+    is reported only after a call of `add`. Of a higher-order operator, the mode sees only the
+    results. Host copies made by `remat.graph.host_copies` are left out, because they are not in
+    device memory.
     """
 
     # Otherwise PyTorch refuses to run higher-order operators under the mode.
@@ -323,29 +325,30 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         self._on_host: set[int] = set()
 
     def found(self, known: Any, nbytes: Any, source: str) -> Any:
-        """Note a storage, and return what `freed` is to be given at its end.
+        """Handle a tensor's storage, and return a value to pass to `freed` when the storage is freed.
 
         Args:
-            known: result of the last call for this storage; None for a new storage.
-            nbytes: its bytes; it may have been resized since the last call.
-            source: name of the operator that returned a tensor on it, or as given to `add`.
+            known: the value that the last call for this storage returned; None for a new storage.
+            nbytes: bytes of the storage, which may have been resized since the last call.
+            source: name of the operator that returned a tensor on the storage, or the text that
+                `add` was given.
         """
         raise NotImplementedError
 
     def freed(self, known: Any) -> None:
-        """Note the end of a storage.
+        """Handle the end of a storage.
 
         Args:
-            known: result of the last call of `found` for this storage.
+            known: the value that the last call of `found` for this storage returned.
         """
         raise NotImplementedError
 
     def add(self, tensor: torch.Tensor, source: str = "") -> None:
-        """Follow the storage of a tensor until it is freed.
+        """Report the storage of a tensor to `found` now, and to `freed` when the storage is freed.
 
         Args:
             tensor: the tensor.
-            source: text for `found`.
+            source: text to pass to `found`.
         """
         storage = storage_of(tensor)
         if storage is None:
@@ -374,9 +377,9 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
 
 class StorageTracker(StorageWatch):  # type: ignore[no-untyped-call]
-    """Count the bytes of the storages that operators return, and of those that are added.
+    """Dispatch mode that counts the bytes of storages that operators return or that `add` is given.
 
-    Compiled code runs unchanged under the mode, which sees every operator that the code calls.
+    Compiled code runs unchanged under this mode. The mode sees every operator that the code calls.
 
     Attributes:
         current: bytes alive now.

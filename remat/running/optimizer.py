@@ -1,8 +1,8 @@
 """Measure an optimizer's memory by running two steps on fake parameters and tracking every storage.
 
 Parameters and gradients are fake tensors, which take no memory. Other tensors that the optimizer
-creates, such as a step count, are real and tiny. Storages that operators return are counted. Memory
-that a kernel allocates internally is not counted.
+creates, such as a step count, are real and tiny. The measured memory is that of the storages that
+operators return. It does not include memory that a kernel allocates internally.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from remat.errors import ProblemError, did_you_mean
 from remat.graph.storages import tensors_of
 from remat.running.measure import StorageTracker
 
-#: Creates an optimizer for a list of parameters: a class, a function, or a `functools.partial` of one.
+#: Type of a callable that creates an optimizer for a list of parameters, such as a class of `torch.optim`.
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 _EXAMPLES = "name a class of torch.optim, such as 'adamw' or 'sgd:momentum=0.9'"
 #: The function by which PyTorch's optimizers choose the foreach implementation.
@@ -33,10 +33,10 @@ class OptimizerUse:
     """Memory and traffic of an optimizer's steps, without parameters and gradients.
 
     Attributes:
-        name: name of the optimizer, as from `read_optimizer`.
+        name: name of the optimizer, as `read_optimizer` returns it.
         state_bytes: bytes of the state that the optimizer keeps between steps.
-        step_bytes: most bytes that a step has alive at the same time, beyond the state.
-        moved_bytes: bytes that the operators of one step read and write.
+        step_bytes: most bytes of temporary memory alive at one time in a step, without the state.
+        moved_bytes: total bytes that the operators of one step read and write.
     """
 
     name: str
@@ -49,9 +49,9 @@ def read_optimizer(optimizer: str | Make) -> tuple[str, Make]:
     """Return the name and the factory of an optimizer.
 
     Args:
-        optimizer: the name of a class in `torch.optim` (in any case), with arguments after a colon
-            as in ``"sgd:momentum=0.9,nesterov=True"``; or a callable that creates an optimizer for
-            a list of parameters.
+        optimizer: the name of a class in `torch.optim`, in upper or lower case, with arguments
+            after a colon as in ``"sgd:momentum=0.9,nesterov=True"``; or a callable that creates an
+            optimizer for a list of parameters.
 
     Returns:
         The name, and a function that creates the optimizer for a list of parameters.
@@ -73,10 +73,10 @@ def read_optimizer(optimizer: str | Make) -> tuple[str, Make]:
 
 
 def optimizer_code(optimizer: str | Make) -> str:
-    """Return code that makes an optimizer of ``model.parameters()``; empty for a callable.
+    """Return Python code that creates an optimizer for ``model.parameters()``.
 
     Args:
-        optimizer: as in `read_optimizer`.
+        optimizer: as in `read_optimizer`. For a callable, the result is an empty text.
     """
     if not isinstance(optimizer, str):
         return ""
@@ -118,7 +118,7 @@ def _named(optimizer: str) -> tuple[Any, dict[str, Any]]:
 
 
 def _literal(value: ast.expr) -> Any:
-    """Return the value of a literal; the words true, false and none are read in any case."""
+    """Return the value of a Python literal; true, false and none may be in upper or lower case."""
     if isinstance(value, ast.Name) and value.id.lower() in _WORDS:
         return _WORDS[value.id.lower()]
     return ast.literal_eval(value)
@@ -131,7 +131,7 @@ def trace_optimizer(
     without_gradient: frozenset[int] = frozenset(),
     foreach: bool = False,
 ) -> OptimizerUse:
-    """Run two steps of an optimizer on fake parameters, and measure memory and traffic.
+    """Run two steps of an optimizer on fake parameters, and return their memory and traffic.
 
     Args:
         optimizer: as for `read_optimizer`.
@@ -193,7 +193,8 @@ def trace_optimizer(
 def _work_at_once(optimizer: torch.optim.Optimizer) -> None:
     """Select an optimizer's foreach implementation, which PyTorch selects by default on a GPU.
 
-    An optimizer that has no such option, or whose user set the option, stays as it is.
+    An optimizer without a foreach implementation, or whose user chose an implementation, is not
+    changed.
     """
     kinds = [k for k in type(optimizer).__mro__ if k not in torch.optim.Optimizer.__mro__]
     modules = (sys.modules.get(kind.__module__) for kind in kinds)
@@ -208,8 +209,8 @@ def _work_at_once(optimizer: torch.optim.Optimizer) -> None:
 class _Steps(StorageTracker):  # type: ignore[no-untyped-call]
     """Tracker of storages that also counts the bytes that operators read and write.
 
-    If an optimizer reads the number in a fake tensor, the tracker returns 1, because a fake tensor
-    has no number.
+    If an optimizer converts a fake tensor to a Python number, the result is 1, because a fake
+    tensor has no values.
     """
 
     def __init__(self) -> None:
@@ -239,5 +240,5 @@ def _moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def _storages(value: Any) -> dict[int, int]:
-    """Return the bytes of the tensors in a value, by key of their storage."""
+    """Return a dict from a storage's id to the bytes of the tensor on it, for tensors in a value."""
     return {torch_compat.storage_id(v.untyped_storage()): v.nbytes for v in tensors_of(value)}

@@ -15,7 +15,9 @@ from remat.graph.storages import hint, storage_bytes, storage_key
 
 
 class RealValues:
-    """Creates random real values for fake values; values that share memory still share memory.
+    """Creates random real values for fake values.
+
+    If two fake tensors share a storage, their random tensors share a storage too.
 
     Args:
         seed: seed of the random numbers; equal seeds and names give equal values.
@@ -26,18 +28,19 @@ class RealValues:
         self._storages: dict[int, torch.Tensor] = {}
 
     def constant(self, node: fx.Node) -> Any:
-        """Return the value of a get_attr node's attribute; a fake tensor becomes a random one."""
+        """Return the value that a get_attr node reads; if it is fake, a random tensor like it."""
         return self.make(attribute_of(node.graph.owning_module, node.target), str(node.target))
 
     def make(self, value: Any, name: str) -> Any:
-        """Return a real value for ``value``.
+        """Return a real value in place of a value that may be fake or symbolic.
 
-        A symbolic number becomes its hint, and a fake tensor becomes a random one. Other values are
-        returned as they are.
+        For a symbolic number, the result is its hint. For a fake tensor, the result is a random
+        tensor. Any other value is returned unchanged.
 
         Args:
             value: the value.
-            name: name of the input, for messages; it also seeds the random numbers.
+            name: name of the graph input that has the value. Messages name it, and the seed of the
+                random numbers depends on it.
 
         Raises:
             ProblemError: no random value can be made of this type, layout or device.
@@ -60,7 +63,7 @@ class RealValues:
     def _module(self, module: fx.GraphModule, name: str) -> fx.GraphModule:
         """Return the graph of a higher-order operator, with real tensors for its fake constants.
 
-        A module without fake constants is returned as it is; another one is copied.
+        The result is a copy; a module without fake constants is itself returned.
         """
         fake = [
             n
@@ -76,7 +79,10 @@ class RealValues:
         return copied
 
     def _tensor(self, value: torch.Tensor, name: str) -> torch.Tensor:
-        """Return a random tensor like a fake one, on the same storage as its aliases."""
+        """Return a random tensor like a fake tensor.
+
+        If a random tensor was made for another fake tensor on the same storage, both share one.
+        """
         if value.layout is not torch.strided:
             raise ProblemError(
                 f"input '{name}' has the layout {value.layout}, for which there are no random "
@@ -104,7 +110,10 @@ class RealValues:
 
 
 def _numbers(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Return ``count`` random numbers: normally distributed, or 0 and 1 for integers and booleans."""
+    """Return a tensor of ``count`` random numbers of a dtype.
+
+    They are normally distributed; for integers and booleans, each number is 0 or 1.
+    """
     generator = torch.Generator().manual_seed(seed)  # of the CPU: equal numbers on every device
     if dtype.is_complex:
         return torch.randn(count, dtype=torch.complex128, generator=generator).to(dtype)
@@ -118,8 +127,8 @@ def copy_of(value: Any, copies: dict[int, torch.Tensor]) -> Any:
 
     Args:
         value: the value.
-        copies: copies of storages that were made so far, by the storage's key; a new copy is added.
-            Tensors that share a storage share its copy.
+        copies: dict from the id of a storage to its copy; the copy of a new storage is added. Copies
+            of tensors that share a storage share the copy of this storage.
     """
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value

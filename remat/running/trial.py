@@ -23,7 +23,7 @@ from remat.units import format_bytes
 
 #: Default limit in bytes on the inputs of a trial, and on any one value.
 MAX_BYTES = 2**30
-#: Held during a run, because `_deterministic` changes settings of the whole process.
+#: Lock that a run holds, because `_deterministic` changes settings of the whole process.
 _ONE_TRIAL = threading.RLock()
 
 
@@ -31,14 +31,14 @@ _ONE_TRIAL = threading.RLock()
 class Trial:
     """Random inputs on which a joint graph, or its forward and backward graphs, can be run.
 
-    Every run starts from copies of the same numbers and from the same generator state.
-    Uninitialised memory is filled. A difference between two runs is therefore a difference between
-    the graphs.
+    Every run starts from copies of the same inputs and from the same generator state.
+    Uninitialised memory is filled with NaN. If the results of two runs differ, the graphs therefore
+    differ.
 
     Attributes:
-        inputs: a real value for every placeholder, by the placeholder's target.
-        constants: a real tensor for every constant of the module, by attribute name.
-        seed: seed of the inputs and of every run.
+        inputs: dict from the target of each placeholder to a real value.
+        constants: dict from the attribute name of each constant of the module to a real tensor.
+        seed: seed of the inputs' random numbers, and of the generator in every run.
     """
 
     inputs: Mapping[str, Any]
@@ -47,7 +47,7 @@ class Trial:
 
     @classmethod
     def of(cls, joint: JointGraph, *, seed: int = 0, max_bytes: int = MAX_BYTES) -> Trial:
-        """Create random inputs for a joint graph. Symbolic sizes get the values of the trace.
+        """Create random inputs for a joint graph. Symbolic sizes get the values that were traced.
 
         Floating-point numbers are normally distributed. Integers are 0 or 1, so that they are valid
         indices.
@@ -55,7 +55,7 @@ class Trial:
         Args:
             joint: the joint graph.
             seed: seed of the numbers.
-            max_bytes: largest size in bytes of all inputs together, and of any one value.
+            max_bytes: limit in bytes on all inputs together, and on every single value of the graph.
 
         Raises:
             ProblemError: the graph is too large, has sizes that depend on data, or needs a device
@@ -76,10 +76,11 @@ class Trial:
         return cls(inputs=inputs, constants=constants, seed=seed)
 
     def run_joint(self, joint: JointGraph) -> dict[str, Any]:
-        """Run a joint graph.
+        """Run a joint graph on the inputs, and return the results.
 
         Returns:
-            Outputs, gradients, final values of the inputs, and the generator's state, by name.
+            A dict by name of outputs, gradients, the inputs after the run, and the generator's
+            state after the run.
         """
         n = joint.num_fwd_outputs
         with self._set_up() as (inputs, constants):
@@ -89,21 +90,22 @@ class Trial:
     def run_graphs(
         self, forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int
     ) -> dict[str, Any]:
-        """Run a forward graph, then a backward graph on the values that forward hands over.
+        """Run a forward graph, then a backward graph on the values that forward saves for it.
 
-        Backward's inputs are matched by name. Inputs that forward does not return must be tangents
-        or other inputs of backward alone.
+        An input of backward gets the saved value of the same name. An input without a saved value
+        must be a tangent or another input that only backward has.
 
         Args:
             forward: the forward module.
             backward: the backward module.
-            num_fwd_outputs: number of forward's own outputs.
+            num_fwd_outputs: number of the user's outputs; forward returns the saved values after
+                these.
 
         Returns:
             Results by name, as from `run_joint`.
 
         Raises:
-            ProblemError: backward needs a value that forward does not hand over.
+            ProblemError: backward needs a value that forward does not save.
         """
         with self._set_up() as (inputs, constants):
             returned = _run(forward, partial(self._given, inputs), constants)
@@ -153,10 +155,11 @@ class Trial:
 
 
 def _check(joint: JointGraph, max_bytes: int) -> None:
-    """Refuse a graph that cannot be run, before any allocation.
+    """Raise an error if a graph cannot be run, before anything is allocated.
 
     Raises:
-        ProblemError: a size depends on data, or the inputs or a value take more than ``max_bytes``.
+        ProblemError: a size depends on data, or all inputs together or one value take more than
+            ``max_bytes``.
     """
     total = 0
     for node in joint.graph.nodes:
@@ -202,9 +205,9 @@ def _deterministic() -> Iterator[None]:
             torch.use_deterministic_algorithms(before, warn_only=only_warn)
 
 
-#: Operators of Inductor that draw from a seed, with the position of the seed among the arguments.
-#: Eager kernels ignore the seed and would draw from the generator, whose state differs between
-#: forward and backward.
+#: Operators of Inductor that draw random numbers from a seed, with the position of the seed among
+#: their arguments. Their eager kernels ignore the seed and draw from the generator, whose state
+#: differs between forward and backward.
 _SEEDED = {"prims.inductor_random.default": 1, "prims.inductor_randint.default": 3}
 
 
@@ -241,7 +244,7 @@ def _run(
 
     Args:
         module: the module to run.
-        given: returns the value of a placeholder.
+        given: function from a placeholder to its value.
         constants: as in `_Interpreter`.
     """
     args = [given(node) for node in module.graph.nodes if node.op == "placeholder"]
@@ -252,10 +255,10 @@ def _run(
 def _left_behind(
     outputs: list[Any], gradients: list[Any], inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return everything that a run leaves behind, by name.
+    """Return the results of a run, by name.
 
-    These are its outputs, its gradients, the final values of its inputs, and the state of PyTorch's
-    CPU generator.
+    The results are the outputs, the gradients, the inputs after the run, and the state of PyTorch's
+    CPU generator after the run.
     """
     left = {f"output {i}": v for i, v in enumerate(outputs)}
     left |= {f"gradient {i}": v for i, v in enumerate(gradients)}

@@ -26,16 +26,16 @@ from remat.running.measure import allocations
 from remat.torch_compat import pytree
 from remat.units import format_bytes
 
-#: Limit in bytes on inputs and results of a call. For a larger call, smaller batches are run instead.
+#: Limit in bytes on inputs and results of a measured call. A larger call is measured with two smaller batches.
 MOST_BYTES = 8 << 20
-#: Limit in bytes for a call without a batch to make smaller. A larger call is not run at all.
+#: Limit in bytes on a call whose batch cannot be made smaller. A larger call is not measured.
 _MOST_AT_ONCE = 256 << 20
-#: Fewest samples of the larger of the two smaller batches.
+#: Fewest samples of the larger of the two batches from which a workspace is extrapolated.
 _LEAST_SAMPLES = 4
-#: The same for convolutions with a kernel of one element on one thread, because oneDNN does not run
-#: these convolutions with less than half as many samples.
+#: The same number for convolutions whose kernel has one element, if they run on one thread. With less than half as many
+#: samples, oneDNN does not run these convolutions.
 _LEAST_OF_ONE_ELEMENT = 32
-#: Bytes of the tensors that PyTorch makes of numbers among the arguments; so few bytes are ignored.
+#: A workspace of at most this many bytes is ignored: PyTorch converts number arguments to tensors of this size.
 _NUMBERS = 16
 #: Parts of names of elementwise operators, whose batch may be any dimension.
 _ON_ELEMENTS = ("bernoulli", "dropout")
@@ -46,7 +46,7 @@ _ALLOCATE = (
     "conv", "batch_norm", "attention", "linear", "rnn", "gru", "lstm", "sort", "fft", "pool", "embedding_bag",
     "bernoulli", "native_dropout",
 )  # fmt: skip
-#: Products whose CPU kernels allocate internally for 16-bit or complex numbers.
+#: Matrix products whose CPU kernels allocate internally for 16-bit or complex numbers.
 _PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
 #: Operators, besides elementwise ones, without a workspace for dense tensors of real numbers with at
 #: least 32 bits.
@@ -55,7 +55,7 @@ _TAKE_NOTHING = ("mm", "addmm", "bmm", "clone", "copy", "copy_", "empty", "full"
 )  # fmt: skip
 #: Measured workspaces in bytes, by kind of call.
 _CACHE: dict[Any, int] = {}
-#: Held during a measurement: PyTorch has one profiler, so a second measurement would fail.
+#: Lock that a measurement holds. PyTorch has one profiler, so a second measurement at the same time would fail.
 _LOCK = threading.Lock()
 
 
@@ -74,11 +74,11 @@ def may_allocate(op: Any, dtype: torch.dtype) -> bool:
 
 
 def workspace_bytes(op: Any, args: Any, kwargs: Any, results: Any) -> int:
-    """Return the peak of the bytes that a call allocates beyond its results.
+    """Return the workspace bytes of an operator call: the most that it allocates beyond its results.
 
-    The result is 0 for an operator that is not known to allocate, and for a call that is not on a
-    CPU. For a call that is too large to run, or while a profiler runs, the result is 0 with a
-    warning.
+    The result is 0 for an operator that is not known to have a workspace, and for a call that is
+    not on a CPU. If the call is too large to run, or while a profiler runs, the result is 0 and a
+    warning is given.
 
     Args:
         op: an overload of an operator.
@@ -93,7 +93,7 @@ def workspace_bytes(op: Any, args: Any, kwargs: Any, results: Any) -> int:
 
 
 def _cached(op: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> int:
-    """Return the workspace bytes of a call, measured once for each kind of call.
+    """Return the workspace bytes of a call, from a cache with one measurement per kind of call.
 
     Calls of one kind have the same operator, sizes, strides, dtypes, numbers and thread count. A
     call whose measurement fails counts as 0 bytes.
@@ -162,7 +162,7 @@ def _allocated(arguments: Any) -> int:
 def _batches(
     op: Any, args: Any, kwargs: Any, together: int
 ) -> tuple[int, int, int, Callable[[int], Any]] | None:
-    """Choose two smaller batch sizes for a large call.
+    """Choose two smaller batch sizes from which to extrapolate the workspace of a large call.
 
     Args:
         op: an overload of an operator.
@@ -211,7 +211,8 @@ def _batches(
 def _with_samples(value: torch.Tensor, axis: int, n: int) -> torch.Tensor:
     """Return a meta tensor like ``value``, with ``n`` samples along an axis.
 
-    Dimensions keep their order in memory, but gaps between elements are left out.
+    The dimensions have the same order in memory as in ``value``, but there are no gaps between
+    elements.
     """
     size, stride = map(list, map(_numbers, (value.shape, value.stride())))
     dense, at = [0] * len(size), 1
@@ -243,12 +244,12 @@ def note_workspaces(graph: fx.Graph) -> None:
 
 
 def _may_take(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether a call may have a workspace.
+    """Return whether an operator call may have a workspace.
 
     Only PyTorch's own operators that are not views may have a workspace. An elementwise operator
     may have one only if it is known to allocate, is random, or has a tensor that is complex or not
-    dense. The same holds for an operator in `_TAKE_NOTHING`. Such an operator may also have a
-    workspace if a tensor is 16-bit floating-point.
+    dense. An operator in `_TAKE_NOTHING` may have one in the same cases, and also if it has a
+    16-bit floating-point tensor.
 
     Args:
         op: an overload of an operator.
@@ -283,10 +284,10 @@ def _is_dense(value: torch.Tensor) -> bool:
 
 
 def in_proportion(nbytes: int, values: Any) -> Any:
-    """Return bytes as a symbolic expression that grows in proportion to the bytes of tensors.
+    """Return a symbolic number of bytes that is proportional to the bytes of tensors.
 
     Args:
-        nbytes: bytes at the hints of the symbolic sizes.
+        nbytes: value of the result if each symbolic size has its hint.
         values: the tensors; if none has a symbolic size, the result is ``nbytes``.
     """
     sizes: list[Any] = [t.numel() * t.element_size() for t in tensors_of(values)]
@@ -303,19 +304,19 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _described(value: Any) -> Any:
-    """Return a cache key for one argument: a tensor's sizes, strides and dtype, else text."""
+    """Return a cache key for an argument: sizes, strides and dtype of a tensor, else its ``repr``."""
     if not isinstance(value, torch.Tensor):
         return repr(_number(value))
     return (*map(_numbers, (value.shape, value.stride())), value.dtype)
 
 
 def _numbers(sizes: Any) -> tuple[int, ...]:
-    """Return sizes or strides as ints, with the hints of symbols."""
+    """Return sizes or strides as ints; a symbolic size becomes its hint."""
     return tuple(map(hint, sizes))
 
 
 def _number(value: Any) -> Any:
-    """Return a symbolic int as its hint; any other value as it is."""
+    """Return the hint of a symbolic int; any other value unchanged."""
     return hint(value) if isinstance(value, torch.SymInt) else value
 
 

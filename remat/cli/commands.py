@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
 
 
-#: Key in ``click.Context.meta``: whether the command was given ``--json``.
+#: Key in ``click.Context.meta`` under which the context says whether ``--json`` was given.
 _AS_JSON = "remat.json"
 
 
-#: Sections of the help; each maps the names of its commands to an example of the command.
+#: Dict from each section of the help to its commands: a dict from a command's name to an example command line.
 HELP: Mapping[str, Mapping[str, str]] = {
     "Plan": {
         "plan": "remat plan hf:gpt2 --budget peak:0.5 --save plan.json",
@@ -72,7 +72,7 @@ HELP: Mapping[str, Mapping[str, str]] = {
 
 
 class Command(click.Command):
-    """Command that treats errors about one of its options as wrong usage."""
+    """Command that reports a `RematError` about one of its options as wrong usage, with exit code 2."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -90,21 +90,21 @@ class Command(click.Command):
 class _Group(click.Group):
     """Command group that prints errors of remat in one paragraph, without a traceback.
 
-    An error of remat gives exit code 1, and Ctrl-C gives 130. Under ``--json`` the error is
-    ``{"error": {"kind": …, "message": …}}`` on standard output, also for wrong usage.
+    An error of remat gives exit code 1, and Ctrl-C gives 130. Under ``--json``, an error of remat
+    or wrong usage is printed as ``{"error": {"kind": …, "message": …}}`` on standard output.
     """
 
     command_class = Command
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        """Add a command, and append its example from the table `HELP` to the command's help."""
+        """Add a command, and append the example from `HELP` to the help of the command."""
         super().add_command(cmd, name)
         for examples in HELP.values():
             if (name or cmd.name) in examples:
                 cmd.epilog = f"Example: {examples[name or cmd.name or '']}"
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands in the sections of the table `HELP`, then all other commands."""
+        """Write the list of commands for the help: by the sections of `HELP`, then all others."""
         grouped = [name for group in HELP.values() for name in group]
         others = [name for name in self.list_commands(ctx) if name not in grouped]
         for title, names in (*HELP.items(), ("More", others)):
@@ -212,7 +212,7 @@ def _note_quiet(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     ctx.meta[QUIET] = value
 
 
-#: Options on what a command prints.
+#: The options ``--json`` and ``--quiet``, which control what a command prints.
 json_option = options(
     click.option("--json", "as_json", is_flag=True, help="print JSON, for machines; errors too"),
     click.option(
@@ -258,7 +258,7 @@ batch_option = click.option(
 seq_option = click.option(
     "--seq", type=click.IntRange(min=1), help="tokens of an hf model [default: up to 512]"
 )
-#: Options on what becomes of values, and on the loss.
+#: Options that offload values, set policies for modules, and split the loss into chunks.
 value_options = options(
     click.option(
         "--offload",
@@ -318,10 +318,11 @@ model_options = options(capture_options, time_limit_option, reread_option)
 
 
 def takes_request(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a command so that its options of planning arrive as one checked argument ``request``.
+    """Wrap a command so that it gets its planning options as one argument ``request``.
 
-    Apply this decorator directly above the function, below its options. If ``budget`` is missing or
-    None, the request has no budget, as from `PlanRequest.without_budget`.
+    The options are checked first. Apply this decorator directly above the function, below the
+    decorators of its options. If ``budget`` is missing or None, the request has no budget, as from
+    `PlanRequest.without_budget`.
 
     Args:
         command: a command function with an argument ``request``, a `PlanRequest`.
@@ -344,7 +345,7 @@ def takes_request(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def planning_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Remove the arguments of `PlanRequest.of` from a command's options, and return them."""
+    """Remove from a command's options those that `PlanRequest.of` takes, and return these as a dict."""
     from remat.planning.request import PlanRequest
 
     names = inspect.signature(PlanRequest.of).parameters
@@ -374,9 +375,9 @@ class Captured:
     """The training step of MODEL.
 
     Attributes:
-        example: the model's call.
+        example: the model, and the arguments of the captured call.
         joints: the joint graphs of the step; a single one unless graph breaks were allowed.
-        seconds: seconds that capturing took.
+        seconds: duration of the capture in seconds.
     """
 
     example: Example
@@ -389,16 +390,16 @@ class Captured:
         return self.joints[0]
 
     def title(self, joint: JointGraph | None = None) -> str:
-        """Return the title of a result: the model, its number of nodes, and the time of capturing.
+        """Return a title for the output: the model, a graph's number of nodes, and the capture time.
 
         Args:
-            joint: the graph to name; None: the only one.
+            joint: the graph whose nodes are counted; None: the first graph.
         """
         nodes = len((joint or self.joint).graph.nodes)
         return f"{self.example.title}: {nodes:,} nodes, captured in {self.seconds:.1f} s"
 
 
-#: Options of the command for arguments of `remat.capture`.
+#: Dict from an argument of `remat.capture` to the option of the command that sets this argument.
 _IN_COMMAND = {"fullgraph=False": "--no-fullgraph", "run=True": "--run"}
 
 
@@ -419,10 +420,11 @@ def capture_model(
         progress: shows the stages of the command.
         model: MODEL as typed.
         overrides: ``key=value`` texts for the config of an ``hf`` model.
-        lower: ``"inductor"`` to lower the graphs by Inductor's decompositions, ``"eager"`` not to.
+        lower: ``"inductor"`` to apply Inductor's decompositions to the graphs, ``"eager"`` to apply
+            none.
         device: the device to trace for; None: the device of the tensors.
         fullgraph: whether graph breaks are refused.
-        run: whether forward runs once on real tensors while graphs are captured; used only if
+        run: whether forward runs once on real tensors during the capture; used only if
             ``fullgraph`` is False.
         options: ``batch`` (batch size) and ``seq`` (sequence length), as in
             `remat.cli.models.load`.

@@ -49,11 +49,11 @@ def compare(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Plan MODEL with several solvers at several budgets, side by side.
+    """Plan MODEL with several solvers at several budgets, and show the plans in one table.
 
-    The best plans of each budget carry a star. The gap is the part of a plan's cost above a proven
-    lower bound, as a ratio of the cost. A solver that is named with --solvers does the same search
-    as in `remat plan`.
+    A star marks the best plans at each budget. The column gap is the part of a plan's cost above a
+    proven lower bound, as a ratio of that cost. A solver that is named with --solvers does the same
+    search as in `remat plan`.
     """
     from remat import api
     from remat.cli import tables

@@ -13,9 +13,9 @@ from remat.errors import ProblemError
 if TYPE_CHECKING:
     from remat.planning.plan import Plan
 
-#: How many names of nodes are printed per plan and graph; ``--json`` has all.
+#: Largest number of node names to print for each plan and graph; ``--json`` prints all names.
 MOST_NAMES = 40
-#: Fields of a plan that ``--json`` shows for both plans.
+#: Fields of a `Plan` that ``--json`` prints for each of the two plans.
 _FIELDS = (
     "budget", "solver", "cost", "unit", "capacity", "saved_bytes", "peak_bytes", "planned_peak_bytes",
     "without_peak_bytes", "recompute_cost", "recompute_bound", "step_cost", "without_recompute_cost",
@@ -31,9 +31,9 @@ _FIELDS = (
 )
 @json_option
 def diff(first: Path, second: Path, as_json: bool) -> None:
-    """Compare two saved plans: the values that only one of them saves, and the figures of both.
+    """Compare two saved plans: show the values that only one plan saves, and the figures of both.
 
-    A.json and B.json are files of `remat plan --save`, of one model.
+    A.json and B.json are files that `remat plan --save` wrote for one model.
     """
     from remat.planning.plans import PlanSet
     from remat.planning.saved_plans import read_plan

@@ -37,7 +37,7 @@ def echo_error(
 
 
 def fail(error: RematError, result: Mapping[str, Any] | None) -> NoReturn:
-    """End a command that failed after it has results.
+    """End a command that failed but has some results.
 
     Args:
         error: the reason for the failure.

@@ -64,9 +64,9 @@ def explain(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Explain one plan of MODEL: as text, as a page to explore, or in a format of other tools.
+    """Explain one plan of MODEL: as text, as an HTML page, or as a file for another tool.
 
-    Without --html and --export, the text of `remat plan --explain` is printed.
+    Without --html and --export, the command prints the same text as `remat plan --explain`.
     """
     from remat.planning.frontier import Frontier
     from remat.planning.planner import Planner, warn_of_peak

@@ -1,4 +1,4 @@
-"""The command ``remat fit``: find which batch sizes of a training step fit in a memory."""
+"""The command ``remat fit``: find which batch sizes of a training step fit in a given memory."""
 
 from __future__ import annotations
 
@@ -121,13 +121,14 @@ def fit(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Find which batches of MODEL's whole training step fit a memory, and how fast they are.
+    """Find which batch sizes of MODEL's training step fit in a given memory, and how fast they are.
 
-    The memory includes parameters, gradients, the optimizer's state, activations under the best
-    plan, and with several ranks the buffers of collectives. The optimizer runs on fake parameters,
-    which shows the size of its state. The inputs of an hf model are built for each batch size. A
-    function of yours is called with the batch size if its first argument is required or is named
-    batch. For any other function, the first dimension of every tensor that it returns is the batch.
+    The memory of a step includes parameters, gradients, the optimizer's state, activations under
+    the best plan, and with several ranks the buffers of collectives. The optimizer runs on fake
+    parameters, which shows the size of its state. The inputs of an hf model are built for each
+    batch size. A function of yours is called with the batch size if its first argument is required
+    or is named batch. For any other function, the first dimension of every tensor argument that it
+    returns is taken to be the batch.
     """
     from remat.planning.fit import fit_calls
     from remat.planning.whole_step import Training
@@ -150,9 +151,9 @@ def fit(
 
 
 def _stages(progress: Progress) -> Callable[[str], None]:
-    """Return a callback that shows the progress of the search, one stage per batch.
+    """Return a callback that shows the progress of the search, with one stage per batch size.
 
-    The callback takes text of the form ``stage: step``. Steps within a stage are shown on a
+    The callback takes a text such as ``stage: detail``, or the stage alone. Details are shown on a
     terminal only.
     """
     shown = ""
@@ -170,9 +171,9 @@ def _stages(progress: Progress) -> Callable[[str], None]:
 
 
 def _calls(model: str, overrides: tuple[str, ...], seq: int | None) -> Callable[[int], Any]:
-    """Return a function from a batch size to MODEL's call: model, positional and keyword arguments.
+    """Return a function from a batch size to a triple: model, positional and keyword arguments.
 
-    A model that does not depend on the batch is built once.
+    A model that does not depend on the batch size is built once.
 
     Args:
         model: MODEL as typed.

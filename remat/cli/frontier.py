@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from remat.planning.plan import Plan
     from remat.planning.request import PlanRequest
 
-#: Number of table rows, over all solvers together.
+#: Largest number of rows in the tables of all solvers together.
 ROWS = 20
 
 
@@ -75,13 +75,13 @@ def frontier(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Show the best plans of MODEL over all budgets, and the knee.
+    """Show the best plan of MODEL at every budget (the frontier), and the frontier's knee.
 
     The knee is the point beyond which more memory lowers the cost only a little. The column share
-    is the ratio of the saved bytes to those of the runtime-optimal partition. A --budget from 0 to
-    1 is such a ratio. With --by peak the command takes seconds, because a solver decides only at
-    budget 1 and at a few budgets near the least peak. With --offload there are two frontiers by
-    peak: with offloading, and without.
+    is the ratio of the saved bytes to the bytes that the runtime-optimal partition saves. A
+    --budget from 0 to 1 is such a ratio. With --by peak the command takes only seconds, because a
+    solver decides only at budget 1 and at a few budgets near the least peak. With --offload the
+    command shows two frontiers by peak: one with offloading, and one without.
     """
     from remat.planning.frontier import Frontier
     from remat.planning.planner import Planner, plan_graph

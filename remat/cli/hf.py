@@ -26,7 +26,7 @@ def build(
     seq: int | None = None,
     device: str = "meta",
 ) -> Example:
-    """Build a model of a type in train mode, with inputs and labels.
+    """Build a `transformers` model in train mode, and the inputs and labels of a training step.
 
     Args:
         kind: the ``model_type`` of the config, such as ``"llama"``.
@@ -34,7 +34,7 @@ def build(
         batch: batch size; None: `BATCH`.
         seq: sequence length; None: `SEQ`, or the config's longest sequence if that is shorter.
         device: device of weights and inputs. On the meta device nothing is allocated. On any other
-            device, weights and inputs are drawn from the default generator.
+            device, weights and inputs are random numbers from PyTorch's default generator.
 
     Raises:
         click.UsageError: `transformers` is missing, the type is unknown or has no recipe, an
@@ -164,10 +164,10 @@ def _model(kind: str, auto: Any, config: Any, device: str) -> Any:
 
 
 def _trainable(model: Any) -> Any:
-    """Put a model into train mode, and set its loss if `transformers` knows none for its class.
+    """Put a model into train mode, set its loss if `transformers` has none for its class, return it.
 
-    Otherwise `transformers` would choose the same loss when the model runs, and log a warning,
-    which Dynamo cannot trace.
+    If the loss were not set, `transformers` would choose the same loss when the model runs. It
+    would also log a warning, which Dynamo cannot trace.
     """
     from transformers.loss.loss_utils import LOSS_MAPPING
 
@@ -177,7 +177,7 @@ def _trainable(model: Any) -> Any:
 
 
 def _sequence(config: Any, seq: int | None) -> int:
-    """Return the sequence length; by default `SEQ`, or the config's longest if that is shorter."""
+    """Return ``seq``; if it is None, `SEQ` or the config's longest sequence, whichever is shorter."""
     if seq is not None:
         return seq
     limits = [getattr(config, n, None) for n in ("max_position_embeddings", "max_target_positions")]

@@ -11,15 +11,15 @@ import click
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Rules to build one kind of model, and inputs of one training step.
+    """Rules to build models for one task, and the inputs of one training step.
 
     Attributes:
-        label: the model's task, such as ``"causal language modelling"``.
-        models: name of the mapping in `transformers` that contains all model types of this kind.
+        label: the task, such as ``"causal language modelling"``.
+        models: name of the mapping in `transformers` whose keys are the model types for this task.
         auto: name of the `transformers` class that builds the model.
-        inputs: function (config, batch, sequence length, float dtype) -> keyword arguments on the
-            meta device.
-        takes_seq: whether the inputs have a sequence length.
+        inputs: function (config, batch size, sequence length, float dtype) -> keyword arguments for
+            the model, as tensors on the meta device.
+        takes_seq: whether the inputs depend on the sequence length.
     """
 
     label: str
@@ -30,10 +30,10 @@ class Recipe:
 
 
 def recipe_for(model_type: str) -> Recipe:
-    """Return the recipe for a model type; if several fit, the first of `RECIPES`.
+    """Return the recipe for a model type; if several recipes fit, the first one in `RECIPES`.
 
     Raises:
-        click.UsageError: no recipe fits.
+        click.UsageError: no recipe fits the model type.
     """
     from transformers.models.auto import modeling_auto
 
@@ -48,10 +48,10 @@ def recipe_for(model_type: str) -> Recipe:
 
 
 def draw(inputs: Mapping[str, Any], config: Any, device: str) -> dict[str, Any]:
-    """Return inputs of the given shapes on a device.
+    """Return the inputs of a training step on a device.
 
-    On the meta device the inputs are returned unchanged. On any other device random inputs are
-    drawn from the default generator.
+    On the meta device, ``inputs`` is returned unchanged. On any other device, the result has random
+    tensors of the same shapes, drawn from PyTorch's default generator.
 
     Args:
         inputs: the result of `Recipe.inputs`.

@@ -51,10 +51,10 @@ def capture(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Write one training step of MODEL to a file: its graph problem, or the joint graph itself.
+    """Write one training step of MODEL to a file: as a graph problem, or as a joint graph.
 
-    The graph problem is JSON with names and numbers, for `remat solve` and for other solvers. The
-    joint graph is text, for `remat opt`. Neither file contains code that could run.
+    A graph problem is JSON with names and numbers, for `remat solve` and for other solvers. A joint
+    graph is text, for `remat opt`. Neither file contains code that could run.
     """
     from remat import api
     from remat.cli import tables
@@ -107,13 +107,14 @@ def capture(
 def solve(
     file: Path, solver: str, budget: str | None, time_limit: float | None, as_json: bool
 ) -> None:
-    """Solve the problem in FILE, such as `remat capture` writes.
+    """Solve the problem in FILE, and print the answer.
 
-    FILE may also be a step problem, or a published graph in networkx's node-link JSON. For both
-    kinds of FILE the budget is a peak. A ratio then refers to the peak of running the nodes once in
+    FILE may be a graph problem that `remat capture` wrote, a knapsack problem, a step problem, or a
+    published graph in networkx's node-link JSON. For a step problem or a published graph, the
+    budget limits the peak. A ratio then refers to the peak of a step that runs each node once, in
     the order of FILE.
 
-    The solver's answer is checked in integers, and a wrong answer is refused.
+    The solver's answer is checked in integer arithmetic, and a wrong answer is an error.
     """
     from remat.arguments import BUDGET
     from remat.cli import tables
@@ -153,8 +154,8 @@ def _solve(
 ) -> dict[str, Any]:
     """Solve an instance, and return the figures of the checked answer for ``--json``.
 
-    For a step problem, the cost is that of all runs of nodes. For other problems, the cost is that
-    of recomputed values.
+    For a step problem, the figure ``cost`` is the total cost of all runs of nodes. For other
+    problems, the figure ``recompute_cost`` is the total cost of the recomputed values.
 
     Args:
         instance: the problem and its origin.
@@ -186,7 +187,10 @@ def _solve(
     solved: Any = run(solver, problem.within(capacity), time_limit=time_limit)
 
     def as_cost(objective: int) -> int:
-        """Return the cost of what is not saved, also of a problem that maximises what is saved."""
+        """Convert an objective to the cost of the values that are not saved.
+
+        The objective of some problems is the value of what is saved, which they maximise.
+        """
         return problem.total_value - objective if problem.maximises else objective
 
     answer: dict[str, Any]

@@ -17,7 +17,7 @@ Row = dict[str, Any]
 @main.command()
 @json_option
 def solvers(as_json: bool) -> None:
-    """List the solvers, each with the reason if it cannot run here."""
+    """List the solvers; for a solver that cannot run here, also the reason."""
     from remat.plugins.registry import registry
     from remat.solvers.base import KINDS, unavailable
 

@@ -19,7 +19,7 @@ from remat.cli import params
 from remat.cli.example import Example
 from remat.errors import CaptureError, RematError, did_you_mean
 
-#: A note is printed if a user's model allocates at least this many bytes of weights.
+#: Least size in bytes of a user's weights for which `called` prints a note.
 LARGE = 1 << 30
 FORMS = (
     "expected file.py:function, package.module:function, or hf:TYPE with key=value config overrides"
@@ -34,7 +34,7 @@ def load(
     seq: int | None = None,
     device: str = "meta",
 ) -> Example:
-    """Parse MODEL, build the model, and return its call.
+    """Parse MODEL, build the model, and return the model with the arguments of a call.
 
     Args:
         spec: ``file.py:function``, ``package.module:function`` or ``hf:TYPE``.
@@ -70,7 +70,7 @@ def load(
 
 
 def takes_batch(function: Any) -> bool:
-    """Return whether a function is called with the batch size as its first argument.
+    """Return whether remat passes the batch size to a user's function, as its first argument.
 
     The result is True if the function's first argument has no default or is named ``batch``.
     """
@@ -112,7 +112,7 @@ def check(spec: str) -> None:
 
 
 def called(function: Any, spec: str, *args: Any) -> Example:
-    """Call the user's function and return its checked result.
+    """Call the user's function, check its result, and return the result as an `Example`.
 
     Args:
         function: the function.
@@ -130,7 +130,7 @@ def called(function: Any, spec: str, *args: Any) -> Example:
 
 
 def _tell_allocated(example: Example, spec: str) -> None:
-    """Print a note if a model allocates large weights, which planning does not need."""
+    """Print a note if the weights of a model take `LARGE` bytes or more; planning needs no weights."""
     import torch
 
     from remat.units import format_bytes
@@ -214,7 +214,9 @@ def _import(name: str, spec: str) -> ModuleType:
 
 @contextlib.contextmanager
 def users_code(spec: str) -> Iterator[None]:
-    """Convert any exception of the user's code in the block to an error with message and line.
+    """Convert any exception that the user's code raises in the block to a `CaptureError`.
+
+    The message names the exception and the line of the user's code.
 
     Args:
         spec: MODEL as typed.

@@ -86,9 +86,9 @@ class _OptCommand(Command):
 def opt(joint: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Run passes over JOINT and print the resulting graph.
 
-    JOINT is a file of graph text, such as `remat capture MODEL -o FILE.joint` writes; - for
-    standard input; or MODEL, which is captured. The result is the joint graph or, if a pass
-    partitions it, the forward and backward graphs. Everything else is printed to standard error.
+    JOINT is a file of graph text, as `remat capture MODEL -o FILE.joint` writes it; - for standard
+    input; or a MODEL to capture. The resulting graph is the joint graph or, if a pass partitions
+    it, the forward and backward graphs. Everything else is printed to standard error.
     """
     from remat.passes.instruments import OptBisect, Statistics, Timing
     from remat.passes.instruments.dumps import state_text
@@ -134,7 +134,7 @@ def opt(joint: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -
 def read_graph(
     progress: Progress, joint: str, overrides: tuple[str, ...], **tracing: Any
 ) -> JointGraph:
-    """Read the joint graph that JOINT names: graph text from a file or standard input, or a model.
+    """Return the joint graph that JOINT names: read it from a file or standard input, or capture it.
 
     Args:
         progress: shows the stages of the command.
@@ -178,8 +178,8 @@ def _from_stdin() -> JointGraph:
 def _pipeline(options: dict[str, Any]) -> Pipeline:
     """Return the pipeline of ``--passes``; without ``--passes``, the default pipeline.
 
-    The default pipeline takes its budget, solver, cost model and time limit from ``options``. The
-    entries that are read are removed from ``options``.
+    The default pipeline takes its budget, solver, cost model and time limit from ``options``. These
+    entries and ``passes`` are removed from ``options``.
 
     Raises:
         click.UsageError: ``--passes`` is given together with an option of the default pipeline.

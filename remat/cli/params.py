@@ -116,30 +116,30 @@ def _pipeline(text: str) -> PassManager:
     return made
 
 
-#: Seconds, above 0.
+#: Parameter type: a number of seconds above 0.
 SECONDS = Checked("seconds", _seconds)
-#: A registered cost model, with an optional argument after a colon.
+#: Parameter type: the name of a registered cost model, with an optional argument after a colon.
 COST_MODEL = Checked("cost model", _cost_model)
-#: A solver's name, which the command looks up later.
+#: Parameter type: the name of a solver, which the command looks up later.
 SOLVER = Checked("solver", _solver_text)
-#: The name of a registered solver, even if it cannot run here, or ``module:Class``.
+#: Parameter type: the name of a registered solver, even if the solver cannot run here, or ``module:Class``.
 SOLVER_NAME = Checked("solver", _solver_name)
-#: A device in PyTorch's notation, such as ``cuda:0``.
+#: Parameter type: a device in PyTorch's notation, such as ``cuda:0``.
 DEVICE = Checked("device", _device)
-#: A pipeline of passes, as text for `remat.PassManager.parse`.
+#: Parameter type: a pipeline of passes, as text for `remat.PassManager.parse`.
 PIPELINE = Checked("passes", _pipeline)
 
 
 def check_file(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Refuse a MODEL whose file does not exist.
+    """Raise wrong usage if MODEL is in a file that does not exist; a callback of click.
 
-    This callback is eager: it runs before other options are parsed, since parsing them imports
-    PyTorch.
+    The argument MODEL is eager: click calls this function before it parses the options, because
+    parsing these imports PyTorch.
 
     Args:
         ctx: context of the command.
         param: the argument MODEL.
-        value: one MODEL, or several.
+        value: the text of one MODEL, or a sequence of several.
 
     Returns:
         ``value``.
@@ -155,12 +155,12 @@ def check_file(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 
 
 class OutputFile(click.Path):
-    """Parameter type for a file to write; its folder must exist.
+    """Parameter type for a file to write; the folder of the file must exist.
 
-    The check is made before any work is done.
+    The folder is checked when the option is parsed, before any work is done.
 
     Args:
-        suffixes: allowed endings of the name; none to allow all.
+        suffixes: allowed endings of the file's name; without any, all endings are allowed.
     """
 
     def __init__(self, *suffixes: str) -> None:
@@ -190,12 +190,12 @@ class OutputFile(click.Path):
         return path
 
 
-#: A picture to draw; the suffixes are those of `remat.report.pictures.FORMATS`.
+#: Parameter type: the file of a picture to draw; its suffixes are those of `remat.report.pictures.FORMATS`.
 PICTURE_FILE = OutputFile(".svg", ".png")
 
 
 def check_there(path: Path, what: str, expected: str = "") -> None:
-    """Refuse a path that does not exist.
+    """Raise wrong usage if a path does not exist.
 
     Args:
         path: the path.
@@ -212,7 +212,7 @@ def check_there(path: Path, what: str, expected: str = "") -> None:
 
 
 def write(path: Path, text: str, what: str) -> None:
-    """Write a result to an `OutputFile` atomically.
+    """Write a text to a file atomically.
 
     Args:
         path: the file.

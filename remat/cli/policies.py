@@ -1,4 +1,4 @@
-"""The command ``remat policies``: the modules, what a plan does in each, and policies to paste."""
+"""The command ``remat policies``: list the modules of a model, and what a plan does in each."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def policies(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """List the modules of MODEL, what a plan saves and recomputes in each, and code to paste.
+    """List the modules of MODEL, and what a plan saves and recomputes in each.
 
     The column "forward" is the cost of running a module's forward once. The step costs that much
-    more if the whole module is recomputed. The code calls torch.compile with policies that describe
-    this plan. Change the policies as you want.
+    more if the whole module is recomputed. The last line is code to paste: it calls torch.compile
+    with policies that describe this plan. Change the policies as you want.
     """
     from remat.planning.planner import plan_graph
     from remat.report.by_module import module_rows, policies_of

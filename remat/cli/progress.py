@@ -1,4 +1,4 @@
-"""Show the stages of a command on standard error, with the seconds that each took."""
+"""Show the stages of a command on standard error, with the seconds that each stage took."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from rich import progress
 from rich.console import Console
 
-#: Key in ``click.Context.meta``: whether the command was given ``--quiet``.
+#: Key in ``click.Context.meta`` under which the context says whether ``--quiet`` was given.
 QUIET = "remat.quiet"
 
 
@@ -49,7 +49,7 @@ class Progress:
         self._task = self._live.add_task(text)
 
     def detail(self, text: str) -> None:
-        """Show details of the current stage; on a terminal only."""
+        """Show a text behind the name of the current stage; on a terminal only."""
         if self._task is not None:
             self._live.update(self._task, description=f"{self._stage}: {text}")
 
@@ -67,7 +67,7 @@ class Progress:
         sys.stderr.flush()
 
     def _end_stage(self, note: str = "") -> None:
-        """Print the current stage with its seconds, and ``note`` after its name."""
+        """End the current stage: print its seconds and its name, with ``note`` after the name."""
         if self._task is None:
             return
         self._live.remove_task(self._task)

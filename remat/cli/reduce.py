@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
     from remat.passes.instruments.reproducer import Recorded
 
-#: Exit codes of a shell whose command did not start, with the reason.
+#: Dict from an exit code by which a shell says that it did not start a command to the reason.
 _NOT_RUN = {126: "may not execute it", 127: "does not find it"}
-#: Files of a reproducer that describe the original graph, hence not the smaller one.
+#: Files of a reproducer that describe the original graph, and are wrong for the smaller graph.
 _OUTDATED = ("problem.json", "traceback.txt", "README.txt")
 
 
@@ -65,9 +65,10 @@ def reduce_(
 ) -> None:
     """Shrink a failing joint graph while it keeps failing.
 
-    FOLDER is a reproducer that a crashed pass or solver left. JOINT is a joint graph as text. The
-    input is not changed. The smallest graph found is written beside the input, or to --output;
-    after Ctrl-C too, with exit code 130.
+    FOLDER is a reproducer, as remat writes one when a pass or solver crashes. JOINT is a file with
+    a joint graph as text. The input is not changed. The smallest graph found is written beside the
+    input, or to --output. After Ctrl-C, the smallest graph found so far is written, and the exit
+    code is 130.
     """
     from remat.graph.text import SUFFIX, print_joint, read_joint
     from remat.passes.instruments.reproducer import read_reproducer
@@ -208,7 +209,7 @@ def _write_folder(
         target: the folder to write.
         recorded: the recorded failure.
         joint: the smaller graph.
-        text: its text.
+        text: text of the smaller graph.
 
     Raises:
         RematError: the folder cannot be written.

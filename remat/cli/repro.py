@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from remat.passes.instruments.reproducer import Recorded
     from remat.planning.pipelines import PassManager
 
-#: Exit codes: no longer fails, fails as recorded, fails in another way. 2 stays wrong usage.
+#: Exit codes of the command: the failure is gone, is reproduced, or is another one. Wrong usage has exit code 2.
 GONE, REPRODUCED, ANOTHER = 0, 1, 3
 
 
@@ -27,9 +27,9 @@ GONE, REPRODUCED, ANOTHER = 0, 1, 3
 )
 @json_option
 def repro(folder: Path, passes: PassManager | None, as_json: bool) -> None:
-    """Run again the failure that is recorded in a reproducer FOLDER.
+    """Run the failed passes or planning of a reproducer FOLDER again, and say whether they fail.
 
-    Exit code: 0 it no longer fails; 1 it fails as recorded; 3 it fails in another way.
+    Exit code: 0 no failure; 1 the recorded failure; 3 another failure.
     """
     from remat.graph.text import read_joint
     from remat.passes.instruments.reproducer import read_reproducer
@@ -62,12 +62,12 @@ def repro(folder: Path, passes: PassManager | None, as_json: bool) -> None:
 def replay(
     joint: JointGraph, recorded: Recorded, passes: PassManager | None = None
 ) -> Exception | None:
-    """Run the failed step again and return its exception; None if the step no longer fails.
+    """Run the passes or the planning that failed again, and return the exception; None if none.
 
     Args:
         joint: the joint graph; it is changed.
-        recorded: the failure.
-        passes: a pipeline to run instead of the recorded one.
+        recorded: the recorded failure.
+        passes: a pipeline to run instead of the recorded pipeline.
     """
     from remat.passes.instruments import VerifyEach
     from remat.planning import pipelines

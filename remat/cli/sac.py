@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from remat.sac.api.checkpointing import Checked
     from remat.sac.solve.plan import SACPlan
 
-#: Runtimes from a cost model, or measured operator by operator.
+#: Values of ``--mode``: runtimes come from a cost model, or each operator's runtime is measured.
 MODES = ("operator-level-cost-model", "operator-level-benchmark")
 
 
@@ -119,9 +119,9 @@ def sac(
     cost: Any,
     **options: Any,
 ) -> None:
-    """Choose the modules of MODEL to checkpoint, and the activations that each of them stores.
+    """Choose the modules of MODEL to checkpoint, and the activations that each such module stores.
 
-    For eager code: remat.sac.apply(model, plan) applies the plan with torch.utils.checkpoint.
+    The plan is for eager code. remat.sac.apply(model, plan) applies it with torch.utils.checkpoint.
     """
     from torch import nn
 

@@ -87,8 +87,8 @@ def sweep(
 ) -> None:
     """Plan each MODEL at every budget, with every solver, under every cost model.
 
-    Each row is written as soon as it is known. After a crash, the same command continues with the
-    missing rows.
+    Each plan is one row of a table. With --output, each row is stored as soon as it is planned.
+    After a crash, the same command plans only the missing rows.
     """
     from remat.cli.models import check
     from remat.planning import experiments as api
@@ -150,9 +150,9 @@ def sweep(
 def _stage(
     missing: Mapping[str, int], at: int, wanted: int, jobs: int | None, output: Path | None
 ) -> str:
-    """Return the text for the current stage of progress.
+    """Return the text that describes the current stage of the sweep.
 
-    A stage is the planning of one model or, with several processes, of all models.
+    A stage is the planning of one model or, with ``--jobs``, of all models.
 
     Args:
         missing: dict from each model to the number of rows to plan, in the order of planning.
@@ -173,10 +173,10 @@ def _stage(
 
 
 def _taken(rows: int, output: Path | None) -> str:
-    """Return text that says how many requested rows the table's file has already; empty for none.
+    """Return a text that says how many requested rows the table's file already has.
 
     Args:
-        rows: number of these rows.
+        rows: number of these rows; for 0, the result is an empty text.
         output: the table's file.
     """
     from remat.report.explanation import counted

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from remat.planning.plan import Plan
 
 
-#: Explanations of the star and of the columns "gap" and "step" of a comparison.
+#: Lines that explain the star and the columns "gap" and "step" in the table of `remat compare`.
 LEGEND = (
     "* least recompute cost of these solvers at the budget; of equal costs, the one that saves fewer bytes",
     "gap: the cost above the proven lower bound, as a share of the cost; a dash: no bound is proven",
@@ -28,7 +28,7 @@ LEGEND = (
 
 
 def new_table(title: str = "") -> Table:
-    """Return an empty table in the style of the commands."""
+    """Return an empty table in the style that all commands use."""
     return Table(
         title=title or None,
         title_justify="left",
@@ -41,7 +41,7 @@ def new_table(title: str = "") -> Table:
 
 
 def rows_table(rows: Iterable[tuple[str, str]], title: str) -> Table:
-    """Return a table of two columns, names and values, without a header."""
+    """Return a table without a header, with a column of names and a column of values."""
     table = new_table(title)
     table.show_header = False
     table.add_column(style="bold")
@@ -52,9 +52,10 @@ def rows_table(rows: Iterable[tuple[str, str]], title: str) -> Table:
 
 
 def cost_text(resolved: str, asked: str) -> str:
-    """Return the name of the cost model, with a hint if the user did not choose one.
+    """Return the name of the cost model that was used.
 
-    The hint names the option that plans for another device.
+    If the user did not choose a cost model, a hint follows: the option that plans for another
+    device.
 
     Args:
         resolved: the cost model that was used.
@@ -79,17 +80,17 @@ def plan_table(plan: Plan, title: str, cost: str) -> Table:
     return rows_table(rows, title)
 
 
-#: A comparison has the column "step" only on terminals with at least this many columns.
+#: The table of `remat compare` has the column "step" only on terminals of at least this width in characters.
 _WIDE = 90
 
 
 def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> Table:
-    """Return a table of solvers under each budget; the best plans carry a star (see `LEGEND`).
+    """Return a table with one row per budget and solver; a star marks the best plans (see `LEGEND`).
 
     Args:
-        comparison: the plans of all solvers.
+        comparison: the plans of all solvers at all budgets.
         title: title of the table.
-        width: columns of the terminal. Below 90, the column "step" is left out.
+        width: width of the terminal in characters. Below 90, the column "step" is left out.
     """
     wide = width >= _WIDE
 
@@ -117,10 +118,10 @@ def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> 
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """Return the notes to print below a comparison.
+    """Return the lines of text to print below the table of `remat compare`.
 
-    The notes give the reasons for missing plans and the rows in which a minimum cut costs less than
-    the solver's plan. They also name the solvers that searched with less work than usual.
+    The lines give the reasons for missing plans. They name the budgets at which a minimum cut costs
+    less than the solver's plan, and the solvers that searched with less work than usual.
     """
     from remat.passes.decide.min_cut import MinCut
 
@@ -144,7 +145,7 @@ def comparison_notes(comparison: Comparison) -> list[str]:
 
 
 def frontier_table(found: Frontier, title: str, rows: int) -> Table:
-    """Return a table of a frontier's points, with its knee marked.
+    """Return a table of the points of a frontier; an arrow marks the knee.
 
     Args:
         found: the frontier.

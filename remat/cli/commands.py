@@ -222,7 +222,7 @@ json_option = options(
         is_eager=True,
         expose_value=False,
         callback=_note_quiet,
-        help="do not tell on standard error what is being done",
+        help="do not print progress on standard error",
     ),
 )
 budget_option = click.option(
@@ -231,7 +231,7 @@ budget_option = click.option(
     default="1",
     show_default=True,
     help="bytes of the step's peak (40GiB, 512MB), peak:0.5 (0: the least peak found, 1: the peak at budget 1), "
-    "saved:8GiB (bytes of saved activations), or a ratio of them from 0 to 1",
+    "saved:8GiB (bytes of saved activations), or a number from 0 to 1 (ratio of the saved activations)",
 )
 solver_option = click.option(
     "--solver",
@@ -253,18 +253,20 @@ reread_option = click.option(
 batch_option = click.option(
     "--batch",
     type=click.IntRange(min=1),
-    help="batch size of an hf model [default: 4], or what a function with an argument batch is called with",
+    help="batch size of an hf model [default: 4], or the value of the argument batch of your function",
 )
 seq_option = click.option(
-    "--seq", type=click.IntRange(min=1), help="tokens of an hf model [default: up to 512]"
+    "--seq",
+    type=click.IntRange(min=1),
+    help="sequence length of an hf model in tokens [default: up to 512]",
 )
 #: Options that offload values, set policies for modules, and split the loss into chunks.
 value_options = options(
     click.option(
         "--offload",
         metavar="LINK",
-        help="under a budget on the peak: saved values may go to the host over this link where that pays: 25GB/s, "
-        "or pcie4, pcie5, nvlink-c2c, or measured",
+        help="under a budget on the peak, saved values may be copied to the host's memory over a link of this speed: "
+        "25GB/s, pcie4, pcie5, nvlink-c2c, or measured",
     ),
     click.option(
         "--host-memory",
@@ -277,19 +279,19 @@ value_options = options(
         metavar="PATTERN=VALUE",
         multiple=True,
         help="save, recompute or offload the values of the modules whose names match a glob: '*.mlp=recompute'; may be "
-        "given several times, and the last that matches a module counts",
+        "given several times, and the last pattern that matches a module decides",
     ),
     click.option(
         "--chunk",
         metavar="N|auto",
         help="split the logits and the loss of a language model into this many chunks of tokens; auto takes the "
-        "cheapest of 1, 2, 4, 8 and 16 within the peak",
+        "cheapest of 1, 2, 4, 8 and 16 within the budget on the peak",
     ),
 )
 time_limit_option = click.option(
     "--time-limit",
     type=params.SECONDS,
-    help="seconds for a solver on one problem; without it work is counted, not time",
+    help="seconds for a solver on one problem [default: no time limit; solvers limit their work instead]",
 )
 
 
@@ -298,12 +300,12 @@ lower_option = click.option(
     type=click.Choice(["inductor", "eager"]),
     default="inductor",
     show_default=True,
-    help="what the graph is lowered to: Inductor's decompositions, or none",
+    help="decompose the graph's operators as Inductor does, or keep those of eager PyTorch",
 )
 device_option = click.option(
     "--device",
     type=params.DEVICE,
-    help="trace as if everything lay on this device; by default where the tensors are",
+    help="trace as if all tensors were on this device [default: the device of the tensors]",
 )
 #: Options of all commands that may trace a model.
 tracing_options = options(lower_option, device_option, batch_option, seq_option)

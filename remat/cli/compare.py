@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 @value_options
 @list_option(
     "solvers",
-    "solvers to compare, with commas; by default all that can run here, those that may search for "
-    "minutes with a twentieth of their work unless --time-limit is given",
+    "comma-separated solvers to compare; by default all that can run here. Unless --time-limit is given, those "
+    "that may search for minutes then do a twentieth of their work",
     params.SOLVER_NAME,
 )
 @list_option(
     "budgets",
-    "budgets to plan at, with commas: 0.5, 40GiB, peak:0.5, saved:8GiB",
+    "comma-separated budgets to plan at: 0.5, 40GiB, peak:0.5, saved:8GiB",
     default="0.2,0.5,0.8",
 )
-@click.option("--legend", is_flag=True, help="say below the table what its star and columns mean")
+@click.option("--legend", is_flag=True, help="explain the star and the columns below the table")
 def compare(
     model: str,
     overrides: tuple[str, ...],

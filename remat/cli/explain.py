@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @solver_option
 @value_options
 @click.option(
-    "--html", type=params.OutputFile(".html", ".htm"), help="write a page to explore the plan"
+    "--html", type=params.OutputFile(".html", ".htm"), help="write an HTML page to explore the plan"
 )
 @click.option(
     "--by",
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 @click.option(
     "--export-format",
     metavar="FORMAT",
-    help="format of the exports, whatever their names: memory-viewer, chrome, model-explorer, csv",
+    help="format of the files of --export, whatever their names: memory-viewer, chrome, model-explorer, csv",
 )
 @takes_request
 def explain(

@@ -56,7 +56,7 @@ def _optimizer(text: str) -> str:
     "--memory",
     type=params.Checked("memory", "remat.planning.fit:read_memory"),
     required=True,
-    help="what a step may take on one rank, with its unit: 80GiB",
+    help="memory that a step may take on one rank, with its unit: 80GiB",
 )
 @click.option(
     "--optimizer",
@@ -72,7 +72,7 @@ def _optimizer(text: str) -> str:
     metavar="BATCH,…|max",
     default="max",
     show_default=True,
-    help="batches of one rank to look at; max: search for the largest that fits",
+    help="batch sizes of one rank to try; max: search for the largest that fits",
 )
 @click.option(
     "--margin",
@@ -86,23 +86,28 @@ def _optimizer(text: str) -> str:
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="micro-batches whose gradients are summed before the optimizer steps; a batch is then one of them",
+    help="number of micro-batches whose gradients are summed before the optimizer steps; --batch is then the size of "
+    "one micro-batch",
 )
 @click.option(
     "--ranks",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="how many ranks train together, by DDP",
+    help="number of ranks that train together, with DDP",
 )
-@click.option("--fsdp", is_flag=True, help="they share parameters, gradients and state, by FSDP2")
+@click.option(
+    "--fsdp",
+    is_flag=True,
+    help="shard parameters, gradients and optimizer state over the ranks, with FSDP2 instead of DDP",
+)
 @click.option(
     "--link",
     "link_gbps",
     type=click.FloatRange(min=0, min_open=True),
     default=450.0,
     show_default=True,
-    help="GB/s that a rank sends",
+    help="GB/s that a rank can send",
 )
 @cost_option
 @solver_option

@@ -43,7 +43,7 @@ ROWS = 20
 @value_options
 @list_option(
     "solvers",
-    "who decides, with commas; each has a frontier of its own",
+    "comma-separated solvers; the command shows a frontier for each",
     params.SOLVER,
     default="auto",
 )
@@ -52,7 +52,7 @@ ROWS = 20
     type=click.Choice(["saved", "peak", "bytes"]),
     default="saved",
     show_default=True,
-    help="what cost is weighed against: the saved bytes (bytes is an alias), or the peak of the step",
+    help="bytes that are traded against cost: the saved bytes (bytes is an alias), or the peak of the step",
 )
 @click.option(
     "--budget",

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     "--output",
     type=params.OutputFile(),
     required=True,
-    help="write to this file; one that ends with .joint is written as graph text, for `remat opt`",
+    help="write to this file; if its name ends with .joint, it gets graph text, for `remat opt`",
 )
-@click.option("--name", help="what to call it [default: the file's name]")
+@click.option("--name", help="name of the problem or graph [default: the file's name]")
 @takes_request
 def capture(
     model: str,
@@ -100,7 +100,7 @@ def capture(
 @click.option(
     "--budget",
     metavar="BUDGET",
-    help="bytes, or a ratio of them from 0 to 1 [default: the file's capacity, else 1]",
+    help="limit in bytes, or as a ratio from 0 to 1 [default: the file's capacity, else 1]",
 )
 @time_limit_option
 @json_option

@@ -51,7 +51,7 @@ def solvers(as_json: bool) -> None:
 
 
 @main.command()
-@click.option("--pipeline", is_flag=True, help="print the pipeline that plans come about by")
+@click.option("--pipeline", is_flag=True, help="print the default pipeline of plans")
 @json_option
 def passes(pipeline: bool, as_json: bool) -> None:
     """List the passes and analyses, with the options that a pipeline can give them."""

@@ -48,8 +48,8 @@ class _OptCommand(Command):
 @click.option(
     "--passes",
     type=params.PIPELINE,
-    help="the pipeline, for example 'fixpoint(dce,cse),min-cut,partition'; by default what plans "
-    "come about by, with the four options below",
+    help="the pipeline, for example 'fixpoint(dce,cse),min-cut,partition'; by default the pipeline of plans, "
+    "with the four options below",
 )
 @budget_option
 @solver_option
@@ -69,18 +69,20 @@ class _OptCommand(Command):
 )
 @click.option("--print-changed", is_flag=True, help="print what each pass changed, as a diff")
 @click.option("--dump-dir", type=_FOLDER, help="write the graph after every pass to this folder")
-@click.option("--time-passes", is_flag=True, help="print where time and memory went")
-@click.option("--statistics", is_flag=True, help="print what passes counted")
+@click.option("--time-passes", is_flag=True, help="print the time and memory of each pass")
+@click.option("--statistics", is_flag=True, help="print the counters of the passes")
 @click.option(
     "--verify-each",
     type=click.Choice(["structure", "numbers"]),
     metavar="[=structure|numbers]",
-    help="check every pass; with numbers also run the graphs on random inputs",
+    help="check the graph after every pass; with numbers also run the graphs on random inputs",
 )
 @click.option(
     "--opt-bisect-limit", type=int, metavar="N", help="leave out optional passes after the first N"
 )
-@click.option("--repro-dir", type=_FOLDER, help="write a reproducer here when a pass fails")
+@click.option(
+    "--repro-dir", type=_FOLDER, help="if a pass fails, write a reproducer to this folder"
+)
 @tracing_options
 @json_option
 def opt(joint: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -> None:

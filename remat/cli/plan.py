@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.option(
     "--hooks",
     metavar="PAIR",
-    help="pair of saved-tensor hooks that what is saved passes through: bf16, float8, int8, cpu-offload",
+    help="pair of saved-tensor hooks that pack and unpack the saved values: bf16, float8, int8, cpu-offload",
 )
 @value_options
 @click.option(
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 @click.option(
     "--run",
     is_flag=True,
-    help="with --no-fullgraph: run forward once on real tensors, to take branches that depend on numbers",
+    help="with --no-fullgraph: run forward once on real tensors, to take branches that depend on their values",
 )
 @click.option("--explain", is_flag=True, help="also print what is saved and what is recomputed")
 @click.option(

@@ -39,8 +39,8 @@ _OUTDATED = ("problem.json", "traceback.txt", "README.txt")
 @click.option(
     "--test",
     metavar="COMMAND",
-    help="the graph fails where this shell command ends with an exit code other than 0; {} stands for "
-    "the file or folder. By default a FOLDER is replayed, and must raise the recorded kind of error",
+    help="shell command that ends with an exit code other than 0 if the graph fails; {} stands for the file or "
+    "folder. By default the failure of FOLDER is run again, and must raise the recorded kind of error",
 )
 @click.option(
     "--test-timeout",

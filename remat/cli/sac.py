@@ -38,22 +38,22 @@ MODES = ("operator-level-cost-model", "operator-level-benchmark")
     "--memory",
     type=params.Checked("memory", "remat.sac.solve.milp:read_memory"),
     required=True,
-    help="what a step may take at its peak: 12GiB, bytes, or a ratio of the peak such as 0.5",
+    help="limit on the peak of a step: 12GiB, bytes, or a ratio of the peak without checkpointing such as 0.5",
 )
 @click.option(
     "--mode",
     type=click.Choice(MODES),
     default=MODES[0],
     show_default=True,
-    help="how runtimes are found: modelled, or measured operator by operator",
+    help="source of the runtimes: a cost model, or a measurement of each operator",
 )
-@click.option("--cost", type=params.COST_MODEL, help="another cost model for the mode")
+@click.option("--cost", type=params.COST_MODEL, help="cost model, instead of the mode's own")
 @click.option(
     "--world-size",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="ranks that parameters and gradients are spread over, by FSDP",
+    help="number of ranks over which FSDP shards parameters and gradients",
 )
 @click.option(
     "--units",
@@ -66,7 +66,7 @@ MODES = ("operator-level-cost-model", "operator-level-benchmark")
     type=params.ListOf(click.STRING),
     metavar="NAMES,…",
     default=(),
-    help="modules that FSDP gathers as one",
+    help="modules that FSDP gathers as one unit: names or patterns, with commas",
 )
 @click.option(
     "--solver",
@@ -90,7 +90,9 @@ MODES = ("operator-level-cost-model", "operator-level-benchmark")
 )
 @batch_option
 @seq_option
-@click.option("--run", "run_it", is_flag=True, help="run steps without and with the plan; measure")
+@click.option(
+    "--run", "run_it", is_flag=True, help="run steps without and with the plan, and measure both"
+)
 @click.option(
     "--plot",
     type=params.PICTURE_FILE,

@@ -64,22 +64,23 @@ class Named:
 @click.argument(
     "models", nargs=-1, required=True, metavar="MODEL…", is_eager=True, callback=params.check_file
 )
-@list_option("budgets", "budgets, with commas", default="0.2,0.5,0.8")
-@list_option("solvers", "who decides, with commas", params.SOLVER, default="auto")
-@list_option("costs", "cost models, with commas", default="auto")
+@list_option("budgets", "comma-separated budgets", default="0.2,0.5,0.8")
+@list_option("solvers", "comma-separated solvers", params.SOLVER, default="auto")
+@list_option("costs", "comma-separated cost models", default="auto")
 @lower_option
 @time_limit_option
 @click.option(
     "--jobs",
     type=click.IntRange(1),
-    help="processes that plan at the same time; this one where it is left out",
+    help="number of processes that plan in parallel [default: plan in this process]",
 )
 @click.option(
     "-o",
     "--output",
     type=params.Checked("path", "remat.planning.experiment_table:checked_path"),
     metavar="FILE",
-    help="the table, .json, .csv or .parquet; what it, or FILE.partial, has already is not planned again",
+    help="write the table to FILE, .json, .csv or .parquet; rows that FILE or FILE.partial already has are not "
+    "planned again",
 )
 @json_option
 def sweep(

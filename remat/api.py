@@ -72,7 +72,7 @@ def solver_names() -> tuple[str, ...]:
 def knapsack_fn(
     solver: str | Solver,
 ) -> Callable[[Sequence[float], Sequence[float], float], tuple[float, list[int], list[int]]]:
-    """Wrap a solver in the float signature of PyTorch's knapsack functions.
+    """Wrap a solver in a function with the signature of PyTorch's knapsack functions, for floats.
 
     Args:
         solver: a registered name, ``"module:Class"``, or a `remat.Solver` instance.
@@ -179,8 +179,8 @@ def plan(
         hooks: saved-tensor hooks that pack saved values after forward and unpack them in backward:
             ``"bf16"``, ``"float8"``, ``"int8"``, ``"cpu-offload"``, functions ``(pack, unpack)``,
             or `remat.SavedTensorHooks`. The decision counts bytes before packing, and
-            ``saved_bytes`` counts bytes after packing. A budget on the peak bounds the step with
-            packed values.
+            `Plan.saved_bytes` counts bytes after packing. A budget on the peak limits the peak of
+            the step with packed values.
         reread_inputs: whether backward may read the inputs of the step again. If False, backward
             reads only parameters, buffers, and inputs that eager autograd would have saved too.
             Other inputs may then be overwritten between forward and backward, as in eager PyTorch,
@@ -210,10 +210,10 @@ def plan(
         A `Plan` for one joint graph; a `PlanSet` for a list of joint graphs.
 
     Raises:
-        BudgetError: the budget cannot be parsed, or is too small for any plan. If it is too small,
+        BudgetError: the budget cannot be parsed, or is too small for any plan. In the second case,
             the message names the least possible budget.
         PlanError: the step has nothing to differentiate, its checkpointing tags conflict, a value
-            that must be offloaded cannot be, or the saved plan is for another graph.
+            that must be offloaded cannot be offloaded, or the saved plan is for another graph.
         SolverError: the solver is unknown or unavailable, refuses the problem, raises, or answers
             wrongly.
         ProblemError: an argument is invalid, or two arguments conflict.
@@ -272,7 +272,7 @@ def frontier(
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Frontier:
-    """Compute the Pareto frontier of plans: the least recompute cost at every number of bytes.
+    """Compute the Pareto frontier of plans: the least recompute cost for every number of bytes.
 
     Args:
         joint: the captured step; it is not changed.
@@ -288,10 +288,10 @@ def frontier(
         host_memory: as in `plan`.
         policies: as in `plan`.
         chunk: as in `plan`, but not ``"auto"``.
-        executor: where the decisions at several budgets are made in parallel: any
-            `concurrent.futures.Executor`, or a number of processes. None: this process. With
-            ``by="peak"`` the executor is not used, because each decision depends on earlier ones.
-            With an executor, solver and cost model must be given by name.
+        executor: any `concurrent.futures.Executor`, or a number of processes, to decide at several
+            budgets in parallel. None: decide in this process. With ``by="peak"`` the executor is
+            not used, because each decision depends on earlier decisions. With an executor, solver
+            and cost model must be given by name.
         on_step: called with a line of text before each stage of the computation.
 
     Raises:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Unset(Generic[T]):
-    """Default value of an argument, distinguishable from the same value given by the caller.
+    """Default value of an argument, which can be distinguished from an equal value of the caller.
 
     ``repr`` shows the plain value, so ``help(remat.plan)`` shows ``budget=1.0``.
 

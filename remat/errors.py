@@ -118,7 +118,7 @@ class PassError(RematError):
 
 
 class BudgetWarning(UserWarning):
-    """Warning that a step exceeds its budget, or that a budget or policy has only part of its effect."""
+    """Warning that a step exceeds its budget, or that a budget or policy has less effect than expected."""
 
 
 class PeakWarning(UserWarning):
@@ -132,7 +132,10 @@ class PeakWarning(UserWarning):
 
 @contextlib.contextmanager
 def about(option: str) -> Iterator[None]:
-    """Set the attribute ``option`` of errors that the ``with`` block raises, so that callers can name the option."""
+    """Set the attribute ``option`` of each `RematError` that the ``with`` block raises.
+
+    Callers can then name the option that the error is about.
+    """
     try:
         yield
     except RematError as error:

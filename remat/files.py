@@ -123,7 +123,7 @@ def read_as(
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Kind and version of the JSON of a dataclass; the dataclass's attribute ``form`` is a `Form`.
+    """Kind and version of the JSON of a dataclass, which has a `Form` as its class attribute ``form``.
 
     Attributes:
         what: kind of the record, for messages, such as ``"plan"``.
@@ -160,10 +160,10 @@ def read_record(
             these, or dataclasses of such fields.
         text: the JSON.
         error: class of the error to raise.
-        known: values of fields that are not in the JSON.
+        known: values of fields that the JSON does not have, by name.
 
     Raises:
-        RematError: of class ``error``, if the text is not such a record, is cut off, has another
+        RematError: of class ``error``, if the text is not JSON of ``kind``, is cut off, has another
             version, or has wrong fields.
     """
     form: Form = kind.form  # type: ignore[attr-defined]
@@ -194,7 +194,7 @@ class Record:
     form: ClassVar[Form]
 
     def to_json(self) -> str:
-        """Return the public fields as JSON. A plan's graph modules are not part of the JSON."""
+        """Return the public fields as JSON text. It does not contain the graph modules of a plan."""
         return write_record(self)
 
     @classmethod
@@ -237,7 +237,7 @@ def as_tuples(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a dataclass to dictionaries and lists for JSON, with the version of its form."""
+    """Convert a dataclass to dictionaries and lists for JSON, and add the version of its `Form`."""
     if isinstance(value, tuple):
         return [_plain(v) for v in value]
     if not is_dataclass(value):
@@ -264,8 +264,8 @@ def _record(kind: Any, data: Any, whole: Form, known: Mapping[str, Any]) -> Any:
     Args:
         kind: the dataclass.
         data: the parsed JSON.
-        whole: form of the outermost record, used for messages if ``kind`` has no form.
-        known: values of fields that are not in ``data``.
+        whole: form of the outermost dataclass. It is used for messages if ``kind`` has no form.
+        known: values of fields that ``data`` does not have, by name.
 
     Raises:
         ValueError: the data does not match the dataclass. The message names the field.
@@ -307,7 +307,7 @@ def _value(wanted: Any, value: Any, whole: Form, where: str) -> Any:
     Args:
         wanted: the declared type.
         value: the parsed JSON.
-        whole: form of the outermost record.
+        whole: form of the outermost dataclass, for error messages.
         where: name of the field, for the error message.
 
     Raises:

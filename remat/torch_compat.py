@@ -263,7 +263,7 @@ def function_of(definition: Any) -> Any:
 def autograd_function(node: Any) -> Any:
     """Return the ``autograd.Function`` class that created a node of autograd's graph.
 
-    None if the node was not created by a Python function.
+    The result is None if no such class created the node.
     """
     return getattr(node, "_forward_cls", None)
 
@@ -278,7 +278,7 @@ def handed_numbers(step: Any) -> tuple[Any, ...]:
 
 
 def storage_id(storage: Any) -> int:
-    """Return a number that identifies a storage among all live ones, fake tensors included."""
+    """Return a number that no other live storage has; storages of fake tensors have one too."""
     return storage._cdata  # type: ignore[no-any-return]
 
 
@@ -307,12 +307,12 @@ def mark_alike(tensor: Any, like: Any) -> None:
 
 
 def parameters_of(module: Any) -> dict[str, Any]:
-    """Return the dictionary of a module's own parameters; writing to it changes the module."""
+    """Return the dictionary of a module's own parameters; a write to the dictionary changes the module."""
     return module._parameters  # type: ignore[no-any-return]
 
 
 def buffers_of(module: Any) -> dict[str, Any]:
-    """Return the dictionary of a module's own buffers; writing to it changes the module."""
+    """Return the dictionary of a module's own buffers; a write to the dictionary changes the module."""
     return module._buffers  # type: ignore[no-any-return]
 
 
@@ -322,7 +322,7 @@ def rename(node: fx.Node, name: str) -> None:
 
 
 def used_names(graph: fx.Graph) -> set[str]:
-    """Return the set of node names that a graph has used."""
+    """Return the graph's own set of the names that its nodes have used so far."""
     return graph._graph_namespace._used_names
 
 

@@ -219,8 +219,8 @@ class Budget:
         """Return the number of bytes that the plan of one graph may save under this budget.
 
         If a ratio allows fewer than ``least`` bytes, the result is ``least``, because a ratio need
-        not be met exactly. A budget on the peak does not limit the saved bytes. The
-        result is then the larger of ``full`` and ``least``.
+        not be met exactly. A budget on the peak does not limit the saved bytes. The result is then
+        the larger of ``full`` and ``least``.
 
         Args:
             full: bytes that the runtime-optimal partition saves.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
 
 
-#: Key in ``click.Context.meta`` under which the context says whether ``--json`` was given.
+#: Key of ``click.Context.meta``; the value says whether ``--json`` was given.
 _AS_JSON = "remat.json"
 
 
@@ -359,8 +359,8 @@ def users_output() -> Iterator[None]:
     """Redirect standard output to standard error, and hide PyTorch's error logs, within the block.
 
     The model's code may print, but standard output is for results. PyTorch's error logs would
-    repeat what remat's own error says. If the environment variable ``TORCH_LOGS`` is set, logs are
-    shown.
+    repeat the message of remat's own error. If the environment variable ``TORCH_LOGS`` is set, the
+    logs are not hidden.
     """
     before = logging.root.manager.disable
     if "TORCH_LOGS" not in os.environ:

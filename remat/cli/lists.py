@@ -104,7 +104,7 @@ def passes(pipeline: bool, as_json: bool) -> None:
 @main.command()
 @json_option
 def costs(as_json: bool) -> None:
-    """List the cost models, and the devices that each of them knows."""
+    """List the cost models, and the devices for which each cost model has data."""
     from remat.plugins.registry import registry
 
     rows: list[Row] = [

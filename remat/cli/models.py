@@ -39,8 +39,8 @@ def load(
     Args:
         spec: ``file.py:function``, ``package.module:function`` or ``hf:TYPE``.
         overrides: ``key=value`` texts for the config of an ``hf`` model.
-        batch: batch size of an ``hf`` model, or the argument for the user's function; None: the
-            default.
+        batch: batch size of an ``hf`` model, or the first argument for the user's function. None:
+            the default.
         seq: sequence length of an ``hf`` model; None: its default.
         device: device of weights and inputs of an ``hf`` model.
 
@@ -85,7 +85,7 @@ def takes_batch(function: Any) -> bool:
 
 
 def is_hf(spec: str) -> bool:
-    """Return whether MODEL is ``hf:TYPE``; otherwise MODEL names a function.
+    """Return whether MODEL is ``hf:TYPE``; if the result is False, MODEL names a function.
 
     Raises:
         click.UsageError: MODEL has neither form.

@@ -11,7 +11,7 @@ import click
 from rich import progress
 from rich.console import Console
 
-#: Key in ``click.Context.meta`` under which the context says whether ``--quiet`` was given.
+#: Key of ``click.Context.meta``; the value says whether ``--quiet`` was given.
 QUIET = "remat.quiet"
 
 

@@ -27,7 +27,7 @@ GONE, REPRODUCED, ANOTHER = 0, 1, 3
 )
 @json_option
 def repro(folder: Path, passes: PassManager | None, as_json: bool) -> None:
-    """Run the failed passes or planning of a reproducer FOLDER again, and say whether they fail.
+    """Run the failure recorded in a reproducer FOLDER again, and tell whether it still fails.
 
     Exit code: 0 no failure; 1 the recorded failure; 3 another failure.
     """
@@ -62,7 +62,7 @@ def repro(folder: Path, passes: PassManager | None, as_json: bool) -> None:
 def replay(
     joint: JointGraph, recorded: Recorded, passes: PassManager | None = None
 ) -> Exception | None:
-    """Run the passes or the planning that failed again, and return the exception; None if none.
+    """Run a recorded failure again, and return the exception; None if no exception is raised.
 
     Args:
         joint: the joint graph; it is changed.

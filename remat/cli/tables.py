@@ -85,7 +85,7 @@ _WIDE = 90
 
 
 def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> Table:
-    """Return a table with one row per budget and solver; a star marks the best plans (see `LEGEND`).
+    """Return a table with a row for each solver at each budget; stars mark the best plans.
 
     Args:
         comparison: the plans of all solvers at all budgets.

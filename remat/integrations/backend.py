@@ -249,7 +249,7 @@ def backend(
         cost: the cost model, such as ``"roofline:a100"``; see `remat.plan` for others.
         time_limit: seconds for the solver; None: no time limit.
         plan: saved plans to reuse: a `remat.Plan` or `remat.PlanSet`, its JSON text, or a path to
-            the JSON file. A graph without a saved plan is refused unless ``budget`` is given too.
+            the JSON file. A graph without a saved plan raises an error unless ``budget`` is given.
         pipeline: passes to run instead of the default ones, as text or as a pipeline; see
             `remat.default_pipeline`.
         rank_wait_s: seconds that the other ranks of a job wait for the decision of rank 0. None:
@@ -268,7 +268,7 @@ def backend(
         policies: what happens to the values of modules, by globs over the modules' names, such as
             ``{"*.mlp": "recompute"}``; see `remat.plan`.
         chunk: number of chunks of tokens into which the final linear layer and the loss of a language
-            model are split, or ``"auto"``; see `remat.plan`. None: leave the loss whole.
+            model are split, or ``"auto"``; see `remat.plan`. None: do not split the loss.
         strict: whether a recompilation raises an error if a budget in bytes cannot be met, as the
             first compilation does. By default a recompilation warns instead, and the step runs
             under the plan with the least peak. Under `remat.Saved`, that is the plan with the
@@ -352,8 +352,8 @@ def _compile_eager(
 def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Return a function that runs a graph uncompiled and frees each argument after its last use.
 
-    The function empties the list of its arguments. With an ordinary call, the caller would hold
-    every saved activation until backward ends.
+    The function takes one list of arguments and empties the list. With ordinary arguments, the
+    caller would keep every saved activation alive until backward ends.
     """
     graph = copy_module(module).graph
     graph.set_codegen(torch_compat.BoxedCodeGen())
@@ -369,10 +369,10 @@ def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
 def _inductor_options(
     partition: Partitioner, options: Mapping[str, Any], mode: str | None
 ) -> dict[str, Any]:
-    """Return the Inductor settings of a step: remat's, those of ``mode``, and the user's.
+    """Return the Inductor settings of a step: those of remat, of ``mode``, and of the user.
 
-    A setting of ``mode`` overrides remat's, and the user's overrides both. If a saved-tensor hook
-    has no cache key, Inductor's caches are switched off regardless.
+    A setting of ``mode`` overrides a setting of remat, and a setting of the user overrides both. If
+    a saved-tensor hook has no cache key, Inductor's caches are always switched off.
 
     Args:
         partition: the partitioner.

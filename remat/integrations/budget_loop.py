@@ -69,9 +69,9 @@ def compile_within_budget(
 ) -> Callable[..., Any]:
     """Compile a step with Inductor, and replan until the compiled step meets its budget.
 
-    The number of replans is limited. If no compiled step meets the budget, the result depends on
-    the budget: a peak in bytes raises, saved bytes warn, and for a ratio of the peak the compiled
-    step with the least peak is returned.
+    The number of replans is limited. If no compiled step meets the budget, a peak in bytes raises
+    an error, and a budget on saved bytes causes a warning. If the budget is a ratio of the peak,
+    the compiled step with the least peak is returned.
 
     Args:
         step: partitions the graph, with a plan from ``known.plan``.
@@ -193,8 +193,8 @@ class Attempt(torch_compat.CustomPartitionerFn):
     Attributes:
         is_new: whether a graph was partitioned or compiled; False if the whole step came from
             AOTAutograd's cache.
-        record: what to store beside the compiled step, so that a later process can restore the
-            plan. `finish` adds the plan itself. None to store nothing.
+        record: the record to store beside the compiled step, so that a later process can restore
+            the plan. `finish` adds the plan itself. None to store no record.
     """
 
     def __init__(
@@ -412,8 +412,8 @@ class CompiledBudget:
     def searching(self) -> Iterator[None]:
         """Drop ``search`` at the end of the block.
 
-        A search holds traced graphs. The compiled step holds this object, so the graphs would
-        otherwise live as long as the step.
+        A search refers to traced graphs. The compiled step refers to this object, so the graphs
+        would otherwise live as long as the step.
         """
         try:
             yield
@@ -427,7 +427,7 @@ class CompiledBudget:
         return own if self.within is None else f"{[*self.within.values()]}, then {own}"
 
     def _seek_least(self) -> None:
-        """Plan for the least peak from now on."""
+        """Make the next calls of `plan` plan for the least peak."""
         self.within, self.peaks, self.excess, self._before = self.peaks, {}, 0, self.times
 
     def plan(self, joint: JointGraph, request: PlanRequest, agree: AgreeRanks | None) -> Plan:
@@ -594,10 +594,11 @@ class CompiledBudget:
     def _tell(
         self, made: Plan, request: PlanRequest, taken: int, limit: int, *, elsewhere: bool
     ) -> None:
-        """Raise or warn that a compiled step exceeds its budget.
+        """Raise an error or warn because a compiled step exceeds its budget.
 
-        A budget on the peak in bytes raises, and a budget on saved bytes warns. A ratio of the peak
-        warns only if the step exceeds it by more than 1/20.
+        A budget that is a peak in bytes raises an error. A budget on saved bytes causes a warning.
+        A ratio of the peak causes a warning only if the compiled peak exceeds the ratio's bytes by
+        more than 1/20.
 
         Args:
             made: the plan.

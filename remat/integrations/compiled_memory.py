@@ -67,7 +67,7 @@ class CompiledGraph:
 
         Args:
             module: the graph.
-            inputs: its example inputs.
+            inputs: example inputs of the graph.
         """
         # Only names and fake values are kept, since Inductor changes the graph.
         names = [n.name for n in module.graph.find_nodes(op="placeholder")]

@@ -16,15 +16,15 @@ _NEAR = 20
 class NearFusions(InductorChoices):
     """Inductor's fusion rules without fusions that would move operators far ahead in backward.
 
-    A kernel fused from two runs where the earlier of the two would have run. All operators that the
-    later kernel depends on must then run before it, and their results stay alive longer. An extern
-    operator is one for which Inductor generates no kernel, such as a matrix product. Distances
-    below are counted in the schedule before the fusion.
+    The fusion of two kernels runs at the position of the earlier kernel in the schedule. All
+    operators that the later kernel depends on must then run before this position, and their results
+    stay alive longer. An extern operator is one for which Inductor generates no kernel, such as a
+    matrix product. Positions below are those in the schedule before the fusion.
 
-    Two kernels that read the same value are fused only if they are near. They are not near if the
-    later kernel depends on an extern operator more than `_NEAR` nodes behind the earlier kernel. In
-    a backward that recomputes layers, such a fusion moves whole layers ahead. With such fusions, a
-    GPT-2 that recomputes its attention took 9 % more memory.
+    Two kernels that read the same value are not fused if the later kernel depends on an extern
+    operator that is more than `_NEAR` positions after the earlier kernel. In a backward that
+    recomputes layers, such a fusion would move whole layers ahead. With such fusions, a GPT-2 that
+    recomputes its attention took 9 % more memory.
 
     A reduction is not fused with a reader of its result that must wait for more than `NEAR_SUMS`
     extern operators which run after the reduction. The result of the reduction is small, but the

@@ -106,8 +106,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
     """Partition joint graphs into forward and backward under a memory budget.
 
     An instance is a ``partition_fn`` for ``aot_autograd`` and a ``custom_partitioner_fn`` for
-    Inductor. If nothing in a joint graph is differentiable, forward is the user's graph, as with
-    PyTorch's own partitioner.
+    Inductor. If nothing in a joint graph is differentiable, the forward graph is the user's graph,
+    as with PyTorch's own partitioner.
 
     Attributes:
         request: the parsed options of planning.
@@ -811,9 +811,9 @@ def _plan_standalone(joint: JointGraph, request: PlanRequest, agree: Pass | None
     Backward may read an output of the step. If the user's code writes to that output before
     backward, gradients would be wrong. Autograd misses writes to some outputs, such as views. If
     backward reads one of these outputs under the first decision, the step returns a copy of the
-    output. The graph is then planned again, because the copy has a cost: an output that backward
-    reads counts no saved bytes, but a saved value whose copy is returned does. A saved plan is
-    applied unchanged.
+    output. The graph is then planned again, because the copy has a cost. An output that backward
+    reads is not counted in the saved bytes, but a saved value is counted if its copy is returned. A
+    saved plan is applied unchanged.
 
     Args:
         joint: the joint graph; it is changed.

@@ -204,7 +204,7 @@ def traces_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
 
     Args:
         gm: the graph from Dynamo.
-        inputs: its example inputs.
+        inputs: example inputs of the graph.
     """
     digest = hashlib.sha256()
     for module in gm.modules():

@@ -40,7 +40,7 @@ from remat.integrations.workarounds import allow_keeping_the_graph
 from remat.planning.plan import Plan
 from remat.units import Budget, format_apart, format_bytes
 
-#: Sizes from here on count as unbounded, since no memory holds such a tensor.
+#: A bound from this size on counts as no bound, because no tensor of this size fits in memory.
 _LARGEST = 2**50
 _DECLARED = "It was planned for the largest of its declared sizes"
 
@@ -130,7 +130,7 @@ def _finite(bound: Any) -> int | None:
 
 
 def _marks(env: Any) -> dict[Any, tuple[bool, bool]]:
-    """Return which symbols have a declared range, and which the user marked as dynamic.
+    """Return the symbols whose range the user declared, or that the user marked as dynamic.
 
     Args:
         env: the shape environment of the symbols.
@@ -156,9 +156,10 @@ def _marks(env: Any) -> dict[Any, tuple[bool, bool]]:
 def largest_declared(example_inputs: Sequence[Any]) -> dict[str, Size]:
     """Return the sizes that planning under a budget in bytes uses instead of the traced sizes.
 
-    A size with a declared range is planned for its largest value, because no guard may narrow that
-    range. A size that was marked as dynamic and is traced at its least value is planned for that
-    value plus 1. Otherwise a guard might allow that value only, which would make the size constant.
+    If the range of a size was declared, planning uses the largest value, because no guard may
+    narrow that range. If a size was marked as dynamic and traced at its least value, planning uses
+    the least value plus 1. Otherwise a guard might allow the least value only, and the size would
+    be constant.
 
     Args:
         example_inputs: example inputs of the step.
@@ -250,8 +251,8 @@ class SizedBytes:
         """Return the largest number of bytes that are alive at one program point.
 
         Args:
-            bounds: dict from a storage's symbolic size to its number of bytes. A storage whose
-                symbolic size is missing counts its planned bytes.
+            bounds: dict from the symbolic size of a storage to its number of bytes. If the symbolic
+                size of a storage is missing, its planned bytes are used.
         """
         spans = (
             (bounds.get(size) or 0 if size in bounds else nbytes, first, last)
@@ -395,9 +396,9 @@ def _learned_sizes(made: Plan, names: set[str]) -> list[Size]:
 
 
 class _SizeCheck:
-    """Callback that checks sizes after each run of a step.
+    """Callback that checks the sizes of each run of a step.
 
-    It warns once if the step exceeds its budget at the sizes of a run.
+    The callback warns once if the step exceeds its budget at the sizes of a run.
 
     Args:
         made: the step's plan.
@@ -473,7 +474,7 @@ class _SizeCheck:
     def _warn(self, taken: int, seen: Mapping[str, int]) -> None:
         """Warn that the step exceeds its budget, and suggest a smaller budget.
 
-        The suggested budget is the given one times the ratio of the planned bytes to ``taken``.
+        The suggested budget is the given budget times the ratio of the planned bytes to ``taken``.
 
         Args:
             taken: bytes at the sizes of the run.
@@ -507,9 +508,9 @@ def _largest(
     free: Mapping[str, Size],
     fixed: Mapping[str, tuple[int, int | None]],
 ) -> dict[str, int]:
-    """Return the largest guardable sizes at which a step meets its budget.
+    """Return the largest sizes, of those that a guard can bound, at which a step meets its budget.
 
-    All sizes grow by the same factor, found by bisection.
+    All sizes are multiplied by the same factor, which is found by bisection.
 
     Args:
         bytes_at: the step's bytes as a function of sizes.
@@ -518,7 +519,7 @@ def _largest(
         fixed: ranges of all other sizes.
 
     Returns:
-        The bound of each size, by symbol. Sizes that need no bound are left out.
+        Dict from a symbol to the largest size. Sizes that need no bound are left out.
     """
 
     def upto(times: float) -> dict[str, int]:
@@ -636,11 +637,11 @@ def _step_of(value: Any) -> Any:
 
 
 def _check(marks: Sequence[tuple[torch.Tensor, int, str]], advice: str, _: Any) -> None:
-    """Raise if an output was written to since `_watch` recorded its version.
+    """Raise an error if an output was written to since `_watch` recorded its version.
 
     Args:
-        marks: for each output, a tensor that shares its version counter, the recorded version, and
-            the output's name for messages.
+        marks: a triple for each output: a tensor that shares the output's version counter, the
+            recorded version, and the output's name for messages.
         advice: end of the error message.
         _: the gradients that autograd passes to the hook; not used.
 

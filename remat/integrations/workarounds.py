@@ -57,7 +57,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: A
     Args:
         gm: the graph, which the workarounds and Inductor change. The caller passes a copy, so that
             the plan keeps its graph.
-        example_inputs: its example inputs.
+        example_inputs: example inputs of the graph.
         kwargs: further arguments of Inductor's ``compile_fx_inner``, such as ``is_backward``.
     """
     with contextlib.ExitStack() as stack:
@@ -134,7 +134,7 @@ def planned_order_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[None]
 def no_unsound_reinplacing(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
     """Forbid Inductor to let operators overwrite their input, if the result would be wrong.
 
-    `_returns_what_is_overwritten` and `_moves_what_is_overwritten` describe the two cases.
+    The two cases are described at `_returns_what_is_overwritten` and `_moves_what_is_overwritten`.
     """
     unsound = _returns_what_is_overwritten(graph) or _moves_what_is_overwritten(graph)
     disabled = filter(
@@ -269,7 +269,7 @@ def _returns_what_is_overwritten(graph: fx.Graph) -> bool:
 
     An input that the step updates several times is written back once, by a ``copy_`` at the end.
     PyTorch 2.13 to 2.15 let the first updating operator write its result into the input's memory,
-    because only the ``copy_`` reads the input later. They do not check whether that result is
+    because only the ``copy_`` reads the input later. PyTorch does not check whether that result is
     returned for backward. The ``copy_`` then overwrites the returned value
     (``torch/_inductor/fx_passes/reinplace.py``, ``can_inplace``).
     """
@@ -318,8 +318,8 @@ def _moves_what_is_overwritten(graph: fx.Graph) -> bool:
 class _ForThread:
     """A PyTorch method that a thread may replace for its own calls only.
 
-    While any thread replaces the method, a patched method stands in the class. In threads that do
-    not replace the method, the patched method calls the original method.
+    While any thread replaces the method, the class has a patched method instead of the original. In
+    threads that do not replace the method, the patched method calls the original.
 
     Args:
         owner: the class with the method.

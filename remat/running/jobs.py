@@ -80,15 +80,15 @@ def run_jobs(
     on_answer: Callable[[int, Answer], None],
     on_death: Callable[[int, str], None],
 ) -> None:
-    """Run a function on every job, and pass each result (the job's answer) to a callback.
+    """Call ``work`` on every job, and pass each result, the job's answer, to ``on_answer``.
 
     Operators that `remat.declare_pure` has declared in this process are declared in the workers
     too.
 
     Args:
-        work: computes the answer of one job. If it raises, no further answers are delivered. If
-            jobs run in workers, ``work`` must be a module-level function, and jobs and answers must
-            support pickling.
+        work: computes the answer of one job. If ``work`` raises, this function raises the same
+            exception. For workers, ``work`` must be a module-level function, and jobs and answers
+            must support pickling.
         jobs: the jobs.
         executor: where the jobs run; see `AnyExecutor`.
         on_answer: called in this process with the index of a job and its answer, in the order of

@@ -63,7 +63,7 @@ class RealValues:
     def _module(self, module: fx.GraphModule, name: str) -> fx.GraphModule:
         """Return the graph of a higher-order operator, with real tensors for its fake constants.
 
-        The result is a copy; a module without fake constants is itself returned.
+        The result is a copy of ``module``; if there are no fake constants, it is ``module`` itself.
         """
         fake = [
             n
@@ -81,7 +81,7 @@ class RealValues:
     def _tensor(self, value: torch.Tensor, name: str) -> torch.Tensor:
         """Return a random tensor like a fake tensor.
 
-        If a random tensor was made for another fake tensor on the same storage, both share one.
+        Random tensors for fake tensors on one storage also share one storage.
         """
         if value.layout is not torch.strided:
             raise ProblemError(

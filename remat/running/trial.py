@@ -139,7 +139,7 @@ class Trial:
 
     @contextlib.contextmanager
     def _set_up(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Prepare one run: copy inputs and constants, seed the generators, and set deterministic mode.
+        """Prepare one run: copy inputs and constants, seed the generators, enter `_deterministic`.
 
         Yields:
             The copies of the inputs and of the constants, by name.
@@ -187,8 +187,8 @@ def _check(joint: JointGraph, max_bytes: int) -> None:
 def _deterministic() -> Iterator[None]:
     """Make operators deterministic inside the ``with`` block, and fill uninitialised memory with NaN.
 
-    One thread is used, because several threads may add numbers in different orders. These settings
-    hold for the whole process, so only one trial runs at a time.
+    PyTorch uses one thread, because several threads may add numbers in different orders. These
+    settings apply to the whole process, so only one trial runs at a time.
     """
     with _ONE_TRIAL, warnings.catch_warnings():
         before = torch.are_deterministic_algorithms_enabled()

@@ -1,11 +1,12 @@
 """Workspace bytes of operators, measured on the CPU once for each kind of call.
 
-Convolutions, batch norms, pooling, attention and some products copy inputs into another layout, or
-keep partial results. No graph shows this memory, and its size depends on the library, the device
-and the sizes. A call on tensors of zeros measures the workspace.
+A workspace is the memory that an operator allocates beyond its results and frees before it returns.
+Convolutions, batch norms, pooling, attention and some matrix products copy inputs into another
+layout, or keep partial results. No graph shows this memory, and its size depends on the library,
+the device and the shapes. A call of the operator on tensors of zeros measures the workspace.
 
 A large call with a batch is not run. Its workspace is extrapolated from two smaller batches,
-because workspaces grow linearly with the batch.
+because workspaces grow linearly with the batch size.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _LEAST_SAMPLES = 4
 #: The same number for convolutions whose kernel has one element, if they run on one thread. With less than half as many
 #: samples, oneDNN does not run these convolutions.
 _LEAST_OF_ONE_ELEMENT = 32
-#: A workspace of at most this many bytes is ignored: PyTorch converts number arguments to tensors of this size.
+#: Workspaces of at most this many bytes are ignored. PyTorch allocates so many to convert number arguments to tensors.
 _NUMBERS = 16
 #: Parts of names of elementwise operators, whose batch may be any dimension.
 _ON_ELEMENTS = ("bernoulli", "dropout")

@@ -84,7 +84,7 @@ class PlanError(RematError):
 
 
 class PolicyError(RematError):
-    """Raised if a checkpointing policy raises, answers wrongly, or cannot be followed safely."""
+    """Raised if a checkpointing policy raises, returns a wrong answer, or cannot be followed safely."""
 
 
 class RereadError(RematError, RuntimeError):

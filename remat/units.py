@@ -18,13 +18,13 @@ _UNITS: dict[str, int] = {
     **{f"{p}b": 1000**k for k, p in enumerate("kmgt", 1)},
     **{f"{p}ib": 1024**k for k, p in enumerate("kmgt", 1)},
 }  # fmt: skip
-#: A number, then letters. 1,100 digits are enough for every float; Python refuses to convert several thousand digits.
+#: Pattern of a number, then letters. 1,100 digits suffice for every float; Python refuses to convert several thousand.
 _NUMBER = re.compile(r"\s*([0-9]{1,1100}(?:\.[0-9]{0,1100})?|\.[0-9]{1,1100})\s*([A-Za-z]*)\s*")
-#: Names of time units, each with its picoseconds, largest first.
+#: Names of time units, each with its number of picoseconds, largest first.
 _PS = (("s", 10**12), ("ms", 10**9), ("µs", 10**6), ("ns", 10**3), ("ps", 1))
 #: Prefixes of all other units, each with its factor, largest first.
 _COUNTS = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3), ("", 1))
-#: Pattern of units to which `scales_of` adds no prefix. A cost model may count in such units, for example pJ or Wh.
+#: Pattern of units that have a prefix already, such as pJ and kWh, so that `scales_of` adds none.
 _PREFIXED = re.compile("[fpnuµmkMGT](J|s|W|Wh|Ws|g|B|FLOP|op)")
 _FORMS = (
     "expected bytes of the step's peak: an int above 1, or text like '40GiB' or '512MB'; remat.Peak(0.5) or "
@@ -41,9 +41,9 @@ class Peak:
     compiled code is simulated.
 
     Attributes:
-        nbytes: bytes of the peak; None if the budget is a ratio.
-        share: ratio from 0 to 1, where 0 is the least peak found, and 1 is the peak of the plan at
-            budget 1. None if the budget is in bytes.
+        nbytes: limit on the peak in bytes; None if the budget is a ratio.
+        share: limit on the peak as a ratio from 0 to 1, where 0 is the least peak found, and 1 is
+            the peak of the plan at budget 1. None if the budget is in bytes.
     """
 
     nbytes: int | None
@@ -90,7 +90,7 @@ class Peak:
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Saved:
-    """A budget on the bytes that forward saves for backward; the peak of the step is not bounded.
+    """A budget on the bytes that forward saves for backward; the peak of the step is not limited.
 
     Attributes:
         nbytes: most bytes that forward may save.
@@ -339,9 +339,9 @@ def format_bytes(n: float) -> str:
 
 
 def _rounded_down(nbytes: int) -> str:
-    """Format bytes as text that `parse_bytes` reads, with three digits of the largest unit.
+    """Format bytes as text that `parse_bytes` reads, with three digits and a binary unit.
 
-    The text is never more than ``nbytes``.
+    The number is rounded down, so the text never stands for more than ``nbytes``.
     """
     for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size:

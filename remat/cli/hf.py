@@ -38,8 +38,8 @@ def build(
 
     Raises:
         click.UsageError: `transformers` is missing, the type is unknown or has no recipe, an
-            override does not fit the config, or the model has no sequence length but ``seq`` is
-            given.
+            override does not fit the config, or ``seq`` is given for a model whose inputs have no
+            sequence length.
         CaptureError: `transformers` fails to build the model.
     """
     kind = check_kind(kind)

@@ -56,8 +56,8 @@ class Size:
         most: largest possible size; None if unknown or unbounded.
         source: origin of the size in the user's code, for messages.
         value: the size as a ``torch.SymInt`` of an input; None if no input has this size.
-        place: pair of the position of an input that has this size, and the dimension of that input
-            that has it. If the input is a number, the dimension is None. If no input has this size,
+        place: pair (position, dimension) of an input tensor that has this size in this dimension.
+            For an input that is a number, the dimension is None. If no input has this size,
             ``place`` is None.
         declared: whether no guard may narrow the range, because the user declared the range or the
             size is data-dependent.
@@ -553,9 +553,9 @@ def wrap_step(
 ) -> Callable[..., Any]:
     """Wrap a compiled step to allow a second backward, and to detect writes to its outputs.
 
-    If the user writes to an output that backward reads, between forward and backward, backward
-    raises a `RereadError`. Writes through NumPy or ``.data`` do not change a tensor's version, so
-    they are not detected.
+    If the user writes to an output after forward, and backward reads that output, backward raises a
+    `RereadError`. Writes through NumPy or ``.data`` do not change a tensor's version, so such
+    writes are not detected.
 
     Args:
         compiled: the compiled step, which returns a flat list of values.
@@ -625,7 +625,7 @@ def _step_of(value: Any) -> Any:
     """Return the node of autograd's graph that runs the backward of a compiled step.
 
     Args:
-        value: an output of the step. If it has no such node, the result is None.
+        value: an output of the step. If the output has no such node, the result is None.
     """
     todo = [getattr(value, "grad_fn", None)]
     # If an output is a view of a returned value, view nodes come before the step's node.

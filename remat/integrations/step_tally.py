@@ -39,7 +39,7 @@ class GraphMemory:
         name: name of the graph, for messages.
         forward_bytes: most bytes alive at one time in forward.
         backward_bytes: most bytes alive at one time in backward, without forward's outputs.
-        held_bytes: bytes saved from forward to backward, beyond inputs and outputs.
+        held_bytes: bytes of the values saved for backward that are neither inputs nor outputs.
         read: positions of the inputs that backward reads.
         reread_outputs: positions of the outputs that backward reads.
         own: parameters and buffers that belong to the graph's module and are not inputs.

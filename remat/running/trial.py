@@ -90,7 +90,7 @@ class Trial:
     def run_graphs(
         self, forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int
     ) -> dict[str, Any]:
-        """Run a forward graph, then a backward graph on the values that forward saves for it.
+        """Run a forward graph, then a backward graph on the values that forward saves for backward.
 
         An input of backward gets the saved value of the same name. An input without a saved value
         must be a tangent or another input that only backward has.

@@ -50,7 +50,7 @@ def why_not_callable(
     """Return why a model does not accept these arguments.
 
     Returns:
-        An empty string if the model accepts them or has no readable signature.
+        An empty string if the model accepts the arguments or has no readable signature.
     """
     try:
         signature = inspect.signature(

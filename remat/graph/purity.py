@@ -30,8 +30,8 @@ from remat.torch_compat import (
 
 Op = TypeVar("Op")
 
-#: Namespaces of operators that ship with PyTorch and torchvision. Namespaces that move data between ranks
-#: besides the collectives' (``symm_mem``, ``_dtensor``) are left out on purpose.
+#: Namespaces of operators that ship with PyTorch and torchvision. ``symm_mem`` and ``_dtensor`` are left out on
+#: purpose: their operators move data between ranks, but are not in the namespaces of collectives.
 _SHIPPED = (
     "aten prim prims quantized _quantized quantized_decomposed quantization mkldnn mkldnn_prepacked onednn "
     "mkl sparse xnnpack prepacked inductor inductor_prims rngprims debugprims c10d c10d_functional "

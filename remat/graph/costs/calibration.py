@@ -1,4 +1,4 @@
-"""Measure the rates of this machine's own devices."""
+"""Measure the peak rates of this machine's devices, such as FLOP/s and memory bandwidth."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RUNS_S = 0.04
 
 
 def calibrate(device: str | torch.device = "here") -> Device:
-    """Measure the rates of a device of this machine, in about 1 s.
+    """Measure the peak rates (`Device`) of a device of this machine, in about 1 s.
 
     The function times matrix products in two precisions, a copy, random numbers, tanh and max
     pooling. For each of them, the fastest run counts. Products of float32 use the precision set

@@ -15,7 +15,7 @@ import torch
 from remat.errors import ProblemError
 from remat.files import write_atomic, writing
 
-#: Unit of a rate, by the last part of its field's name.
+#: Unit of each rate in `Device`, by the last part of the field's name.
 _UNITS = {"tflops": "TFLOP/s", "tbps": "TB/s", "tops": "10¹²/s"}
 
 

@@ -94,10 +94,10 @@ def capture(
 
     Raises:
         CaptureError: ``model`` is a class, ``args`` not a sequence, ``kwargs`` not a dict, or the
-            model does not accept them. Also for a graph break (the message names the source line),
-            an unknown lowering, or a device that this build of PyTorch cannot fake. Also if nothing
-            can be differentiated, if the model raises, or if ``run`` is set and a tensor is fake or
-            on the meta device.
+            model does not accept the arguments. Also for a graph break (the message names the
+            source line), an unknown lowering, or a device that this build of PyTorch cannot fake.
+            Also if nothing can be differentiated, if the model raises, or if ``run`` is set and a
+            tensor is fake or on the meta device.
     """
     torch_compat.check_version()
     if lower not in LOWERINGS:
@@ -166,7 +166,7 @@ class _Backend:
         lower: ``"inductor"`` or ``"eager"``.
         name: name of the model.
         stop: whether to end the compilation as soon as one joint graph is recorded.
-        run: whether the graphs run on real numbers.
+        run: whether the graphs run on real tensors.
     """
 
     def __init__(

@@ -13,8 +13,8 @@ def paused_collection() -> Iterator[None]:
 
     Building a graph creates about ten containers per node, and all of them stay alive. The
     collector would scan them repeatedly, and sometimes the whole process, without freeing anything.
-    The scans took a tenth of the time to build a graph. If the collector is off at the start, it
-    stays off at the end.
+    The scans took a tenth of the time to build a graph. If the collector was off before, it stays
+    off afterwards.
     """
     if not gc.isenabled():
         yield

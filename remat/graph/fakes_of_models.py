@@ -44,14 +44,14 @@ def as_fakes(
         fullgraph: whether a single graph is required; not allowed with ``run``.
         device: device of all fake tensors. None keeps each tensor's own device, but moves tensors
             from the meta device to the CPU.
-        run: whether forward runs on real numbers instead of fake tensors.
+        run: whether forward runs on real tensors instead of fake ones.
 
     Yields:
         Model, positional arguments and keyword arguments.
 
     Raises:
-        CaptureError: ``run`` is combined with ``fullgraph``, a device, or tensors without numbers.
-            Also if the device cannot be faked or the model cannot be copied.
+        CaptureError: ``run`` is combined with ``fullgraph``, a device, or tensors that are fake or
+            on the meta device. Also if the device cannot be faked or the model cannot be copied.
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -157,9 +157,9 @@ class Faker:
 
 
 class Copied(Faker):
-    """Callable that copies inputs and buffers for a run on real numbers, which may overwrite them.
+    """Callable that copies inputs and buffers, because a run on real tensors may overwrite them.
 
-    Parameters stay as they are.
+    Parameters are returned unchanged.
     """
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ def _lacks(device: torch.device) -> bool:
 def _check_numbers(
     name: str, tensors: Sequence[torch.Tensor], fullgraph: bool, device: Any
 ) -> None:
-    """Raise if a capture with ``run=True`` cannot run the model on real numbers.
+    """Raise if a capture with ``run=True`` cannot run the model on real tensors.
 
     Args:
         name: name of the model, for messages.

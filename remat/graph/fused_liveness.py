@@ -1,9 +1,9 @@
 """Predict the lifetimes of storages in fused code, from the graphs alone.
 
 Fused code differs from the model of `remat.graph.liveness` in three ways. A pointwise result that
-only one kernel reads is never written; that kernel computes it. A kernel may write its result over
-an input that no later node reads. Convolutions and attention allocate workspaces besides their
-results.
+only one kernel reads is never written, because this kernel computes the result itself. A kernel may
+write its result over an input that no later node reads. Convolutions and attention allocate
+workspaces besides their results.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _WORKSPACES = (
 
 #: Index of the argument ``output_mask`` of ``convolution_backward``; its first entry is for the input's gradient.
 _OUTPUT_MASK = 10
-#: Largest number of unfusible operators between a sum in backward and its reader at which both form one kernel.
-#: `remat.integrations.near_fusions` makes Inductor keep this limit.
+#: A sum in backward and its reader form one kernel only if at most this number of unfusible operators run between
+#: the sum and the reader. `remat.integrations.near_fusions` makes Inductor keep this limit.
 NEAR_SUMS = 1
-#: Most memory reads per element at which every kernel that reads a pointwise result computes this result again.
-#: A result that takes more reads is written to memory once.
+#: If one element of a pointwise result takes at most this number of memory reads, every kernel that reads the
+#: result computes it again. A result that takes more reads is written to memory once.
 _MOST_READS = 4
 #: Expensive pointwise operators. Their results are written to memory once instead of computed in several kernels.
 _HEAVY = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh")
@@ -62,7 +62,7 @@ def predict_peak(
         memories: cache of the storages behind the fake values; None starts an empty cache.
 
     Returns:
-        The peak in bytes, the node that runs at it, and whether it is in backward.
+        The peak in bytes, the node that runs at the peak, and whether the peak is in backward.
     """
     return FusedWalk(forward, backward, num_fwd_outputs, memories).peak()
 
@@ -243,9 +243,9 @@ class _Kernels:
         """Return the number of the segment in which a node runs.
 
         A fusible operator joins the kernel of an earlier segment in two cases. In the first case,
-        the kernel computes the operator's last available input. In the second case, the kernel
-        reads an input of the operator and computes as many elements as the operator. In any other
-        case, the node runs in segment ``now``, the current one.
+        the kernel computes the input of the operator that becomes available last. In the second
+        case, the kernel reads an input of the operator and computes as many elements as the
+        operator. In any other case, the node runs in segment ``now``, the current one.
 
         The method also records which kernels later nodes may join.
         """

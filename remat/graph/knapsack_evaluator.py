@@ -1,11 +1,12 @@
 """Evaluate a knapsack solution on its graph, and find the knee of its Pareto frontier.
 
-A knapsack solution saves some of a graph's candidates and recomputes the others. The classes
-replace those of ``torch/_functorch/_activation_checkpointing`` in PyTorch, with four differences.
-All derived graphs keep the order of the nodes, so results do not depend on hash seeds. In the
-graph of the candidates alone, an edge stands for a path on which no other candidate lies. The
-memory of the backward pass counts no candidate twice. The knee comes from one run that computes the
-whole frontier, instead of a hundred solver runs.
+Candidates are the nodes that may be saved or recomputed. A knapsack solution saves some of the
+candidates and recomputes the others. The classes replace those of
+``torch/_functorch/_activation_checkpointing`` in PyTorch, with four differences. All derived graphs
+keep the order of the nodes, so results do not depend on hash seeds. In the graph of the candidates
+alone, an edge stands for a path on which no other candidate lies. The memory of the backward pass
+counts no candidate twice. The knee comes from one run that computes the whole frontier, instead of
+a hundred solver runs.
 """
 
 from __future__ import annotations

@@ -359,7 +359,7 @@ class StepWalk:
 
     @cached_property
     def again(self) -> frozenset[fx.Node]:
-        """Nodes for further runs of a joint-graph node that an earlier node of the step runs."""
+        """Nodes that run the same joint-graph node as an earlier node of the step."""
         first: dict[str, fx.Node] = {}
         return frozenset(n for _, n in self.running() if first.setdefault(run_of(n), n) is not n)
 

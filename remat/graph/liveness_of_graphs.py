@@ -28,7 +28,8 @@ class PartitionedGraph:
     """One graph of a step, partitioned into forward and backward.
 
     Attributes:
-        joint: the joint graph. It records which of its inputs earlier graphs return or receive too.
+        joint: the joint graph. It records which of its inputs are outputs of earlier graphs, and
+            which are also inputs of earlier graphs.
         forward: forward module of the joint graph.
         backward: backward module of the joint graph.
     """

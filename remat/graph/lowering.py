@@ -1,4 +1,4 @@
-"""Build the graph problem of a joint graph: savable nodes, recomputable nodes, costs and bytes.
+"""Build the graph problem of a joint graph: which values to save and which to recompute.
 
 The problem has one node for each value that can be computed from the primals. It also has two kinds
 of nodes that the joint graph lacks. A *generator state* is needed to replay a random operator. A
@@ -31,7 +31,7 @@ from remat.solvers.graph_problem import GraphProblem
 
 
 class SavedKind(enum.Enum):
-    """What saving a problem node keeps: a value, a generator state or a copy of an input."""
+    """Kind of a problem node: a value, a generator state or a copy of an input."""
 
     VALUE = "value"
     GENERATOR_STATE = "generator state"
@@ -126,7 +126,8 @@ class Decision:
         snapshots: inputs that are copied, because forward mutates them later or the user may write
             to them.
         forward_order: nodes that forward runs, in this order; a repeated name is another run of the
-            node. Views run where their values are read. Empty: the passes choose the order.
+            node. Views are left out, because each view runs right before its first reader. Empty:
+            the passes choose the order.
         backward_order: nodes that backward runs, in the same form.
         offloads: the saved values that are offloaded to the host's memory.
     """
@@ -299,7 +300,7 @@ class _Row(NamedTuple):
         kind: whether the node is a value, a generator state or a snapshot.
         reads: problem nodes that the node reads.
         price: cost of running the node once.
-        nbytes: bytes to save the node.
+        nbytes: bytes that saving the node takes.
         save: whether the node may be saved.
         again: whether the node may be recomputed.
         forward: whether forward runs the node.
@@ -392,7 +393,7 @@ class _Rules:
         self.replays = Replays(index.nodes[i] for i in index.special)
 
     def may_save(self, i: int) -> tuple[bool, int]:
-        """Return whether the node at position ``i`` may be saved, and the bytes to save it."""
+        """Return whether the node at position ``i`` may be saved, and how many bytes saving takes."""
         index, storages = self._index, self._storages
         node, value, owner = index.nodes[i], index.values[i], storages.owner[i]
         if node.op == "placeholder":

@@ -1,8 +1,8 @@
 """Operator taxonomy: views, recomputable and compute-intensive operators, random draws, effects.
 
-Each set holds operator packets (``torch.ops.aten.mm``) and Python functions. An overload belongs to
-the sets of its packet. Plugins and users extend `default_taxonomy()` in place with
-`OpTaxonomy.extend`.
+The sets of an `OpTaxonomy` hold operator packets (``torch.ops.aten.mm``) and Python functions. An
+overload belongs to the sets of its packet. Plugins and users extend `default_taxonomy()` in place
+with `OpTaxonomy.extend`.
 """
 
 from __future__ import annotations
@@ -216,14 +216,14 @@ def is_opaque(node: fx.Node) -> bool:
     """Return whether the node may have undeclared effects, as a custom operator may.
 
     Such a node may draw random numbers, count its calls or read changing state. Therefore it runs
-    exactly once, in its place. A higher-order operator is opaque if an operator that it calls, also
-    within its graphs, is opaque.
+    exactly once, and keeps its place in the order of such nodes. A higher-order operator is opaque
+    if an operator that it calls, also within its graphs, is opaque.
     """
     return node.op == "call_function" and bool(opaque_operators(node))
 
 
 def opaque_operators(node: fx.Node) -> list[Target]:
-    """Return the operators run by a node that may have undeclared effects."""
+    """Return the operators that a node runs and whose effects may be undeclared."""
     return [op for op in _operators_run(node) if not is_known(op)]
 
 

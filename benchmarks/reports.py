@@ -12,7 +12,6 @@ Issues of pytorch/pytorch:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -123,14 +122,13 @@ def measure_reports(name: str, cases: Sequence[Case], quick: bool) -> Iterator[R
 
 
 def summarise(rows: list[Row]) -> Row:
-    """By report: how far the peak rises where the budget falls, the peak over eager PyTorch's, the share of wrong masks."""
+    """By side and report: the highest peak at budget 0 over that at budget 1, the peak over eager PyTorch's, the wrong share."""
     found: Row = {}
     for side in ("pytorch", "remat"):
         of_side = [row for row in rows if row["side"] == side]
         peaks = [[r["peak_bytes"] for r in of_side if r["workload"] == name] for name in SIZES]
-        rises = [after / before for each in peaks for before, after in pairwise(each)]
         found[side] = {
-            RISES: max(rises, default=1.0),
+            RISES: max((each[-1] / each[0] for each in peaks if each), default=None),
             DEEP: max(
                 (row["of_eager"] for row in of_side if row["workload"] == DEEP), default=None
             ),

@@ -130,15 +130,16 @@ def fit(
     batch. For any other function, the first dimension of every tensor that it returns is the batch.
     """
     from remat.planning.fit import fit_calls
+    from remat.planning.whole_step import Training
 
     with Progress() as progress, users_output():
         progress.step(f"building {model}")
         made = fit_calls(
             _calls(model, overrides, seq),
-            request=request,
+            Training(**options),
+            request,
             title="" if model.startswith("hf:") else model,
             on_step=_stages(progress),
-            **options,
         )
     if made.largest is None:
         if not as_json:

@@ -9,7 +9,6 @@ is checked in both cases.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -68,9 +67,7 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
     of_name = {
         n.name: sizes[prepared.storages.owner[i]] for i, n in enumerate(prepared.index.nodes)
     }
-    fault = next(_faults(plan, of_name), None)
-    if fault is not None:
-        raise edited(plan, fault)
+    _check_offloads(plan, of_name)
     if request.cost.unit != "ps":
         raise edited(
             plan,
@@ -90,7 +87,8 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
     except PlanError as error:
         raise edited(plan, str(error)) from None
     if (
-        _is_comparable(plan, prepared)
+        _is_alike(plan, prepared.joint.lower)
+        and not has_symbols(prepared.index.values)
         and _is_data(request.cost)
         and exposed_time != plan.exposed_time
     ):
@@ -101,24 +99,27 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
     return exposed_time
 
 
-def _faults(plan: Plan, sizes: dict[str, int]) -> Iterator[str]:
-    """Yield a clause for each offloaded value of a plan that is listed twice, not saved, or of another size.
-
-    The operators at which the value's copies are placed are not checked.
+def _check_offloads(plan: Plan, sizes: dict[str, int]) -> None:
+    """Check the offloaded values of a plan, without the operators at which their copies are placed.
 
     Args:
         plan: the saved plan.
         sizes: bytes of each node's storage in the graph, by node name.
+
+    Raises:
+        PlanError: a value is listed twice, not saved, or of another size.
     """
     seen, saved = set(), set(plan.saved)
     for value in plan.offloads:
         if value.name in seen:
-            yield f"'{value.name}' is offloaded twice in it"
+            raise edited(plan, f"'{value.name}' is offloaded twice in it")
         seen.add(value.name)
         if value.name not in saved or value.name not in sizes:
-            yield f"'{value.name}' is offloaded in it, and is not among what it saves"
-        elif value.nbytes != sizes[value.name]:
-            yield f"'{value.name}' has {value.nbytes} bytes in it, and {sizes[value.name]} in the graph"
+            fault = f"'{value.name}' is offloaded in it, and is not among what it saves"
+            raise edited(plan, fault)
+        if value.nbytes != sizes[value.name]:
+            fault = f"'{value.name}' has {value.nbytes} bytes in it, and {sizes[value.name]} in the graph"
+            raise edited(plan, fault)
 
 
 def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
@@ -136,19 +137,26 @@ def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
         raise edited(plan, f"unit is {plan.unit} in it, and its costs are in {made.unit}")
     # Figures of symbolic sizes are those of the sizes that each process traced with.
     if _is_alike(plan, made.lower) and not made.symbolic:
-        figures = _recorded_figures(
-            plan,
-            with_bytes=request.hooks is None,
-            with_peak=not _has_workspaces(made),
-            with_costs=_is_data(request.cost),
-        )
-        for name, claimed, figure in figures:
-            found = getattr(made, figure)
+        # Recorded fields, and the fields of the recomputed figures.
+        figures: list[tuple[str, str]] = []
+        planned = "planned_" if _is_compiled(plan) else ""
+        if request.hooks is None:
+            figures.append((f"{planned}saved_bytes", "saved_bytes"))
+            if not _has_workspaces(made):
+                figures.append((f"{planned}peak_bytes", "peak_bytes"))
+        if _is_data(request.cost):
+            figures += [("recompute_cost", "recompute_cost"), ("step_cost", "step_cost")]
+        for name, figure in figures:
+            claimed, found = getattr(plan, name), getattr(made, figure)
             if claimed != found:
                 fault = f"{name} is {claimed} in it, and {found} in the step that it makes"
                 raise edited(plan, fault)
         # Hooks may pack saved values, so the storages of this step say nothing about the recorded peak.
-        least = 0 if request.hooks is not None else _storages_peak(made)
+        # Without workspaces, the peak of the storages is equal on every machine.
+        least = 0
+        if request.hooks is None:
+            outputs = own_outputs(made.forward)
+            least = simulate_peak(made.forward, made.backward, outputs, workspaces=False).nbytes
         if plan.peak_bytes < least and not _is_compiled(plan):
             raise edited(
                 plan, f"peak_bytes is {plan.peak_bytes} in it, and storages alone take {least}"
@@ -159,42 +167,10 @@ def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
         raise PlanError(f"this plan for '{plan.graph}' does not keep its budget: {fault}")
 
 
-def _storages_peak(made: Plan) -> int:
-    """Return the peak of a plan's storages in bytes, without operators' internal buffers (workspaces).
-
-    This peak is equal on every machine.
-    """
-    outputs = own_outputs(made.forward)
-    return simulate_peak(made.forward, made.backward, outputs, workspaces=False).nbytes
-
-
 def _has_workspaces(made: Plan) -> bool:
     """Return whether a plan's peak includes workspaces: operators' internal buffers, which depend on the machine."""
     graphs = (made.forward, made.backward)
     return any(WORKSPACE in node.meta for gm in graphs for node in gm.graph.nodes)
-
-
-def _recorded_figures(
-    plan: Plan, *, with_bytes: bool, with_peak: bool, with_costs: bool
-) -> Iterator[tuple[str, int, str]]:
-    """Yield the figures of a saved plan that can be compared with recomputed ones.
-
-    Args:
-        plan: the saved plan.
-        with_bytes: whether to yield the saved bytes.
-        with_peak: whether to yield the peak, too; ignored unless ``with_bytes`` is set.
-        with_costs: whether to yield the recompute cost and the cost of the step.
-
-    Yields:
-        Name of the recorded field, its value, and name of the field that holds the recomputed value.
-    """
-    if with_bytes:
-        planned = "planned_" if _is_compiled(plan) else ""
-        for figure in ("saved_bytes", "peak_bytes")[: 1 + with_peak]:
-            yield f"{planned}{figure}", getattr(plan, f"{planned}{figure}"), figure
-    if with_costs:
-        for figure in ("recompute_cost", "step_cost"):
-            yield figure, getattr(plan, figure), figure
 
 
 def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
@@ -236,11 +212,6 @@ def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
         f"budget is {asked} in it, {limit} bytes, and the step that it makes has a peak of {peak} bytes; plan "
         f"again within {asked}. If it is one of several graphs' plans under one budget, apply their PlanSet"
     )
-
-
-def _is_comparable(plan: Plan, prepared: State) -> bool:
-    """Return whether a plan's exposed time is comparable: equal versions and lowering, and no symbolic sizes."""
-    return _is_alike(plan, prepared.joint.lower) and not has_symbols(prepared.index.values)
 
 
 def _is_alike(plan: Plan, lower: str) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Self, TypeVar
+from typing import Self
 
 from remat.graph.lowering import Decision, Lowered
 from remat.passes.core.choice import DecisionInfo
+from remat.solvers.pareto import pareto
 
-T = TypeVar("T")
 #: Partial choices that `combine` keeps after each graph, about. More would only be nearly equal ones.
 _CHOICES = 2_000
 _UNKNOWN = DecisionInfo()
@@ -80,20 +80,6 @@ class Candidate:
     def host_bytes(self) -> int:
         """Bytes of the offloaded values."""
         return sum(value.nbytes for value in self.decision.offloads)
-
-
-def pareto(found: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
-    """Return the Pareto-optimal items by (bytes, cost), fewest bytes first.
-
-    Args:
-        found: the items; of items with equal figures, the first is returned.
-        of: function that returns the (bytes, cost) of an item.
-    """
-    best: list[T] = []
-    for t in sorted(found, key=of):
-        if not best or of(t)[1] < of(best[-1])[1]:
-            best.append(t)
-    return best
 
 
 #: One decision for each of the first graphs of a step: their saved bytes, their score, and the decisions.

@@ -43,7 +43,6 @@ from remat.planning.request import (
     PoliciesOption,
 )
 from remat.plugins.registry import registry
-from remat.report.before_after import BeforeAfter
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
 from remat.solvers.base import Solver
 from remat.units import AnyBudget, Budget, Peak, Saved
@@ -130,8 +129,7 @@ def compare(
         for name in names
     ]
     # Without an executor, the first question finds this step prepared.
-    of_cost = {str(common["cost"]): prepared}
-    _NEWEST.of, _NEWEST.joint, _NEWEST.prepared = (token, ""), joint, of_cost
+    _NEWEST.step = (token, ""), joint, {str(common["cost"]): prepared}
     rows = _ask(questions, executor, on_row or (lambda _: None))
     planner = prepared.planner
     return Comparison(
@@ -218,7 +216,7 @@ def sweep(
     ]
     path = None if output is None else checked_path(output)
     with opened(path) as journal:
-        asked = [q for q in wanted if q.key not in journal.known]
+        asked = [q for q in wanted if q.row().key not in journal.known]
         if on_start is not None:
             on_start(Counter(q.model for q in asked))
 
@@ -228,7 +226,7 @@ def sweep(
                 on_row(row)
 
         _ask(asked, executor, note)
-        keys = [q.key for q in wanted]
+        keys = [q.row().key for q in wanted]
         others = [row for key, row in journal.known.items() if key not in set(keys)]
         found = Sweep(rows=tuple(mark_best(journal.known[key] for key in keys)))
         if path is not None:  # rows of earlier calls stay in the file
@@ -324,11 +322,6 @@ class _Question:
     solver: str | Solver
     options: Mapping[str, Any]
 
-    @property
-    def key(self) -> tuple[str, ...]:
-        """Key of the job's row, see `ExperimentRow.key`."""
-        return self.row().key
-
     def row(self, **figures: Any) -> ExperimentRow:
         """Build the job's row; ``figures`` are the columns of a plan, or ``reason`` if there is no plan."""
         return ExperimentRow(
@@ -346,7 +339,7 @@ class _Prepared:
 
     def __init__(self, joint: JointGraph, request: PlanRequest) -> None:
         self.planner = Planner.of(joint, request)
-        self._solvers: dict[str, Solver] = {}
+        self._requests: dict[str, PlanRequest] = {}
 
     def figures(self, question: _Question) -> dict[str, Any]:
         """Plan a job; return the figures of its row by column, with ``reason`` if there is no plan."""
@@ -370,44 +363,32 @@ class _Prepared:
             plan = own.finish(own.decide(limit), budget)
         except RematError as error:
             return figures | {"reason": str(error)}
-        cost = plan.recompute_cost + plan.exposed_time
-        beside = BeforeAfter(
-            peak_bytes=plan.peak_bytes,
-            without_peak_bytes=baseline.peak_bytes,
-            step_cost=step_cost,
-            recompute_cost=cost,
-            without_recompute_cost=baseline.recompute_cost,
-            unit=plan.unit,
-        )
         return {
             **figures,
             **{name: getattr(plan, name) for name in _OF_PLAN},
             "decided_by": plan.solver,
-            "recompute_cost": cost,
+            "recompute_cost": plan.recompute_cost + plan.exposed_time,
             "plan_s": time.perf_counter() - start,
-            "more": beside.more,
+            "more": plan.before_after.more,
         }
 
     def _request(self, solver: str | Solver) -> PlanRequest:
         """Return the step's request with the given solver; a solver that is used again is created only once."""
         name = solver if isinstance(solver, str) else solver.name
-        if name not in self._solvers:
-            self._solvers[name] = self.planner.request.by(solver, isolation="foreign").solver
-        return self.planner.request.by(self._solvers[name])
+        if name not in self._requests:
+            self._requests[name] = self.planner.request.by(solver, isolation="foreign")
+        return self._requests[name]
 
 
 class _Newest(threading.local):
     """Cache of the step that this thread prepared last.
 
     Attributes:
-        of: `_Question.sweep` and name of the model that the step belongs to; None if the cache is empty.
-        joint: the captured step.
-        prepared: the prepared step under each cost model, by the requested name of the cost model.
+        step: three items: `_Question.sweep` and name of the model; the captured step; and the prepared step under
+            each cost model, by the requested name of the cost model. None if the cache is empty.
     """
 
-    of: tuple[str, str] | None = None
-    joint: JointGraph | None = None
-    prepared: Mapping[str, _Prepared] = {}
+    step: tuple[tuple[str, str], JointGraph, dict[str, _Prepared]] | None = None
 
 
 _NEWEST = _Newest()
@@ -438,7 +419,7 @@ def _ask(
         run_jobs(answer, questions, executor, note, died)
     finally:
         # Else the graph would stay in memory as long as this thread.
-        _NEWEST.of, _NEWEST.joint, _NEWEST.prepared = None, None, {}
+        _NEWEST.step = None
     return [rows[k] for k in range(len(questions))]
 
 
@@ -458,15 +439,13 @@ def answer(question: _Question) -> ExperimentRow:
 def _prepared(question: _Question) -> _Prepared:
     """Return the prepared step of a job; capture and prepare the step if this thread's cache holds another one."""
     of, cost = (question.sweep, question.model), str(question.options["cost"])
-    if _NEWEST.of != of:
-        _NEWEST.of, _NEWEST.prepared = None, {}  # stays empty if capturing fails
-        _NEWEST.joint = _captured(question)
-        _NEWEST.of = of
-    if cost not in _NEWEST.prepared:
-        assert _NEWEST.joint is not None
-        made = _Prepared(_NEWEST.joint, PlanRequest.of(**question.options))
-        _NEWEST.prepared = {**_NEWEST.prepared, cost: made}
-    return _NEWEST.prepared[cost]
+    if _NEWEST.step is None or _NEWEST.step[0] != of:
+        _NEWEST.step = None  # stays empty if capturing fails
+        _NEWEST.step = of, _captured(question), {}
+    _, joint, prepared = _NEWEST.step
+    if cost not in prepared:
+        prepared[cost] = _Prepared(joint, PlanRequest.of(**question.options))
+    return prepared[cost]
 
 
 def _captured(question: _Question) -> JointGraph:

@@ -28,7 +28,7 @@ from remat.planning.request import (
     PoliciesOption,
     SolverOption,
 )
-from remat.planning.whole_step import Fitting, Rank, other_bytes, parameters_of, without_plan
+from remat.planning.whole_step import Fitting, Rank, Training, other_bytes, parameters_of
 from remat.plugins.registry import registry
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
 from remat.running.optimizer import Make, optimizer_code, read_optimizer
@@ -146,15 +146,19 @@ def fit(
     made = read_args(args, kwargs)
     return fit_calls(
         lambda batch: (model, *made(batch)),
-        memory=memory,
-        margin=margin,
-        optimizer=optimizer,
-        batches=batches,
-        accumulate=accumulate,
-        ranks=ranks,
-        fsdp=fsdp,
-        link_gbps=link_gbps,
-        request=PlanRequest.without_budget(
+        Training(
+            memory=memory,
+            margin=margin,
+            optimizer=optimizer,
+            batches=batches,
+            accumulate=accumulate,
+            ranks=ranks,
+            fsdp=fsdp,
+            link_gbps=link_gbps,
+            lower=lower,
+            device=device,
+        ),
+        PlanRequest.without_budget(
             cost=cost,
             solver=solver,
             time_limit=time_limit,
@@ -163,8 +167,6 @@ def fit(
             policies=policies,
             chunk=chunk,
         ),
-        lower=lower,
-        device=device,
         executor=executor,
         on_step=on_step,
     )
@@ -172,18 +174,9 @@ def fit(
 
 def fit_calls(
     calls: Callable[[int], Call],
-    *,
-    memory: str | int,
-    margin: str | float,
-    optimizer: str | Make,
-    batches: str | int | Iterable[int],
-    accumulate: int,
-    ranks: int,
-    fsdp: bool,
-    link_gbps: float,
+    training: Training,
     request: PlanRequest,
-    lower: str,
-    device: str | torch.device | None = None,
+    *,
     title: str = "",
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
@@ -193,34 +186,17 @@ def fit_calls(
     Args:
         calls: function that takes a batch size and returns a model, its positional arguments, and its keyword
             arguments.
-        memory: as in `fit`.
-        margin: as in `fit`.
-        optimizer: as in `fit`.
-        batches: as in `fit`.
-        accumulate: as in `fit`.
-        ranks: as in `fit`.
-        fsdp: as in `fit`.
-        link_gbps: as in `fit`.
+        training: how the model is trained.
         request: solver, cost model, time limit and link for offloading.
-        lower: as in `fit`.
-        device: as in `fit`.
         title: name of the model in the result; empty: the name of its class or function.
         executor: as in `fit`.
         on_step: as in `fit`.
     """
-    listed = read_batches(batches)
-    name, _ = read_optimizer(optimizer)
-    memory_bytes, left = read_memory(memory), read_margin(margin)
-    of_rank: dict[str, Any] = {
-        "memory_bytes": int(memory_bytes * (1 - left)),
-        "link_gbps": link_gbps,
-        "accumulate": accumulate,
-        "optimizer": optimizer,
-        "ranks": ranks,
-        "fsdp": fsdp,
-        "cost": request.cost,
-    }
-    _check(request, ranks, fsdp, link_gbps, accumulate)
+    listed = read_batches(training.batches)
+    name, _ = read_optimizer(training.optimizer)
+    memory_bytes, left = read_memory(training.memory), read_margin(training.margin)
+    most = int(memory_bytes * (1 - left))
+    _check(request, training)
     step = on_step or (lambda _: None)
     first = min(listed, default=1)
     first_call = model, *arguments = calls(first)
@@ -229,37 +205,49 @@ def fit_calls(
     if not parameters:
         raise ProblemError(f"'{called}' has no parameters, so there is nothing to train and to fit")
     step("tracing the optimizer")
-    Rank.of(model, parameters, **of_rank).check(called, model, parameters)
+    Rank.of(model, parameters, training, most, request.cost).check(called, model, parameters)
 
     def captured(batch: int, call: Call | None = None) -> Step:
         step(f"batch {batch}: building")
         model, args, kwargs = calls(batch) if call is None else call
         step(f"batch {batch}: capturing")
-        joint = capture(model, args, kwargs, lower=lower, device=device)
+        joint = capture(model, args, kwargs, lower=training.lower, device=training.device)
         return joint, other_bytes(model, (args, kwargs), parameters_of(model, (args, kwargs)))
 
     # A captured step tells which parameters get no gradient, so the rank is computed anew with the first step.
     kept = {first: captured(first, first_call)}
-    rank = Rank.of(model, parameters, kept[first][0], **of_rank)
+    rank = Rank.of(model, parameters, training, most, request.cost, kept[first][0])
     priced = str(request.on(kept[first][0]).cost)
 
     def ask(batches: Sequence[int], others: Sequence[Decision]) -> dict[int, Answer]:
         steps = ((b, kept.pop(b) if b in kept else captured(b)) for b in batches)
-        if executor is None:
-            return {b: _answer(rank, request, b, at, others, step) for b, at in steps}
-        jobs = [
+        here = executor is None
+        jobs = (
             _Job(
                 rank=rank,
-                options=request.to_text(),
+                request=request if here else request.to_text(),
                 batch=batch,
-                joint=print_joint(joint, modules=True),
+                joint=joint if here else print_joint(joint, modules=True),
                 other_bytes=nbytes,
                 others=tuple(others),
             )
             for batch, (joint, nbytes) in steps
-        ]
+        )
+        if here:
+            return {job.batch: _answer(job, step) for job in jobs}
+        sent, answers = [*jobs], dict[int, Answer]()
+
+        def on_answer(k: int, answer: Answer) -> None:
+            answers[sent[k].batch] = answer
+
+        def on_death(k: int, why: str) -> None:
+            raise ProblemError(
+                f"batch {sent[k].batch} was not planned: {why}; give fewer processes"
+            )
+
         step(f"planning batches {', '.join(map(str, batches))}")
-        return _asked_of(executor, jobs)
+        run_jobs(_answer, sent, executor, on_answer, on_death)
+        return answers
 
     # In one process, batches beyond the first that does not fit would be planned in vain.
     width = executor if isinstance(executor, int) else 1 if executor is None else _WIDTH
@@ -269,11 +257,11 @@ def fit_calls(
         memory_bytes=memory_bytes,
         margin=left,
         optimizer=name,
-        optimizer_code=optimizer_code(optimizer),
-        accumulate=accumulate,
+        optimizer_code=optimizer_code(training.optimizer),
+        accumulate=training.accumulate,
         cost=priced,
-        lower=lower,
-        ranks=ranks,
+        lower=training.lower,
+        ranks=training.ranks,
         sharding=rank.sharding.label,
         parameter_bytes=rank.sharding.parameter_bytes,
         gradient_bytes=rank.sharding.gradient_bytes,
@@ -287,15 +275,16 @@ def fit_calls(
     )
 
 
-def _check(request: PlanRequest, ranks: int, fsdp: bool, link_gbps: float, accumulate: int) -> None:
+def _check(request: PlanRequest, training: Training) -> None:
     """Refuse invalid ranks, links and cost models before any model is built.
 
     Raises:
         ProblemError: an argument is invalid, or two arguments conflict.
     """
+    ranks, accumulate = training.ranks, training.accumulate
     if type(ranks) is not int or ranks < 1:
         raise ProblemError(f"ranks is {ranks!r}; expected a whole number of 1 or more")
-    if fsdp and ranks == 1:
+    if training.fsdp and ranks == 1:
         raise ProblemError("fsdp shares the step among several ranks, and ranks is 1; say ranks=8")
     if ranks > 1:
         request.refuse_offload("a step of several ranks")
@@ -303,8 +292,8 @@ def _check(request: PlanRequest, ranks: int, fsdp: bool, link_gbps: float, accum
         raise ProblemError(
             f"accumulate is {accumulate!r}; expected the number of micro-batches in a step, 1 or more"
         )
-    if not link_gbps > 0:
-        raise ProblemError(f"link_gbps is {link_gbps!r}; expected GB/s above 0")
+    if not training.link_gbps > 0:
+        raise ProblemError(f"link_gbps is {training.link_gbps!r}; expected GB/s above 0")
     if request.cost.unit != "ps":
         raise ProblemError(
             f"cost model '{request.cost}' counts {request.cost.unit}, no time; name one of unit ps, such "
@@ -385,69 +374,37 @@ def rows_up_to_most(ask: Ask, width: int) -> dict[int, FitRow]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """One batch for a worker to plan.
+    """One batch to plan, in this process or by a worker.
 
     Attributes:
         rank: the rank, with the bytes on it that depend on neither batch nor plan.
-        options: the options of planning, from `PlanRequest.to_text`.
+        request: the options of planning; for a worker, from `PlanRequest.to_text`.
         batch: the batch size.
-        joint: the captured step as text.
+        joint: the captured step; for a worker, as text.
         other_bytes: bytes of the step's inputs and buffers.
         others: decisions of other batches, as candidates.
     """
 
     rank: Rank
-    options: Mapping[str, str]
+    request: PlanRequest | Mapping[str, str]
     batch: int
-    joint: str
+    joint: JointGraph | str
     other_bytes: int
     others: tuple[Decision, ...]
 
 
-def _asked_of(executor: AnyExecutor, jobs: Sequence[_Job]) -> dict[int, Answer]:
-    """Plan jobs on an executor; return row and tried decisions by batch size.
-
-    Raises:
-        ProblemError: a process of the executor died.
-    """
-    answers: dict[int, Answer] = {}
-
-    def on_answer(k: int, answer: Answer) -> None:
-        answers[jobs[k].batch] = answer
-
-    def on_death(k: int, why: str) -> None:
-        raise ProblemError(f"batch {jobs[k].batch} was not planned: {why}; give fewer processes")
-
-    run_jobs(_worked, jobs, executor, on_answer, on_death)
-    return answers
-
-
-def _worked(job: _Job) -> Answer:
-    """Plan the batch of a job in a worker; return its row, and the decisions that were tried."""
-    request = PlanRequest.from_text(job.options)
-    step = parse_joint(job.joint), job.other_bytes
-    return _answer(job.rank, request, job.batch, step, job.others, lambda _: None)
-
-
-def _answer(
-    rank: Rank,
-    request: PlanRequest,
-    batch: int,
-    step: Step,
-    others: Sequence[Decision],
-    on_step: Callable[[str], None],
-) -> Answer:
+def _answer(job: _Job, on_step: Callable[[str], None] = lambda _: None) -> Answer:
     """Plan one batch; return its row, and the decisions that were tried.
 
     Args:
-        rank: the rank, with the bytes on it that depend on neither batch nor plan.
-        request: the options of planning.
-        batch: the batch size.
-        step: the captured step, and the bytes of its inputs and buffers.
-        others: decisions of other batches, as candidates.
+        job: the batch.
         on_step: called with a line of text before each stage.
     """
-    joint, nbytes = step
+    rank, request, batch, joint = job.rank, job.request, job.batch, job.joint
+    if not isinstance(request, PlanRequest):
+        request = PlanRequest.from_text(request)
+    if isinstance(joint, str):
+        joint = parse_joint(joint)
     with suppress_warnings():  # these plans are only tried, so their warnings concern no user
         answers: list[Answer] = []
         for each in request.each_chunk():
@@ -459,11 +416,12 @@ def _answer(
                 if not answers:
                     raise
                 break  # the loss cannot be split
-            fitting = Fitting(planner=planner, rank=rank, other_bytes=nbytes)
+            fitting = Fitting(planner=planner, rank=rank, other_bytes=job.other_bytes)
             try:
-                row = fitting.row(batch, others)
+                row = fitting.row(batch, job.others)
             except BudgetError as error:  # what the user asks for exceeds a limit at this batch
-                row = without_plan(batch, rank.stepping_bytes + nbytes, str(error), proven=False)
+                least = rank.stepping_bytes + job.other_bytes
+                row = FitRow(batch=batch, peak_bytes=least, reason=str(error))
             answers.append((replace(row, chunks=each.chunks), fitting.tried))
             if row.fits and not row.recompute_s:
                 break  # more chunks only make the step dearer

@@ -30,8 +30,8 @@ class FitRow:
     """
 
     batch: int
-    fits: bool
-    budget: str | None
+    fits: bool = False
+    budget: str | None = None
     peak_bytes: int
     step_s: float | None = None
     samples_per_s: float | None = None

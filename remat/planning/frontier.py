@@ -18,6 +18,7 @@ from remat.planning.planner import Planner
 from remat.planning.prepared import Answer
 from remat.planning.request import PlanRequest
 from remat.running.jobs import AnyExecutor, run_jobs
+from remat.solvers.pareto import knee
 from remat.units import Budget, format_apart, format_bytes, format_cost
 
 #: Most points that the text of a frontier lists, so that the text fits one screen.
@@ -127,7 +128,7 @@ class Frontier:
             ),
             bound=bound,
             by=by,
-            link=str(planner.request.link) if planner.request.offload or planner.tagged else "",
+            link=planner.link,
             full_bytes=planner.full_bytes,
             least_bytes=planner.least_bytes,
             _planner=planner,
@@ -156,21 +157,8 @@ class Frontier:
         Raises:
             ProblemError: ``by`` has another value.
         """
-        if by not in ("origin", "chord"):
-            raise ProblemError(f"by is {by!r}; expected 'origin' or 'chord'")
-        first, last = self.points[0], self.points[-1]
-        wide = self.bytes_of(last) - self.bytes_of(first)
-        high = first.recompute_cost - last.recompute_cost
-        if wide == 0 or high == 0:
-            return last
-
-        def distance(p: FrontierPoint) -> float:
-            x = (self.bytes_of(p) - self.bytes_of(first)) / wide
-            y = (p.recompute_cost - last.recompute_cost) / high
-            # The chord is x + y = 1, so the farthest point below has the least sum.
-            return x * x + y * y if by == "origin" else x + y
-
-        return min(self.points, key=distance)
+        points = [(self.bytes_of(p), p.recompute_cost) for p in self.points]
+        return self.points[knee(points, by)]
 
     def plan(self, point: FrontierPoint) -> Plan:
         """Build the plan of a point.
@@ -317,30 +305,12 @@ class Frontier:
         return "\n".join([*lines, *([f"  and {rest} more between them"] if rest else [])]) + ">"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Chunk:
-    """Job for one worker: a graph, and the budgets to decide for it.
-
-    Attributes:
-        joint: the joint graph as text.
-        options: the options of planning, from `PlanRequest.to_text`.
-        capacities: the budgets, as limits on saved bytes.
-    """
-
-    joint: str
-    options: Mapping[str, str]
-    capacities: tuple[int, ...]
-
-
 def _decide_elsewhere(planner: Planner, joint: JointGraph, executor: AnyExecutor) -> None:
     """Decide the budgets of a frontier by saved bytes in workers of an executor; cache the decisions in the planner."""
-    wanted = sorted(set(planner.capacities()))
+    wanted = planner.capacities()
     count = executor if isinstance(executor, int) else _CHUNKS
     text, options = print_joint(joint, modules=True), planner.request.to_text()
-    chunks = [
-        _Chunk(joint=text, options=options, capacities=tuple(wanted[k::count]))
-        for k in range(min(count, len(wanted)))
-    ]
+    chunks = [(text, options, tuple(wanted[k::count])) for k in range(min(count, len(wanted)))]
     planner.on_step(f"deciding at {len(wanted)} budgets")
 
     def note(_: int, answers: tuple[Answer, ...]) -> None:
@@ -348,12 +318,18 @@ def _decide_elsewhere(planner: Planner, joint: JointGraph, executor: AnyExecutor
             planner.learn(answer)
 
     def died(k: int, why: str) -> None:
-        raise ProblemError(f"{len(chunks[k].capacities)} budgets were not decided: {why}")
+        raise ProblemError(f"{len(chunks[k][2])} budgets were not decided: {why}")
 
     run_jobs(_decided, chunks, executor, note, died)
 
 
-def _decided(chunk: _Chunk) -> tuple[Answer, ...]:
-    """Decide the budgets of a chunk in a worker; return the decisions as plain data, in the order of the budgets."""
-    planner = Planner.of(parse_joint(chunk.joint), PlanRequest.from_text(chunk.options))
-    return tuple(planner.answer(planner.at(capacity)) for capacity in chunk.capacities)
+def _decided(chunk: tuple[str, Mapping[str, str], tuple[int, ...]]) -> tuple[Answer, ...]:
+    """Decide the budgets of a chunk in a worker; return the decisions as plain data, in the order of the budgets.
+
+    Args:
+        chunk: the joint graph as text, the options of planning from `PlanRequest.to_text`, and the budgets as limits
+            on saved bytes.
+    """
+    joint, options, capacities = chunk
+    planner = Planner.of(parse_joint(joint), PlanRequest.from_text(options))
+    return tuple(planner.answer(planner.at(capacity)) for capacity in capacities)

@@ -144,8 +144,10 @@ class FusedSearch:
             if not found:
                 self.aim_above(lowest, off, limit - excess)
         assert limit is not None
-        best = _unproven(_best(self, known, budget, limit, excess, last))
-        return replace(best, choice=replace(best.choice, peak_limit=0 if in_bytes else limit))
+        best = _best(self, known, budget, limit, excess, last)
+        # No lower bound is proven for peaks of fused code.
+        choice = replace(best.choice, recompute_bound=0, peak_limit=0 if in_bytes else limit)
+        return replace(best, choice=choice)
 
     def _explore(self) -> tuple[Candidate, int, tuple[int, int]]:
         """Add candidates over the whole range of peaks to `found`, and return the ends of the range.
@@ -287,11 +289,6 @@ class FusedSearch:
             if 0 <= room <= _NEAR * wanted or (room > 0 and not decided.cost):
                 break
             aim += room
-
-
-def _unproven(decided: Candidate) -> Candidate:
-    """Return the candidate with 0 as lower bound on the cost, because none is proven for peaks of fused code."""
-    return replace(decided, choice=replace(decided.choice, recompute_bound=0))
 
 
 def without_gaps(vertices: Sequence[int]) -> list[int]:

@@ -13,6 +13,7 @@ from remat.graph.liveness import StepWalk
 from remat.graph.lowering import Offload
 from remat.passes.core.state import State
 from remat.planning.offload_costs import Times
+from remat.planning.pipelines import modules_of
 from remat.solvers.transfers import Transfer, exposed_time_at, place
 
 _COPIES = (OFFLOAD, RELOAD, WAIT_COPIED)
@@ -33,11 +34,8 @@ class Copies:
     def __init__(
         self, state: State, offloads: tuple[Offload, ...], link: Link, times: Times
     ) -> None:
-        forward, backward = state.forward, state.backward
-        assert forward is not None
-        assert backward is not None
         joint = state.joint
-        self._walk = walk = StepWalk(forward, backward, joint.num_fwd_outputs, joint.memories)
+        self._walk = walk = StepWalk(*modules_of(state), joint.num_fwd_outputs, joint.memories)
         self._nodes = [node for _, node in walk.running()]
         self._boundary, self._moments = walk.boundary, walk.moments
         self._offloads, self._of_operators = offloads, times
@@ -60,8 +58,7 @@ class Copies:
                 nbytes=value.nbytes,
                 ready=at[sent[value.name]],
                 needed=at[back[sent[value.name].name]],
-                send=link.time_ps(value.nbytes),
-                fetch=link.time_ps(value.nbytes),
+                copy_time=link.time_ps(value.nbytes),
             )
             for value in self._offloads
         ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,6 @@ from torch import fx
 from remat.errors import PlanError
 from remat.graph.copying import run_of
 from remat.graph.costs.base import CostModel
-from remat.graph.costs.links import Link
 from remat.graph.lowering import (
     Lowered,
     Offload,
@@ -22,15 +20,10 @@ from remat.graph.lowering import (
 )
 from remat.graph.replays import is_element
 from remat.graph.source import located
-from remat.graph.step_lowering import LoweredStep
 from remat.graph.storages import tensor_bytes
 from remat.graph.writes import aliased_argument
 from remat.passes.core.state import State
 from remat.planning.prepared import step_costs_of
-from remat.solvers.offload_problem import OffloadProblem
-
-#: A value is not offloaded if it has fewer bytes than all values together, divided by this number.
-_SMALL = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,66 +60,7 @@ class Times:
         return int(self.cost.costs([node])[0])
 
 
-def offload_problem(
-    state: State,
-    lowered: Lowered,
-    step: LoweredStep,
-    times: Times,
-    link: Link,
-    left_out: Container[str],
-    always: Container[str],
-    host_capacity: int | None,
-    *,
-    only_always: bool = False,
-) -> OffloadProblem:
-    """Build the problem of scheduling a step that may offload values: the step problem with copy times.
-
-    Args:
-        state: the prepared graph.
-        lowered: the graph problem, which asks which nodes of the graph to save.
-        step: the step problem, which asks which node of the graph to run when.
-        times: run times of the graph's operators.
-        link: the link to the host.
-        left_out: names of values that must not be offloaded, although they could be.
-        always: names of values that are offloaded if they are saved.
-        host_capacity: bytes that may lie in the host's memory at one time; None: no limit.
-        only_always: whether no other value may be offloaded than those of ``always``.
-    """
-    problem = step.problem
-    copy = [-1] * len(problem)
-    total = sum(lowered.problem.size)
-    # A value can be away only between the run that computes it and a later use, and not at the end.
-    stays = {*problem.to_end, *problem.at_start, *problem.at_boundary}
-    for i, nbytes in enumerate(lowered.problem.size):
-        name = lowered.problem.names[i]
-        at = step.of_value.get(name, -1)
-        if at < 0 or at in stays or name in left_out or lowered.kind[i] is not SavedKind.VALUE:
-            continue
-        if only_always and name not in always:
-            continue
-        if (
-            _why_kept(state, lowered, i)
-            or state.storages.owner[lowered.position[i]] != lowered.position[i]
-        ):
-            continue
-        # Offloading must free exactly the bytes that saving the value takes.
-        is_small = nbytes * _SMALL < total and name not in always
-        if is_small or problem.size[at] != nbytes:
-            continue
-        copy[at] = link.time_ps(nbytes)
-    return OffloadProblem(
-        step=problem,
-        times=tuple(times.of_name.get(name, 0) for name in problem.names),
-        send=tuple(copy),
-        fetch=tuple(copy),
-        host_capacity=host_capacity,
-        always=tuple(
-            at for at, time in enumerate(copy) if time >= 0 and problem.names[at] in always
-        ),
-    )
-
-
-def _why_kept(state: State, lowered: Lowered, i: int) -> str:
+def why_kept(state: State, lowered: Lowered, i: int) -> str:
     """Return why the value of a node of the graph problem must not be offloaded; empty if it may be.
 
     The value must be savable and never written to: a strided tensor of static shape that fills its storage.
@@ -185,7 +119,7 @@ def tagged_values(state: State, lowered: Lowered) -> list[Tagged]:
         i = lowered.of_position[at]
         if i >= 0 and lowered.kind[i] is SavedKind.VALUE:
             value = Offload(name=lowered.problem.names[i], nbytes=lowered.problem.size[i])
-            must, why = insists_on_host(node), _why_kept(state, lowered, i)
+            must, why = insists_on_host(node), why_kept(state, lowered, i)
             found.append(Tagged(value=value, node=node, must=must, why=why))
     return sorted(found, key=lambda tagged: not tagged.must)
 

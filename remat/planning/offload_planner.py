@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from remat.errors import BudgetError
-from remat.graph.lowering import Decision, Offload
+from remat.graph.lowering import Decision, Offload, SavedKind
+from remat.passes.core.state import State
 from remat.passes.hooks.offload_saved import OffloadSaved, traced_offloads
 from remat.planning.candidates import Candidate
 from remat.planning.offload_copies import Copies
-from remat.planning.offload_costs import Tagged, Times, offload_problem
+from remat.planning.offload_costs import Tagged, Times, tagged_values, why_kept
 from remat.planning.peak_bound import PeakBounds
 from remat.planning.peak_search import PeakSearch
 from remat.planning.pipelines import PassManager
 from remat.planning.prepared import Prepared
-from remat.solvers.offload_prices import Lives, OffloadChoice
+from remat.planning.request import PlanRequest
+from remat.solvers.offload_prices import Lives
+from remat.solvers.offload_problem import OffloadChoice, OffloadProblem
 from remat.solvers.offload_search import OffloadSearch
 from remat.units import format_bytes
 
+#: A value is not offloaded if it has fewer bytes than all values together, divided by this number.
+_SMALL = 5_000
 #: Most rounds of a search. Each leaves out values that cannot be offloaded, or lowers the target by the last excess.
 _TURNS = 4
 #: Vertices of the hull from which a search starts, about.
@@ -35,32 +42,51 @@ _REORDERED = 2
 _PLACED = 3
 
 
-class OffloadPlanner:
-    """Planner that decides one prepared graph within a peak, and may offload values over the request's link.
+class OffloadPlanner(Prepared):
+    """Planner that offloads values of one prepared graph over the request's link; arguments as in `Prepared`."""
 
-    Args:
-        decider: planner of the graph without offloads.
-        search: search for decisions without offloads, by the peaks of their schedules.
-        bounds: lower bounds on the cost of decisions without offloads.
-        tagged: the values that the user tags for offloading.
-    """
-
-    def __init__(
-        self,
-        decider: Prepared,
-        search: PeakSearch,
-        bounds: PeakBounds,
-        tagged: Sequence[Tagged] = (),
-    ) -> None:
-        self._of, self._search, self._bounds = decider, search, bounds
-        self._link, self._tagged = decider.request.link, tagged
-        #: Reasons why values cannot be offloaded, by name.
+    def __init__(self, state: State, request: PlanRequest, **options: Any) -> None:
+        super().__init__(state, request, **options)
+        #: Reasons why values cannot be offloaded, by name; failed attempts to offload them add to it.
         self._left_out: dict[str, str] = {}
+        #: Results of `with_tagged`.
+        self._with_tagged: dict[Decision, Candidate] = {}
+
+    @cached_property
+    def search(self) -> PeakSearch:
+        """The search for decisions by the peaks of their schedules; it caches the decisions it evaluates."""
+        return PeakSearch(self.state, self.lowered, self.request.cost)
+
+    @cached_property
+    def bounds(self) -> PeakBounds:
+        """Lower bounds on the cost within a peak, without offloads."""
+        return PeakBounds(self.state, self.lowered.problem)
+
+    @property
+    def may_offload(self) -> bool:
+        """Whether any value may be offloaded: over the request's link, or because it is tagged."""
+        return self.request.offload is not None or any(not t.why for t in self.tagged)
+
+    @property
+    def link(self) -> str:
+        """The link to the host as text, if values may be offloaded or are tagged for it; else empty."""
+        return str(self.request.link) if self.request.offload or self.tagged else ""
+
+    @cached_property
+    def tagged(self) -> list[Tagged]:
+        """The values that the user tags for offloading; those that must be offloaded come first."""
+        request, why = self.request, ""
+        if request.hooks is not None:
+            why = f"hooks={request.hooks.name!r} pack every saved value"
+        elif request.cost.unit != "ps":
+            why = f"copies take time, and cost model '{request.cost}' counts {request.cost.unit}"
+        found = tagged_values(self.state, self.lowered)
+        return [replace(tagged, why=tagged.why or why) for tagged in found]
 
     @cached_property
     def _times(self) -> Times:
         """Run times of the graph's operators."""
-        return Times.of(self._of.state, self._of.request.cost)
+        return Times.of(self.state, self.request.cost)
 
     @cached_property
     def _node_of(self) -> list[int]:
@@ -68,13 +94,13 @@ class OffloadPlanner:
 
         -1 if the value cannot be saved, takes no bytes, or is not computed by a single node of the step problem.
         """
-        of_value, problem = self._search.step.of_value, self._of.lowered.problem
+        of_value, problem = self.search.step.of_value, self.lowered.problem
         return [
             of_value.get(name, -1) if size and save else -1
             for name, size, save in zip(problem.names, problem.size, problem.savable, strict=True)
         ]
 
-    def within(self, peak_bytes: int, without: Candidate | None) -> Candidate | None:
+    def with_offloads(self, peak_bytes: int, without: Candidate | None) -> Candidate | None:
         """Return the cheapest decision found within a simulated peak.
 
         Args:
@@ -87,7 +113,7 @@ class OffloadPlanner:
         """
         if without is not None and not without.cost:
             return without
-        self._of.on_step("searching for values to offload")
+        self.on_step("searching for values to offload")
         aimed = peak_bytes
         for _ in range(_TURNS):
             most, excess = math.inf if without is None else without.cost, []
@@ -96,7 +122,7 @@ class OffloadPlanner:
                     continue
                 decided, over = self._placed(choice, decision, peak_bytes)
                 if decided is not None and not over:
-                    over = max(0, self._of.peak(decided) - peak_bytes)
+                    over = max(0, self.peak(decided) - peak_bytes)
                     if not over and decided.cost < most:
                         return decided
                 excess.append(over)
@@ -108,26 +134,36 @@ class OffloadPlanner:
                 break
         return without
 
-    def search_within(self, peak_bytes: int) -> OffloadSearch:
-        """Create the search for decisions with offloads within a peak."""
-        problem = offload_problem(
-            self._of.state,
-            self._of.lowered,
-            self._search.step,
-            self._times,
-            self._link,
-            self._left_out,
-            {tagged.value.name for tagged in self._fitting(0, self._of.full.decision.saved)},
-            self._of.host_bytes,
-            only_always=self._of.request.offload is None,
-        )
-        return OffloadSearch(
-            problem,
-            self._of.lowered.problem,
-            self._node_of,
-            self._search.schedule,
-            self._lives,
-            peak_bytes,
+    def _problem(self) -> OffloadProblem:
+        """Return the problem of scheduling the step if values may be offloaded: the step problem with copy times."""
+        state, lowered, step = self.state, self.lowered, self.search.step
+        problem, storages = step.problem, state.storages
+        copy = [-1] * len(problem)
+        total = sum(lowered.problem.size)
+        always = {tagged.value.name for tagged in self._fitting(0, self.full.decision.saved)}
+        # A value can be away only between the run that computes it and a later use, and not at the end.
+        stays = {*problem.to_end, *problem.at_start, *problem.at_boundary}
+        for i, (name, nbytes) in enumerate(
+            zip(lowered.problem.names, lowered.problem.size, strict=True)
+        ):
+            at, position = step.of_value.get(name, -1), lowered.position[i]
+            if at < 0 or at in stays or name in self._left_out:
+                continue
+            if lowered.kind[i] is not SavedKind.VALUE or storages.owner[position] != position:
+                continue
+            if name not in always and (self.request.offload is None or nbytes * _SMALL < total):
+                continue
+            # Offloading must free exactly the bytes that saving the value takes.
+            if not why_kept(state, lowered, i) and problem.size[at] == nbytes:
+                copy[at] = self.request.link.time_ps(nbytes)
+        return OffloadProblem(
+            step=problem,
+            times=tuple(self._times.of_name.get(name, 0) for name in problem.names),
+            copy_time=tuple(copy),
+            host_capacity=self.host_bytes,
+            always=tuple(
+                at for at, time in enumerate(copy) if time >= 0 and problem.names[at] in always
+            ),
         )
 
     def _candidates(
@@ -143,10 +179,13 @@ class OffloadPlanner:
             Pairs of a choice, and the `Decision` with the node orders of the choice. The second item is None if
             the passes order the nodes.
         """
-        search = self.search_within(peak_bytes)
-        begun = [self._best(search, without), *self._from_above(search, peak_bytes)]
+        graph = self.lowered.problem
+        search = OffloadSearch(
+            self._problem(), graph, self._node_of, self.search.schedule, self._lives, peak_bytes
+        )
+        begun = [self._best(search, without), *self._from_above(search)]
         begun.sort(key=lambda c: c.rank)
-        candidates = [self._reordered(search, c, peak_bytes, without) for c in begun[:_REORDERED]]
+        candidates = [self._reordered(search, c, without) for c in begun[:_REORDERED]]
         candidates += [(c, None) for c in begun if all(c is not other for other, _ in candidates)]
         return sorted(candidates, key=lambda pair: pair[0].rank)
 
@@ -157,49 +196,45 @@ class OffloadPlanner:
             search: the search for decisions with offloads.
             without: the best decision without offloads, which is one of the starts; None if there is none.
         """
-        of = self._of
-        starts = [of.cheapest, of.full, of.runtime_optimal]
-        saved = [d.saved for d in starts]
+        saved = [d.saved for d in (self.cheapest, self.full, self.runtime_optimal)]
         if without is not None and not without.decision.is_ordered:
             saved.append(without.saved)
-        saved += [cut for _, cut in of.cuts(_CUTS)]
+        saved += [cut for _, cut in self.cuts(_CUTS)]
         return search.best(saved)
 
-    def _from_above(self, search: OffloadSearch, peak_bytes: int) -> Iterator[OffloadChoice]:
+    def _from_above(self, search: OffloadSearch) -> Iterator[OffloadChoice]:
         """Yield choices of saved and offloaded values, made from decisions whose peak is above the limit.
 
         Values of such a decision are offloaded until its peak is within the limit, as far as possible.
 
         Args:
             search: chooses the values to offload.
-            peak_bytes: limit on the peak, in bytes.
         """
-        of, seen = self._of, set[tuple[int, ...]]()
-        room = self._link.bytes_in(self._forward_time)
+        seen, peak_bytes = set[tuple[int, ...]](), search.capacity
+        room = self.request.link.bytes_in(self._forward_time)
         for share in _ABOVE:
             above = int(share * room)
-            higher = self._search.seen_within(peak_bytes + above)
+            higher = self.search.seen_within(peak_bytes + above)
             # An evaluated decision is reused unless its peak is much lower than allowed here.
             if higher is None or higher.peak_bytes < peak_bytes + above // 2:
-                starts = [d.saved for d in (of.cheapest, of.full, of.runtime_optimal)]
-                higher = self._search.within(peak_bytes + above, starts)
+                starts = [d.saved for d in (self.cheapest, self.full, self.runtime_optimal)]
+                higher = self.search.within(peak_bytes + above, starts)
             if higher.saved not in seen:
                 seen.add(higher.saved)
-                sequence, _, boundary = self._search.schedule(higher.saved)
+                sequence, _, boundary = self.search.schedule(higher.saved)
                 yield search.sent(higher.saved, sequence, boundary)
 
     @cached_property
     def _forward_time(self) -> int:
         """Summed time in ps of all operators that depend on no tangent, each run once."""
-        late = self._of.state.roles.tangent_closure
-        nodes = zip(self._of.state.index.nodes, late, strict=True)
+        late = self.state.roles.tangent_closure
+        nodes = zip(self.state.index.nodes, late, strict=True)
         return sum(self._times.of_name[node.name] for node, is_late in nodes if not is_late)
 
     def _reordered(
         self,
         search: OffloadSearch,
         choice: OffloadChoice,
-        peak_bytes: int,
         without: Candidate | None,
     ) -> tuple[OffloadChoice, Decision | None]:
         """Search for a better node order with the offloads of a choice.
@@ -209,7 +244,6 @@ class OffloadPlanner:
         Args:
             search: evaluates choices.
             choice: the choice whose offloads are kept.
-            peak_bytes: limit on the peak, in bytes.
             without: the best decision without offloads; None if there is none.
 
         Returns:
@@ -224,14 +258,14 @@ class OffloadPlanner:
             starts.append(search.on(choice.saved, *without.schedule, choice.offloaded))
         for start in starts:
             for other, decision in self._orders_from(
-                search, start, peak_bytes, _ORDER_SHARE if without else 1.0
+                search, start, _ORDER_SHARE if without else 1.0
             ):
                 if other.rank < best[0].rank:
                     best = other, decision
         return best
 
     def _orders_from(
-        self, search: OffloadSearch, start: OffloadChoice, peak_bytes: int, share: float
+        self, search: OffloadSearch, start: OffloadChoice, share: float
     ) -> Iterator[tuple[OffloadChoice, Decision]]:
         """Yield choices with the offloads of ``start`` and other node orders, found by searches over node orders.
 
@@ -242,13 +276,12 @@ class OffloadPlanner:
         Args:
             search: evaluates choices.
             start: the choice to start from.
-            peak_bytes: limit on the peak, in bytes.
             share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Yields:
             A choice, and the `Decision` with its node orders.
         """
-        orders, aimed, fits = self._search.orders, peak_bytes, False
+        orders, aimed, fits = self.search.orders, search.capacity, False
         own = start.schedule.sequence, start.schedule.boundary
         for turn, at_once in enumerate((True, False, True, True)):
             if aimed <= 0 or (turn > 1 and fits):
@@ -263,7 +296,7 @@ class OffloadPlanner:
                 yield other, decision
                 fits = fits or not (other.over or other.exposed)
             if turn:
-                aimed -= max(other.peak_bytes - peak_bytes, *(c.nbytes for c in copies), 1)
+                aimed -= max(other.peak_bytes - search.capacity, *(c.nbytes for c in copies), 1)
 
     @cached_property
     def _lives(self) -> Lives:
@@ -272,10 +305,10 @@ class OffloadPlanner:
         For each node, the positions in the joint graph of its definition, its last use in forward, and its first
         and last use in backward.
         """
-        begin, first, last = self._search.uses
-        state, lowered = self._of.state, self._of.lowered
+        begin, first, last = self.search.uses()
+        state, lowered = self.state, self.lowered
         index, owner, required = state.index, state.storages.owner, state.roles.required_forward
-        runs = self._search.step.of_name
+        runs = self.search.step.of_name
         ready = [-1] * len(index)
         for i in range(len(index) - 1, -1, -1):
             if required[i] and index.nodes[i].name in runs:
@@ -291,7 +324,7 @@ class OffloadPlanner:
             begin=begin, ready=[ready[p] for p in lowered.position], first=first, last=last
         )
 
-    def bound(self, peak_bytes: int, moments: Iterable[int]) -> int:
+    def bound_with_offloads(self, peak_bytes: int, moments: Iterable[int]) -> int:
         """Return a lower bound on the cost of every decision with offloads within a peak, for any node order.
 
         Values that are in the host's memory while backward runs were sent during forward. Forward takes at most
@@ -308,17 +341,13 @@ class OffloadPlanner:
 
         def least(added: int) -> int:
             # `bytes_in` rounds down, which would make the bound too high.
-            sent = self._link.bytes_in(forward + added) + 1
-            if self._of.host_bytes is not None:
-                sent = min(sent, self._of.host_bytes)
-            return self._bounds.bound(peak_bytes + sent, at_moments)
+            sent = self.request.link.bytes_in(forward + added) + 1
+            if self.host_bytes is not None:
+                sent = min(sent, self.host_bytes)
+            return self.bounds.bound(peak_bytes + sent, at_moments)
 
-        # A decision that adds less than `low` would have to cost more than it adds, so there is none.
-        low, high = 0, least(0)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if least(middle) > middle else (low, middle)
-        return low
+        # A decision that adds less than this would have to cost more than it adds, so there is none.
+        return bisect_left(range(least(0)), True, key=lambda added: least(added) <= added)
 
     # ---- from a choice to a decision ------------------------------------------------------------------
     def _placed(
@@ -335,20 +364,15 @@ class OffloadPlanner:
             The candidate and its bytes above the peak. None and 0 if one of the values cannot be offloaded;
             later searches do not offload such values.
         """
-        of, problem = self._of, self._of.lowered.problem
+        problem = self.lowered.problem
         named = {at: i for i, at in enumerate(self._node_of) if at >= 0}
         offloads = tuple(
             Offload(name=problem.names[named[v]], nbytes=problem.size[named[v]])
             for v in found.offloaded
         )
-        decision = replace(ordered or of.lowered.decision(found.saved), offloads=())
-        wanted = Candidate.of(of.lowered, decision, found.cost - found.exposed)
-        choice = replace(
-            of.choice(max(of.full_bytes, wanted.saved_bytes)),
-            solver=of.deciding.asked().name,
-            items=len(problem),
-        )
-        return self._carried_out(replace(wanted, choice=choice), offloads, peak_bytes)
+        decision = replace(ordered or self.lowered.decision(found.saved), offloads=())
+        wanted = Candidate.of(self.lowered, decision, found.cost - found.exposed)
+        return self._carried_out(self.informed(wanted), offloads, peak_bytes)
 
     def _fitting(self, host_bytes: int, saved: Container[str]) -> list[Tagged]:
         """Return the tagged values that can be offloaded within the host's memory.
@@ -359,8 +383,8 @@ class OffloadPlanner:
             host_bytes: bytes that other values take there.
             saved: names of the values that count.
         """
-        found, most = [], self._of.host_bytes
-        for tagged in self._tagged:
+        found, most = [], self.host_bytes
+        for tagged in self.tagged:
             name, nbytes = tagged.value.name, tagged.value.nbytes
             if tagged.why or name in self._left_out or name not in saved:
                 continue
@@ -369,26 +393,29 @@ class OffloadPlanner:
                 host_bytes += nbytes
         return found
 
-    def with_tagged(self, decided: Candidate, peak_bytes: int) -> Candidate:
-        """Return a decision that also offloads its saved values that the user tags for offloading.
+    def with_tagged(self, decided: Candidate) -> Candidate:
+        """Return a decision that also offloads its saved values that the user tags for offloading; cached.
 
         Tagged values that cannot be offloaded stay saved. If none remains, ``decided`` is returned unchanged.
-
-        Args:
-            decided: a decision within the peak.
-            peak_bytes: limit on the peak, in bytes.
 
         Raises:
             BudgetError: the values that must be offloaded exceed the host's memory.
             PlanError: a value that must be offloaded cannot be; the message names the value and the reason.
         """
-        of, before = self._of, decided.decision.offloads
+        if self.tagged and decided.decision not in self._with_tagged:
+            found = self._offload_tagged(decided)
+            self._with_tagged |= {decided.decision: found, found.decision: found}
+        return self._with_tagged.get(decided.decision, decided)
+
+    def _offload_tagged(self, decided: Candidate) -> Candidate:
+        """Return the result of `with_tagged`, which is not cached here."""
+        before = decided.decision.offloads
         offloaded = {value.name for value in before}
         missing = set(decided.decision.saved) - offloaded
         unplaced = [replace(value, freed_after="", fetched_before="") for value in before]
         plain = replace(decided.decision, offloads=())
         wanted = Candidate.of(
-            of.lowered, plain, decided.cost - decided.choice.exposed_time, decided.choice
+            self.lowered, plain, decided.cost - decided.choice.exposed_time, decided.choice
         )
         # Each failed attempt leaves out at least one value, so the loop ends.
         found: Candidate | None = None
@@ -396,15 +423,15 @@ class OffloadPlanner:
             more = [t.value for t in self._fitting(decided.host_bytes, missing)]
             found = decided
             if more:
-                found, _ = self._carried_out(wanted, (*unplaced, *more), peak_bytes)
+                found, _ = self._carried_out(wanted, (*unplaced, *more), self.peak(decided))
         names = {value.name for value in (*before, *more)}
-        for tagged in self._tagged:
+        for tagged in self.tagged:
             if tagged.must and tagged.value.name in missing - names:
                 raise tagged.refusal(self._left_out.get(tagged.value.name, ""))
-        if of.host_bytes is not None and found.host_bytes > of.host_bytes:
+        if self.host_bytes is not None and found.host_bytes > self.host_bytes:
             raise BudgetError(
-                f"host_memory is {format_bytes(of.host_bytes)} ({of.host_bytes} bytes), and the values of "
-                f"'{of.state.joint.name}' that must be offloaded take {format_bytes(found.host_bytes)}; raise it to "
+                f"host_memory is {format_bytes(self.host_bytes)} ({self.host_bytes} bytes), and the values of "
+                f"'{self.state.joint.name}' that must be offloaded take {format_bytes(found.host_bytes)}; raise it to "
                 f"{found.host_bytes}, or tag fewer"
             )
         return found
@@ -423,7 +450,7 @@ class OffloadPlanner:
             The candidate and its bytes above the peak. None and 0 if one of the values cannot be offloaded;
             later searches do not offload such values.
         """
-        of, plain = self._of, self._of.split(wanted)
+        plain = self.split(wanted)
         _, refused = traced_offloads(plain, offloads)
         if refused:
             self._left_out |= refused
@@ -432,8 +459,8 @@ class OffloadPlanner:
         done = PassManager((OffloadSaved(),)).run(
             replace(plain, decision=decision), in_place=True, verify=False
         )
-        copies = Copies(done.state, offloads, self._link, self._times)
+        copies = Copies(done.state, offloads, self.request.link, self._times)
         placed, exposed_time, over = copies.placed(peak_bytes)
         choice = replace(wanted.choice, exposed_time=exposed_time)
         decision = replace(wanted.decision, offloads=placed)
-        return Candidate.of(of.lowered, decision, wanted.cost + exposed_time, choice), over
+        return Candidate.of(self.lowered, decision, wanted.cost + exposed_time, choice), over

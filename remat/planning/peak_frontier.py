@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
-from typing import Protocol
 
 import numpy as np
 
-from remat.planning.candidates import Candidate, pareto
+from remat.planning.candidates import Candidate
 from remat.planning.peak_search import Limits, PeakSearch
-from remat.solvers.graph_problem import evaluate
+from remat.solvers.graph_problem import worth_saving
+from remat.solvers.pareto import lower_hull, pareto
 
 #: Peaks for which prices are adjusted, and most cuts for each peak.
 _PEAKS, _CUTS = 16, 4
@@ -33,13 +33,7 @@ FEW_RUNS, _ORDERED = 1_000, 8
 _STEPS = 64
 
 
-class Bounds(Protocol):
-    """Interface of lower bounds on the cost within a peak, such as `remat.planning.peak_bound.PeakBounds`."""
-
-    def bound(self, peak_bytes: int, moments: Iterable[int]) -> int: ...
-
-
-def _figures(found: Candidate) -> tuple[int, int]:
+def by_peak(found: Candidate) -> tuple[int, int]:
     """Return the (peak bytes, cost) of a candidate."""
     return found.peak_bytes, found.cost
 
@@ -70,25 +64,18 @@ class PeakFrontier(PeakSearch):
                 on_step("searching orders")
                 other = self.reordered(tried, tried.peak_bytes)
                 best += [other] if other else []
-        return pareto(best, _figures)
+        return pareto(best, by_peak)
 
     @property
     def _best(self) -> list[Candidate]:
         """The candidates evaluated so far that are Pareto-optimal by (peak, cost), lowest peak first."""
-        return pareto(self._seen.values(), _figures)
+        return pareto(self._seen.values(), by_peak)
 
     def _peaks(self, count: int) -> list[int]:
         """Return ``count`` evenly spaced peaks in bytes over the range of `_best`, lowest first."""
         best = self._best
         low, high = best[0].peak_bytes, best[-1].peak_bytes
         return [low + (high - low) * k // count for k in range(count)]
-
-    def _cheapest(self, peak_bytes: int) -> Candidate:
-        """Return the cheapest candidate evaluated so far within a peak; at least one must be within the peak."""
-        return min(
-            (t for t in self._seen.values() if t.peak_bytes <= peak_bytes),
-            key=lambda t: (t.cost, t.peak_bytes),
-        )
 
     def _follow(self, peaks: list[int]) -> None:
         """Evaluate minimum cuts whose prices (Lagrange multipliers) per program point fit one peak after another.
@@ -102,7 +89,9 @@ class PeakFrontier(PeakSearch):
         for peak_bytes in reversed(peaks):
             for _ in range(_CUTS):
                 found = self.tried(self._cut(prices))
-                most = max(1, self._cheapest(peak_bytes).cost)
+                cheapest = self.seen_within(peak_bytes)
+                assert cheapest is not None, "`_peaks` begins with the peak of a candidate"
+                most = max(1, cheapest.cost)
                 moved = self._moved(prices, found, Limits(peak_bytes, None), most)
                 if moved is None:
                     break
@@ -113,7 +102,7 @@ class PeakFrontier(PeakSearch):
 
         A mixture takes one candidate's choices up to a node, and the other candidate's choices after this node.
         """
-        best, size = _corners(self._best), self.problem.size
+        best, size = lower_hull(self._best, by_peak), self.problem.size
         part = max(1, (best[-1].peak_bytes - best[0].peak_bytes) // _PARTS)
         for low, high in pairwise(best):
             parts = round((high.peak_bytes - low.peak_bytes) / part)
@@ -136,7 +125,8 @@ class PeakFrontier(PeakSearch):
         targets = {*self._peaks(_PARTS), *(t.peak_bytes for t in self._best[:-1])}
         # Spread, so that the targets reached before the evaluations run out cover the whole range.
         for peak_bytes in _spread(sorted(targets)):
-            tried = self._cheapest(peak_bytes)
+            tried = self.seen_within(peak_bytes)
+            assert tried is not None, "`_peaks` begins with the peak of a candidate"
             more = self._room(tried, peak_bytes)
             while more and len(self._seen) < left:
                 if self.tried((*tried.saved, *more)).peak_bytes <= peak_bytes:
@@ -154,32 +144,30 @@ class PeakFrontier(PeakSearch):
         Returns:
             Nodes of the graph problem.
         """
-        problem, (begin, first, _) = self.problem, self.uses
+        problem, (begin, first, _) = self.problem, self.uses()
         room = np.full(len(self._state.index) + 1, peak_bytes)
         for moment, nbytes in tried.alive.items():
             if moment >= 0:
                 room[moment] -= nbytes
-        saved, more = {*tried.saved}, []
-        again = [
-            i
-            for i in evaluate(problem, tried.saved).recomputed
-            if problem.savable[i] and problem.cost[i] and problem.in_forward[i] and i not in saved
-        ]
-        for i in sorted(again, key=lambda i: (-problem.cost[i] / (1 + problem.size[i]), i)):
+        more = []
+        for i in worth_saving(problem, tried.saved):
             there = room[begin[i] : first[i]]
             if problem.size[i] and there.size and there.min() >= problem.size[i]:
                 there -= problem.size[i]
                 more.append(i)
         return more
 
-    def bound(self, bounds: Bounds, starts: Iterable[Iterable[int]]) -> tuple[tuple[int, int], ...]:
+    def bound(
+        self, bound: Callable[[int, Iterable[int]], int], starts: Iterable[Iterable[int]]
+    ) -> tuple[tuple[int, int], ...]:
         """Return a line of cost over peak that falls in steps, and below which no schedule of the step lies.
 
         The line is constant between two peaks, because a bound that is proven for a peak also holds for all lower
         peaks.
 
         Args:
-            bounds: computes the lower bound on the cost within a peak.
+            bound: returns a lower bound on the cost within a peak in bytes, from the bytes alive at given
+                program points, as `remat.planning.peak_bound.PeakBounds.bound` does.
             starts: decisions, each as its saved nodes of the graph problem. The highest peak of the Pareto-optimal
                 ones is the end of the line. Bounds are evaluated at the program points where two of them have most
                 bytes alive.
@@ -187,32 +175,17 @@ class PeakFrontier(PeakSearch):
         Returns:
             Vertices (peak bytes, cost) of the line, from the least possible peak upwards.
         """
-        best = pareto(map(self.tried, starts), _figures)
+        best = pareto(map(self.tried, starts), by_peak)
         low, high = self.least_possible, best[-1].peak_bytes
         moments = [m for t in (best[0], best[len(best) // 2]) for m in self.highest(t)]
         peaks = sorted({low + (high - low) * k // _STEPS for k in range(_STEPS + 1)})
-        costs = accumulate((bounds.bound(p, moments) for p in peaks), min)
+        costs = accumulate((bound(p, moments) for p in peaks), min)
         line: dict[int, int] = {}
         for cost, step in groupby(zip(peaks, costs, strict=True), key=itemgetter(1)):
             end = max(peak_bytes for peak_bytes, _ in step)
             line |= {low: cost, end: cost}
             low = end + 1
         return tuple(line.items())
-
-
-def _corners(best: list[Candidate]) -> list[Candidate]:
-    """Return the candidates on the lower hull of (peak, cost); ``best`` has the lowest peak first."""
-    found: list[Candidate] = []
-    for c in best:
-        while len(found) > 1:
-            a, b = found[-2:]
-            if (b.cost - a.cost) * (c.peak_bytes - a.peak_bytes) < (c.cost - a.cost) * (
-                b.peak_bytes - a.peak_bytes
-            ):
-                break
-            found.pop()
-        found.append(c)
-    return found
 
 
 def _spread(items: list[int]) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -10,6 +10,7 @@ from remat.errors import BudgetError
 from remat.graph.liveness_of_graphs import PartitionedGraph, highest_of_graphs
 from remat.graph.lowering import Decision
 from remat.planning.candidates import Candidate, Choice, combine
+from remat.planning.pipelines import modules_of
 from remat.planning.planner import Planner
 from remat.units import Budget, bytes_of_share, format_bytes
 
@@ -79,10 +80,9 @@ class PeakOfGraphs:
         key = (k, decided.decision)
         if key not in self._partitioned:
             done = self._planners[k].split_of(decided)
-            assert done.forward is not None
-            assert done.backward is not None
+            forward, backward = modules_of(done)
             self._partitioned[key] = PartitionedGraph(
-                joint=done.joint, forward=done.forward, backward=done.backward
+                joint=done.joint, forward=forward, backward=backward
             )
         return self._partitioned[key]
 
@@ -90,34 +90,21 @@ class PeakOfGraphs:
     def _options(self) -> list[list[Candidate]]:
         """For each graph, the candidates from which `_choices` selects one.
 
-        Graphs that are equal, such as equal layers, are decided once and share their candidates.
+        The candidates are the frontiers by peak and by saved bytes, the decision at budget 1, and the cheapest
+        decision, within the budget that the user's code sets for the graph. Graphs that are equal, such as equal
+        layers, are decided once and share their candidates.
         """
         known: dict[tuple[str, tuple[str, ...]], list[Candidate]] = {}
-        found = []
         for planner in self._planners:
-            names = tuple(n.name for n in planner.state.index.nodes)
-            key = (planner.fingerprint, names)
-            if key not in known:
-                known[key] = list(self._options_of(planner))
-            found.append(known[key])
-        return found
-
-    @staticmethod
-    def _options_of(planner: Planner) -> Iterator[Candidate]:
-        """Yield candidates of one graph within the budget that the user's code sets for it, if there is one.
-
-        The candidates are the frontiers by peak and by saved bytes, the decision at budget 1, and the cheapest
-        decision.
-        """
-        most_saved = planner.most_saved
-        for decided in planner.frontier_by_peak()[0]:
-            if most_saved is None or decided.saved_bytes <= most_saved:
-                yield decided
-        tried = planner.search.tried
-        for decided in (*planner.pareto(), planner.allowed_full, planner.cheapest):
-            if most_saved is not None and decided.saved_bytes > most_saved:
+            key = _identity(planner)
+            if key in known:
                 continue
-            yield replace(decided, peak_bytes=tried(decided.saved).peak_bytes)
+            tried = planner.search.tried
+            by_saved = (*planner.pareto(), planner.allowed_full, planner.cheapest)
+            found = planner.frontier_by_peak()[0]
+            found += [replace(d, peak_bytes=tried(d.saved).peak_bytes) for d in by_saved]
+            known[key] = [*filter(planner.may_save, found)]
+        return [known[_identity(planner)] for planner in self._planners]
 
     @cached_property
     def _others(self) -> list[int]:
@@ -205,7 +192,7 @@ class PeakOfGraphs:
             # A higher peak of this graph may raise the peak in other graphs, which is checked below. So a second
             # attempt keeps the graph's own peak as it is.
             for part in dict.fromkeys((room // self._runs[k], 0)):
-                found = planner.offloading.within(planner.peak(chosen[k]) + part, chosen[k])
+                found = planner.with_offloads(planner.peak(chosen[k]) + part, chosen[k])
                 if found is None or found.cost >= chosen[k].cost:
                     break
                 other = [*chosen[:k], found, *chosen[k + 1 :]]
@@ -239,7 +226,7 @@ class PeakOfGraphs:
             for k in dict.fromkeys((at, *others)):
                 planner = self._planners[k]
                 less = -(-over // self._runs[k])
-                found = planner.offloading.within(planner.peak(chosen[k]) - less, None)
+                found = planner.with_offloads(planner.peak(chosen[k]) - less, None)
                 other = chosen if found is None else [*chosen[:k], found, *chosen[k + 1 :]]
                 if max(self.highest(other)) < max(highest):
                     chosen = other
@@ -277,3 +264,8 @@ class PeakOfGraphs:
     def _cost(self, decided: Sequence[Candidate]) -> int:
         """Return the summed cost that decisions, one per graph, add to all runs of their graphs."""
         return sum(runs * d.cost for runs, d in zip(self._runs, decided, strict=True))
+
+
+def _identity(planner: Planner) -> tuple[str, tuple[str, ...]]:
+    """Return a key that is equal for equal graphs whose nodes have equal names."""
+    return planner.fingerprint, tuple(n.name for n in planner.state.index.nodes)

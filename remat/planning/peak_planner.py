@@ -9,17 +9,14 @@ from dataclasses import replace
 from functools import cached_property
 
 from remat.errors import BudgetError
-from remat.graph.lowering import Decision
 from remat.passes.decide.budgeted import RegionBudget
-from remat.planning.candidates import Candidate, pareto
-from remat.planning.offload_costs import Tagged, tagged_values
+from remat.planning.candidates import Candidate
 from remat.planning.offload_planner import OffloadPlanner
-from remat.planning.peak_bound import PeakBounds
-from remat.planning.peak_frontier import FEW_RUNS, PeakFrontier
-from remat.planning.peak_search import PeakSearch
-from remat.planning.prepared import VERTICES, Prepared
+from remat.planning.peak_frontier import FEW_RUNS, PeakFrontier, by_peak
+from remat.planning.prepared import VERTICES
 from remat.solvers.auto import is_auto
 from remat.solvers.lagrangian import Lagrangian
+from remat.solvers.pareto import pareto
 from remat.solvers.run import run
 from remat.units import (
     Budget,
@@ -49,7 +46,7 @@ _UNSHRUNK = (
 )
 
 
-class PeakPlanner(Prepared):
+class PeakPlanner(OffloadPlanner):
     """Planner that decides one prepared graph by the peak of its step."""
 
     #: Peaks in bytes that the ratios 0 and 1 of the request stand for; None: this planner's least and highest peak.
@@ -66,19 +63,20 @@ class PeakPlanner(Prepared):
         Returns:
             The decisions, lowest peak first, and the vertices (peak bytes, cost) of the line, in the same order.
         """
-        offloading = self.offloading if self.may_offload else None
+        bound = self.bound_with_offloads if self.may_offload else self.bounds.bound
         search = PeakFrontier(self.state, self.lowered, self.request.cost)
         cuts = [saved for _, saved in self.cuts(MOST_CUTS)]
         if self.is_alone:
             own = [
-                self.simulated(d) for d in (self.allowed_full, *map(self.at, self._capacities()))
+                self.simulated(d)
+                for d in (self.allowed_full, *map(self.at, self.capacities(self.most_saved)))
             ]
-            line = search.bound(offloading or self.bounds, cuts)
+            line = search.bound(bound, cuts)
             return self._above(line, own), line
         others = (self.full.saved, self.runtime_optimal.saved)
         found = search.found([*cuts, *others], self.on_step)
         self.on_step("proving bounds")
-        line = search.bound(offloading or self.bounds, cuts)
+        line = search.bound(bound, cuts)
         decided = [self.informed(f) for f in found]
         if len(found) * len(self.state.index) <= SIMULATED:
             decided = [self.simulated(d) for d in decided]
@@ -92,9 +90,9 @@ class PeakPlanner(Prepared):
                 aims = (least + room * k // _TO_LEAST for k in range(1, _TO_LEAST))
                 orders = filter(None, (search.reordered(first, aim) for aim in aims))
                 decided += [self.simulated(self.informed(d)) for d in orders]
-            decided = pareto([*decided, lowest], _by_peak)
-        if offloading is not None:
-            decided += self._with_offloads(offloading, decided, search.least_possible)
+            decided = pareto([*decided, lowest], by_peak)
+        if self.may_offload:
+            decided += self._cheaper_with_offloads(decided, search.least_possible)
         return self._above(line, decided), line
 
     def simulated(self, decided: Candidate) -> Candidate:
@@ -116,15 +114,14 @@ class PeakPlanner(Prepared):
         for d in found:
             bound = next((cost for peak, cost in line if peak >= d.peak_bytes), 0)
             made.append(replace(d, choice=replace(d.choice, recompute_bound=bound)))
-        return pareto(made, _by_peak)
+        return pareto(made, by_peak)
 
-    def _with_offloads(
-        self, offloading: OffloadPlanner, found: Sequence[Candidate], least_possible: int
+    def _cheaper_with_offloads(
+        self, found: Sequence[Candidate], least_possible: int
     ) -> list[Candidate]:
         """Return candidates with offloads: cheaper ones at some peaks of a frontier, and ones below its lowest peak.
 
         Args:
-            offloading: decides which values are offloaded.
             found: the frontier without offloads, lowest peak first.
             least_possible: lower bound on the peak of every schedule, in bytes.
         """
@@ -135,22 +132,12 @@ class PeakPlanner(Prepared):
         wanted += [(lowest - room * k // _BELOW, None) for k in range(1, _BELOW)]
         made = []
         for peak, without in wanted:
-            d = offloading.within(peak, without)
+            d = self.with_offloads(peak, without)
             if d is not None and d is not without:
                 made.append(self.simulated(d))
             elif without is None:
                 break
         return made
-
-    @cached_property
-    def search(self) -> PeakSearch:
-        """The search for decisions by the peaks of their schedules; it caches the decisions it evaluates."""
-        return PeakSearch(self.state, self.lowered, self.request.cost)
-
-    @cached_property
-    def bounds(self) -> PeakBounds:
-        """Lower bounds on the cost within a peak, without offloads."""
-        return PeakBounds(self.state, self.lowered.problem)
 
     def within_peak(self, budget: Budget, *, offload: bool = True) -> Candidate:
         """Return the cheapest decision found whose simulated peak is within a budget.
@@ -182,53 +169,15 @@ class PeakPlanner(Prepared):
             without = self._within(budget, peak_bytes)
         except BudgetError:
             possible = peak_bytes >= self.search.least_possible  # also holds with offloads
-            found = self.offloading.within(peak_bytes, None) if possible else None
+            found = self.with_offloads(peak_bytes, None) if possible else None
             if found is None:
                 raise
         else:
-            found = self.offloading.within(peak_bytes, without) or without
+            found = self.with_offloads(peak_bytes, without) or without
         found = self.with_tagged(found)
         tried = self.search.tried(found.saved)
-        bound = self.offloading.bound(peak_bytes, self.search.highest(tried))
+        bound = self.bound_with_offloads(peak_bytes, self.search.highest(tried))
         return replace(found, choice=replace(found.choice, recompute_bound=bound))
-
-    @cached_property
-    def offloading(self) -> OffloadPlanner:
-        """Planner that decides which values are offloaded."""
-        return OffloadPlanner(self, self.search, self.bounds, self.tagged)
-
-    @property
-    def may_offload(self) -> bool:
-        """Whether any value may be offloaded: over the request's link, or because it is tagged."""
-        return self.request.offload is not None or any(not t.why for t in self.tagged)
-
-    @cached_property
-    def tagged(self) -> list[Tagged]:
-        """The values that the user tags for offloading; those that must be offloaded come first."""
-        request, why = self.request, ""
-        if request.hooks is not None:
-            why = f"hooks={request.hooks.name!r} pack every saved value"
-        elif request.cost.unit != "ps":
-            why = f"copies take time, and cost model '{request.cost}' counts {request.cost.unit}"
-        found = tagged_values(self.state, self.lowered)
-        return [replace(tagged, why=tagged.why or why) for tagged in found]
-
-    def with_tagged(self, decided: Candidate) -> Candidate:
-        """Return a decision that also offloads the tagged values that it saves; cached.
-
-        Raises:
-            BudgetError: the values that must be offloaded exceed the host's memory.
-            PlanError: a value that must be offloaded cannot be.
-        """
-        if self.tagged and decided.decision not in self._with_tagged:
-            found = self.offloading.with_tagged(decided, self.peak(decided))
-            self._with_tagged |= {decided.decision: found, found.decision: found}
-        return self._with_tagged.get(decided.decision, decided)
-
-    @cached_property
-    def _with_tagged(self) -> dict[Decision, Candidate]:
-        """Results of `with_tagged`."""
-        return {}
 
     def limit_of(self, budget: Budget) -> Budget:
         """Convert a budget that is a ratio of the peak to bytes; return any other budget unchanged."""
@@ -266,7 +215,7 @@ class PeakPlanner(Prepared):
         limit = self.most_saved
         return [n for n, _ in self.cuts(most) if limit is None or n <= limit]
 
-    def _may_save(self, decided: Candidate) -> bool:
+    def may_save(self, decided: Candidate) -> bool:
         """Return whether a candidate saves at most `most_saved` bytes."""
         return self.most_saved is None or decided.saved_bytes <= self.most_saved
 
@@ -280,11 +229,6 @@ class PeakPlanner(Prepared):
     def _allowed_cheapest(self) -> Candidate:
         """The decision with the least recompute cost that saves at most `most_saved` bytes."""
         return self.cheapest if self.most_saved is None else self.allowed_full
-
-    def _capacities(self) -> list[int]:
-        """Return the limits on saved bytes at which a frontier is decided, sorted, up to `most_saved`."""
-        most = math.inf if self.most_saved is None else self.most_saved
-        return sorted({c for c in self.capacities() if c <= most})
 
     def _within(self, budget: Budget, peak_bytes: int) -> Candidate:
         """Return the cheapest decision found within a peak, without offloads.
@@ -330,27 +274,37 @@ class PeakPlanner(Prepared):
             return known
         if budget.peak_share is not None:
             least = self.least_found
-            if self._may_cost(min(d.cost for d in known), least):
+            lowest = self.search.tried(self.least_peak.saved)
+            bound = self.bounds.bound(least, self.search.highest(lowest))
+            if bound <= min(d.cost for d in known):
                 known += fits(self.searched(least))  # the search of ratio 0
         best = min(known, key=lambda d: d.cost)
         if best.cost and self.peak(best) < _SLACK * peak_bytes:
             # On some large graphs the search ends far below the peak, and a solver's decision is cheaper.
-            known += fits(*self._solved_near(peak_bytes))
+            below, above = _around(self._ends(), peak_bytes)
+            low = below[0] if below else self.least_bytes
+            high = above[0] if above and above[0] > low else self.full_bytes
+            known += fits(*self._bisected(low, high, peak_bytes, CLOSING))
         return known
 
-    def _solved_near(self, peak_bytes: int) -> Iterator[Candidate]:
-        """Yield the solver's decisions at several limits on saved bytes, which are bisected towards a peak.
+    def _ends(self) -> list[tuple[int, int]]:
+        """Return vertices of the hull, each as its saved bytes and the peak of its schedule in bytes."""
+        cuts = self.cuts(VERTICES)
+        return [(nbytes, self.search.tried(saved).peak_bytes) for nbytes, saved in cuts]
 
-        A decision within the peak raises the next limit, and any other decision lowers the next limit.
+    def _bisected(self, low: int, high: int, peak_bytes: int, most: int) -> Iterator[Candidate]:
+        """Yield the solver's decisions at limits on saved bytes, which are bisected towards a peak.
+
+        Args:
+            low: the lowest limit.
+            high: the highest limit.
+            peak_bytes: limit on the peak, in bytes. A decision within it raises the next limit on saved bytes, and
+                any other decision lowers the next one.
+            most: most decisions.
         """
-        ends = [
-            (nbytes, self.search.tried(saved).peak_bytes) for nbytes, saved in self.cuts(VERTICES)
-        ]
-        low = max((nbytes for nbytes, peak in ends if peak <= peak_bytes), default=self.least_bytes)
-        high = min(
-            (n for n, peak in ends if n > low and peak > peak_bytes), default=self.full_bytes
-        )
-        for _ in range(CLOSING):
+        for _ in range(most):
+            if high - low <= low // 1000:
+                return
             middle = (low + high) // 2
             decided = self.at(middle)
             yield decided
@@ -359,8 +313,8 @@ class PeakPlanner(Prepared):
     def _scheduled(self, peak_bytes: int) -> Candidate | None:
         """Return the schedule within a peak that the named solver finds, as a candidate.
 
-        None if the solver plans no schedules or finds none. None, too, if the step, split by the schedule, exceeds
-        the peak or saves more than `most_saved` bytes.
+        None if the solver plans no schedules, finds none, or saves more than `most_saved` bytes. The step, split by
+        the schedule, may exceed the peak.
         """
         solver = self.request.solver
         if "schedule" not in solver.solves or self.request.hooks:
@@ -368,10 +322,7 @@ class PeakPlanner(Prepared):
         self.on_step(f"asking '{solver.name}' for a schedule")
         start, _, _ = self.search.schedule(self.least_peak.saved)
         found = self.search.orders.solved(solver, start, peak_bytes, self.request.time_limit)
-        if found is None or not self._may_save(found):
-            return None
-        made = self.informed(found)
-        return made if self.peak(made) <= peak_bytes else None
+        return self.informed(found) if found and self.may_save(found) else None
 
     def _none_within(self, asked: str, possible: int, *, infeasible: bool = False) -> BudgetError:
         """Return the error for a limit on the peak within which no plan was found.
@@ -400,11 +351,6 @@ class PeakPlanner(Prepared):
             f"{self.request.how_to_run(least)}. {_UNSHRUNK}{held}"
         )
 
-    def _may_cost(self, cost: int, peak_bytes: int) -> bool:
-        """Return whether the proven lower bound leaves room for a plan within a peak that costs ``cost`` or less."""
-        best = self.search.tried(self.least_peak.saved)
-        return self.bounds.bound(peak_bytes, self.search.highest(best)) <= cost
-
     @cached_property
     def least_found(self) -> int:
         """The least peak, in bytes, of `least_peak`, of the decision at budget 1, and of the cheapest decision."""
@@ -418,18 +364,18 @@ class PeakPlanner(Prepared):
         saved bytes is taken.
         """
         if self.is_alone:
-            own = [self.allowed_full, *map(self.at, self._capacities())]
+            own = [self.allowed_full, *map(self.at, self.capacities(self.most_saved))]
             return min(own, key=lambda d: (self.peak(d), d.cost))
         search, cuts = self.search, self.cuts(4 * VERTICES)
         starts = [*(saved for _, saved in cuts), *self._starts(0)]
         if self.request.hooks:
             # The search does not know what hooks pack, so decisions at several limits compete, too.
             found = [search.within(0, starts, self.most_saved)]
-            decided = [*map(self.at, self._capacities())]
+            decided = [*map(self.at, self.capacities(self.most_saved))]
         else:
             found, decided = search.lowest(starts, self.most_saved), []
         decided += [self.allowed_full, *map(self.informed, found)]
-        return min(filter(self._may_save, decided), key=self.peak)
+        return min(filter(self.may_save, decided), key=self.peak)
 
     def searched(
         self, peak_bytes: int, *starts: Candidate, capacity: int | None = None
@@ -475,7 +421,7 @@ class PeakPlanner(Prepared):
             schedule = sequence, boundary
         found = self.search.orders.within(*schedule, peak_bytes, share=share)
         made = None if found is None else self.informed(found)
-        return made if made is not None and self._may_save(made) else None
+        return made if made is not None and self.may_save(made) else None
 
     def _bounded(
         self, decided: Candidate, peak_bytes: int, tried: Candidate | None = None
@@ -506,8 +452,7 @@ class PeakPlanner(Prepared):
     def _near(self, capacity: int) -> tuple[int, ...]:
         """Return the saved nodes of a good, not proven optimal, decision within ``capacity`` saved bytes."""
         # Only a start of a search, so it need not be proven optimal.
-        problem = self.lowered.problem
-        return run(Lagrangian(work=0), problem.within(capacity)).saved
+        return run(Lagrangian(work=0), self.lowered.problem.within(capacity)).saved
 
     def _closing_in(self, peak_bytes: int) -> Iterator[tuple[int, ...]]:
         """Yield decisions at limits on saved bytes that approach the largest limit whose decision is within a peak.
@@ -521,8 +466,7 @@ class PeakPlanner(Prepared):
         Yields:
             The saved nodes of a decision.
         """
-        tried = self.search.tried
-        ends = [(nbytes, tried(saved).peak_bytes) for nbytes, saved in self.cuts(VERTICES)]
+        tried, ends = self.search.tried, self._ends()
         # Between two vertices that are far apart, decisions may have lower peaks than at both.
         for _ in range(2 * CLOSING):
             lowest = min(range(len(ends)), key=lambda i: ends[i][1])
@@ -534,10 +478,9 @@ class PeakPlanner(Prepared):
             saved = self._near(capacity)
             yield saved
             ends.insert(at + 1, (capacity, tried(saved).peak_bytes))
-        inside = [i for i, (_, peak) in enumerate(ends) if peak <= peak_bytes]
-        if not inside or inside[-1] + 1 == len(ends):
+        low, high = _around(ends, peak_bytes)
+        if low is None or high is None:
             return
-        low, high = ends[inside[-1]], ends[inside[-1] + 1]
         for turn in range(CLOSING):
             if high[0] - low[0] <= max(1, low[0] // 500):
                 return
@@ -549,31 +492,14 @@ class PeakPlanner(Prepared):
             peak = tried(saved).peak_bytes
             low, high = ((capacity, peak), high) if peak <= peak_bytes else (low, (capacity, peak))
 
-    def informed(self, found: Candidate) -> Candidate:
-        """Return a candidate that a search by peak found, with its record ``choice`` filled in.
-
-        The record gets the limits on saved bytes, the solver, the number of nodes, and the time of the
-        decisions that the search started from.
-        """
-        # The search started from these decisions, so it shares their time, and is deterministic only if they are.
-        asked = [d.choice for d in self.decisions.values()]
-        choice = replace(
-            self.choice(max(self.full_bytes, found.saved_bytes)),
-            solver=self.deciding.asked().name,
-            items=len(self.lowered.problem),
-            elapsed_s=sum(c.elapsed_s for c in asked),
-            deterministic=found.choice.deterministic and all(c.deterministic for c in asked),
-        )
-        return replace(found, choice=choice)
-
     def swept(self, peak_bytes: int) -> Candidate | None:
         """Return the cheapest of the decisions at several limits on saved bytes whose peak is within a limit.
 
         None if no such decision is within ``peak_bytes``.
         """
-        capacities = self._capacities()
+        capacities = self.capacities(self.most_saved)
         first = self.allowed_full if self.is_alone else self.runtime_optimal
-        fits = [first] if self._may_save(first) and self.peak(first) <= peak_bytes else []
+        fits = [first] if self.may_save(first) and self.peak(first) <= peak_bytes else []
         for c in reversed(capacities):
             # Bounds rise as limits fall, so no lower limit can beat a cost that this limit cannot beat.
             if fits and self.hull.edge(c).bound(c) >= min(d.cost for d in fits):
@@ -583,23 +509,17 @@ class PeakPlanner(Prepared):
                 fits.append(found)
         if not fits:
             return None
-        best = min(fits, key=lambda d: (d.cost, d.saved_bytes))
         # A limit between the best one and the next higher one may give a better decision.
-        low = best.saved_bytes
+        low = min(fits, key=lambda d: (d.cost, d.saved_bytes)).saved_bytes
         high = min((c for c in capacities if c > low), default=low)
-        for _ in range(6):
-            if high - low <= low // 1000:
-                break
-            middle = (low + high) // 2
-            found = self.at(middle)
-            if self.peak(found) <= peak_bytes:
-                best = min(best, found, key=lambda d: (d.cost, d.saved_bytes))
-                low = middle
-            else:
-                high = middle
-        return best
+        between = self._bisected(low, high, peak_bytes, 6)
+        fits += [d for d in between if self.peak(d) <= peak_bytes]
+        return min(fits, key=lambda d: (d.cost, d.saved_bytes))
 
 
-def _by_peak(found: Candidate) -> tuple[int, int]:
-    """Return the (peak bytes, cost) of a candidate."""
-    return found.peak_bytes, found.cost
+def _around(
+    ends: list[tuple[int, int]], peak_bytes: int
+) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+    """Return the last pair of saved bytes and peak that is within a peak, and the next pair; None beyond an end."""
+    last = max((k for k, (_, peak) in enumerate(ends) if peak <= peak_bytes), default=-1)
+    return ends[last] if last >= 0 else None, ends[last + 1] if ends[last + 1 :] else None

@@ -31,7 +31,8 @@ from remat.passes.core.state import State
 from remat.planning.candidates import Candidate
 from remat.planning.order_search import OrderSearch
 from remat.solvers.flow import Network
-from remat.solvers.graph_problem import GraphProblem, evaluate
+from remat.solvers.graph_problem import GraphProblem, always_saved, evaluate, worth_saving
+from remat.solvers.prices import price_between, search_by_prices
 from remat.solvers.schedule_problem import ScheduleEvaluator
 
 #: Most cuts of the search by prices; of a search with checkpoints.
@@ -48,8 +49,6 @@ _SAVED = -1
 _DRAWS = 4
 #: On larger graphs, values are not saved one by one if node orders can be searched.
 _LARGE = 2_000
-#: Prices and costs sum to less than this, so that every flow fits 64-bit integers.
-_ROOM = 2**58
 #: Parts of backward, in each of which a bound is computed.
 _STRETCHES = 12
 
@@ -92,6 +91,7 @@ class PeakSearch:
     def __init__(self, state: State, lowered: Lowered, cost: CostModel) -> None:
         self._state, self._lowered, self._cost = state, lowered, cost
         self.problem: GraphProblem = lowered.problem
+        self._always = always_saved(self.problem)
         self._evaluations = 0
         self._seen: dict[tuple[int, ...], Candidate] = {}
         self._uses: dict[frozenset[int], tuple[list[int], list[int], list[int]]] = {}
@@ -239,17 +239,6 @@ class PeakSearch:
         position = self._state.index.position
         return tuple(position[v] for v in gradients if v in position)
 
-    @cached_property
-    def _always(self) -> tuple[int, ...]:
-        """Nodes to save under every decision: they cannot be recomputed, or saving them takes no bytes.
-
-        Nodes that backward does not need are included; `evaluate` leaves these out.
-        """
-        p = self.problem
-        return tuple(
-            i for i in range(len(p)) if p.savable[i] and (not p.recomputable[i] or not p.size[i])
-        )
-
     def tried(self, saved: Iterable[int]) -> Candidate:
         """Return a decision as a candidate with saved bytes, cost, and bytes alive over its schedule; cached.
 
@@ -296,7 +285,7 @@ class PeakSearch:
     def seen_within(self, peak_bytes: int) -> Candidate | None:
         """Return the cheapest candidate evaluated so far whose peak is within a limit; None if there is none."""
         fits = (tried for tried in self._seen.values() if tried.peak_bytes <= peak_bytes)
-        return min(fits, key=lambda tried: (tried.cost, tried.saved), default=None)
+        return min(fits, key=lambda tried: (tried.cost, tried.peak_bytes), default=None)
 
     def _spent(self) -> bool:
         """Return whether the current search has used up its limited number of evaluations."""
@@ -353,23 +342,18 @@ class PeakSearch:
         # Polyak's step needs the optimal cost. The best cost stands for it, doubled as long as nothing fits.
         most = max(1, best.cost if not allowed.excess(best) else 2 * best.cost)
         prices: dict[int, float] = {}
-        step, idle = 1.0, 0
-        for _ in range(_CHECKPOINTED_CUTS if checkpoints else _CUTS):
-            found = self.tried(self._cut(prices, checkpoints))
-            if allowed.rank(found) < allowed.rank(best):
-                best, idle = found, 0
-                if not allowed.excess(best):
-                    most = max(1, best.cost)
-            else:
-                # Shorter steps after some cuts without progress, as usual in subgradient searches.
-                idle += 1
-                if idle % 4 == 0:
-                    step /= 2
+
+        def cheapest() -> Candidate:
+            return self.tried(self._cut(prices, checkpoints))
+
+        def move(found: Candidate, most: int, step: float) -> bool:
+            nonlocal prices
             moved = self._moved(prices, found, allowed, most, step)
-            if moved is None or self._spent():
-                break
-            prices = moved
-        return best
+            prices = moved or {}
+            return moved is not None and not self._spent()
+
+        cuts = _CHECKPOINTED_CUTS if checkpoints else _CUTS
+        return search_by_prices(best, allowed.rank, cheapest, move, most=most, cuts=cuts)
 
     def _checkpointed(self, allowed: Limits) -> list[tuple[frozenset[int], Candidate]]:
         """Return up to two sets of checkpoints to search with, each with the candidate that saves little else.
@@ -474,19 +458,15 @@ class PeakSearch:
                 best = found
         return best
 
-    @property
-    def uses(self) -> tuple[list[int], list[int], list[int]]:
-        """Where each node of the graph problem is computed, and where backward first and last uses its value.
+    def uses(
+        self, checkpoints: frozenset[int] = frozenset()
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Return where each node of the graph problem is computed, and where backward first and last uses it; cached.
 
         Recomputation counts as a use: a value is also used where backward first uses a value computed from it.
-        """
-        return self._uses_with(frozenset())
-
-    def _uses_with(self, checkpoints: frozenset[int]) -> tuple[list[int], list[int], list[int]]:
-        """Return `uses` if no node of ``checkpoints`` is recomputed; cached.
 
         Args:
-            checkpoints: nodes of the graph problem.
+            checkpoints: nodes of the graph problem that are not recomputed.
 
         Returns:
             Three lists of positions in the joint graph, with one entry per node of the graph problem: where the
@@ -534,16 +514,8 @@ class PeakSearch:
         """
         problem = self.problem
         saving = prices.get(_SAVED, 0.0)
-        moments = sorted(prices.keys() - {_SAVED})
-        sums = [0.0]
-        for m in moments:
-            sums.append(sums[-1] + prices[m])
-
-        def priced(low: int, high: int) -> float:
-            # The last use of a value that backward never reads is before its first use, so the sum is no price.
-            return max(0.0, sums[bisect_left(moments, high + 1)] - sums[bisect_left(moments, low)])
-
-        begin, first, last = self._uses_with(checkpoints)
+        priced = price_between({m: p for m, p in prices.items() if m != _SAVED})
+        begin, first, last = self.uses(checkpoints)
         keep, again = [], []
         for i, nbytes in enumerate(problem.size):
             free = not (nbytes and prices) or i in checkpoints
@@ -553,11 +525,7 @@ class PeakSearch:
         most = sum(again)
         for i in checkpoints:
             again[i] += most
-        # The flow network takes integers, so prices are scaled as far as 64 bits allow.
-        scale = min(2.0**20, _ROOM / max(1.0, sum(keep) + sum(again)))
-        return self._network.cut(
-            [int(x * scale) for x in keep], [int(x * scale) for x in again]
-        ).saved
+        return self._network.cut_at(keep, again)
 
     def _filled(self, best: Candidate, allowed: Limits) -> Candidate:
         """Lower the cost of a candidate within the limits; return the resulting candidate.
@@ -566,7 +534,6 @@ class PeakSearch:
         that cost more to recompute. Both are repeated while the cost falls.
         """
         problem = self.problem
-        rate = [problem.cost[i] / (1 + problem.size[i]) for i in range(len(problem))]
 
         def better(saved: tuple[int, ...]) -> bool:
             nonlocal best
@@ -581,21 +548,15 @@ class PeakSearch:
 
         while True:
             before = best
-            again = [
-                i
-                for i in evaluate(problem, best.saved).recomputed
-                if problem.savable[i] and problem.cost[i] and problem.in_forward[i]
-            ]
-            again.sort(key=lambda i: (-rate[i], i))
+            again = worth_saving(problem, best.saved)
             for i in again:
                 if self._spent():
                     return best
-                if i not in best.saved:
-                    better((*best.saved, i))
+                better((*best.saved, i))
             if best is not before:
                 continue
             kept = [i for i in best.saved if problem.size[i] and problem.recomputable[i]]
-            kept.sort(key=lambda i: (rate[i], i))
+            kept.sort(key=lambda i: (problem.cost[i] / (1 + problem.size[i]), i))
             for i, j in ((i, j) for i in again for j in kept if problem.cost[j] < problem.cost[i]):
                 if self._spent():
                     return best

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import fx
+
 from remat.graph.collection import paused_collection
 from remat.graph.costs import CostModel
 from remat.graph.costs.auto import is_for_cpu
@@ -191,6 +193,13 @@ def split(state: State) -> State:
     if state.decision is not None and state.decision.offloads:
         last = (OffloadSaved(), *last)
     return PassManager((*SPLIT, *last)).run(state, in_place=True, verify=False).state
+
+
+def modules_of(state: State) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Return the forward and the backward module of a state that `split` returned."""
+    assert state.forward is not None
+    assert state.backward is not None
+    return state.forward, state.backward
 
 
 def count_workspaces(state: State, cost: CostModel) -> None:

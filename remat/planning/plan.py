@@ -358,7 +358,10 @@ class Plan(Record):
                 "  reads inputs again in backward that eager autograd would not have saved: who refills",
                 "  one between forward and backward gets an error; reread_inputs=False leaves them alone",
             ]
-            lines += [f"    {self._describe_input(name)}" for name in self.reread]
+            graph = None if self._modules is None else self._modules[0].graph
+            lines += [
+                f"    {describe_input(graph, name) if graph else name}" for name in self.reread
+            ]
         if self.reread_outputs:
             places = ", ".join(map(str, self.reread_outputs))
             lines += [
@@ -404,10 +407,6 @@ class Plan(Record):
             without_recompute_cost=self.without_recompute_cost,
             unit=self.unit,
         )
-
-    def _describe_input(self, name: str) -> str:
-        """Return an input's name with a description, or only the name for a plan without modules."""
-        return name if self._modules is None else describe_input(self._modules[0].graph, name)
 
     def plot(self, path: str | Path, *, x: str = "time") -> None:
         """Draw memory over the step, beside the step without remat, and the values that fill the peak.

@@ -56,176 +56,177 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
     if not joints:
         raise PlanError("there are no graphs to plan: remat.plan was given an empty list")
     _refuse_strange_order(joints)
-    budget = request.budget
     if request.policies:
         check_matched(request.policies, [joint.graph for joint in joints], joints[0].name)
         request = replace(request, has_matched=True)
-    planners = [Planner.of(joint, request) for joint in joints]
-    passed = _Passed(joints)
-    _share_host(planners, request.host_memory)
-    if budget.on_peak:
-        return _within_peak(planners, request, passed)
-    # A budget that the code sets for a graph decides this graph alone; the requested budget decides the others.
-    regions = [k for k, p in enumerate(planners) if p.state.get(RegionBudget()) is not None]
-    own = {k: planners[k].decide(Budget(share=1.0)) for k in regions}
-    free = [p for k, p in enumerate(planners) if k not in own]
-
-    def with_own(decided: Iterable[Candidate]) -> list[Candidate]:
-        others = iter(decided)
-        return [own[k] if k in own else next(others) for k in range(len(planners))]
-
-    free_joints = [joint for k, joint in enumerate(joints) if k not in own]
-    runs = [joint.runs for joint in free_joints]
-    taken = sum(joints[k].runs * d.saved_bytes for k, d in own.items())
-    smallest = with_own(p.at(p.least_bytes) for p in free)
-    least = _saved(joints, smallest) + passed.kept(smallest)
-    full = sum(r * p.full_bytes for r, p in zip(runs, free, strict=True)) + passed.all_bytes
-    shared = 0 if budget.nbytes is not None else taken
-    limits = {"full": max(full, least - shared), "least": least - shared}
-    why = _why_least(free) if budget.below(**limits) else ("", "")
-    capacity = shared + budget.capacity(**limits, why=why)
-    # Frontiers do not count passed activations. Their bytes are reserved: first all, then those kept last.
-    best, reserve = smallest, passed.all_bytes
-    room = capacity - taken
-    # If the cheapest decision of every graph fits, no bytes need distribution.
-    most = [max(p.hull.ends[1].saved_bytes, p.least_bytes) for p in free]
-    cheapest = sum(r * b for r, b in zip(runs, most, strict=True)) + passed.all_bytes <= room
-    if cheapest:
-        best = with_own(p.at(c) for p, c in zip(free, most, strict=True))
-    elif full <= room:
-        best = with_own(p.at(p.full_bytes) for p in free)
-    for _ in range(0 if cheapest or not free else ROUNDS):
-        shares = _shares(free, runs, room - reserve)
-        if shares is None:
-            break
-        found = with_own(p.at(c) for p, c in zip(free, shares, strict=True))
-        kept = passed.kept(found)
-        fits = _saved(joints, found) + kept <= capacity
-        if fits and _cost(joints, found) < _cost(joints, best):
-            best = found
-        # No reserved bytes became free, so another round would give the same shares.
-        if kept >= reserve:
-            break
-        reserve = kept
-    return _finished(planners, best, request, passed, capacity)
+    planner = _SetPlanner(joints, request)
+    return planner.within_peak() if request.budget.on_peak else planner.within_bytes()
 
 
-def _within_peak(planners: Sequence[Planner], request: PlanRequest, passed: _Passed) -> PlanSet:
-    """Plan all graphs under a budget on the peak of the step.
-
-    Raises:
-        BudgetError: no plans were found within the peak. Or the peak of the step cannot be computed: there are hooks
-            on saved tensors, or the graphs do not record in which order they run.
-    """
-    if request.hooks is not None:
-        raise BudgetError(
-            f"budget is {request.budget.label}, one peak over {len(planners)} graphs, beside hooks on saved "
-            "tensors: how much they hold between the graphs is not known; leave the hooks out, or give the "
-            "budget in bytes or as a share"
-        )
-    joints = [p.state.joint for p in planners]
-    if not _is_known(joints):
-        again = next(joint for joint in joints if joint.runs > 1)
-        raise BudgetError(
-            f"budget is {request.budget.label}, one peak over {len(planners)} graphs, of which '{again.name}' "
-            f"runs {again.runs} times in a step, and the graphs do not say in which order they run; capture "
-            "them again, or give the budget in bytes or as a share"
-        )
-    best = PeakOfGraphs(planners).within(request.budget)
-    saved = _saved(joints, best) + passed.kept(best)
-    full = (
-        sum(j.runs * p.full_bytes for j, p in zip(joints, planners, strict=True)) + passed.all_bytes
-    )
-    return _finished(planners, best, request, passed, max(saved, full))
-
-
-def _share_host(planners: Sequence[Planner], host_memory: int | None) -> None:
-    """Divide the host's memory among graphs: to each what it must offload, the rest by what it saves at budget 1.
-
-    When forward ends, the offloaded values of all runs of all graphs lie there together.
-    """
-    if host_memory is None:
-        return
-    must, runs = [], [p.state.joint.runs for p in planners]
-    for planner in planners:
-        saved = set(planner.full.decision.saved) if planner.tagged else ()
-        values = (t.value for t in planner.tagged if t.must and t.value.name in saved)
-        must.append(sum(value.nbytes for value in values))
-    rest = max(0, host_memory - sum(r * n for r, n in zip(runs, must, strict=True)))
-    total = max(1, sum(r * p.full_bytes for r, p in zip(runs, planners, strict=True)))
-    for planner, nbytes in zip(planners, must, strict=True):
-        planner.host_bytes = nbytes + rest * planner.full_bytes // total
-
-
-def _finished(
-    planners: Sequence[Planner],
-    decided: Sequence[Candidate],
-    request: PlanRequest,
-    passed: _Passed,
-    capacity: int,
-) -> PlanSet:
-    """Build the plans of the decisions, and compute the figures of the whole step.
+class _SetPlanner(PeakOfGraphs):
+    """Planner of all graphs of a step under one budget.
 
     Args:
-        planners: one for each graph.
-        decided: one decision for each graph.
+        joints: the graphs, in the order in which they run.
         request: the options.
-        passed: activations that one graph hands to another.
-        capacity: the most bytes that all graphs together may save.
     """
-    decided = [p.with_tagged(d) for p, d in zip(planners, decided, strict=True)]
-    away = sum(p.state.joint.runs * d.host_bytes for p, d in zip(planners, decided, strict=True))
-    if request.host_memory is not None and away > request.host_memory:
-        raise BudgetError(
-            f"host_memory is {format_bytes(request.host_memory)} ({request.host_memory} bytes), and the values of "
-            f"{len(planners)} graphs that must be offloaded take {format_bytes(away)}; raise it to {away}, or tag fewer"
+
+    def __init__(self, joints: Sequence[JointGraph], request: PlanRequest) -> None:
+        super().__init__([Planner.of(joint, request) for joint in joints])
+        self._request, self._passed = request, _Passed(joints)
+        self._share_host()
+
+    def within_bytes(self) -> PlanSet:
+        """Plan all graphs under a budget on saved bytes, or a ratio of the bytes that the runtime-optimal partitions save.
+
+        Raises:
+            BudgetError: the graphs cannot save so few bytes together.
+        """
+        planners, passed, budget = self._planners, self._passed, self._request.budget
+        # A budget that the code sets for a graph decides this graph alone; the requested budget decides the others.
+        own = {
+            k: planner.decide(Budget(share=1.0))
+            for k, planner in enumerate(planners)
+            if planner.state.get(RegionBudget()) is not None
+        }
+        free = [p for k, p in enumerate(planners) if k not in own]
+        runs = [r for k, r in enumerate(self._runs) if k not in own]
+
+        def with_own(decided: Iterable[Candidate]) -> list[Candidate]:
+            others = iter(decided)
+            return [own[k] if k in own else next(others) for k in range(len(planners))]
+
+        taken = sum(self._runs[k] * d.saved_bytes for k, d in own.items())
+        smallest = with_own(p.at(p.least_bytes) for p in free)
+        least = self._saved(smallest) + passed.kept(smallest)
+        full = sum(r * p.full_bytes for r, p in zip(runs, free, strict=True)) + passed.all_bytes
+        shared = 0 if budget.nbytes is not None else taken
+        limits = {"full": max(full, least - shared), "least": least - shared}
+        why = _why_least(free) if budget.below(**limits) else ("", "")
+        capacity = shared + budget.capacity(**limits, why=why)
+        # Frontiers do not count passed activations. Their bytes are reserved: first all, then those kept last.
+        best, reserve = smallest, passed.all_bytes
+        room = capacity - taken
+        # If the cheapest decision of every graph fits, no bytes need distribution.
+        most = [max(p.hull.ends[1].saved_bytes, p.least_bytes) for p in free]
+        cheapest = sum(r * b for r, b in zip(runs, most, strict=True)) + passed.all_bytes <= room
+        if cheapest:
+            best = with_own(p.at(c) for p, c in zip(free, most, strict=True))
+        elif full <= room:
+            best = with_own(p.at(p.full_bytes) for p in free)
+        for _ in range(0 if cheapest or not free else ROUNDS):
+            shares = _shares(free, runs, room - reserve)
+            if shares is None:
+                break
+            found = with_own(p.at(c) for p, c in zip(free, shares, strict=True))
+            kept = passed.kept(found)
+            if self._saved(found) + kept <= capacity and self._cost(found) < self._cost(best):
+                best = found
+            # No reserved bytes became free, so another round would give the same shares.
+            if kept >= reserve:
+                break
+            reserve = kept
+        return self._finished(best, capacity)
+
+    def within_peak(self) -> PlanSet:
+        """Plan all graphs under a budget on the peak of the step.
+
+        Raises:
+            BudgetError: no plans were found within the peak. Or the peak of the step cannot be computed: there are
+                hooks on saved tensors, or the graphs do not record in which order they run.
+        """
+        label, count = self._request.budget.label, len(self._planners)
+        if self._request.hooks is not None:
+            raise BudgetError(
+                f"budget is {label}, one peak over {count} graphs, beside hooks on saved "
+                "tensors: how much they hold between the graphs is not known; leave the hooks out, or give the "
+                "budget in bytes or as a share"
+            )
+        if not self._is_known:
+            again = next(p.state.joint for p in self._planners if p.state.joint.runs > 1)
+            raise BudgetError(
+                f"budget is {label}, one peak over {count} graphs, of which '{again.name}' "
+                f"runs {again.runs} times in a step, and the graphs do not say in which order they run; capture "
+                "them again, or give the budget in bytes or as a share"
+            )
+        best = self.within(self._request.budget)
+        saved = self._saved(best) + self._passed.kept(best)
+        full = sum(r * p.full_bytes for r, p in zip(self._runs, self._planners, strict=True))
+        return self._finished(best, max(saved, full + self._passed.all_bytes))
+
+    def _share_host(self) -> None:
+        """Divide the host's memory among graphs: to each what it must offload, the rest by what it saves at budget 1.
+
+        When forward ends, the offloaded values of all runs of all graphs lie there together.
+        """
+        host_memory, planners, runs = self._request.host_memory, self._planners, self._runs
+        if host_memory is None:
+            return
+        must = []
+        for planner in planners:
+            saved = set(planner.full.decision.saved) if planner.tagged else ()
+            values = (t.value for t in planner.tagged if t.must and t.value.name in saved)
+            must.append(sum(value.nbytes for value in values))
+        rest = max(0, host_memory - sum(r * n for r, n in zip(runs, must, strict=True)))
+        total = max(1, sum(r * p.full_bytes for r, p in zip(runs, planners, strict=True)))
+        for planner, nbytes in zip(planners, must, strict=True):
+            planner.host_bytes = nbytes + rest * planner.full_bytes // total
+
+    def _finished(self, decided: Sequence[Candidate], capacity: int) -> PlanSet:
+        """Build the plans of the decisions, and compute the figures of the whole step.
+
+        Args:
+            decided: one decision for each graph.
+            capacity: the most bytes that all graphs together may save.
+        """
+        planners, request, passed = self._planners, self._request, self._passed
+        decided = [p.with_tagged(d) for p, d in zip(planners, decided, strict=True)]
+        away = sum(r * d.host_bytes for r, d in zip(self._runs, decided, strict=True))
+        if request.host_memory is not None and away > request.host_memory:
+            raise BudgetError(
+                f"host_memory is {format_bytes(request.host_memory)} ({request.host_memory} bytes), and the values of "
+                f"{len(planners)} graphs that must be offloaded take {format_bytes(away)}; raise it to {away}, or tag fewer"
+            )
+        plans = [p.finish(d, request.budget) for p, d in zip(planners, decided, strict=True)]
+        partitioned = [
+            PartitionedGraph(joint=p.state.joint, forward=plan.forward, backward=plan.backward)
+            for p, plan in zip(planners, plans, strict=True)
+        ]
+        baselines = [p.baseline for p in planners]
+        known = self._is_known and request.hooks is None and all(b.peak_bytes for b in baselines)
+        # The peak without policies would need decisions of all graphs without them.
+        known = known and all(p.state.plain is None for p in planners)
+        made = PlanSet(
+            plans=tuple(plans),
+            passed_bytes=passed.kept(decided),
+            capacity=capacity,
+            peak_bytes=max(map(max, highest_of_graphs(partitioned))) if self._is_known else 0,
+            budget=str(request.budget),
+            runs=tuple(self._runs),
+            without_peak_bytes=max(self.highest([p.without_remat for p in planners]))
+            if known
+            else 0,
         )
-    plans = [p.finish(d, request.budget) for p, d in zip(planners, decided, strict=True)]
-    partitioned = [
-        PartitionedGraph(joint=p.state.joint, forward=plan.forward, backward=plan.backward)
-        for p, plan in zip(planners, plans, strict=True)
-    ]
-    in_order = _is_known([h.joint for h in partitioned])
-    baselines = [p.baseline for p in planners]
-    known = in_order and request.hooks is None and all(b.peak_bytes for b in baselines)
-    # The peak without policies would need decisions of all graphs without them.
-    known = known and all(p.state.plain is None for p in planners)
-    made = PlanSet(
-        plans=tuple(plans),
-        passed_bytes=passed.kept(decided),
-        capacity=capacity,
-        peak_bytes=max(map(max, highest_of_graphs(partitioned))) if in_order else 0,
-        budget=str(request.budget),
-        runs=tuple(h.joint.runs for h in partitioned),
-        without_peak_bytes=max(PeakOfGraphs(planners).highest([p.without_remat for p in planners]))
-        if known
-        else 0,
-    )
-    full = sum(p.full_bytes for p in planners) + passed.all_bytes
-    if known and not request.budget.on_peak and capacity < full:
-        made.before_after.warn_if_not_lower(
-            f"budget {request.budget.label} for {len(plans)} graphs",
-            capacity / full,
-            of_graph=False,
-            is_estimated=False,
-            stacklevel=4,
-        )
-    return made
+        full = sum(p.full_bytes for p in planners) + passed.all_bytes
+        if known and not request.budget.on_peak and capacity < full:
+            made.before_after.warn_if_not_lower(
+                f"budget {request.budget.label} for {len(plans)} graphs",
+                capacity / full,
+                of_graph=False,
+                is_estimated=False,
+                stacklevel=5,
+            )
+        return made
 
+    @property
+    def _is_known(self) -> bool:
+        """Whether the graphs of the step record in which order all of their runs take place."""
+        joints = [p.state.joint for p in self._planners]
+        return all(joint.runs in (1, len(joint.turns)) for joint in joints)
 
-def _is_known(joints: Iterable[JointGraph]) -> bool:
-    """Return whether the graphs of a step record in which order all of their runs take place."""
-    return all(joint.runs in (1, len(joint.turns)) for joint in joints)
-
-
-def _saved(joints: Sequence[JointGraph], decided: Sequence[Candidate]) -> int:
-    """Return the bytes that all runs of all graphs save together, given one decision for each graph."""
-    return sum(joint.runs * d.saved_bytes for joint, d in zip(joints, decided, strict=True))
-
-
-def _cost(joints: Sequence[JointGraph], decided: Sequence[Candidate]) -> int:
-    """Return the summed cost of all runs of all graphs, given one decision for each graph."""
-    return sum(joint.runs * d.cost for joint, d in zip(joints, decided, strict=True))
+    def _saved(self, decided: Sequence[Candidate]) -> int:
+        """Return the bytes that all runs of all graphs save together, given one decision for each graph."""
+        return sum(runs * d.saved_bytes for runs, d in zip(self._runs, decided, strict=True))
 
 
 def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:

@@ -53,6 +53,7 @@ from remat.planning.pipelines import (
     PassManager,
     count_workspaces,
     initial_state,
+    modules_of,
     prepare,
     split,
     with_agreement,
@@ -61,6 +62,7 @@ from remat.planning.pipelines import (
 from remat.planning.plan import Plan
 from remat.planning.prepared import Baseline, curve_of, fingerprint_of, step_costs_of
 from remat.planning.request import PlanRequest
+from remat.plugins.registry import registry
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
 from remat.units import Budget, format_bytes
@@ -178,7 +180,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
     )
     if plan.copied_outputs:
         prepared = with_copies(prepared, plan.copied_outputs)
-    request = replace(request, cost=request.plan_costs[plan.cost].on(prepared.joint))
+    request = replace(request, cost=registry().cost_model(plan.cost).on(prepared.joint))
     count_workspaces(prepared, request.cost)
     choice = DecisionInfo(
         capacity=plan.capacity,
@@ -378,7 +380,8 @@ class Planner(PeakPlanner):
             done = split(PassManager((agree,)).run(state, in_place=True, verify=False).state)
         elif self.request.hooks is None:
             peak_bytes = self.peak(decided)
-            done = replace(self.take_split(decided), choice=decided.choice)
+            done = replace(self.split_of(decided), choice=decided.choice)
+            del self._splits[decided.decision]  # the modules of a plan may be changed
         else:
             done = self.split(decided)
         return finish(
@@ -389,7 +392,7 @@ class Planner(PeakPlanner):
             peak_bytes=peak_bytes,
             baseline=self.baseline,
             step_costs=self.step_costs,
-            link=str(self.request.link) if self.request.offload or self.tagged else "",
+            link=self.link,
             host_bytes=self.host_bytes,
         )
 
@@ -425,8 +428,7 @@ def finish(
         PlanError: the split graphs break a rule of the verifier, or a value that must be offloaded is not.
     """
     assert state.decision is not None
-    assert state.forward is not None
-    assert state.backward is not None
+    forward, backward = modules_of(state)
     check_budgets(state, read_policies(state.policies))
     cost = cost.on(state.joint)
     lowered = state.lowered(cost)
@@ -444,8 +446,8 @@ def finish(
     verify(
         Split(
             joint=state.joint,
-            forward=state.forward,
-            backward=state.backward,
+            forward=forward,
+            backward=backward,
             capacity=capacity,
             count_outputs=state.count_outputs,
             saved_bytes=saved_bytes,
@@ -453,8 +455,8 @@ def finish(
         )
     )
     # Passes have edited the graphs, and fx generates the code of a module only on request.
-    state.forward.recompile()
-    state.backward.recompile()
+    forward.recompile()
+    backward.recompile()
     baseline = baseline or Baseline()
     costs = step_costs_of(state, cost) if step_costs is None else step_costs
     # With node orders, nodes may also run again in forward, which the graph problem does not know.
@@ -503,7 +505,7 @@ def finish(
         reread=tuple(name for name in saved if state.reread_inputs and name in state.user_mutable),
         symbolic=has_symbols(state.index.values),
         reread_outputs=reread_outputs(
-            state.joint, outputs_of(state.forward.graph)[state.joint.num_fwd_outputs :]
+            state.joint, outputs_of(forward.graph)[state.joint.num_fwd_outputs :]
         ),
         lower=state.joint.lower,
         torch=torch.__version__,
@@ -524,7 +526,7 @@ def finish(
         policies=state.policies,
         chunk=state.chunk,
         _asked=budget,
-        _modules=(state.forward, state.backward),
+        _modules=(forward, backward),
         _problem=problem,
         # There are no costs if the cost model cannot price backward.
         _costs={n.name: c for n, c in zip(state.index.nodes, costs, strict=False)},
@@ -536,9 +538,8 @@ def finish(
 
 def _saved_in(state: State) -> dict[int, int]:
     """Return the bytes of each storage that forward saves for backward, by key of the storage."""
-    assert state.forward is not None
     return saved_storages(
-        state.forward,
+        modules_of(state)[0],
         state.joint.num_fwd_outputs,
         count_outputs=state.count_outputs,
         memories=state.joint.memories,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -22,12 +22,13 @@ from remat.passes.core.state import Costs, State
 from remat.passes.decide.budgeted import full_and_least
 from remat.passes.decide.min_cut import RuntimeOptimalCut, require_tangents
 from remat.passes.decide.policies import check_matched
-from remat.planning.candidates import Candidate, pareto
-from remat.planning.pipelines import count_workspaces, prepare, split
+from remat.planning.candidates import Candidate
+from remat.planning.pipelines import count_workspaces, modules_of, prepare, split
 from remat.planning.request import PlanRequest
 from remat.solvers.auto import is_auto
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
+from remat.solvers.pareto import pareto
 from remat.units import format_bytes
 
 #: Number of even steps between the limits on saved bytes of a frontier. Vertices of the hull are further limits.
@@ -75,10 +76,8 @@ class Baseline:
 
 def curve_of(state: State) -> MemoryCurve:
     """Return the simulated memory over a step that is split into forward and backward."""
-    assert state.forward is not None
-    assert state.backward is not None
     joint = state.joint
-    return memory_curve(state.forward, state.backward, joint.num_fwd_outputs, joint.memories)
+    return memory_curve(*modules_of(state), joint.num_fwd_outputs, joint.memories)
 
 
 def step_costs_of(state: State, cost: CostModel, *, required: bool = False) -> Sequence[int]:
@@ -290,6 +289,23 @@ class Prepared:
             choice=choice,
         )
 
+    def informed(self, found: Candidate) -> Candidate:
+        """Return a candidate that a search by peak found, with its record ``choice`` filled in.
+
+        The record gets the limits on saved bytes, the solver, the number of nodes, and the time of the
+        decisions that the search started from.
+        """
+        # The search started from these decisions, so it shares their time, and is deterministic only if they are.
+        asked = [d.choice for d in self.decisions.values()]
+        choice = replace(
+            self.choice(max(self.full_bytes, found.saved_bytes)),
+            solver=self.deciding.asked().name,
+            items=len(self.lowered.problem),
+            elapsed_s=sum(c.elapsed_s for c in asked),
+            deterministic=found.choice.deterministic and all(c.deterministic for c in asked),
+        )
+        return replace(found, choice=choice)
+
     @property
     def runtime_optimal(self) -> Candidate:
         """The decision of the runtime-optimal partition, which depends on no budget."""
@@ -317,26 +333,18 @@ class Prepared:
             if decided is self.decisions.get(self.full_bytes):
                 self.full_curve = curve
                 # Every plan reports the peak at budget 1 in this lowering, and the modules are already split here.
-                self.running(decided)
+                if self.state.joint.lower != "eager":
+                    self.expected(decided)
         return self._peaks[key]
-
-    def running(self, decided: Candidate) -> int:
-        """Return the peak of a decision in bytes: simulated for an eager graph, estimated for a graph for Inductor."""
-        if self.state.joint.lower == "eager":
-            return self.peak(decided)
-        return self.expected(decided)
 
     def expected(self, decided: Candidate) -> int:
         """Return the estimated peak in bytes of the code that Inductor would fuse for a decision, cached."""
         key = decided.decision
         if key not in self._expected:
             done = self.split_of(decided)
-            assert done.forward is not None
-            assert done.backward is not None
-            outputs, memories = done.joint.num_fwd_outputs, done.joint.memories
-            self._expected[key] = predict_peak(
-                done.forward, done.backward, outputs, memories
-            ).nbytes
+            joint = done.joint
+            peak = predict_peak(*modules_of(done), joint.num_fwd_outputs, joint.memories)
+            self._expected[key] = peak.nbytes
         return self._expected[key]
 
     def split_of(self, decided: Candidate) -> State:
@@ -349,12 +357,6 @@ class Prepared:
         self._splits[decided.decision] = done
         while len(self._splits) > max(2, _SPLIT_NODES // len(self.state.index)):
             del self._splits[next(iter(self._splits))]
-        return done
-
-    def take_split(self, decided: Candidate) -> State:
-        """Return the graph split by a decision; drop the result from the cache, so that the caller may change it."""
-        done = self.split_of(decided)
-        del self._splits[decided.decision]
         return done
 
     def split(self, decided: Candidate) -> State:
@@ -371,15 +373,19 @@ class Prepared:
         """Cost of running every operator of the step once; 0 if the cost model cannot price backward."""
         return sum(self.step_costs)
 
-    def capacities(self) -> Iterator[int]:
-        """Yield the limits on saved bytes at which a frontier is decided: evenly spaced ones, then hull vertices."""
+    def capacities(self, most: int | None = None) -> list[int]:
+        """Return the limits on saved bytes at which a frontier is decided, sorted: evenly spaced ones, and hull vertices.
+
+        Args:
+            most: highest limit; None: no such limit.
+        """
         vertices = [v.saved_bytes for v in self.hull.vertices]
-        least, most = vertices[0], max(vertices[-1], self.full_bytes)
-        yield from (least + (most - least) * i // STEPS for i in range(STEPS + 1))
-        every = max(1, -(-len(vertices) // VERTICES))
-        yield from vertices[::every]
+        least, full = vertices[0], max(vertices[-1], self.full_bytes)
+        limits = {least + (full - least) * i // STEPS for i in range(STEPS + 1)}
+        limits.update(vertices[:: max(1, -(-len(vertices) // VERTICES))])
+        return sorted(c for c in limits if most is None or c <= most)
 
     def pareto(self) -> tuple[Candidate, ...]:
         """Return the Pareto-optimal decisions at the limits of `capacities`, fewest bytes first."""
-        found = [self.at(c) for c in sorted(set(self.capacities()))]
+        found = map(self.at, self.capacities())
         return tuple(pareto(found, lambda d: (d.saved_bytes, d.cost)))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 from remat.arguments import BUDGET, COST, SOLVER, Unset, value_of
 from remat.errors import ProblemError, about
@@ -29,6 +30,7 @@ from remat.solvers.base import Solver
 from remat.solvers.run import check_time_limit
 from remat.units import AnyBudget, Budget, parse_bytes
 
+T = TypeVar("T")
 #: Types that users may pass for each option. `Unset` is the type of a default, which tells that none was passed.
 BudgetOption = AnyBudget | Unset[float]
 SolverOption = str | Solver | Unset[str]
@@ -53,7 +55,6 @@ class PlanRequest:
         cost: the cost model.
         time_limit: seconds for each decision of the solver; None: no limit.
         plan: saved plans to apply to the graphs that they were made for; None: the solver decides.
-        plan_costs: the cost models of the saved plans, by name.
         plans_others: whether a graph without a saved plan is planned, instead of refused.
         of_several: whether the graph is known to be one of several in its step.
         pipeline: the user's pipeline, which replaces the default passes. Its passes carry their own budget,
@@ -63,7 +64,6 @@ class PlanRequest:
         reread_inputs: whether backward may read again the step's outputs, and its inputs that are not
             parameters.
         offload: the link over which any saved value may be offloaded; None: only tagged values are.
-        link: the link over which tagged values are offloaded.
         host_memory: bytes that may lie in the host's memory at one time; None: no limit.
         policies: policies by module.
         chunk: the pass that splits the loss into chunks; ``"auto"`` to choose the number of chunks by the peak;
@@ -76,7 +76,6 @@ class PlanRequest:
     cost: CostModel
     time_limit: float | None = None
     plan: Plan | PlanSet | None = None
-    plan_costs: Mapping[str, CostModel] = field(default_factory=dict)
     plans_others: bool = False
     of_several: bool = False
     pipeline: Pipeline | None = None
@@ -84,11 +83,15 @@ class PlanRequest:
     hooks: SavedTensorHooks | None = None
     reread_inputs: bool = True
     offload: Link | None = None
-    link: Link = DEFAULT_LINK
     host_memory: int | None = None
     policies: Policies = Policies()
     chunk: ChunkLoss | Literal["auto"] | None = None
     has_matched: bool = False
+
+    @property
+    def link(self) -> Link:
+        """The link over which values are offloaded: that of ``offload``, or the usual one for tagged values."""
+        return self.offload or DEFAULT_LINK
 
     @property
     def decides(self) -> bool:
@@ -124,51 +127,28 @@ class PlanRequest:
         """
         known = registry()
         known.learn_operators()  # fingerprints depend on the operators that plugins declare
-        with about("budget"):
-            read_budget = Budget.parse(value_of(budget))
-        with about("solver"):
-            ready = known.solver(value_of(solver), isolation=isolation)
-        with about("cost"):
-            model = known.cost_model(value_of(cost))
-        with about("time_limit"):
-            check_time_limit(time_limit)
-        with about("hooks"):
-            pair = None if hooks is None else SavedTensorHooks.of(hooks)
-        with about("offload"):
-            link = None if offload is None else Link.parse(offload)
-        with about("host_memory"):
-            host_bytes = _read_bytes(host_memory)
+        _read("time_limit", check_time_limit, time_limit)
         if type(reread_inputs) is not bool:
             raise ProblemError(
                 f"reread_inputs is {reread_inputs!r}; expected True (backward may read the inputs "
                 "of the step again) or False (it may not, so that they can be overwritten before it)",
                 option="reread_inputs",
             )
-        with about("policies"):
-            read = read_policies(policies)
-        with about("chunk"):
-            split = _read_chunk(chunk)
-        with about("plan"):
-            saved = None if plan is None else read_plan(plan)
-            plans = (saved,) if isinstance(saved, Plan) else saved or ()
-            plan_costs = {p.cost: known.cost_model(p.cost) for p in plans}
         made = cls(
-            budget=read_budget,
-            solver=ready,
-            cost=model,
+            budget=_read("budget", Budget.parse, value_of(budget)),
+            solver=_read("solver", partial(known.solver, isolation=isolation), value_of(solver)),
+            cost=_read("cost", known.cost_model, value_of(cost)),
             time_limit=time_limit,
-            plan=saved,
-            plan_costs=plan_costs,
-            # A budget beside saved plans is meant for the graphs without a plan.
-            plans_others=saved is not None and not isinstance(budget, Unset),
-            count_outputs=count_outputs,
-            hooks=pair,
+            hooks=None if hooks is None else _read("hooks", SavedTensorHooks.of, hooks),
+            offload=None if offload is None else _read("offload", Link.parse, offload),
+            host_memory=_read("host_memory", _read_bytes, host_memory),
             reread_inputs=reread_inputs,
-            offload=link,
-            link=link or DEFAULT_LINK,
-            host_memory=host_bytes,
-            policies=read,
-            chunk=split,
+            policies=_read("policies", read_policies, policies),
+            chunk=_read("chunk", _read_chunk, chunk),
+            plan=None if plan is None else _read("plan", _read_plan, plan),
+            # A budget beside saved plans is meant for the graphs without a plan.
+            plans_others=plan is not None and not isinstance(budget, Unset),
+            count_outputs=count_outputs,
         )
         if pipeline is None:
             made._check_offload()
@@ -181,12 +161,11 @@ class PlanRequest:
             "time_limit": time_limit is not None,
             "isolation": isolation is not None,
             "plan": plan is not None,
-            "policies": bool(read),
-            "chunk": split is not None,
+            "policies": bool(made.policies),
+            "chunk": made.chunk is not None,
         }
-        with about("pipeline"):
-            made._refuse_beside_pipeline([name for name, is_given in given.items() if is_given])
-            made = replace(made, pipeline=_read_pipeline(pipeline))
+        made._refuse_beside_pipeline([name for name, is_given in given.items() if is_given])
+        made = replace(made, pipeline=_read("pipeline", _read_pipeline, pipeline))
         made._check_offload()
         return made
 
@@ -218,25 +197,18 @@ class PlanRequest:
         registered = registry().solvers.get(self.solver.name) is kind
         # An unregistered solver is named by its import path, from which `of` can load the class.
         options = {
-            "budget": str(self.budget),
+            "budget": self.budget,
             "solver": self.solver.name if registered else f"{kind.__module__}:{kind.__qualname__}",
-            "cost": str(self.cost),
+            "cost": self.cost,
+            "time_limit": self.time_limit,
+            "hooks": None if self.hooks is None else self.hooks.name,
+            "reread_inputs": None if self.reread_inputs else False,
+            "offload": self.offload,
+            "host_memory": self.host_memory,
+            "policies": self.policies or None,
+            "chunk": self.chunks if isinstance(self.chunk, ChunkLoss) else self.chunk,
         }
-        if self.time_limit is not None:
-            options["time_limit"] = str(self.time_limit)
-        if self.hooks is not None:
-            options["hooks"] = self.hooks.name
-        if not self.reread_inputs:
-            options["reread_inputs"] = "False"
-        if self.offload is not None:
-            options["offload"] = str(self.offload)
-        if self.host_memory is not None:
-            options["host_memory"] = str(self.host_memory)
-        if self.policies:
-            options["policies"] = str(self.policies)
-        if self.chunk is not None:
-            options["chunk"] = "auto" if self.chunk == "auto" else str(self.chunks)
-        return options
+        return {name: str(given) for name, given in options.items() if given is not None}
 
     def refuse_unused_link(self, budget: Budget) -> None:
         """Refuse a link beside a budget on saved bytes, for a graph without values that are tagged for offloading.
@@ -278,7 +250,8 @@ class PlanRequest:
         """
         if self.chunk == "auto":
             raise ProblemError(
-                f"{who} does not choose a number of chunks; give one, such as chunk=8, or plan one graph within a peak",
+                f"{who} does not choose a number of chunks; give one, such as chunk=8, or plan one graph within a "
+                "peak",
                 option="chunk",
             )
 
@@ -316,21 +289,23 @@ class PlanRequest:
             )
         if self.offload is None:
             return
-        with about("offload"):
-            if self.hooks is not None:
-                raise ProblemError(
-                    f"offload and hooks={self.hooks.name!r} are given; hooks pack every saved value, offload "
-                    "sends some to the host: leave one of them out"
-                )
-            if self.plan is None and self.cost.unit != "ps":
-                raise ProblemError(
-                    f"offload is given with cost model '{self.cost}', whose unit is {self.cost.unit}; "
-                    "expected one that gives times, such as roofline:h100: copies take time"
-                )
-            if self.pipeline is not None:
-                raise ProblemError(
-                    "offload does not go together with a pipeline, whose passes decide"
-                )
+        if self.hooks is not None:
+            raise ProblemError(
+                f"offload and hooks={self.hooks.name!r} are given; hooks pack every saved value, offload "
+                "sends some to the host: leave one of them out",
+                option="offload",
+            )
+        if self.plan is None and self.cost.unit != "ps":
+            raise ProblemError(
+                f"offload is given with cost model '{self.cost}', whose unit is {self.cost.unit}; "
+                "expected one that gives times, such as roofline:h100: copies take time",
+                option="offload",
+            )
+        if self.pipeline is not None:
+            raise ProblemError(
+                "offload does not go together with a pipeline, whose passes decide",
+                option="offload",
+            )
 
     def by(self, solver: str | Solver, *, isolation: str | None = None) -> PlanRequest:
         """Return the request with another solver.
@@ -342,8 +317,8 @@ class PlanRequest:
         Raises:
             SolverError: no solver has the name, or the solver cannot run here.
         """
-        with about("solver"):
-            return replace(self, solver=registry().solver(solver, isolation=isolation))
+        read = partial(registry().solver, isolation=isolation)
+        return replace(self, solver=_read("solver", read, solver))
 
     def on(self, joint: JointGraph) -> PlanRequest:
         """Return the request with the cost model for this graph; the default cost model depends on the graph."""
@@ -423,12 +398,14 @@ class PlanRequest:
             shown = self if not self.budget.on_peak and self.plan is None else PlanRequest.of()
             raise ProblemError(
                 f"{', '.join(names)} given beside a pipeline, with which such options do not go together: "
-                f"they are options of the pipeline's own passes, for example '{shown.as_pipeline()}'"
+                f"they are options of the pipeline's own passes, for example '{shown.as_pipeline()}'",
+                option="pipeline",
             )
         if self.hooks is not None:
             raise ProblemError(
                 "hooks do not go together with a pipeline: end the pipeline with the pass "
-                "'saved-tensor-hooks(pair=float8)'"
+                "'saved-tensor-hooks(pair=float8)'",
+                option="pipeline",
             )
 
 
@@ -441,6 +418,20 @@ def _read_bytes(given: object) -> int | None:
             "such as '64GiB'"
         )
     return None if given is None else int(nbytes)  # type: ignore[call-overload]
+
+
+def _read(option: str, read: Callable[[Any], T], given: object) -> T:
+    """Return what ``read`` makes of an option as given; errors get the name of the option as ``option``."""
+    with about(option):
+        return read(given)
+
+
+def _read_plan(given: SavedPlan) -> Plan | PlanSet:
+    """Return saved plans, after a check that their cost models are known."""
+    saved = read_plan(given)
+    for plan in (saved,) if isinstance(saved, Plan) else saved:
+        registry().cost_model(plan.cost)
+    return saved
 
 
 def _read_chunk(given: ChunkOption) -> ChunkLoss | Literal["auto"] | None:

@@ -128,6 +128,7 @@ def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
             f"made with PyTorch {sorted(versions)[0]}, and this is {torch.__version__}, which traces other "
             "graphs: plan again"
         )
+    nodes = {node.name for node in joint.graph.nodes}
     why = (
         "other operators, so it is another model, the model has changed, or torch.compile broke it up where the "
         "capture did not (torch.compile(…, fullgraph=True) tells), or an option of Inductor that changes what is "
@@ -138,7 +139,8 @@ def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
             "the same operators in the same order, so shapes, dtypes, constants or options of the model "
             "have changed, or what is declared pure"
         )
-    elif any(not p.operators and _has_nodes_of(joint, p) for p in plans):
+    elif any(not p.operators and nodes.issuperset((*p.saved, *p.recomputed)) for p in plans):
+        # A larger graph may have nodes of all these names by chance.
         why = (
             "the operators that the plan names, and is not the same: the model, shapes, dtypes, "
             "constants or options have changed, or what is declared pure"
@@ -146,8 +148,3 @@ def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
     if "" in lowers or "" in versions:
         why += ", or the lowering or PyTorch, which this plan is too old to tell"
     return f"this graph has {why}: plan again"
-
-
-def _has_nodes_of(joint: JointGraph, plan: Plan) -> bool:
-    """Return whether a graph has nodes of all names in a plan; a larger graph may have them by chance."""
-    return {node.name for node in joint.graph.nodes}.issuperset((*plan.saved, *plan.recomputed))

@@ -21,6 +21,7 @@ from remat.graph.storages import storage_bytes, storage_key
 from remat.passes.core.state import Costs
 from remat.planning.candidates import Candidate
 from remat.planning.fit_table import FitRow
+from remat.planning.pipelines import modules_of
 from remat.planning.planner import Planner
 from remat.planning.prepared import Prepared, step_costs_of
 from remat.planning.sharding import Sharding, shard
@@ -38,6 +39,22 @@ _FEW_RATIOS = (0.6, 0.3, 0.0)
 #: Decisions for evenly spaced peaks are searched for every memory limit. Their number is `_NODES` divided by the nodes
 #: of the graph, within the two limits `_PEAKS`.
 _NODES, _PEAKS = 2_000, (2, 32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """How a model is trained: the arguments of `remat.fit` of the same names."""
+
+    memory: str | int
+    margin: str | float
+    optimizer: str | Make
+    batches: str | int | Iterable[int]
+    accumulate: int
+    ranks: int
+    fsdp: bool
+    link_gbps: float
+    lower: str
+    device: str | torch.device | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,51 +80,37 @@ class Rank:
         cls,
         model: Any,
         parameters: Sequence[torch.Tensor],
-        joint: JointGraph | None = None,
-        *,
+        training: Training,
         memory_bytes: int,
-        link_gbps: float,
-        accumulate: int,
-        optimizer: str | Make,
-        ranks: int,
-        fsdp: bool,
         cost: CostModel,
+        joint: JointGraph | None = None,
     ) -> Self:
         """Build the first rank: compute its sharding, and trace the optimizer on its parameters.
 
         Args:
             model: a module or a function.
             parameters: the parameters of ``model``.
-            joint: a captured step, which shows the parameters that get no gradient. None: all parameters that
-                are not frozen get one.
-            memory_bytes: memory of a rank.
-            link_gbps: GB/s that a rank sends.
-            accumulate: number of micro-batches in a step.
-            optimizer: as in `remat.running.optimizer.trace_optimizer`.
-            ranks: number of ranks.
-            fsdp: whether the ranks shard the parameters.
+            training: how the model is trained.
+            memory_bytes: bytes of a rank's memory that a step may take.
             cost: the cost model. Unless its device is a CPU, the optimizer uses its ``foreach`` implementation,
                 which works on all parameters at once.
+            joint: a captured step, which shows the parameters that get no gradient. None: all parameters that
+                are not frozen get one.
         """
         unused = _without_gradient(model, parameters, joint)
         used = (p for i, p in enumerate(parameters) if i not in unused)
         trained = {key for p in used if (key := storage_key(p)) is not None}
-        sharding = Sharding.of(model, list(parameters), trained, ranks, fsdp)
+        sharding = Sharding.of(model, list(parameters), trained, training.ranks, training.fsdp)
         shards = [shard(p, sharding.shards) for p in parameters]
         foreach = not is_cpu(device_of(cost))
-        use = trace_optimizer(optimizer, shards, without_gradient=unused, foreach=foreach)
+        use = trace_optimizer(training.optimizer, shards, without_gradient=unused, foreach=foreach)
         return cls(
             memory_bytes=memory_bytes,
-            link_gbps=link_gbps,
-            accumulate=accumulate,
+            link_gbps=training.link_gbps,
+            accumulate=training.accumulate,
             sharding=sharding,
             use=use,
         )
-
-    @property
-    def accumulated_bytes(self) -> int:
-        """Bytes of the gradients of earlier micro-batches, which forward and backward find on the rank."""
-        return self.sharding.gradient_bytes if self.accumulate > 1 else 0
 
     @property
     def stepping_bytes(self) -> int:
@@ -190,12 +193,8 @@ class StepMemory:
                 counts as one of the root module.
         """
         done = prepared.split_of(decided)
-        assert done.forward is not None
-        assert done.backward is not None
-        fused = done.joint.lower == "inductor"
-        walk = (FusedWalk if fused else StepWalk)(
-            done.forward, done.backward, done.joint.num_fwd_outputs, done.joint.memories
-        )
+        joint, walking = done.joint, FusedWalk if done.joint.lower == "inductor" else StepWalk
+        walk = walking(*modules_of(done), joint.num_fwd_outputs, joint.memories)
         found = list(walk.lifetimes())
         spans = [x[2:] for x in found]
         gradients = [x[2:] for x in found if walk.kind(x[0], x[3], x[1]) is StorageKind.GRADIENT]
@@ -271,7 +270,7 @@ class Fitting:
                 "no plan changes that: take a smaller batch, an optimizer with less state or whose step takes "
                 "less (such as adamw:fused=True), or more ranks with FSDP"
             )
-            return without_plan(batch, stepping, reason, proven=True)
+            return FitRow(batch=batch, peak_bytes=stepping, reason=reason, proven=True)
         found: tuple[Candidate, Budget] | None = None
         if self._fits(full):
             found = full, Budget(share=1.0)
@@ -281,14 +280,15 @@ class Fitting:
             found = self._within_peak(others)
         if found is None:
             proven = self._least_possible > memory_bytes
-            least = self._least_possible if proven else self._least_found
+            tried = map(self._peak_of, self._memories.values())
+            least = self._least_possible if proven else min(tried)
             which = "that any plan can have" if proven else "that was found"
             reason = (
                 f"the least peak of batch {batch} {which} is {format_bytes(least)}, "
                 f"{format_bytes(least - memory_bytes)} more than it may be: take a smaller batch, an "
                 "optimizer with less state, or more ranks with FSDP"
             )
-            return without_plan(batch, least, reason, proven=proven)
+            return FitRow(batch=batch, peak_bytes=least, reason=reason, proven=proven)
         decided, budget = found
         step_s = self._step_s(decided)
         return FitRow(
@@ -322,11 +322,6 @@ class Fitting:
             return 0
         return self.planner.search.least_possible + self._beside
 
-    @property
-    def _least_found(self) -> int:
-        """The least peak of the decisions that were tried, in bytes."""
-        return min(map(self._peak_of, self._memories.values()))
-
     @cached_property
     def _beside(self) -> int:
         """Bytes on the rank during forward and backward beyond the graph's own peak, such as optimizer state."""
@@ -354,7 +349,8 @@ class Fitting:
         """
         s = self.rank.sharding
         always = s.parameter_bytes + self.other_bytes + self.rank.use.state_bytes + s.bucket_bytes
-        always += self.rank.accumulated_bytes
+        if self.rank.accumulate > 1:  # the gradients of earlier micro-batches are on the rank, too
+            always += s.gradient_bytes
         if s.shards == 1:
             # `always` includes the inputs that the graph reads, as well as those that it does not.
             return memory.peak + always - memory.input_bytes
@@ -485,13 +481,6 @@ class Fitting:
         # The optimizer computes little, so its time is that of its memory traffic.
         tbps = device_of(self.planner.request.cost).memory_tbps
         return max(computing, sending) + self.rank.use.moved_bytes / (tbps * 1e12)
-
-
-def without_plan(batch: int, peak_bytes: int, reason: str, *, proven: bool) -> FitRow:
-    """Build the row of a batch for which no plan was found; arguments are fields of `FitRow`."""
-    return FitRow(
-        batch=batch, fits=False, budget=None, peak_bytes=peak_bytes, reason=reason, proven=proven
-    )
 
 
 def device_of(cost: CostModel) -> Device:

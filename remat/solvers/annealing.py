@@ -164,7 +164,7 @@ def _starts(problem: ScheduleProblem, core: StepCore) -> list[tuple[int, ...]]:
     are the problem's known schedules and the schedule from `evicting`. Schedules that cannot run
     are left out.
     """
-    evicted = evicting(problem, problem.order)
+    evicted = evicting(problem)
     found = [core.start]
     for known in (*problem.known, *((evicted,) if evicted else ())):
         with contextlib.suppress(ProblemError):  # `known` is unchecked: it may not be able to run

@@ -107,10 +107,10 @@ class CpSat(CoreSolver):
         order = problem.order
         if problem.capacity is None:
             return ScheduleAnswer(order)
-        start = evicting(problem, order)
+        start = evicting(problem)
         known = order if start is None else start
         core = step_core(problem)
-        model, rows = schedule_model(core, runs=2, start=core.apply(problem, known))
+        model, rows = schedule_model(core, core.apply(problem, known))
         solver = self._engine(started, time_limit)
         status = solver.solve(model)
         by_clock = time_limit is not None and status != cp_model.OPTIMAL

@@ -45,7 +45,12 @@ class DynamicProgram(CoreSolver):
         """
         deadline = None if time_limit is None else time.monotonic() + time_limit
         unit = -(-core.capacity // self.steps)  # 1, and so exact, if the steps suffice
-        coarse = _coarsen(core, unit) if unit > 1 else core
+        # In multiples of `unit`: weights rounded up, the capacity down.
+        coarse = KnapsackProblem(
+            weights=tuple(-(-w // unit) for w in core.weights),
+            values=core.values,
+            capacity=core.capacity // unit,
+        )
         relaxed = relax(core)
         picked, done = _fill_table(coarse, relaxed.order, deadline)
         saved = tuple(sorted(picked))
@@ -56,15 +61,6 @@ class DynamicProgram(CoreSolver):
             saved, value = relaxed.saved, relaxed.value
         proven = unit == 1 and done
         return Answer(saved, value if proven else relaxed.bound, by_clock=not done)
-
-
-def _coarsen(problem: KnapsackProblem, unit: int) -> KnapsackProblem:
-    """Convert weights and capacity to multiples of ``unit``: weights rounded up, the capacity down."""
-    return KnapsackProblem(
-        weights=tuple(-(-w // unit) for w in problem.weights),
-        values=problem.values,
-        capacity=problem.capacity // unit,
-    )
 
 
 def _fill_table(

@@ -1,12 +1,12 @@
-"""Schedule nodes in a given order; evict values if memory runs out, and recompute them later."""
+"""Schedule nodes in the problem's order; evict values if memory runs out, and recompute them later."""
 
 from __future__ import annotations
 
 from remat.solvers.schedule_problem import MOST_RUNS_PER_NODE, ScheduleProblem
 
 
-def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | None:
-    """Build a schedule that runs nodes in a given order and evicts values if memory runs out.
+def evicting(problem: ScheduleProblem) -> list[int] | None:
+    """Build a schedule that runs nodes in the problem's order and evicts values if memory runs out.
 
     If a run does not fit, values that the run does not need are evicted. Large values, values that
     are cheap to recompute, and values whose next read is far ahead are evicted first. The score for
@@ -15,12 +15,12 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
 
     Args:
         problem: the step problem, with its capacity.
-        order: all nodes in ``problem.runnable``, each once, in an order in which they can run.
 
     Returns:
         The schedule, with a further run of a node wherever an evicted value is read. None if this
-        method finds no schedule within the capacity. With a capacity of None, ``order`` as a list.
+        method finds no schedule within the capacity. With a capacity of None, ``problem.order`` as a list.
     """
+    order = problem.order
     if problem.capacity is None:
         return list(order)
     maker = [problem.maker(i) for i in range(len(problem))]
@@ -65,7 +65,7 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
 
         Args:
             v: the node.
-            position: position in ``order`` of the run that needs the node.
+            position: position in the order of the run that needs the node.
             pinned: values that these runs must not evict.
 
         Returns:

@@ -20,6 +20,8 @@ from remat.solvers.columns import INT64_MAX
 from remat.solvers.graph_problem import GraphProblem, conflict
 
 _SOURCE, _SINK = 0, 1
+#: Scaled prices sum to less than this, so that every flow fits 64-bit integers.
+_ROOM = 2**58
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +170,12 @@ class Network:
         sink_side[np.asarray(flow[0].get_sink_side_min_cut(), dtype=np.int64)] = True
         saved = self._saves[sink_side[self._out] & ~sink_side[self._in]]
         return MinimumCut(value=int(flow[0].optimal_flow()), saved=tuple(sorted(saved.tolist())))
+
+    def cut_at(self, weight: Sequence[float], penalty: Sequence[float]) -> tuple[int, ...]:
+        """Return the saved nodes of `cut` for prices in floating point, which are scaled to integers."""
+        scale = min(2.0**20, _ROOM / max(1.0, sum(weight) + sum(penalty)))
+        scaled = ([int(x * scale) for x in prices] for prices in (weight, penalty))
+        return self.cut(*scaled).saved
 
     def losses(self, weight: Any, penalty: Any) -> Losses:
         """Return how much each choice to save or recompute adds to the minimum cut's price.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from remat.errors import ProblemError
 from remat.solvers.base import Solver
 from remat.solvers.kernel import kernel
+from remat.solvers.pareto import knee
 from remat.solvers.problem import KnapsackProblem
 
 if TYPE_CHECKING:
@@ -85,15 +86,9 @@ class KnapsackFrontier:
         Raises:
             ProblemError: ``by`` is another text.
         """
-        if by not in ("origin", "chord"):
-            raise ProblemError(f"by is {by!r}; expected 'origin' or 'chord'")
-        wide = int(self.weights[-1] - self.weights[0])
-        high = int(self.values[-1] - self.values[0])
-        if wide == 0 or high == 0:
-            return len(self) - 1
-        x = (self.weights - self.weights[0]) / wide
-        y = (self.values[-1] - self.values) / high
-        return int((x * x + y * y if by == "origin" else x + y).argmin())
+        most = int(self.values[-1])
+        losses = (most - value for value in self.values.tolist())
+        return knee([*zip(self.weights.tolist(), losses, strict=True)], by)
 
 
 def knapsack_frontier(

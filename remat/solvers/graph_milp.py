@@ -61,86 +61,72 @@ class GraphMilp(Solver):
         """
         if best.gap <= self.gap or search.late():
             return best
-        program = _Program(search, best)
+        program, unit = _program(search, best)
         limit: dict[str, Any] = {"node_limit": self.nodes}
         if search.deadline is not None:
             limit = {"time_limit": max(0.1, search.deadline - time.monotonic())}
-        from scipy.optimize import Bounds, LinearConstraint
-
-        result = milp(
-            program.objective,
-            constraints=LinearConstraint(program.rows, program.low, math.inf),
-            integrality=program.integral,
-            bounds=Bounds(0, program.most),
-            options={"mip_rel_gap": self.gap, **limit},
-        )
+        result = milp(**program, options={"mip_rel_gap": self.gap, **limit})
         # SciPy's status 1 means that a limit was reached: nodes, or time if there is a deadline.
         by_clock = best.by_clock or (result.status == 1 and search.deadline is not None)
         bound = best.bound
         if result.mip_dual_bound is not None and math.isfinite(result.mip_dual_bound):
             dual = result.mip_dual_bound - _MARGIN * max(1.0, abs(result.mip_dual_bound))
-            bound = max(bound, min(best.cost, math.ceil(dual * program.unit)))  # costs are integers
+            bound = max(bound, min(best.cost, math.ceil(dual * unit)))  # costs are integers
         elif result.status == 2:  # infeasible: no decision is as cheap as the program demands
             bound = best.cost
         saved, cost = best.saved, best.cost
         if result.x is not None:
-            done = evaluate(search.core, program.saved(result.x))
+            done = evaluate(search.core, [i for i in range(len(search.core)) if result.x[i] > 0.5])
             fits = done.saved_bytes <= search.capacity
             if fits and (done.recompute_cost, done.saved_bytes) < (cost, 2**63):
                 saved, cost = done.saved, done.recompute_cost
         return Incumbent(saved=saved, cost=cost, bound=min(bound, cost), by_clock=by_clock)
 
 
-class _Program:
-    """Matrix form of the mixed-integer program.
+def _program(search: Search, best: Incumbent) -> tuple[dict[str, Any], float]:
+    """Return the mixed-integer program as arguments of `milp`, and the cost that one unit of its objective is.
 
     The columns are the save variables of all nodes, then the recompute variables of all nodes.
     """
+    import numpy as np
+    from scipy.optimize import Bounds, LinearConstraint
+    from scipy.sparse import csr_matrix
 
-    def __init__(self, search: Search, best: Incumbent) -> None:
-        import numpy as np
-        from scipy.sparse import csr_matrix
+    core = search.core
+    n = len(core)
+    losses, edge = search.hull.losses(search.edge), search.edge
+    most_loss = best.cost * edge.scale + edge.price * search.capacity - edge.value
+    may_save = [core.savable[i] and losses.save[i] <= most_loss for i in range(n)]
+    may_again = [core.recomputable[i] and losses.recompute[i] <= most_loss for i in range(n)]
+    # HiGHS's tolerances are absolute, so costs and bytes are scaled to about a thousand.
+    unit = max(1.0, best.cost / 1e3)
+    scale = max(1.0, search.capacity / 1e3)
+    size = np.asarray(core.size, dtype=np.float64) / scale
+    objective = np.concatenate([np.zeros(n), np.asarray(core.cost, dtype=np.float64) / unit])
+    rows: list[int] = []
+    columns: list[int] = []
+    values: list[float] = []
+    low: list[float] = []
 
-        core = search.core
-        n = len(core)
-        losses, edge = search.hull.losses(search.edge), search.edge
-        most_loss = best.cost * edge.scale + edge.price * search.capacity - edge.value
-        may_save = [core.savable[i] and losses.save[i] <= most_loss for i in range(n)]
-        may_again = [core.recomputable[i] and losses.recompute[i] <= most_loss for i in range(n)]
-        # HiGHS's tolerances are absolute, so costs and bytes are scaled to about a thousand.
-        self.unit = max(1.0, best.cost / 1e3)
-        scale = max(1.0, search.capacity / 1e3)
-        size = np.asarray(core.size, dtype=np.float64) / scale
-        self.objective = np.concatenate(
-            [np.zeros(n), np.asarray(core.cost, dtype=np.float64) / self.unit]
-        )
-        self.most = np.asarray([*may_save, *may_again], dtype=np.float64)
+    def row(entries: list[tuple[int, float]], least: float) -> None:
+        rows.extend([len(low)] * len(entries))
+        columns.extend(j for j, _ in entries)
+        values.extend(v for _, v in entries)
+        low.append(least)
+
+    for i in core.needed:
+        row([(i, 1.0), (n + i, 1.0)], 1.0)
+    for i, reads in enumerate(core.inputs):
+        for j in reads if may_again[i] else ():
+            row([(j, 1.0), (n + j, 1.0), (n + i, -1.0)], 0.0)
+    row([(i, -float(size[i])) for i in range(n) if may_save[i]], -search.capacity / scale)
+    row([(n + i, -float(c)) for i, c in enumerate(objective[n:]) if c], -best.cost / unit)
+    matrix = csr_matrix((values, (rows, columns)), shape=(len(low), 2 * n))
+    program = {
+        "c": objective,
+        "constraints": LinearConstraint(matrix, np.asarray(low), math.inf),
         # Recompute variables are continuous: fewer integer variables to branch on, with the same optimum.
-        self.integral = np.concatenate([np.ones(n), np.zeros(n)])
-        rows: list[int] = []
-        columns: list[int] = []
-        values: list[float] = []
-        low: list[float] = []
-
-        def row(entries: list[tuple[int, float]], least: float) -> None:
-            rows.extend([len(low)] * len(entries))
-            columns.extend(j for j, _ in entries)
-            values.extend(v for _, v in entries)
-            low.append(least)
-
-        for i in core.needed:
-            row([(i, 1.0), (n + i, 1.0)], 1.0)
-        for i, reads in enumerate(core.inputs):
-            for j in reads if may_again[i] else ():
-                row([(j, 1.0), (n + j, 1.0), (n + i, -1.0)], 0.0)
-        row([(i, -float(size[i])) for i in range(n) if may_save[i]], -search.capacity / scale)
-        row(
-            [(n + i, -float(c)) for i, c in enumerate(self.objective[n:]) if c],
-            -best.cost / self.unit,
-        )
-        self.rows = csr_matrix((values, (rows, columns)), shape=(len(low), 2 * n))
-        self.low = np.asarray(low)
-        self._count = n
-
-    def saved(self, x: Any) -> list[int]:
-        return [i for i in range(self._count) if x[i] > 0.5]
+        "integrality": np.concatenate([np.ones(n), np.zeros(n)]),
+        "bounds": Bounds(0, np.asarray([*may_save, *may_again], dtype=np.float64)),
+    }
+    return program, unit

@@ -70,29 +70,19 @@ class GraphProblem(Problem[GraphSolution]):
     known: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        where = "GraphProblem."
-        names = columns.texts(where + "names", self.names)
-        self._put(names=names, inputs=columns.earlier_nodes(where + "inputs", self.inputs, names))
-        for label in ("cost", "size"):
-            self._put(**{label: columns.amounts(where + label, getattr(self, label), names)})
-        for label in ("savable", "recomputable", "in_forward"):
-            self._put(**{label: columns.flags(where + label, getattr(self, label), names)})
-        last = len(names) - 1
-        self._put(
-            needed=columns.integers(where + "needed", self.needed, 0, last),
-            capacity=columns.capacity(where + "capacity", self.capacity),
-        )
+        self._check(columns.texts, "names")
+        self._check(columns.earlier_nodes, "inputs", names=self.names)
+        self._check(columns.amounts, "cost", "size", names=self.names)
+        self._check(columns.flags, "savable", "recomputable", "in_forward", names=self.names)
+        self._check(columns.integers, "needed", high=len(self) - 1)
+        self._check(columns.capacity, "capacity")
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def knowing(self, known: tuple[tuple[int, ...], ...]) -> GraphProblem:
-        """Return the same problem with other ``known`` decisions, which are not checked."""
-        return self._with(known=known)
-
     def priced(self, cost: tuple[int, ...], unit: str) -> GraphProblem:
         """Return the same problem with other costs in another unit; only the costs are checked."""
-        return self._with(cost=columns.amounts("GraphProblem.cost", cost, self.names), unit=unit)
+        return self._with(cost=columns.amounts(self._label("cost"), cost, self.names), unit=unit)
 
     def read(self, entries: list[Any]) -> tuple[int, ...]:
         return read_indices(entries, len(self), "node")
@@ -185,6 +175,33 @@ def evaluate(problem: GraphProblem, saved: Iterable[int]) -> Evaluation:
         saved_bytes=sum(problem.size[i] for i in kept),
         recompute_cost=sum(problem.cost[i] for i in recomputed if forward[i]),
     )
+
+
+def always_saved(problem: GraphProblem) -> tuple[int, ...]:
+    """Return the nodes to save under every decision: not recomputable, or of no bytes.
+
+    Nodes that backward does not read are included; `evaluate` leaves these out.
+    """
+    return tuple(
+        i
+        for i in range(len(problem))
+        if problem.savable[i] and (not problem.recomputable[i] or not problem.size[i])
+    )
+
+
+def worth_saving(problem: GraphProblem, saved: Iterable[int]) -> list[int]:
+    """Return the recomputed nodes of a decision that it could save at less cost, highest cost per byte first.
+
+    Args:
+        problem: the graph problem.
+        saved: positions of the nodes that the decision saves.
+    """
+    again = (
+        i
+        for i in evaluate(problem, saved).recomputed
+        if problem.savable[i] and problem.cost[i] and problem.in_forward[i]
+    )
+    return sorted(again, key=lambda i: (-problem.cost[i] / (1 + problem.size[i]), i))
 
 
 def conflict(problem: GraphProblem, fixed: Sequence[bool] | None = None) -> tuple[int, ...] | None:

@@ -147,7 +147,12 @@ class _Work:
 
     def _inline(self) -> bool:
         changed = False
-        nothing = set(filter(self._is_nothing, self.alive))
+        # Nodes that cost nothing to recompute and cannot be saved.
+        nothing = {
+            i
+            for i in self.alive
+            if not self.savable[i] and self.cost[i] == 0 and self.problem.recomputable[i]
+        }
         for i in self.alive if nothing else ():
             if not nothing.isdisjoint(self.inputs[i]):
                 through: list[int] = []
@@ -162,7 +167,3 @@ class _Work:
                     self.needed[j] = True
                 changed = True
         return changed
-
-    def _is_nothing(self, i: int) -> bool:
-        """Return whether a node costs nothing to recompute and cannot be saved."""
-        return not self.savable[i] and self.cost[i] == 0 and self.problem.recomputable[i]

@@ -36,7 +36,7 @@ class Greedy(CoreSolver):
         Raises:
             BudgetError: no schedule within the capacity was found.
         """
-        found = evicting(problem, problem.order)
+        found = evicting(problem)
         if found is None:
             raise not_found(problem, evaluate_schedule(problem, problem.order).peak_bytes)
         return found

@@ -21,6 +21,7 @@ from remat.solvers.flow import Losses, Network
 from remat.solvers.graph_problem import GraphProblem, evaluate
 from remat.solvers.graph_reduction import reduce_graph
 from remat.solvers.kernel import kernel
+from remat.solvers.pareto import lower_hull, pareto
 
 #: Bytes and costs times their prices sum to less than this, so that every flow fits 64-bit integers.
 ROOM = 2**60
@@ -212,23 +213,13 @@ class Hull:
 
     def _insert(self, vertex: Vertex) -> bool:
         """Add a vertex to the hull if it lies below the hull, and return whether it was added."""
-        before = self._vertices
-        by_bytes = sorted((*before, vertex), key=lambda v: (v.saved_bytes, v.cost))
-        hull: list[Vertex] = []
-        for v in by_bytes:
-            if hull and v.cost >= hull[-1].cost:
-                continue
-            while len(hull) > 1 and _above(hull[-2], hull[-1], v):
-                hull.pop()
-            hull.append(v)
-        self._vertices = hull
-        return any(v is vertex for v in hull)
+        found = pareto((*self._vertices, vertex), _figures)
+        self._vertices = lower_hull(found, _figures)
+        return any(v is vertex for v in self._vertices)
 
 
-def _above(a: Vertex, b: Vertex, c: Vertex) -> bool:
-    """Return whether ``b`` lies on or above the line from ``a`` to ``c``."""
-    left = (b.cost - a.cost) * (c.saved_bytes - a.saved_bytes)
-    return left >= (c.cost - a.cost) * (b.saved_bytes - a.saved_bytes)
+def _figures(vertex: Vertex) -> tuple[int, int]:
+    return vertex.saved_bytes, vertex.cost
 
 
 def _columns(core: GraphProblem, losses: Losses) -> tuple[Any, ...]:

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any, BinaryIO, ClassVar, NoReturn
+from typing import Any, BinaryIO, ClassVar, NamedTuple, NoReturn
 
 from remat.errors import BudgetError, ProblemError, RefusalError, SolverError
 from remat.solvers.base import Solver
@@ -87,7 +87,7 @@ def isolated(
     # After the class is created, because `__init_subclass__` would derive `solves` from `Isolated`.
     for capability in Solver.__annotations__:
         setattr(wrapper, capability, getattr(kind, capability))
-    made = wrapper(solver, memory_bytes, grace_s, hang_s, environment or {})
+    made = wrapper(solver, _Limits(memory_bytes, grace_s, hang_s, environment))
     made.start()
     return made
 
@@ -108,6 +108,15 @@ def obstacle(solver: Solver) -> str | None:
     return None
 
 
+class _Limits(NamedTuple):
+    """Limits and environment of a solver's process: the arguments of `isolated` of the same names."""
+
+    memory_bytes: int | None
+    grace_s: float
+    hang_s: float | None
+    environment: Mapping[str, str] | None
+
+
 class Isolated(Solver):
     """A solver that runs another solver in a separate process; created by `isolated`.
 
@@ -117,19 +126,8 @@ class Isolated(Solver):
 
     name: ClassVar[str] = "isolated"
 
-    def __init__(
-        self,
-        inner: Solver,
-        memory_bytes: int | None,
-        grace_s: float,
-        hang_s: float | None,
-        environment: Mapping[str, str],
-    ) -> None:
-        self.inner = inner
-        self._memory_bytes = memory_bytes
-        self._grace_s = grace_s
-        self._hang_s = hang_s
-        self._environment = dict(environment)
+    def __init__(self, inner: Solver, limits: _Limits) -> None:
+        self.inner, self._limits = inner, limits
         self._process: _Process | None = None
         self._lock = threading.Lock()
 
@@ -164,13 +162,7 @@ class Isolated(Solver):
             self._end()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        limits: dict[str, Any] = {
-            "memory_bytes": self._memory_bytes,
-            "grace_s": self._grace_s,
-            "hang_s": self._hang_s,
-            "environment": self._environment,
-        }
-        return functools.partial(isolated, **limits), (self.inner,)
+        return functools.partial(isolated, **self._limits._asdict()), (self.inner,)
 
     def _choose(self, problem: Problem[Any], time_limit: float | None) -> Answer:
         """Run the solver on a problem in the process, and return its unverified answer.
@@ -178,13 +170,13 @@ class Isolated(Solver):
         The solver's process parses the answer with `remat.solvers.verify.read`. The caller's
         process verifies it later.
         """
-        within_s, when = self._hang_s, ""
+        within_s, when = self._limits.hang_s, ""
         if time_limit is not None:
-            within_s, when = time_limit + self._grace_s, f" (time limit {time_limit:g} s)"
+            within_s, when = time_limit + self._limits.grace_s, f" (time limit {time_limit:g} s)"
         reply = self._ask((problem.method, problem, time_limit), within_s, when)
         status = None if reply["status"] is None else Status(reply["status"])
         return Answer(
-            reply["choice"],
+            reply["saved"],
             reply["bound"],
             value=reply["value"],
             status=status,
@@ -213,9 +205,9 @@ class Isolated(Solver):
         if process is not None and process.alive():
             return process
         self._end()
-        self._process = process = _Process(self._environment)
+        self._process = process = _Process(self._limits.environment or {})
         main = _main_file() if type(self.inner).__module__ == "__main__" else None
-        setup = (self.name, main, self._memory_bytes, pickle.dumps(self.inner))
+        setup = (self.name, main, self._limits.memory_bytes, pickle.dumps(self.inner))
         self._exchange(process, pickle.dumps(setup), _START_S, " while starting")
         return process
 
@@ -235,8 +227,8 @@ class Isolated(Solver):
             raise
         if reply.get("exhausted"):
             room = "there is none left"
-            if self._memory_bytes is not None:
-                room = f"it may have {self._memory_bytes / 2**20:,.0f} MiB"
+            if self._limits.memory_bytes is not None:
+                room = f"it may have {self._limits.memory_bytes / 2**20:,.0f} MiB"
             self._fail(process, f"ran out of memory{when}: {room}")
         if "over" in reply:
             raise BudgetError(reply["over"])

@@ -14,6 +14,7 @@ import os
 import pickle
 import signal
 import traceback
+from dataclasses import asdict
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from typing import Any
@@ -124,7 +125,7 @@ def _answer(solver: Solver, message: bytes) -> bytes:
             answer = getattr(solver, method)(problem, time_limit=time_limit)
             claim = read(problem, solver, answer)
             status = None if claim.status is None else claim.status.value
-            return json.dumps({**claim._asdict(), "status": status}).encode()
+            return json.dumps({**asdict(claim), "status": status}).encode()
     except BudgetError as error:
         return json.dumps({"over": str(error)}).encode()
     except (SolverError, MemoryError) as error:

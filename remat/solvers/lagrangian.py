@@ -90,17 +90,13 @@ class Search:
     Args:
         problem: the graph problem, with its capacity.
         time_limit: seconds from now until the searches stop; None: no clock, only work is counted.
-        hull: the hull of the problem, if the caller already has it; None: it is computed.
 
     Raises:
         BudgetError: no decision keeps to the capacity; the message has the least possible bytes.
     """
 
-    def __init__(
-        self, problem: GraphProblem, *, time_limit: float | None = None, hull: Hull | None = None
-    ) -> None:
-        self.problem = problem
-        self.hull = hull if hull is not None else Hull.of(problem)
+    def __init__(self, problem: GraphProblem, *, time_limit: float | None = None) -> None:
+        self.hull = Hull.of(problem)
         self.core = self.hull.core
         total = sum(problem.size)
         self.capacity = total if problem.capacity is None else min(problem.capacity, total)
@@ -158,7 +154,7 @@ class Search:
                 break
         return best
 
-    def tightened(self, best: Incumbent, *, work: int, tolerance: float = TOLERANCE) -> Incumbent:
+    def tightened(self, best: Incumbent, *, work: int) -> Incumbent:
         """Return ``best``, with a higher lower bound if no cheap decision can fill the capacity.
 
         The hull's bound supposes that a decision uses every byte of the capacity. The kernel proves
@@ -170,15 +166,14 @@ class Search:
         Args:
             best: the best decision known so far.
             work: limit for each of up to three steps, in the kernel's units.
-            tolerance: the gap at which to stop, as a fraction of the cost.
         """
         edge = self.edge
         if kernel() is None or edge.price == 0:
             return best
         floor = max(1, edge.bound(self.capacity))
         for step in self._steps():
-            limit = int((best.cost - floor - 0.99 * tolerance * best.cost) * edge.scale)
-            if best.gap <= tolerance or limit <= 0 or self.late():
+            limit = int((best.cost - floor - 0.99 * TOLERANCE * best.cost) * edge.scale)
+            if best.gap <= TOLERANCE or limit <= 0 or self.late():
                 break
             core = self.hull.compiled(edge)
             complete, loss, by_clock = core.bound(

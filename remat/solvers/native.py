@@ -43,10 +43,7 @@ class Native(Solver):
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
         # `search` lowers the capacity to the total weight, so the capacity itself need not fit.
-        for what, total in (("weights", problem.total_weight), ("values", problem.total_value)):
-            if total > LARGEST_SUM:
-                return f"the sum of the {what} is {total}, above the {LARGEST_SUM} that it can hold"
-        return None
+        return super().refuses(problem.within(min(problem.capacity, problem.total_weight)))
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
         return self.search(problem, work=WORK, states=STATES, time_limit=time_limit)

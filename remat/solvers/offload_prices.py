@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 from remat.solvers.flow import Network
 from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.offload_problem import CarriedSchedule, OffloadEvaluation, OffloadProblem
+from remat.solvers.offload_problem import CarriedSchedule, OffloadChoice, OffloadProblem
+from remat.solvers.prices import price_between
 
-#: Scaled prices and costs sum to less than this, so that every flow fits 64-bit integers.
-_ROOM = 2**58
 #: Most windows of the link with a multiplier, in each direction.
 _WINDOWS = 12
 
@@ -43,49 +42,6 @@ class Lives:
     last: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadChoice:
-    """A decision which values to save and which to offload, with its schedule, memory and cost.
-
-    Attributes:
-        saved: positions of the saved nodes in the graph problem.
-        over: bytes above the capacities of the device and of the host, summed over all positions of the
-            schedule; 0 if it fits.
-        schedule: the schedule of the decision, without copies.
-        evaluation: memory and cost of the schedule with its offloads.
-    """
-
-    saved: tuple[int, ...]
-    over: int
-    schedule: CarriedSchedule
-    evaluation: OffloadEvaluation
-
-    @property
-    def offloaded(self) -> tuple[int, ...]:
-        """The offloaded values, as nodes of the step problem."""
-        return self.evaluation.offloaded
-
-    @property
-    def cost(self) -> int:
-        """Recompute cost plus the time for which the schedule waits for the host link."""
-        return self.evaluation.cost
-
-    @property
-    def exposed(self) -> int:
-        """Exposed transfer time: the time for which the schedule waits for the host link."""
-        return self.evaluation.placement.exposed_time
-
-    @property
-    def peak_bytes(self) -> int:
-        """Peak memory of the device, in bytes."""
-        return self.evaluation.peak_bytes
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Sort key ``(over, cost)``; the smallest is best: within the capacity, then cheapest."""
-        return self.over, self.cost
-
-
 class Prices:
     """Lagrange multipliers: prices of a byte at a *moment*, and of copy time in a range of moments.
 
@@ -98,8 +54,7 @@ class Prices:
         node_of: for each node of the graph problem, the node of the step problem; -1 for none.
         lives: lifetimes of the values of the graph problem.
         capacity: limit on the peak memory of the device, in bytes.
-        whole: the schedule of the decision that saves every savable value.
-        moments: the moment of each run in the schedule ``whole``.
+        whole: the schedule of the decision that saves every savable value, with its moments.
     """
 
     def __init__(
@@ -110,7 +65,6 @@ class Prices:
         lives: Lives,
         capacity: int,
         whole: CarriedSchedule,
-        moments: Sequence[int],
     ) -> None:
         self._problem, self._graph, self._node_of = problem, graph, node_of
         self._lives, self._capacity = lives, capacity
@@ -121,7 +75,7 @@ class Prices:
         edge = whole.boundary
         # Time at the start of each run: tells when a copy that is sent without delay has ended.
         self._starts = [0, *itertools.accumulate(problem.times[v] for v in whole.sequence)]
-        runs = whole.sequence
+        runs, moments = whole.sequence, whole.moments
         self._time_scale = max(1, self._starts[-1] // 2)
         self._byte_scale = max(1, max(whole.evaluation.bytes_alive) - capacity)
         at_run = {m: k for k, m in reversed([*enumerate(moments[:edge])])}
@@ -129,16 +83,16 @@ class Prices:
         self._sent, self._fetched = list(lives.ready), list(lives.first)
         for i in range(n):
             v = node_of[i]
-            if v < 0 or problem.send[v] < 0:
+            if v < 0 or problem.copy_time[v] < 0:
                 continue
             r, f = at_run.get(lives.ready[i]), bisect_left(moments, lives.first[i], edge)
             if r is None or f >= len(runs):
                 continue
-            end = self._starts[r + 1] + problem.send[v]
+            end = self._starts[r + 1] + problem.copy_time[v]
             k = min(edge, bisect_left(self._starts, end)) - 1
             self._sent[i] = max(lives.ready[i], moments[max(0, min(k, len(runs) - 1))])
             # In backward, moments never fall from run to run, so bisection works.
-            start = self._starts[f] - problem.fetch[v]
+            start = self._starts[f] - problem.copy_time[v]
             k = max(edge, bisect_right(self._starts, start) - 1)
             self._fetched[i] = min(lives.first[i], moments[min(k, len(runs) - 1)])
 
@@ -150,13 +104,7 @@ class Prices:
             to offload. A saved value is offloaded if that costs less than keeping it on the device.
         """
         graph, problem, lives = self._graph, self._problem, self._lives
-        at = sorted(self._moment)
-        sums = [0.0, *itertools.accumulate(self._moment[m] for m in at)]
-
-        # An empty range (high below low) would otherwise give a negative difference of sums.
-        def priced(low: int, high: int) -> float:
-            return max(0.0, sums[bisect_left(at, high + 1)] - sums[bisect_left(at, low)])
-
+        at, priced = bool(self._moment), price_between(self._moment)
         keep, again, offloaded = [], [], set()
         for i, nbytes in enumerate(graph.size):
             begin, ready, first, last = (
@@ -165,7 +113,7 @@ class Prices:
             least = nbytes * priced(begin, last) if nbytes and at else 0.0
             v = self._node_of[i]
             between = first <= last and ready < first
-            if nbytes and at and between and v >= 0 and problem.send[v] >= 0:
+            if nbytes and at and between and v >= 0 and problem.copy_time[v] >= 0:
                 held = priced(begin, self._sent[i]) + priced(self._fetched[i], last)
                 price = nbytes * (held + self._host) + self._on_link(i, v)
                 if price < least:
@@ -174,26 +122,21 @@ class Prices:
             keep.append(least)
             held = nbytes * priced(first, last) if nbytes and at else 0.0
             again.append((graph.cost[i] if graph.in_forward[i] else 0) + held)
-        # The maximum flow takes integers, so prices are scaled up to keep their fractions.
-        scale = min(2.0**20, _ROOM / max(1.0, sum(keep) + sum(again)))
-        saved = self._network.cut(
-            [int(x * scale) for x in keep], [int(x * scale) for x in again]
-        ).saved
+        saved = self._network.cut_at(keep, again)
         return saved, [self._node_of[i] for i in saved if i in offloaded]
 
     def _on_link(self, i: int, v: int) -> float:
         lives, problem, total = self._lives, self._problem, 0.0
         for (back, low, high), price in self._window.items():
             if low <= (lives.first[i] if back else lives.ready[i]) <= high:
-                total += price * (problem.fetch[v] if back else problem.send[v])
+                total += price * problem.copy_time[v]
         return total
 
-    def move(self, choice: OffloadChoice, moments: Sequence[int], most: float, step: float) -> bool:
+    def move(self, choice: OffloadChoice, most: float, step: float) -> bool:
         """Move the multipliers along a subgradient at a decision, with Polyak's step size.
 
         Args:
             choice: the decision that is cheapest under the current multipliers.
-            moments: the moment (see `Prices`) of each run of the decision's schedule.
             most: cost of the best decision known, or an estimate; the step size grows with it.
             step: number by which the step size is multiplied.
 
@@ -202,7 +145,7 @@ class Prices:
         """
         capacity, bytes_scale, time_scale = self._capacity, self._byte_scale, self._time_scale
         highest: dict[int, int] = {}
-        for m, nbytes in zip(moments, choice.evaluation.placement.bytes_alive, strict=True):
+        for m, nbytes in zip(choice.schedule.moments, choice.placement.bytes_alive, strict=True):
             if nbytes > highest.get(m, 0):
                 highest[m] = nbytes
         slope: dict[int, float] = {
@@ -210,11 +153,11 @@ class Prices:
             for m, nbytes in highest.items()
             if nbytes > capacity or m in self._moment  # a price of 0 cannot fall
         }
-        self._open_windows(choice, moments)
-        behind = {w: self._behind(w, choice, moments) / time_scale for w in self._window}
+        self._open_windows(choice)
+        behind = {w: self._behind(w, choice) / time_scale for w in self._window}
         host = 0.0
         if self._problem.host_capacity is not None:
-            above = choice.evaluation.host_bytes - self._problem.host_capacity
+            above = choice.host_bytes - self._problem.host_capacity
             host = above / bytes_scale if above > 0 or self._host else 0.0
         length = sum(s * s for s in (*slope.values(), *behind.values(), host))
         if not length:
@@ -233,22 +176,21 @@ class Prices:
             self._window[w] = min(1.0, max(0.0, self._window[w] + move * s / time_scale))
         return True
 
-    def _open_windows(self, choice: OffloadChoice, moments: Sequence[int]) -> None:
+    def _open_windows(self, choice: OffloadChoice) -> None:
         """Add a multiplier of 0 for each window in which runs of a decision waited for the link.
 
         A window is a range of moments and a direction of the link. Windows with the longest waits
         come first. Each direction has at most `_WINDOWS` windows.
         """
-        placed, last = choice.evaluation.placement, len(moments) - 1
+        placed, moments = choice.placement, choice.schedule.moments
+        last = len(moments) - 1
         for back, waits in ((False, placed.sending), (True, placed.fetching)):
             opened = sum(w[0] == back for w in self._window)
             for wait in sorted(waits, key=lambda w: -w.time)[: max(0, _WINDOWS - opened)]:
                 low, high = sorted(moments[max(0, min(last, k))] for k in (wait.begin, wait.at))
                 self._window.setdefault((back, low, high), 0.0)
 
-    def _behind(
-        self, window: tuple[bool, int, int], choice: OffloadChoice, moments: Sequence[int]
-    ) -> float:
+    def _behind(self, window: tuple[bool, int, int], choice: OffloadChoice) -> float:
         """Return the time of the copies in a window, less the time of the runs in the window.
 
         The result is negative if the runs take longer.
@@ -257,15 +199,14 @@ class Prices:
             window: three entries: True for fetches and False for sends, the first moment, and the
                 last moment.
             choice: the decision whose copies and runs are counted.
-            moments: the moment (see `Prices`) of each run of the decision's schedule.
         """
         back, low, high = window
-        problem, idle = self._problem, choice.schedule.idle
+        problem, idle, moments = self._problem, choice.schedule.idle, choice.schedule.moments
         copies = 0
         for v in choice.offloaded:
             at = moments[idle[v][1 if back else 0]]
             if low <= at <= high:
-                copies += problem.fetch[v] if back else problem.send[v]
+                copies += problem.copy_time[v]
         runs = sum(
             problem.times[v]
             for v, m in zip(choice.schedule.sequence, moments, strict=True)

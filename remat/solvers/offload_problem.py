@@ -27,18 +27,15 @@ class OffloadProblem:
         step: the step problem; its costs are times, and its capacity limits the device's memory.
         times: time of one run of each node, also of the nodes that belong to backward. All times
             have the unit of the costs.
-        send: for each node, the time to copy its value to the host; -1 if the value must not be
-            offloaded.
-        fetch: for each node, the time to copy its value back to the device; -1 if the value must
-            not be offloaded.
+        copy_time: for each node, the time to copy its value to the host, and again to copy it back; -1 if the
+            value must not be offloaded.
         host_capacity: bytes that may lie in the host's memory at one time; None: no limit.
         always: nodes whose values are offloaded in every decision that carries them into backward.
     """
 
     step: ScheduleProblem
     times: tuple[int, ...]
-    send: tuple[int, ...]
-    fetch: tuple[int, ...]
+    copy_time: tuple[int, ...]
     host_capacity: int | None = None
     always: tuple[int, ...] = ()
 
@@ -58,11 +55,13 @@ class CarriedSchedule:
         evaluation: memory and cost of the schedule without offloads.
         idle: for each value that forward makes and backward reads, by node: the positions in
             ``sequence`` of its last use in forward and of its first use in backward.
+        moments: the moment of each run, see `remat.solvers.offload_prices`; empty if unknown.
     """
 
     sequence: tuple[int, ...]
     evaluation: ScheduleEvaluation
     idle: dict[int, tuple[int, int]]
+    moments: Sequence[int] = ()
 
     @property
     def boundary(self) -> int:
@@ -71,27 +70,48 @@ class CarriedSchedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadEvaluation:
-    """Memory and cost of a schedule with offloads.
+class OffloadChoice:
+    """A decision which values to save and which to offload, with its schedule, memory and cost.
 
     Attributes:
+        saved: positions of the saved nodes in the graph problem.
+        schedule: the schedule of the decision, without copies.
+        offloaded: nodes of the step problem whose values are offloaded, in the order of the transfers in
+            ``placement``.
         cost: recompute cost plus exposed transfer time, the time for which runs wait for copies.
         peak_bytes: most bytes alive on the device at one time.
-        offloaded: nodes whose values are offloaded, in the order of the transfers in ``placement``.
         host_bytes: most bytes in the host's memory at one time. All copies to the host end before
             backward begins, and no copy back begins earlier, so these are all offloaded bytes.
+        over: bytes above the capacities of the device and of the host, summed over all positions of the
+            schedule; 0 if it fits.
         placement: the copies' positions in the schedule, with the memory and the waits.
     """
 
+    saved: tuple[int, ...]
+    schedule: CarriedSchedule
+    offloaded: tuple[int, ...]
     cost: int
     peak_bytes: int
-    offloaded: tuple[int, ...]
     host_bytes: int
+    over: int
     placement: Placement
+
+    @property
+    def exposed(self) -> int:
+        """Exposed transfer time: the time for which the schedule waits for the host link."""
+        return self.placement.exposed_time
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Sort key ``(over, cost)``; the smallest is best: within the capacity, then cheapest."""
+        return self.over, self.cost
 
 
 def carried(
-    problem: OffloadProblem, sequence: Sequence[int], boundary: int | None = None
+    problem: OffloadProblem,
+    sequence: Sequence[int],
+    boundary: int | None = None,
+    moments: Sequence[int] = (),
 ) -> CarriedSchedule:
     """Return a schedule with the values that its forward makes and its backward reads.
 
@@ -99,6 +119,7 @@ def carried(
         problem: the step problem with its copy times.
         sequence: the nodes in the order in which they run.
         boundary: position in ``sequence`` at which backward begins; None: as late as possible.
+        moments: the moment of each run, for the result.
 
     Raises:
         ProblemError: the schedule cannot run.
@@ -124,7 +145,9 @@ def carried(
         for i in sorted(needed)
         if i not in stays and i in ready and step.size[i]
     }
-    return CarriedSchedule(sequence=tuple(sequence), evaluation=evaluation, idle=idle)
+    return CarriedSchedule(
+        sequence=tuple(sequence), evaluation=evaluation, idle=idle, moments=moments
+    )
 
 
 def evaluate_offloads(
@@ -132,7 +155,8 @@ def evaluate_offloads(
     schedule: CarriedSchedule,
     offloaded: Iterable[int],
     capacity: int | None,
-) -> OffloadEvaluation:
+    saved: tuple[int, ...] = (),
+) -> OffloadChoice:
     """Compute the memory and cost of a schedule with offloads.
 
     Args:
@@ -143,6 +167,7 @@ def evaluate_offloads(
         capacity: bytes that may be alive on the device. Runs wait for copies so that the peak stays
             within the capacity. It exceeds the capacity only if waiting does not suffice. None: no
             limit.
+        saved: positions of the saved nodes in the graph problem, for the result.
 
     Raises:
         ProblemError: a value in ``offloaded`` must not be offloaded.
@@ -152,7 +177,7 @@ def evaluate_offloads(
     change = [0] * (len(evaluation.bytes_alive) + 1)
     transfers = []
     for v in used:
-        if problem.send[v] < 0:
+        if problem.copy_time[v] < 0:
             raise ProblemError(f"'{step.names[v]}' is offloaded, and must not be")
         first, last = idle[v]
         # `place` adds the bytes back for as long as the copies take.
@@ -163,18 +188,25 @@ def evaluate_offloads(
                 nbytes=step.size[v],
                 ready=first,
                 needed=last,
-                send=problem.send[v],
-                fetch=problem.fetch[v],
+                copy_time=problem.copy_time[v],
             )
         )
     alive = [a + c for a, c in zip(evaluation.bytes_alive, accumulate(change), strict=False)]
     times = [problem.times[v] for v in schedule.sequence]
     placed = place(times, schedule.boundary, alive, transfers, capacity)
-    return OffloadEvaluation(
+    host_bytes, most = sum(step.size[v] for v in used), placed.bytes_alive
+    # Offloaded bytes lie on the host throughout, so that neither memory's excess outweighs the other's.
+    over = problem.host_over(host_bytes) * len(most)
+    if capacity is not None:
+        over += sum(b - capacity for b in most if b > capacity)
+    return OffloadChoice(
+        saved=saved,
+        schedule=schedule,
         # The first run of each node is not recomputation.
         cost=evaluation.cost - sum(step.cost) + placed.exposed_time,
-        peak_bytes=max(placed.bytes_alive, default=evaluation.peak_bytes),
+        peak_bytes=max(most, default=evaluation.peak_bytes),
         offloaded=used,
-        host_bytes=sum(step.size[v] for v in used),
+        host_bytes=host_bytes,
+        over=over,
         placement=placed,
     )

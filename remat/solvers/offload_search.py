@@ -13,18 +13,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 
 from remat.errors import ProblemError
 from remat.solvers.copies import Copy
-from remat.solvers.graph_problem import GraphProblem, evaluate
-from remat.solvers.offload_prices import Lives, OffloadChoice, Prices
+from remat.solvers.graph_problem import GraphProblem, always_saved, evaluate, worth_saving
+from remat.solvers.offload_prices import Lives, Prices
 from remat.solvers.offload_problem import (
     CarriedSchedule,
+    OffloadChoice,
     OffloadProblem,
     carried,
     evaluate_offloads,
 )
+from remat.solvers.prices import search_by_prices
 
 #: Most minimum cuts, one for each move of the Lagrange multipliers.
 _CUTS = 30
@@ -72,20 +73,13 @@ class OffloadSearch:
         capacity: int,
     ) -> None:
         self._problem, self._graph, self._node_of = problem, graph, node_of
-        self.schedule, self._lives, self._capacity = schedule, lives, capacity
-        self._schedules: dict[tuple[int, ...], tuple[CarriedSchedule, Sequence[int]]] = {}
+        self._always = always_saved(graph)
+        self.schedule, self._lives, self.capacity = schedule, lives, capacity
+        self._schedules: dict[tuple[int, ...], CarriedSchedule] = {}
         self._walked = self._evaluations = 0
         self._grant(1.0)
 
     # ---- evaluation -----------------------------------------------------------------------------------
-    @cached_property
-    def _always(self) -> tuple[int, ...]:
-        """Positions of the nodes that must be saved, or that take no bytes to save."""
-        p = self._graph
-        return tuple(
-            i for i in range(len(p)) if p.savable[i] and (not p.recomputable[i] or not p.size[i])
-        )
-
     def choice(self, saved: Iterable[int], offloaded: Iterable[int]) -> OffloadChoice:
         """Build the schedule of a decision, and evaluate it.
 
@@ -100,10 +94,10 @@ class OffloadSearch:
         known = self._schedules.get(kept)
         if known is None:
             sequence, moments, boundary = self.schedule(kept)
-            known = carried(self._problem, sequence, boundary), moments
+            known = carried(self._problem, sequence, boundary, moments)
             self._schedules[kept] = known
             self._walked += 3 * len(sequence)
-        return self.evaluated(kept, known[0], offloaded)
+        return self.evaluated(kept, known, offloaded)
 
     def settled(self, choice: OffloadChoice) -> OffloadChoice:
         """Improve which values a decision offloads, without a change of its saved nodes.
@@ -165,18 +159,9 @@ class OffloadSearch:
             schedule: the schedule of the decision.
             offloaded: nodes of the step problem whose values are offloaded.
         """
-        evaluation = evaluate_offloads(self._problem, schedule, offloaded, self._capacity)
         self._walked += len(schedule.sequence)
         self._evaluations += 1
-        alive = evaluation.placement.bytes_alive
-        # Offloaded bytes lie on the host throughout, so that neither memory's excess outweighs the other's.
-        over = self._problem.host_over(evaluation.host_bytes) * len(alive)
-        return OffloadChoice(
-            saved=saved,
-            over=over + sum(b - self._capacity for b in alive if b > self._capacity),
-            schedule=schedule,
-            evaluation=evaluation,
-        )
+        return evaluate_offloads(self._problem, schedule, offloaded, self.capacity, saved)
 
     def copies(self, choice: OffloadChoice, *, at_once: bool) -> list[Copy]:
         """Return, for each offloaded value of a decision, when it is not in device memory.
@@ -186,7 +171,7 @@ class OffloadSearch:
             at_once: True: copies take no time, so a value is away from its last use in forward to
                 its first use in backward. False: copies take the time that the link needs.
         """
-        offloaded, placement = choice.offloaded, choice.evaluation.placement
+        offloaded, placement = choice.offloaded, choice.placement
         places = [*zip(placement.freed, placement.fetched, strict=True)]
         if at_once:
             places = [choice.schedule.idle[v] for v in offloaded]
@@ -197,7 +182,7 @@ class OffloadSearch:
 
     def may_offload(self, v: int) -> bool:
         """Return whether the value of a node of the step problem may be offloaded."""
-        return self._problem.send[v] >= 0
+        return self._problem.copy_time[v] >= 0
 
     def _grant(self, share: float) -> None:
         """Set the limits of the next search to a fraction ``share`` of `_WORK` and `_LEAST`."""
@@ -279,11 +264,11 @@ class OffloadSearch:
         problem, rates = self._problem, []
         for v, (ready, _) in start.schedule.idle.items():
             if self.may_offload(v):
-                time = problem.send[v] + problem.fetch[v]
+                time = 2 * problem.copy_time[v]
                 rate = math.floor(_ALIKE * math.log2(problem.step.size[v] / (1 + time)))
                 rates.append((-rate, ready, v))
         order: list[int] = []
-        host_bytes = start.evaluation.host_bytes
+        host_bytes = start.host_bytes
         for *_, v in sorted(rates):
             more = 0 if v in start.offloaded else problem.step.size[v]
             if not problem.host_over(host_bytes + more):
@@ -311,30 +296,19 @@ class OffloadSearch:
         """
         p = self._graph
         whole = self.choice([i for i in range(len(p)) if p.savable[i]], ())
-        prices, best = (
-            Prices(
-                self._problem, p, self._node_of, self._lives, self._capacity,
-                whole.schedule, self._moments(whole),
-            ),
-            start,
-        )  # fmt: skip
-        most = max(1, 2 * start.cost)
-        step, idle = 1.0, 0
-        for _ in range(_CUTS):
-            choice = self.choice(*prices.decision())
-            if choice.rank < best.rank:
-                best, idle = choice, 0
-                most = max(1, best.cost if not best.over else most)
-            else:
-                idle += 1
-                if idle % 4 == 0:
-                    step /= 2
-            if not prices.move(choice, self._moments(choice), most, step) or self._spent():
-                break
-        return best
+        prices = Prices(self._problem, p, self._node_of, self._lives, self.capacity, whole.schedule)
 
-    def _moments(self, choice: OffloadChoice) -> Sequence[int]:
-        return self._schedules[choice.saved][1]
+        def move(choice: OffloadChoice, most: int, step: float) -> bool:
+            return prices.move(choice, most, step) and not self._spent()
+
+        return search_by_prices(
+            start,
+            lambda choice: choice.rank,
+            lambda: self.choice(*prices.decision()),
+            move,
+            most=max(1, 2 * start.cost),
+            cuts=_CUTS,
+        )
 
     # ---- local moves ----------------------------------------------------------------------------------
     def improved(self, best: OffloadChoice) -> OffloadChoice:
@@ -357,16 +331,16 @@ class OffloadSearch:
         Each step offloads a value that is in memory at the peak but not used there. If no offload
         improves the decision and ``again`` is True, a saved value is recomputed instead.
         """
-        sizes, send, fetch = self._problem.step.size, self._problem.send, self._problem.fetch
+        sizes, time = self._problem.step.size, self._problem.copy_time
         while best.over and not self._spent():
-            alive, over = best.evaluation.placement.bytes_alive, best.over
+            alive, over = best.placement.bytes_alive, best.over
             at = alive.index(max(alive))
             candidates = [
                 v
                 for v, (ready, needed) in best.schedule.idle.items()
                 if ready < at < needed and self.may_offload(v) and v not in best.offloaded
             ]
-            candidates.sort(key=lambda v: (-min(sizes[v], over) / (1 + send[v] + fetch[v]), v))
+            candidates.sort(key=lambda v: (-min(sizes[v], over) / (1 + 2 * time[v]), v))
             for v in candidates[:_MENDS]:
                 choice = self.evaluated(best.saved, best.schedule, (*best.offloaded, v))
                 if choice.rank < best.rank:
@@ -419,8 +393,8 @@ class OffloadSearch:
 
         Values with the longest copies are tried first.
         """
-        send, fetch = self._problem.send, self._problem.fetch
-        for v in sorted(best.offloaded, key=lambda v: (-(send[v] + fetch[v]), v)):
+        time = self._problem.copy_time
+        for v in sorted(best.offloaded, key=lambda v: (-time[v], v)):
             if self._spent():
                 break
             offloaded = [u for u in best.offloaded if u != v]
@@ -435,15 +409,8 @@ class OffloadSearch:
         A change is kept only if it improves the decision. The resulting decision is returned.
         """
         p, node_of = self._graph, self._node_of
-        again = [
-            i
-            for i in evaluate(p, best.saved).recomputed
-            if p.savable[i] and p.cost[i] and p.in_forward[i] and node_of[i] >= 0
-        ]
-        again.sort(key=lambda i: (-p.cost[i] / (1 + p.size[i]), i))
+        again = [i for i in worth_saving(p, best.saved) if node_of[i] >= 0]
         for i in again:
-            if i in best.saved:
-                continue
             for more in ((), (node_of[i],)) if self.may_offload(node_of[i]) else ((),):
                 if self._spent():
                     return best

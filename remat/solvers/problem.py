@@ -6,7 +6,7 @@ and the bound that holds without a search. `remat.solvers.run.run` works for eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -114,8 +114,11 @@ class Problem(Generic[S]):
 
     def within(self: P, capacity: int | None) -> P:
         """Return the same problem with another capacity in bytes; only the capacity is checked."""
-        label = f"{type(self).__name__}.capacity"
-        return self._with(capacity=columns.capacity(label, capacity))
+        return self._with(capacity=columns.capacity(self._label("capacity"), capacity))
+
+    def knowing(self: P, known: Iterable[Sequence[int]]) -> P:
+        """Return the same problem with other ``known`` answers to start from, which are not checked."""
+        return self._with(known=tuple(map(tuple, known)))
 
     def _with(self: P, **changes: Any) -> P:
         # Without `__post_init__`, because the unchanged fields are already checked.
@@ -124,10 +127,21 @@ class Problem(Generic[S]):
             object.__setattr__(same, f.name, changes.get(f.name, getattr(self, f.name)))
         return same
 
-    def _put(self, **checked: Any) -> None:
-        """Set attributes of this frozen instance to values that have been checked."""
-        for label, value in checked.items():
-            object.__setattr__(self, label, value)
+    def _label(self, name: str) -> str:
+        """Return the name of an attribute for error messages, such as ``KnapsackProblem.weights``."""
+        return f"{type(self).__name__}.{name}"
+
+    def _check(self, check: Callable[..., Any], *names: str, **options: Any) -> None:
+        """Replace attributes of this frozen instance by the results of a check of `remat.solvers.columns`.
+
+        Args:
+            check: takes an attribute's name for messages, its value and the options.
+            names: names of the attributes.
+            options: further arguments of ``check``.
+        """
+        for name in names:
+            checked = check(self._label(name), getattr(self, name), **options)
+            object.__setattr__(self, name, checked)
 
 
 def read_indices(entries: list[Any], count: int, what: str) -> tuple[int, ...]:
@@ -200,14 +214,10 @@ class KnapsackProblem(Problem[Solution]):
     capacity: int
 
     def __post_init__(self) -> None:
-        weights = columns.amounts("KnapsackProblem.weights", self.weights)
-        label = "KnapsackProblem.values"
-        values = columns.sequence(label, self.values, len(weights), each="weight")
-        self._put(
-            weights=weights,
-            values=columns.amounts(label, values),
-            capacity=columns.integer("KnapsackProblem.capacity", self.capacity),
-        )
+        self._check(columns.amounts, "weights")
+        self._check(columns.sequence, "values", length=len(self), each="weight")
+        self._check(columns.amounts, "values")
+        self._check(columns.integer, "capacity")
 
     def __len__(self) -> int:
         return len(self.weights)

@@ -1,6 +1,6 @@
-"""Solver of knapsacks with one of PuLP's solvers; by default CBC, whose binary comes with PuLP.
+"""Solver of knapsacks with CBC, whose binary comes with PuLP.
 
-These solvers compute in floating point, as HiGHS does. PuLP writes numbers with thirteen digits, so
+CBC computes in floating point, as HiGHS does. PuLP writes numbers with thirteen digits, so
 the sums are kept below that length. PuLP does not return a bound, only whether the answer is
 optimal.
 
@@ -12,7 +12,6 @@ from importing ``highspy``.
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 import tempfile
 import time
@@ -22,20 +21,15 @@ from typing import Any, ClassVar
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.tolerances import Attempt, ToleranceSolver
 
-_CBC = "COIN_CMD"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PulpCbc(ToleranceSolver):
     """CBC: branch and cut in floating point, in a process of its own.
 
     Attributes:
-        solver: PuLP's name of the solver to run, such as ``"HiGHS_CMD"`` or ``"SCIP_CMD"``.
-        nodes: the most branch-and-bound nodes to open if there is no time limit. Solvers that
-            cannot count nodes, unlike CBC, ignore this limit.
+        nodes: the most branch-and-bound nodes to open if there is no time limit.
     """
 
-    solver: str = _CBC
     nodes: int = 5_000
 
     name: ClassVar[str] = "pulp"
@@ -45,23 +39,9 @@ class PulpCbc(ToleranceSolver):
     @classmethod
     def cannot_run(cls) -> str | None:
         """Return why CBC cannot run; None if PuLP finds CBC's binary, which some builds lack."""
-        if pulp_engine(_CBC).available():
+        if _engine().available():
             return None
         return "PuLP is installed, but no CBC binary: pip install 'pulp[cbc]'"
-
-    def refuses(self, problem: KnapsackProblem) -> str | None:
-        """Return why the solver named by ``self.solver`` cannot run; None if it can.
-
-        The cause is that PuLP does not know the solver, or that the solver's program is missing.
-        """
-        if self.solver == _CBC:
-            return None
-        known = load_pulp().listSolvers()
-        if self.solver not in known:
-            return f"PuLP knows no solver '{self.solver}': it knows {', '.join(known)}"
-        if not pulp_engine(self.solver).available():
-            return f"PuLP's solver '{self.solver}' is not installed here"
-        return None
 
     def attempt(self, problem: KnapsackProblem, time_limit: float | None) -> Attempt:
         """Run the solver to proven optimality, or until its limit on time or nodes."""
@@ -79,7 +59,7 @@ class PulpCbc(ToleranceSolver):
             if time_limit is not None:
                 left = time_limit - (time.monotonic() - started)
                 limits = {"timeLimit": max(0.01, left)}
-            engine = pulp_engine(self.solver, gapRel=0.0, threads=1, **limits)
+            engine = _engine(gapRel=0.0, **limits)
             engine.tmpDir = folder
             model.solve(engine)
         optimal = model.sol_status == pulp.LpSolutionOptimal
@@ -88,18 +68,13 @@ class PulpCbc(ToleranceSolver):
         return Attempt(picked=picked, upper=upper)
 
 
-def pulp_engine(name: str, **options: Any) -> Any:
-    """Create a PuLP solver object by name; options that its class does not accept are dropped.
-
-    CBC runs the binary that comes with PuLP, or one on the search path if PuLP has none.
-    """
+def _engine(**options: Any) -> Any:
+    """Create a PuLP object that runs CBC: the binary that comes with PuLP, or one on the search path if there is none."""
     pulp = load_pulp()
-    if name == _CBC:  # a path of None makes PuLP look for a CBC on the search path
-        own = getattr(getattr(pulp, "PULP_CBC_CMD", None), "pulp_cbc_path", None)
-        # By default CBC runs in one thread. If it is told to use one, it may sleep ten seconds at the end.
-        return pulp.COIN_CMD(path=own, msg=False, **{**options, "threads": None})
-    taken = inspect.signature(getattr(pulp, name)).parameters
-    return pulp.getSolver(name, msg=False, **{k: v for k, v in options.items() if k in taken})
+    # A path of None makes PuLP look for a CBC on the search path. By default CBC runs in one thread. If it is told to
+    # use one, it may sleep ten seconds at the end.
+    own = getattr(getattr(pulp, "PULP_CBC_CMD", None), "pulp_cbc_path", None)
+    return pulp.COIN_CMD(path=own, msg=False, **options)
 
 
 def load_pulp() -> Any:

@@ -17,14 +17,15 @@ from remat.solvers.step_core import StepCore
 
 #: Most nodes of a model. Its size grows fast: one variable per edge, run of the input and run of the reader.
 MOST_NODES = 300
+#: Most runs of one node.
+_RUNS = 2
 
 
-def schedule_model(core: StepCore, *, runs: int, start: Sequence[int]) -> tuple[Any, list[Any]]:
+def schedule_model(core: StepCore, start: Sequence[int]) -> tuple[Any, list[Any]]:
     """Build the CP-SAT model of a step problem.
 
     Args:
         core: the step problem in the kernel's form, see `StepCore`.
-        runs: the most runs of one node.
         start: a legal sequence of the core's nodes, given to CP-SAT as a hint.
 
     Returns:
@@ -35,7 +36,7 @@ def schedule_model(core: StepCore, *, runs: int, start: Sequence[int]) -> tuple[
 
     model = cp_model.CpModel()
     nodes = sorted(set(core.start))
-    count = {v: 1 if core.once[v] else runs for v in nodes}
+    count = {v: 1 if core.once[v] else _RUNS for v in nodes}
     last = sum(count.values()) - 1
     at = {v: [model.new_int_var(0, last, "") for _ in range(count[v])] for v in nodes}
     there = {v: [model.new_bool_var("") for _ in range(count[v])] for v in nodes}

@@ -9,7 +9,7 @@ runs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
@@ -98,32 +98,31 @@ class ScheduleProblem(Problem[Schedule]):
     known: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        where = "ScheduleProblem."
-        names = columns.texts(where + "names", self.names)
+        self._check(columns.texts, "names")
+        names = self.names
         if len(set(names)) != len(names):
             twice = next(name for name, count in Counter(names).items() if count > 1)
             raise ProblemError(
-                f"{where}names has {columns.short(twice)} twice; expected different names"
+                f"ScheduleProblem.names has {columns.short(twice)} twice; expected different names"
             )
         last = len(names) - 1
-        self._put(names=names, inputs=columns.earlier_nodes(where + "inputs", self.inputs, names))
-        for label in ("cost", "size", "extra"):
-            given = getattr(self, label)
-            empty = label == "extra" and not given
-            self._put(**{label: () if empty else columns.amounts(where + label, given, names)})
+        self._check(columns.earlier_nodes, "inputs", names=names)
+        self._check(columns.amounts, "cost", "size", names=names)
+        self._check(columns.sequence, "extra", "part_of")
+        if self.extra:
+            self._check(columns.amounts, "extra", names=names)
         if self.part_of:
-            parts = columns.sequence(where + "part_of", self.part_of, len(names))
-            self._put(part_of=columns.integers(where + "part_of", parts, -1, last, names=names))
-        else:
-            self._put(part_of=())
-        for label in _SETS:
-            self._put(**{label: columns.integers(where + label, getattr(self, label), 0, last)})
-        known = enumerate(columns.sequence(where + "known", self.known))
-        self._put(
-            resident=columns.integer(where + "resident", self.resident),
-            capacity=columns.capacity(where + "capacity", self.capacity),
-            known=tuple(columns.integers(f"{where}known[{i}]", k, 0, last) for i, k in known),
-        )
+            self._check(columns.sequence, "part_of", length=len(names))
+            self._check(columns.integers, "part_of", low=-1, high=last, names=names)
+        self._check(columns.integers, *_SETS, high=last)
+
+        def schedules(label: str, given: Any) -> tuple[tuple[int, ...], ...]:
+            rows = enumerate(columns.sequence(label, given))
+            return tuple(columns.integers(f"{label}[{i}]", row, high=last) for i, row in rows)
+
+        self._check(columns.integer, "resident")
+        self._check(columns.capacity, "capacity")
+        self._check(schedules, "known")
         self._check_roles()
 
     def _check_roles(self) -> None:
@@ -166,7 +165,7 @@ class ScheduleProblem(Problem[Schedule]):
                 )
         late = self._late()
         runs = set(self.runnable)
-        self._put(backward=tuple(i for i in sorted(runs) if late[i]))
+        object.__setattr__(self, "backward", tuple(i for i in sorted(runs) if late[i]))
         if self.at_boundary and not self.backward:
             raise ProblemError(
                 f"ScheduleProblem.at_boundary names '{self.names[self.at_boundary[0]]}', but no node runs after the "
@@ -239,10 +238,6 @@ class ScheduleProblem(Problem[Schedule]):
     def maker(self, node: int) -> int:
         """Return the node whose run makes a node's value: itself, or the one that it is part of."""
         return self.part_of[node] if self.part_of and self.part_of[node] >= 0 else node
-
-    def knowing(self, known: Iterable[Sequence[int]]) -> ScheduleProblem:
-        """Return the same problem with other known schedules to start from."""
-        return self._with(known=tuple(tuple(k) for k in known))
 
     @property
     def order(self) -> tuple[int, ...]:

@@ -94,39 +94,32 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedAnswer(Checked):
-    """A verified answer that names what to save; see `Checked` for the other attributes.
+class Solution(Checked):
+    """A verified answer to a knapsack problem; see `Checked` for the other attributes.
 
     Attributes:
-        saved: sorted indices: of the saved items, or of the saved nodes that backward reads.
-    """
-
-    saved: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Solution(CheckedAnswer):
-    """A verified answer to a knapsack problem; see `CheckedAnswer` for the other attributes.
-
-    Attributes:
+        saved: sorted indices of the saved items.
         value: total value of the saved items, as computed by remat; at most ``bound``.
         weight: total weight of the saved items, as computed by remat; at most the capacity.
     """
 
+    saved: tuple[int, ...]
     value: int
     weight: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GraphSolution(CheckedAnswer):
-    """A verified answer to a graph problem; see `CheckedAnswer` for the other attributes.
+class GraphSolution(Checked):
+    """A verified answer to a graph problem; see `Checked` for the other attributes.
 
     Attributes:
+        saved: sorted indices of the saved nodes that backward reads.
         cost: summed cost of the nodes that run a second time, in the problem's unit; at least
             ``bound``. Computed by remat.
         saved_bytes: bytes of the saved nodes, as computed by remat; at most the capacity.
     """
 
+    saved: tuple[int, ...]
     cost: int
     saved_bytes: int
 

@@ -22,15 +22,18 @@ class Transfer:
         nbytes: bytes of the value.
         ready: position of the forward run after which the value may be sent.
         needed: position of the backward run before which the value must be back.
-        send: time of the copy to the host, in the unit of the times of runs.
-        fetch: time of the copy back to the device, in the same unit.
+        copy_time: time of the copy to the host, and of the copy back to the device, in the unit of the times of runs.
     """
 
     nbytes: int
     ready: int
     needed: int
-    send: int
-    fetch: int
+    copy_time: int
+
+
+#: A copy in a queue: the position of the run after which it enters the queue, its bytes, its duration, and the index of
+#: its transfer.
+_Copy = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,17 +108,12 @@ def place(
     """
     n = len(times)
     alive = list(bytes_alive)
-    order = sorted(range(len(transfers)), key=lambda i: (transfers[i].ready, i))
-    queue = [(transfers[i].ready, transfers[i].nbytes, transfers[i].send, i) for i in order]
+    sent, back = _queues(n, transfers)
     head = alive[:boundary]
-    freed, sending = _through(times[:boundary], head, queue, capacity)
-    order = sorted(range(len(transfers)), key=lambda i: (-transfers[i].needed, -i))
-    queue = [(n - 1 - t.needed, t.nbytes, t.fetch, i) for i in order for t in (transfers[i],)]
+    freed, sending = _through(times[:boundary], head, sent, capacity)
     # Fetches are sends with time reversed, so both directions share `_through`.
-    tail = alive[: boundary - 1 if boundary else None : -1]
-    mirrored, waits = _through(
-        times[: boundary - 1 if boundary else None : -1], tail, queue, capacity
-    )
+    tail = alive[boundary:][::-1]
+    mirrored, waits = _through(times[boundary:][::-1], tail, back, capacity)
     return Placement(
         freed=tuple(freed[i] for i in range(len(transfers))),
         fetched=tuple(n - 1 - mirrored[i] for i in range(len(transfers))),
@@ -146,12 +144,26 @@ def exposed_time_at(
         fetched: for each transfer, position of the backward run before which its fetch begins; at
             most ``needed``.
     """
-    n, of = len(times), range(len(transfers))
-    order = sorted(of, key=lambda i: (transfers[i].ready, i))
-    queue = [(transfers[i].ready, transfers[i].send, freed[i]) for i in order]
-    order = sorted(of, key=lambda i: (-transfers[i].needed, -i))
-    back = [(n - 1 - transfers[i].needed, transfers[i].fetch, n - 1 - fetched[i]) for i in order]
-    return _exposed_time(times[:boundary], queue) + _exposed_time(times[boundary:][::-1], back)
+    n = len(times)
+    sent, back = _queues(n, transfers)
+    sends = [(entry, time, freed[i]) for entry, _, time, i in sent]
+    fetches = [(entry, time, n - 1 - fetched[i]) for entry, _, time, i in back]
+    return _exposed_time(times[:boundary], sends) + _exposed_time(times[boundary:][::-1], fetches)
+
+
+def _queues(n: int, transfers: Sequence[Transfer]) -> tuple[list[_Copy], list[_Copy]]:
+    """Return the queues of the copies to the host, and of the copies back with time reversed.
+
+    Args:
+        n: number of runs.
+        transfers: the values that are sent and fetched.
+    """
+    sent = sorted(enumerate(transfers), key=lambda entry: (entry[1].ready, entry[0]))
+    back = sorted(enumerate(transfers), key=lambda entry: (-entry[1].needed, -entry[0]))
+    return (
+        [(t.ready, t.nbytes, t.copy_time, i) for i, t in sent],
+        [(n - 1 - t.needed, t.nbytes, t.copy_time, i) for i, t in back],
+    )
 
 
 def _exposed_time(times: Sequence[int], queue: Sequence[tuple[int, int, int]]) -> int:
@@ -179,7 +191,7 @@ def _exposed_time(times: Sequence[int], queue: Sequence[tuple[int, int, int]]) -
 def _through(
     times: Sequence[int],
     alive: list[int],
-    queue: Sequence[tuple[int, int, int, int]],
+    queue: Sequence[_Copy],
     capacity: int | None,
 ) -> tuple[dict[int, int], list[Wait]]:
     """Place a queue of copies for one direction of the link.
@@ -187,8 +199,7 @@ def _through(
     Args:
         times: time of each run.
         alive: bytes alive at each run; the bytes of copies in the queue are added in place.
-        queue: four numbers for each copy: the position of the run after which it enters the queue,
-            its bytes, its duration, and the index of its transfer.
+        queue: the copies.
         capacity: bytes that may be alive; None: no limit.
 
     Returns:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from remat.errors import ProblemError, SolverError
 from remat.solvers.base import Solver, built_in, unavailable
@@ -16,7 +16,7 @@ from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.lagrangian import Incumbent, Lagrangian, Search
 from remat.solvers.native import Native
 from remat.solvers.problem import KnapsackProblem, Problem, S
-from remat.solvers.solution import Status
+from remat.solvers.solution import Answer, Status
 
 #: Limits on the search that checks a plugin's claimed bound: work of either kernel search, and states of
 #: the knapsack search. It takes hundredths of a second and settles nearly all problems of a few hundred
@@ -25,24 +25,13 @@ _WORK = 2_000_000
 _STATES = 50_000
 
 
-class Claim(NamedTuple):
-    """A solver's answer as plain ints, not yet verified; the attributes are those of `Answer`."""
-
-    choice: tuple[int, ...]
-    bound: int | None
-    value: int | None
-    status: Status | None
-    by_clock: bool
-
-
-def verify(problem: Problem[S], solver: Solver, answer: object, *, elapsed_s: float = 0.0) -> S:
+def verify(problem: Problem[S], solver: Solver, answer: object) -> S:
     """Turn a solver's answer into a verified solution.
 
     Args:
         problem: the problem that the solver was given.
         solver: the solver that answered.
         answer: an iterable of indices or runs, or an object of the problem's ``answer`` class.
-        elapsed_s: seconds that the solver took.
 
     Returns:
         The solution. Its bound is the one that is known without a search, or a tighter one that a
@@ -54,11 +43,11 @@ def verify(problem: Problem[S], solver: Solver, answer: object, *, elapsed_s: fl
         SolverError: the answer is malformed, cannot be carried out, exceeds the capacity, or makes
             a false claim. The message names the solver and the first fault.
     """
-    return judge(problem, solver, read(problem, solver, answer), elapsed_s=elapsed_s)
+    return judge(problem, solver, read(problem, solver, answer), elapsed_s=0.0)
 
 
-def read(problem: Problem[Any], solver: Solver, answer: object) -> Claim:
-    """Read a solver's answer entry by entry, without evaluating it.
+def read(problem: Problem[Any], solver: Solver, answer: object) -> Answer:
+    """Return a solver's answer as plain ints, of any kind of problem. It is read entry by entry and not evaluated.
 
     Raises:
         SolverError: the answer has the wrong type, or an entry is invalid.
@@ -76,8 +65,8 @@ def read(problem: Problem[Any], solver: Solver, answer: object) -> Claim:
         choice = problem.read(entries)
     except ProblemError as error:
         refuse(solver, str(error))
-    return Claim(
-        choice=choice,
+    return Answer(
+        choice,
         bound=_number(solver, "bound", claim.bound),
         value=_number(solver, problem.objective, claim.value),
         status=claim.status,
@@ -85,7 +74,7 @@ def read(problem: Problem[Any], solver: Solver, answer: object) -> Claim:
     )
 
 
-def judge(problem: Problem[S], solver: Solver, claim: Claim, *, elapsed_s: float) -> S:
+def judge(problem: Problem[S], solver: Solver, claim: Answer, *, elapsed_s: float) -> S:
     """Evaluate a solver's answer and check its claims; see `verify`.
 
     Args:
@@ -98,7 +87,7 @@ def judge(problem: Problem[S], solver: Solver, claim: Claim, *, elapsed_s: float
         SolverError: the answer cannot be carried out, exceeds the capacity, or makes a false claim.
     """
     try:
-        figures = problem.measure(claim.choice)
+        figures = problem.measure(tuple(claim.saved))
     except ProblemError as error:
         refuse(solver, str(error))
     reached, nbytes = figures[problem.objective], figures[problem.bytes_taken]
@@ -143,7 +132,9 @@ def judge(problem: Problem[S], solver: Solver, claim: Claim, *, elapsed_s: float
     )
 
 
-def _claimed_bound(problem: Problem[Any], solver: Solver, claim: Claim, reached: int) -> int | None:
+def _claimed_bound(
+    problem: Problem[Any], solver: Solver, claim: Answer, reached: int
+) -> int | None:
     """Return the bound that an answer claims; None if it claims none.
 
     With the status OPTIMAL, the claimed bound is ``reached``, the objective of the answer.

@@ -19,7 +19,7 @@ from remat.solvers.columns import INT64_MAX
 from remat.solvers.isolation import isolated, obstacle
 from remat.solvers.problem import KnapsackProblem, Problem
 from remat.solvers.run import run
-from remat.solvers.solution import CheckedAnswer, Schedule, Solution
+from remat.solvers.solution import GraphSolution, Schedule, Solution
 from remat.testing.cases import Case, cases, tried
 from remat.testing.families import FAMILIES, Draw, family
 from remat.testing.graphs import random_graph
@@ -29,7 +29,7 @@ from remat.testing.plugin import for_solvers_of
 from remat.testing.samples import HARD, PLAIN, ROOMY, SMALL, Sample, refusal, solved
 
 #: A verified answer to any kind of problem.
-AnySolution = CheckedAnswer | Schedule
+AnySolution = Solution | GraphSolution | Schedule
 
 _DRAWS = 40
 _GRACE_S = 3.0  # a busy machine may delay a solver by this much

@@ -42,7 +42,7 @@ def chain(capacity: int, *, copies: int, again: int = 5, **more: Any) -> Offload
         **more,
     )
     away = (copies, -1, -1, -1, -1, -1)
-    return OffloadProblem(step=step, times=(5,) * 6, send=away, fetch=away)
+    return OffloadProblem(step=step, times=(5,) * 6, copy_time=away)
 
 
 def drawn(seed: int, most: int = 5) -> OffloadProblem:
@@ -80,7 +80,7 @@ def drawn(seed: int, most: int = 5) -> OffloadProblem:
         resident=draw.randint(0, 3),
         capacity=0,
     )
-    problem = OffloadProblem(step=step, times=tuple(times), send=tuple(copies), fetch=tuple(copies))
+    problem = OffloadProblem(step=step, times=tuple(times), copy_time=tuple(copies))
     search = search_of(problem)
     low, high = search.whole().peak_bytes, search.choice(range(n), ()).peak_bytes
     capacity = int(low + (high - low) * draw.uniform(0, 0.9))
@@ -91,7 +91,9 @@ def cheapest(problem: OffloadProblem) -> int | None:
     """The least cost of all decisions within the capacity, by trying every one; None where none is."""
     search, step = search_of(problem), problem.step
     n, best = len(step) // 2, None
-    choices = [("again", "keep", "offload")[: 3 if problem.send[i] >= 0 else 2] for i in range(n)]
+    choices = [
+        ("again", "keep", "offload")[: 3 if problem.copy_time[i] >= 0 else 2] for i in range(n)
+    ]
     for picked in itertools.product(*choices):
         saved = [i for i, what in enumerate(picked) if what != "again" or i in step.once]
         try:
@@ -257,7 +259,7 @@ def _wait(
             if last == at - 1:
                 now = max(now, sent[i])
         for i in _begun(order, fetched, at):
-            back = max(back, now) + transfers[i].fetch
+            back = max(back, now) + transfers[i].copy_time
             there[i] = back
         for i, t in enumerate(transfers):
             if t.needed == at:
@@ -265,7 +267,7 @@ def _wait(
         now += times[at]
         for i, t in enumerate(transfers):
             if t.ready == at:
-                out = max(out, now) + t.send
+                out = max(out, now) + t.copy_time
                 sent[i] = out
     return now - sum(times)
 

@@ -55,7 +55,7 @@ def test_named_cases(name: str) -> None:
 def test_what_forward_does_not_need_may_run_late(more: dict[str, Any], cost: int) -> None:
     n = len(more["inputs"])
     step = ScheduleProblem(names=tuple("abcde"[:n]), **more)
-    problem = OffloadProblem(step=step, times=(1,) * n, send=(-1,) * n, fetch=(-1,) * n)
+    problem = OffloadProblem(step=step, times=(1,) * n, copy_time=(-1,) * n)
     found = search_of(problem).best([range(n - len(more["backward"]))])
     assert (found.over, found.cost) == (0, cost)
 
@@ -74,8 +74,8 @@ def test_what_memory_has_no_time_for_is_waited_for() -> None:
 
 
 def test_copies_that_stand_elsewhere_are_waited_for() -> None:
-    one = Transfer(nbytes=10, ready=0, needed=5, send=4, fetch=4)
-    two = Transfer(nbytes=4, ready=1, needed=4, send=2, fetch=2)
+    one = Transfer(nbytes=10, ready=0, needed=5, copy_time=4)
+    two = Transfer(nbytes=4, ready=1, needed=4, copy_time=2)
 
     def exposed_time(freed: tuple[int, int], fetched: tuple[int, int]) -> int:
         return exposed_time_at((5,) * 6, 3, (one, two), freed, fetched)
@@ -108,8 +108,7 @@ def test_no_placement_of_copies_waits_less(seed: int) -> None:
             nbytes=draw.randint(1, 6),
             ready=draw.randrange(forward),
             needed=draw.randrange(forward, n),
-            send=(time := draw.randint(1, 8)),
-            fetch=time,
+            copy_time=draw.randint(1, 8),
         )
         for _ in range(draw.randint(1, 3))
     ]
@@ -142,7 +141,7 @@ def test_local_search_is_never_better_and_mostly_as_good(monkeypatch: pytest.Mon
 def bounded(seed: int, most: int = 4) -> OffloadProblem:
     """A step whose host has room for a part of what may go there, and of which some values must go there."""
     problem, draw = drawn(seed, most), random.Random(seed)
-    able = [v for v, time in enumerate(problem.send) if time >= 0]
+    able = [v for v, time in enumerate(problem.copy_time) if time >= 0]
     room = int(draw.uniform(0, 0.8) * sum(problem.step.size[v] for v in able))
     always = tuple(v for v in able if draw.random() < 0.2)
     return replace(problem, host_capacity=room, always=always)
@@ -170,6 +169,6 @@ def test_local_search_keeps_to_the_host_too(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(a.rank >= b.rank for a, b in pairs)
     assert sum(a.rank == b.rank for a, b in pairs) >= 0.8 * len(pairs)
     assert all(
-        a.over or a.evaluation.host_bytes <= (p.host_capacity or 0)
+        a.over or a.host_bytes <= (p.host_capacity or 0)
         for a, p in zip(found, problems, strict=True)
     )

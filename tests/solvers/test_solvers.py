@@ -160,17 +160,6 @@ def test_cpsat_refuses_what_it_cannot_add_up() -> None:
     assert CpSat().refuses(halves) is None
 
 
-def test_pulp_asks_other_solvers_by_option() -> None:
-    problem = KnapsackProblem((3, 4, 5), (3, 4, 6), 8)
-    assert "it knows" in PulpCbc(solver="NO_SUCH").refuses(problem)
-    for name in ("HiGHS_CMD", "SCIP_CMD"):
-        reason = PulpCbc(solver=name).refuses(problem)
-        if reason is None:
-            assert run(PulpCbc(solver=name), problem).value == 9
-        else:
-            assert reason == f"PuLP's solver '{name}' is not installed here"
-
-
 def test_an_integer_limit_is_held_against_sums_and_capacity() -> None:
     class Small(Greedy):
         name = "small"

@@ -1,0 +1,73 @@
+"""Pareto-optimal items by bytes and cost, their lower convex hull, and their knee."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from remat.errors import ProblemError
+
+T = TypeVar("T")
+
+
+def pareto(found: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
+    """Return the Pareto-optimal items by (bytes, cost), fewest bytes first.
+
+    Args:
+        found: the items; of items with equal figures, the first is returned.
+        of: function that returns the (bytes, cost) of an item.
+    """
+    best: list[T] = []
+    for t in sorted(found, key=of):
+        if not best or of(t)[1] < of(best[-1])[1]:
+            best.append(t)
+    return best
+
+
+def lower_hull(best: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
+    """Return the vertices of the lower convex hull of Pareto-optimal items; arguments as in `pareto`.
+
+    Args:
+        best: the items, fewest bytes first.
+        of: function that returns the (bytes, cost) of an item.
+    """
+    hull: list[T] = []
+    for t in best:
+        while len(hull) > 1:
+            (a_bytes, a_cost), (b_bytes, b_cost), (c_bytes, c_cost) = map(of, (*hull[-2:], t))
+            if (b_cost - a_cost) * (c_bytes - a_bytes) < (c_cost - a_cost) * (b_bytes - a_bytes):
+                break
+            hull.pop()  # on or above the line between its neighbours
+        hull.append(t)
+    return hull
+
+
+def knee(points: Sequence[tuple[int, int]], by: str) -> int:
+    """Return the index of the point beyond which more bytes lower the cost only a little.
+
+    Bytes and cost are scaled to [0, 1] over the points.
+
+    Args:
+        points: (bytes, cost) of Pareto-optimal items, fewest bytes first.
+        by: ``"origin"``: the point nearest to (least bytes, least cost). ``"chord"``: the point
+            farthest below the line from the first to the last point.
+
+    Returns:
+        The index; the last one if all points have the same bytes or the same cost.
+
+    Raises:
+        ProblemError: ``by`` is another text.
+    """
+    if by not in ("origin", "chord"):
+        raise ProblemError(f"by is {by!r}; expected 'origin' or 'chord'")
+    (least, most_cost), (most, least_cost) = points[0], points[-1]
+    wide, high = most - least, most_cost - least_cost
+    if wide == 0 or high == 0:
+        return len(points) - 1
+
+    def distance(k: int) -> float:
+        x, y = (points[k][0] - least) / wide, (points[k][1] - least_cost) / high
+        # The chord is x + y = 1, so the farthest point below has the least sum.
+        return x * x + y * y if by == "origin" else x + y
+
+    return min(range(len(points)), key=distance)

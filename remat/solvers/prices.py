@@ -1,0 +1,64 @@
+"""Searches by Lagrange multipliers, which are prices of a byte at moments of a schedule."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def price_between(prices: Mapping[int, float]) -> Callable[[int, int], float]:
+    """Return a function that sums the prices from one moment to another, both included.
+
+    Args:
+        prices: price of one byte at each moment; other moments have no price.
+    """
+    moments = sorted(prices)
+    sums = [0.0, *accumulate(prices[m] for m in moments)]
+
+    def priced(low: int, high: int) -> float:
+        # An empty range (high below low) would otherwise give a negative difference of sums.
+        return max(0.0, sums[bisect_left(moments, high + 1)] - sums[bisect_left(moments, low)])
+
+    return priced
+
+
+def search_by_prices(
+    best: T,
+    rank: Callable[[T], tuple[int, int]],
+    cheapest: Callable[[], T],
+    move: Callable[[T, int, float], bool],
+    *,
+    most: int,
+    cuts: int,
+) -> T:
+    """Return the best decision found while prices move along subgradients.
+
+    Args:
+        best: a decision; returned if no better one is found.
+        rank: sort key of a decision: its bytes above the limits, then its cost.
+        cheapest: returns the cheapest decision at the current prices.
+        move: moves the prices. Takes that decision, an estimate of the optimal cost, and a factor of the
+            step size; returns False to end the search.
+        most: the first estimate of the optimal cost. The cost of the best decision within the limits replaces it.
+        cuts: most moves of the prices.
+    """
+    step, idle = 1.0, 0
+    for _ in range(cuts):
+        found = cheapest()
+        if rank(found) < rank(best):
+            best, idle = found, 0
+            over, cost = rank(best)
+            if not over:
+                most = max(1, cost)
+        else:
+            # Shorter steps after some cuts without progress, as usual in subgradient searches.
+            idle += 1
+            if idle % 4 == 0:
+                step /= 2
+        if not move(found, most, step):
+            break
+    return best

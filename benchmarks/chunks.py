@@ -1,7 +1,7 @@
 """A chunked loss: the step of a language model with its loss in one piece, and in chunks of tokens.
 
-``modelled``: models of real width; nothing runs. Both steps are planned at the same share of their peaks, with the costs of an
-H100. ``fit`` finds the largest batch of an 8B Llama on 80 GiB.
+``modelled``: models of real size; nothing runs. Both steps are planned at the same share of their peaks, with the costs of an
+H100. Share 0 is the least peak. ``fit`` finds the largest batch of an 8B Llama on 80 GiB.
 
 ``measured``: small models with a real vocabulary, compiled for the CPU. The allocator's peak; medians of steps that run in
 turns; the largest difference of a gradient from eager PyTorch, relative to the gradient's norm.
@@ -9,6 +9,7 @@ turns; the largest difference of a gradient from eager PyTorch, relative to the 
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from remat.running.measure import measure_step
 from tests.architectures import llama_8b
 
 COST = "roofline:h100"
-BUDGET = 0.3
+BUDGETS = (0.3, 0.0)
 #: The most that a chunked step may take of the peak and of the time of the whole step.
 PEAK, STEP = 0.7, 1.05
 REPEATS = 9
@@ -77,11 +78,16 @@ def model_of(name: str, *, small: bool, device: str) -> tuple[WithLoss, dict[str
     return (model if small else model.to(torch.bfloat16)), {"input_ids": ids, "labels": ids}
 
 
+@functools.lru_cache(maxsize=1)
+def captured(name: str) -> remat.JointGraph:
+    model, batch = model_of(name, small=False, device="meta")
+    return remat.capture(model, (), batch, lower="inductor")
+
+
 def modelled(case: Case) -> Row:
     """Plans the whole and the chunked step of a model."""
-    model, batch = model_of(case.workload, small=False, device="meta")
-    joint = remat.capture(model, (), batch, lower="inductor")
-    budget = remat.Peak(BUDGET)
+    assert case.budget is not None
+    joint, budget = captured(case.workload), remat.Peak(case.budget)
     whole = remat.plan(joint, budget, cost=COST)
     chunked = remat.plan(joint, budget, cost=COST, chunk="auto")
     times = [plan.step_cost + plan.recompute_cost for plan in (whole, chunked)]
@@ -102,7 +108,7 @@ def measured(case: Case) -> Row:
     eager = {k: p.grad for k, p in model.named_parameters()}
     torch._dynamo.reset()
     steps = [
-        torch.compile(model, backend="remat", options={"budget": f"peak:{BUDGET}", **options})
+        torch.compile(model, backend="remat", options={"budget": f"peak:{case.budget}", **options})
         for options in ({}, {"chunk": "auto"})
     ]
     peaks, worst = [], 0.0
@@ -159,15 +165,16 @@ def measure_chunks(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Ro
 
 
 def summarise(rows: list[Row]) -> Row:
-    """The worst of each side."""
+    """The worst of each side and budget."""
+    kinds = dict.fromkeys((row["side"], row["budget"]) for row in rows if "peak_ratio" in row)
+    found = {kind: [row for row in rows if (row["side"], row["budget"]) == kind] for kind in kinds}
     return {
-        side: {
-            key: max(row[key] for row in found)
+        f"{side} at {budget:g}": {
+            key: max(row[key] for row in of)
             for key in ("peak_ratio", "step_ratio", "worst_gradient")
-            if key in found[0]
+            if key in of[0]
         }
-        for side in ("modelled", "measured")
-        if (found := [row for row in rows if row["side"] == side])
+        for (side, budget), of in found.items()
     }
 
 
@@ -176,7 +183,7 @@ def missed(summary: Row) -> list[str]:
         f"{side}: {key} is {summary[side][key]:.3f}"
         for side in summary
         for key, limit in (("peak_ratio", PEAK), ("step_ratio", STEP))
-        if summary[side][key] > limit
+        if summary[side][key] > limit and side.endswith(f" {BUDGETS[0]}")
     ]
 
 
@@ -185,11 +192,11 @@ EXPERIMENTS = {
         name="chunked-loss",
         about="the step of a language model with its loss whole, and in chunks",
         cases=(
-            *grid(MODELS, sides=("modelled",)),
-            *grid(RUN, sides=("measured",)),
+            *grid(MODELS, BUDGETS, ("modelled",)),
+            *grid(RUN, BUDGETS[:1], ("measured",)),
             Case(workload=LARGEST, side="fit"),
         ),
-        quick=grid(RUN[:1], sides=("measured",)),
+        quick=grid(RUN[:1], BUDGETS[:1], ("measured",)),
         measure=measure_chunks,
         summarise=summarise,
         tables=("chunked-loss",),

@@ -319,7 +319,12 @@ def hand_written(records: Records) -> str:
 def chunks(records: Records) -> str:
     """A chunked loss beside the whole one, at the same share of the peak."""
     cells = [
-        (row["workload"], row["side"], f"{row['peak_ratio']:.2f}", f"{row['step_ratio']:.2f}")
+        (
+            row["workload"],
+            f"{row['side']}, `Peak({row['budget']})`",
+            f"{row['peak_ratio']:.2f}",
+            f"{row['step_ratio']:.2f}",
+        )
         for row in rows_of(records["chunked-loss"], "modelled", "measured")
     ]
     return markdown(("model", "figures", "peak, chunked / whole", "step, chunked / whole"), cells)

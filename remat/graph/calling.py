@@ -1,4 +1,4 @@
-"""Check how a model is called: positional arguments as a tuple, keyword arguments as a dict."""
+"""Check the arguments of a model call, which are given as a tuple and a dict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from remat.errors import CaptureError
 
 
 def read_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of one model call, given to ``remat.capture``, as a tuple and a dict.
+    """Return the arguments that a user gave to ``remat.capture`` for a model, as a tuple and a dict.
 
     Raises:
         CaptureError: ``args`` is not a sequence, such as a single tensor, or ``kwargs`` is not a
@@ -50,7 +50,7 @@ def why_not_callable(
     """Return why a model does not accept these arguments.
 
     Returns:
-        An empty string if the model accepts them or has no readable signature.
+        An empty string if the model accepts the arguments or has no readable signature.
     """
     try:
         signature = inspect.signature(

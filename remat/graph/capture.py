@@ -1,7 +1,7 @@
-"""Capturing a model's training step as joint graphs, without allocating a weight.
+"""Capture a model's training step as joint graphs, without allocating any weight.
 
-Dynamo traces the model under fake tensors and AOTAutograd traces forward and backward, under the
-chosen lowering. The captured graph is the one that a partitioner gets when the model is compiled.
+Dynamo traces the model on fake tensors. AOTAutograd then traces forward and backward, with or
+without Inductor's passes. The result is the graph that ``torch.compile`` hands to a partitioner.
 """
 
 from __future__ import annotations
@@ -69,36 +69,35 @@ def capture(
 ) -> JointGraph | list[JointGraph]:
     """Trace forward and backward of ``model(*args, **kwargs)`` as a joint graph.
 
-    Weights may be real, on the meta device, or fake. No weight is copied or allocated, and the
-    model stays unchanged. The model's mode (train or eval) is respected. Dynamo cannot trace code
-    that acquires a lock, as a one-time setup may do. In that case the model is called once without
-    tracing, and its next call is captured.
+    Weights may be real, on the meta device, or fake. No weight is copied or allocated. The model
+    stays unchanged, except for what forward writes to parameters if ``run`` is set. The model's
+    mode (train or eval) is respected. Dynamo cannot trace code that acquires a lock, as a one-time
+    setup may do. In that case the model is called once without tracing, and then captured.
 
     Args:
         model: a module or a function; its outputs may be any pytree.
         args: positional arguments: real, meta or fake tensors, or other values.
         kwargs: keyword arguments, of the same kinds.
         lower: ``"inductor"`` (Inductor's decompositions and joint-graph passes) or ``"eager"``
-            (neither).
-        device: trace as if all tensors were on this device. None: keep the device of each tensor,
-            with the CPU for tensors on the meta device.
+            (neither of the two).
+        device: trace as if all tensors were on this device. None keeps each tensor's own device,
+            but moves tensors from the meta device to the CPU.
         fullgraph: if True, a graph break is an error. If False, return all graphs in a list.
         dynamic: as in `torch.compile`; False (static shapes) by default.
-        run: run forward on the real numbers of ``args`` and of the model, and so follow branches
-            that depend on numbers: ``if x.sum() > 0:``, ``x.item()``. Requires ``fullgraph=False``.
-            Inputs and buffers are copied first, and the states of random generators are restored.
-            No tensor is saved for backward, so only the activations of one graph are alive at a
-            time. (Forward's own writes to parameters remain.)
+        run: run forward on real tensors, so that branches on the values of tensors can be followed,
+            such as ``if x.sum() > 0:``. Requires ``fullgraph=False``. Inputs and buffers are copied
+            first, and the states of random generators are restored. No tensor is saved for
+            backward, so only the activations of one graph are alive at a time.
 
     Returns:
         One joint graph, or with ``fullgraph=False`` a list in the order of capture.
 
     Raises:
         CaptureError: ``model`` is a class, ``args`` not a sequence, ``kwargs`` not a dict, or the
-            model does not accept them. Also for a graph break (the message names the source line),
-            an unknown lowering, or a device that this build of PyTorch cannot fake. Also if nothing
-            can be differentiated, if the model raises, or if ``run`` is set and a tensor has no
-            numbers.
+            model does not accept the arguments. Also for a graph break (the message names the
+            source line), an unknown lowering, or a device that this build of PyTorch cannot fake.
+            Also if nothing can be differentiated, if the model raises, or if ``run`` is set and a
+            tensor is fake or on the meta device.
     """
     torch_compat.check_version()
     if lower not in LOWERINGS:
@@ -167,7 +166,7 @@ class _Backend:
         lower: ``"inductor"`` or ``"eager"``.
         name: name of the model.
         stop: whether to end the compilation as soon as one joint graph is recorded.
-        run: whether the graphs run on real numbers.
+        run: whether the graphs run on real tensors.
     """
 
     def __init__(
@@ -226,9 +225,9 @@ class _Backend:
         return run
 
     def finish(self, result: Any) -> None:
-        """Record in each joint graph which values pass between it and other graphs of the step.
+        """Record in each joint graph which values it exchanges with other graphs of the step.
 
-        Call this method after the step has run. It also records how often each graph ran.
+        The number of runs of each graph is recorded too. Call this method after the step has run.
 
         Args:
             result: what the step returned; its tensors outlive the step.
@@ -298,7 +297,8 @@ class _Backend:
             Forward and backward graph modules.
 
         Raises:
-            CapturedError: a single graph was requested. It is recorded, so the compilation ends.
+            CapturedError: only one graph was requested, which is recorded now. The error ends the
+                compilation.
         """
         # Regions reach the partitioner before the joint graph that calls them, and are not recorded
         # alone.
@@ -327,8 +327,8 @@ class _Backend:
         """Return a function that runs a graph uncompiled, because a capture needs no speed.
 
         Raises:
-            CapturedError: a single graph was requested, but this one, an inference graph, has no
-                backward.
+            CapturedError: only one graph was requested, and this one is an inference graph, which
+                has no backward.
         """
         if self._stop:
             raise CapturedError
@@ -336,10 +336,10 @@ class _Backend:
 
 
 def _read_first_results(graph: fx.Graph) -> None:
-    """Add a read of the first element after each call that returns an unread tuple.
+    """Add a ``getitem`` node for the first element of each returned tuple that no node reads.
 
-    Without any read, PyTorch's partitioner treats the call as a plain tuple and drops it. Calls
-    with unread results are random operators, which must stay in the graph.
+    PyTorch's partitioner drops a call that returns a tuple without readers. Such calls are random
+    operators, which must stay in the graph.
     """
     for node in list(graph.nodes):
         values = node.meta.get("val")
@@ -357,7 +357,7 @@ def _partitioner_of(take: Callable[..., Any]) -> Any:
     """
 
     class Partitioner(torch_compat.CustomPartitionerFn):
-        """Inductor partitioner that calls ``take``."""
+        """Custom partitioner for Inductor that calls ``take`` with each joint graph."""
 
         def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
             return take(gm, joint_inputs, **kwargs)

@@ -19,7 +19,7 @@ from remat.graph.source import frames_of, user_frame
 
 
 class CapturedError(Exception):
-    """Raised to end a compilation as soon as its joint graph is recorded, or has no backward."""
+    """Raised to end a compilation: its joint graph is recorded, or its graph has no backward."""
 
 
 #: Sentence added to an error that plain PyTorch raises too; ``backend`` is the backend that raises it.

@@ -13,7 +13,8 @@ def paused_collection() -> Iterator[None]:
 
     Building a graph creates about ten containers per node, and all of them stay alive. The
     collector would scan them repeatedly, and sometimes the whole process, without freeing anything.
-    The scans took a tenth of the time to build a graph. A collector that is off already stays off.
+    The scans took a tenth of the time to build a graph. If the collector was off before, it stays
+    off afterwards.
     """
     if not gc.isenabled():
         yield

@@ -1,10 +1,10 @@
 """Append copies of nodes to another graph, faster than `torch.fx.Graph.node_copy`.
 
 `node_copy` treats a node as newly written by a user. It searches the arguments for symbolic leaves,
-makes up and checks a name, and passes through five layers of calls. A node that comes from a graph
-has passed these checks already. Here the copy is built with the private primitives that `torch.fx`
-itself calls in the end, in a third of the time. With a version of PyTorch that remat is not tested
-with, `node_copy` is used.
+invents and checks a name, and passes through five layers of calls. A node that is already in a
+graph has passed these checks. Therefore this module builds copies with the private primitives of
+`torch.fx` that `node_copy` calls in the end, in a third of the time. With a version of PyTorch that
+remat is not tested with, this module uses `node_copy`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from torch import fx
 
 from remat import torch_compat
 
-#: Metadata key for the joint-graph name of a node whose copy could not keep this name, because another
-#: node of the forward or backward graph has it.
+#: Metadata key for the joint-graph name of a copied node. It is set only on copies with a new name: another
+#: node of the same forward or backward graph has the joint-graph name.
 RUN_OF = "run_of"
-#: Map from a node that the copied node reads to the argument that the copy reads instead.
+#: Function that maps each input of a copied node to the argument that the copy reads instead.
 Lookup = Callable[[fx.Node], Any]
-#: Copy of each node.
+#: Map from each node to its copy.
 Copies = dict[fx.Node, fx.Node]
 
 
 def run_of(node: fx.Node) -> str:
     """Return the joint-graph name of a node of forward or backward.
 
-    This is the node's own name, except for additional runs of one joint-graph node within forward
-    or within backward. The metadata of such a node holds the joint-graph name.
+    This is usually the node's own name. If forward or backward runs one joint-graph node several
+    times, only one of these runs has its name. The others store the joint-graph name in their
+    metadata.
     """
     return str(node.meta.get(RUN_OF, node.name))
 
@@ -37,17 +38,19 @@ def run_of(node: fx.Node) -> str:
 class Copier:
     """Appends copies of one graph's nodes to another graph; metadata is copied shallowly.
 
-    A copy keeps its name if the name is free. Names that the receiving graph generates later do not
-    collide with names of the source graph.
+    A copy keeps the original's name if no node of the receiving graph has it. Names that the
+    receiving graph generates later do not collide with names of the source graph.
 
     Args:
         graph: graph that receives the copies.
         source: graph of the nodes to copy.
-        quick: whether to copy with PyTorch's private primitives. None: only if remat is tested with
-            this PyTorch and ``graph`` has no owning module, whose hooks would miss the new nodes.
+        quick: whether to copy with PyTorch's private primitives. None: use them if remat is tested
+            with this version of PyTorch and ``graph`` has no owning module. The hooks of an owning
+            module would miss the new nodes.
 
     Attributes:
-        copies: copy of each node so far; copied nodes read these copies by default.
+        copies: map from each node copied so far to its copy. By default, a new copy reads the
+            copies of its inputs in this map.
     """
 
     def __init__(self, graph: fx.Graph, source: fx.Graph, *, quick: bool | None = None) -> None:
@@ -68,8 +71,8 @@ class Copier:
             nodes: the nodes, in an order in which inputs come before their users.
             lookup: maps each input of a copied node to the argument that the copy reads instead.
                 None: maps each input to its copy in ``copies``.
-            apart: name each copy ``NAME_again`` and store its original name in the metadata,
-                because the receiving graph already has a node of that name.
+            apart: name the copy of each node NAME ``NAME_again``, and store NAME in the copy's
+                metadata. Needed if the receiving graph already has a node NAME.
         """
         find = self.copies.__getitem__ if lookup is None else lookup
         if apart:

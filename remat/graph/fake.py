@@ -61,19 +61,20 @@ def repair_aliases(
 ) -> int:
     """Recompute the fake value of every view that does not share the storage of its base.
 
-    The base of a view is the argument whose memory it shows. Passes that replace the base, such as
-    Inductor's pattern matcher, leave the view's fake value on the storage of a removed node.
+    The base of a view is the argument whose memory the view shows. If a pass replaces the base, as
+    Inductor's pattern matcher does, the view's fake value stays on the storage of the removed node.
 
-    PyTorch's kernels for scatters, and for copies into a view, copy the whole storage behind the
-    view and return the same view of the copied storage. The fake kernel, or the cache of its
-    results, allocates the view's own elements only.
+    With ``by_kernel``, the function also corrects the results of ``aten.copy`` and of scatters such
+    as ``aten.slice_scatter``. The first argument of such a call may be a view of a larger storage.
+    PyTorch's kernel then copies the whole storage, and the result is a view of this copy. The
+    result's fake value has a smaller storage, for its own elements only.
 
     Args:
         graph: the graph.
         memories: cache of the storages behind the fake values; None starts an empty cache.
-        by_kernel: if True, give the results of scatters and copies the storage size of PyTorch's
-            kernels. Use it for a graph that runs operator by operator. Inductor's kernels write the
-            view's elements only.
+        by_kernel: whether to enlarge the fake storages of these results to the size that PyTorch's
+            kernels allocate. Set it for a graph that runs operator by operator. Inductor's kernels
+            allocate only the result's own elements.
 
     Returns:
         Number of fake values that were recomputed.

@@ -42,16 +42,16 @@ def as_fakes(
         args: its positional arguments.
         kwargs: its keyword arguments.
         fullgraph: whether a single graph is required; not allowed with ``run``.
-        device: device of all fake tensors. None: keep the device of each tensor, with the CPU for
-            tensors on the meta device.
-        run: whether forward runs on real numbers instead of fake tensors.
+        device: device of all fake tensors. None keeps each tensor's own device, but moves tensors
+            from the meta device to the CPU.
+        run: whether forward runs on real tensors instead of fake ones.
 
     Yields:
         Model, positional arguments and keyword arguments.
 
     Raises:
-        CaptureError: ``run`` is combined with ``fullgraph``, a device, or tensors without numbers.
-            Also if the device cannot be faked or the model cannot be copied.
+        CaptureError: ``run`` is combined with ``fullgraph``, a device, or tensors that are fake or
+            on the meta device. Also if the device cannot be faked or the model cannot be copied.
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -81,12 +81,12 @@ def as_fakes(
 class Faker:
     """Callable that converts a tensor to a fake tensor, and returns any other value unchanged.
 
-    Each tensor is converted once.
+    Converting the same tensor again returns the same fake tensor.
 
     Args:
         mode: the fake mode of the new tensors.
-        device: device of the fake tensors; None keeps the device of each tensor, with the CPU for
-            tensors on the meta device.
+        device: device of the fake tensors. None keeps each tensor's own device, but moves tensors
+            from the meta device to the CPU.
     """
 
     def __init__(self, mode: Any, device: torch.device | None) -> None:
@@ -157,9 +157,9 @@ class Faker:
 
 
 class Copied(Faker):
-    """Callable that copies inputs and buffers for a run on real numbers, which may overwrite them.
+    """Callable that copies inputs and buffers, because a run on real tensors may overwrite them.
 
-    Parameters stay as they are.
+    Parameters are returned unchanged.
     """
 
     def __init__(self) -> None:
@@ -172,11 +172,11 @@ class Copied(Faker):
 
 
 def fakeable(device: str | torch.device) -> torch.device:
-    """Parse a device, and check that autograd can differentiate fake tensors on it here.
+    """Parse a device, and check that autograd can differentiate fake tensors on it.
 
     Raises:
-        CaptureError: the device is unknown or cannot be faked. The message lists the device types
-            that can.
+        CaptureError: the device is unknown, or this machine cannot fake it. The message lists the
+            device types that can be faked.
     """
     try:
         asked = torch.device(device)
@@ -192,10 +192,10 @@ def fakeable(device: str | torch.device) -> torch.device:
 
 
 def _fakeable_types() -> list[str]:
-    """Return the device types on which autograd can differentiate fake tensors here.
+    """Return the device types on which autograd can differentiate fake tensors on this machine.
 
-    The answer depends on the build of PyTorch and on this machine. Except for CUDA, only the build
-    is examined, because initialising a device could end the process.
+    For CUDA, the function checks that the machine has a device. For other types, it only checks the
+    build of PyTorch, because initialising a device could end the process.
     """
     built = {
         "cpu": True,
@@ -220,7 +220,7 @@ def _lacks(device: torch.device) -> bool:
 def _check_numbers(
     name: str, tensors: Sequence[torch.Tensor], fullgraph: bool, device: Any
 ) -> None:
-    """Raise if a capture with ``run=True`` cannot run the model on real numbers.
+    """Raise if a capture with ``run=True`` cannot run the model on real tensors.
 
     Args:
         name: name of the model, for messages.
@@ -254,8 +254,8 @@ def _check_numbers(
 def _quiet_dynamo() -> Iterator[None]:
     """Lift Dynamo's recompile limits and silence its warnings inside of a ``with`` block.
 
-    Captures should not use up the user's recompile limit. Logging calls of the model are ignored,
-    although they break the graph under ``torch.compile``.
+    Captures should not use up the user's recompile limit. Dynamo also skips logging calls of the
+    model in the block; under ``torch.compile``, such calls break the graph.
     """
     config = torch_compat.dynamo_config
     names = ("debug", "info", "warning", "warning_once")
@@ -281,7 +281,7 @@ def _quiet_dynamo() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _guards_kept_once() -> Iterator[None]:
-    """Make Dynamo's guards equal if they check the same condition, inside of a ``with`` block.
+    """Inside of a ``with`` block, make Dynamo's guards equal if they check the same condition.
 
     PyTorch 2.13 also compares the stack traces of guards, although the hashes of guards ignore the
     traces. Dynamo's set of guards then keeps duplicates and compares each new guard with all of
@@ -308,10 +308,10 @@ def _guards_kept_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_traces_of_operators() -> Iterator[None]:
-    """Keep PyTorch's log records about operators that refuse fake arguments out of the log.
+    """Inside of a ``with`` block, drop log records about operators that refuse fake arguments.
 
-    This holds inside of a ``with`` block. The raised `CaptureError` reports the same failure, and
-    the log would hide its message.
+    PyTorch logs these records. The raised `CaptureError` reports the same failure, and the log
+    would hide the error's message.
     """
     log = logging.getLogger(torch_compat.FakeTensorMode.__module__)
 

@@ -16,9 +16,9 @@ class ForwardOrder:
     backward reads their results. The joint graph lists them at its end, where their inputs would
     stay alive until the end of forward. Therefore such a node runs right after its last input.
 
-    Three kinds of nodes keep their place. The first are random nodes and nodes with side effects.
-    The second read memory that forward writes to. The third read only placeholders and ``get_attr``
-    nodes.
+    Some of these other nodes keep their place in graph order: random nodes, nodes with side effects,
+    nodes that read memory to which forward writes, and nodes that read only placeholders and
+    ``get_attr`` nodes.
     """
 
     def __init__(self, index: GraphIndex, roles: Roles, storages: Storages) -> None:

@@ -1,9 +1,9 @@
 """Predict the lifetimes of storages in fused code, from the graphs alone.
 
 Fused code differs from the model of `remat.graph.liveness` in three ways. A pointwise result that
-only one kernel reads is never written; that kernel computes it. A kernel may write its result over
-an input that no later node reads. Convolutions and attention allocate workspaces besides their
-results.
+only one kernel reads is never written, because this kernel computes the result itself. A kernel may
+write its result over an input that no later node reads. Convolutions and attention allocate
+workspaces besides their results.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from remat.graph.liveness import PeakMoment, StepWalk
 from remat.graph.storages import Memories, hint, tensor_bytes
 from remat.graph.writes import by_target
 
-#: Workspaces of operators on a CPU: part of the operator's name, index of a tensor argument, and the multiple
-#: of this argument's bytes that the operator allocates.
+#: Workspaces of operators on a CPU: part of the operator's name, index of an argument among the tensors that the
+#: operator takes, and the multiple of this argument's bytes that the operator allocates.
 _WORKSPACES = (
     # Names are matched as substrings, so the longer name stands first.
     ("convolution_backward", 2, 2),
@@ -35,12 +35,13 @@ _WORKSPACES = (
 
 #: Index of the argument ``output_mask`` of ``convolution_backward``; its first entry is for the input's gradient.
 _OUTPUT_MASK = 10
-#: Most unfusible operators between a sum of backward and its reader if both are in one kernel.
-#: `remat.integrations.near_fusions` makes Inductor keep this limit.
+#: A sum in backward and its reader form one kernel only if at most this number of unfusible operators run between
+#: the sum and the reader. `remat.integrations.near_fusions` makes Inductor keep this limit.
 NEAR_SUMS = 1
-#: Most reads of a pointwise result that each reading kernel computes again; with more reads, it is written once.
+#: If one element of a pointwise result takes at most this number of memory reads, every kernel that reads the
+#: result computes it again. A result that takes more reads is written to memory once.
 _MOST_READS = 4
-#: Expensive pointwise operators, whose results are written once instead of computed in several kernels.
+#: Expensive pointwise operators. Their results are written to memory once instead of computed in several kernels.
 _HEAVY = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh")
 #: Indexed reads, which Inductor fuses although no list of PyTorch's partitioner contains them.
 _INDEXED = (torch.ops.aten._unsafe_index, torch.ops.aten._unsafe_masked_index)
@@ -61,7 +62,7 @@ def predict_peak(
         memories: cache of the storages behind the fake values; None starts an empty cache.
 
     Returns:
-        The peak in bytes, the node that runs at it, and whether it is in backward.
+        The peak in bytes, the node that runs at the peak, and whether the peak is in backward.
     """
     return FusedWalk(forward, backward, num_fwd_outputs, memories).peak()
 
@@ -69,8 +70,8 @@ def predict_peak(
 class FusedWalk(StepWalk):
     """Simulation of a step's memory that models fusion, unlike its base class.
 
-    Pointwise operators and reductions between two unfusible operators form one kernel. The kernel
-    runs at the position of its last operator.
+    Operators such as matrix products never fuse. All pointwise operators and reductions between two
+    such operators form one kernel, which runs at the position of its last operator.
     """
 
     def __init__(
@@ -84,10 +85,11 @@ class FusedWalk(StepWalk):
         self._kept = {id(v) for m in (forward, backward) for v in outputs_of(m.graph)}
 
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
-        """Yield workspaces that fixed rules predict, as (node, bytes, first moment, last moment).
+        """Yield the predicted workspaces, as (node, bytes, first moment, last moment).
 
-        Measured workspaces of single operators do not apply to a compiled step. Two kinds are
-        predicted: memory for partial results, and channels-last copies of inputs that convolutions
+        A workspace is memory that an operator allocates besides its result. Measured workspaces of
+        single operators do not apply to a compiled step, so fixed rules predict two kinds. One is
+        memory for partial results. The other is channels-last copies of inputs that convolutions
         read. Forward makes all its copies of an input before the first convolution that reads the
         input. Backward does the same.
         """
@@ -198,18 +200,21 @@ class _Kernels:
         self._segments: dict[fx.Node, frozenset[int]] = {}
         self._moments: list[int] = [start]
         self._own: dict[fx.Node, int] = {}
-        #: For each node, the first segment that can read its result, and whether a kernel of this segment
-        #: computes it.
+        #: For each node, the first segment that can read the node's result, and whether the kernel of this
+        #: segment computes the result.
         self._ready: dict[fx.Node, tuple[int, bool]] = {}
-        #: Segments of the kernels that read a value, by the value and the number of elements they compute.
+        #: Segments of the kernels that read a value, by (node that computes the value, number of elements that
+        #: the kernel computes).
         self._read_at: dict[tuple[fx.Node, int], list[int]] = defaultdict(list)
-        #: Memory reads needed for one element of a node, including those of inlined inputs, and whether an
-        #: expensive operator is among these nodes.
+        #: For each node, the memory reads needed for one element of its result, and whether an expensive
+        #: operator is needed. Both include inlined inputs, which the node's own kernel computes.
         self._reads: dict[fx.Node, int] = {}
         self._heavy: dict[fx.Node, bool] = {}
-        #: Whether each reading kernel computes a node again, so that no kernel writes it.
+        #: For each node, whether every kernel that reads its result computes the result again, so that no
+        #: kernel writes the result.
         self._inlined: dict[fx.Node, bool] = {}
-        #: Matrix product of each addition that Inductor merges with it; both run at the addition.
+        #: For each addition that Inductor merges with a matrix product, the product. Both run at the position
+        #: of the addition.
         self._products = {add: mm for add in nodes if (mm := _added_product(add)) is not None}
         # Such a sum becomes part of an `addmm`, which is a kernel of its own and fuses with no
         # node.
@@ -237,9 +242,10 @@ class _Kernels:
     def _segment(self, node: fx.Node, now: int) -> int:
         """Return the number of the segment in which a node runs.
 
-        A fusible operator joins an earlier segment's kernel in two cases. Either the kernel
-        computes its inputs, or the kernel reads the same input and has as many elements. Otherwise
-        the operator runs in segment ``now``.
+        A fusible operator joins the kernel of an earlier segment in two cases. In the first case,
+        the kernel computes the input of the operator that becomes available last. In the second
+        case, the kernel reads an input of the operator and computes as many elements as the
+        operator. In any other case, the node runs in segment ``now``, the current one.
 
         The method also records which kernels later nodes may join.
         """
@@ -264,17 +270,17 @@ class _Kernels:
         return now
 
     def _beside(self, node: fx.Node, ready: int, now: int) -> int | None:
-        """Return the first earlier segment whose kernel reads an input of the node.
+        """Return the first earlier segment whose kernel reads an input of the node and can fuse.
 
-        Only a kernel that computes as many elements as the node can fuse with it.
+        A kernel can fuse with the node if it computes as many elements as the node.
 
         Args:
             node: the node.
-            ready: first segment in which the inputs of the node are available.
+            ready: first segment in which all inputs of the node are available.
             now: current segment, which is excluded.
 
         Returns:
-            Number of the segment; None if there is none.
+            Number of the segment; None if no segment has such a kernel.
         """
         size = self._numel(node)
         found = (
@@ -285,11 +291,12 @@ class _Kernels:
         return min((at for at in found if ready <= at < now), default=None)
 
     def _pull(self, read: Iterable[fx.Node], to: int) -> None:
-        """Move nodes, with their inputs, from later segments into segment ``to``.
+        """Move nodes and, recursively, their inputs from later segments into segment ``to``.
+
+        Nodes in segment ``to`` or in an earlier segment are not moved.
 
         Args:
-            read: nodes that the kernel of segment ``to`` reads. Those in earlier segments, and in
-                ``to``, stay there.
+            read: nodes that the kernel of segment ``to`` reads.
             to: number of the segment.
         """
         waiting = [*read]
@@ -302,10 +309,10 @@ class _Kernels:
     def only_writer(
         self, readers: Iterable[fx.Node], moment: int, writing: Container[fx.Node]
     ) -> fx.Node | None:
-        """Return the single node that writes the results of the last kernel to read a storage.
+        """Return the only node that writes to memory what the last kernel computes from a storage.
 
-        If a reader's result stays in registers, the search continues with the nodes that read this
-        result.
+        The search begins at the readers in the last kernel that reads the storage. If a reader's
+        result stays in registers, the search continues with the nodes that read this result.
 
         Args:
             readers: nodes that read the storage.
@@ -313,7 +320,7 @@ class _Kernels:
             writing: nodes whose results are written to memory.
 
         Returns:
-            The node; None if no node or several nodes write such results.
+            The node; None if the search finds no node or several nodes that write to memory.
         """
         found: set[fx.Node] = set()
         waiting = [n for n in readers if self.last(n) == moment]
@@ -329,15 +336,17 @@ class _Kernels:
         return found.pop() if len(found) == 1 else None
 
     def first(self, node: fx.Node) -> int:
-        """Return the moment of the first of the kernels that compute a node."""
+        """Return the moment at which the first of the kernels that compute a node runs."""
         return self._own[node] if node in self._own else self._moments[min(self._segments[node])]
 
     def last(self, node: fx.Node) -> int:
-        """Return the moment of the last of the kernels that compute a node."""
+        """Return the moment at which the last of the kernels that compute a node runs."""
         return self._own[node] if node in self._own else self._moments[max(self._segments[node])]
 
     def _inlines(self, node: fx.Node) -> bool:
-        """Return whether no kernel writes a node's result, because each reading kernel computes it.
+        """Return whether every kernel that reads a node's result computes the result again.
+
+        No kernel writes such a result to memory.
 
         Call this method after the inputs of the node have been processed.
         """
@@ -372,7 +381,7 @@ class _Kernels:
     def place(
         self, node: fx.Node, keys: list[int], readers: dict[int, list[fx.Node]], kept: set[int]
     ) -> list[int]:
-        """Move a node to the kernels that read it, if these kernels can compute it.
+        """Move a node into the kernels that read its results, if they can compute the node.
 
         Args:
             node: the node.
@@ -401,18 +410,19 @@ class _Kernels:
 
 
 def _weight_for_its_sizes(node: fx.Node) -> Any:
-    """Return the weight argument of a convolution's backward that reads only the weight's sizes.
+    """Return the weight argument of a ``convolution_backward`` that reads only the weight's sizes.
 
-    This is the case if the node does not compute the gradient of the input. None for other nodes.
+    Such a node does not compute the gradient of the convolution's input. None for other nodes.
     """
     of_backward = "convolution_backward" in str(node.target) and len(node.args) > _OUTPUT_MASK
     return node.args[2] if of_backward and not node.args[_OUTPUT_MASK][0] else None  # type: ignore[index]
 
 
 def _fills(read: fx.Node, node: fx.Node) -> bool:
-    """Return whether Inductor fills a node's result itself and never allocates its constant input.
+    """Return whether Inductor never allocates the constant tensor ``read``.
 
-    True if ``node`` is an out-of-place index write or scatter into a constant tensor.
+    True if ``node`` is an out-of-place index write or scatter into ``read``. Inductor then fills
+    the result with the constant instead of copying ``read``.
 
     Args:
         read: the constant tensor, an input of ``node``.

@@ -1,9 +1,9 @@
 """Asynchronous copies of tensors to the host's memory and back.
 
-Forward calls `offload`, and `wait_copied` as soon as the device memory should be free. Backward
-calls `reload`, and `wait_copied` before the first read of the tensor. Each direction has a stream
-of its own. Host memory is page-locked and comes from PyTorch's caching host allocator, which reuses
-the same buffers in every step. The streams follow
+Forward calls `offload`, and later `wait_copied`, after which the device memory can be freed.
+Backward calls `reload`, and `wait_copied` before the first read of the tensor. Each direction has a
+CUDA stream of its own. Host memory is page-locked and comes from PyTorch's caching host allocator,
+which reuses the same buffers in every step. The streams follow
 ``torch/_functorch/_activation_offloading/offload_ops.py``, with two differences. No storage is
 resized to 0 bytes, so backward may run twice. Each direction uses a single stream.
 
@@ -22,7 +22,7 @@ from remat.graph.storages import Sizes
 
 #: Copy stream of each device and direction (True for host to device).
 _STREAMS: dict[tuple[torch.device, bool], torch.cuda.Stream] = {}
-#: Event that ends each unfinished copy, by the address of the copy.
+#: Event that marks the end of each copy in progress, by the address of the copy's memory.
 _ENDS: dict[int, torch.cuda.Event] = {}
 
 

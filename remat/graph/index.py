@@ -12,9 +12,8 @@ from torch import fx
 from remat.graph import ops
 from remat.graph.writes import by_target
 
-#: Return the nodes that a node reads, without repeats, in argument order.
-#: `fx.Node` stores these nodes; the public property `all_input_nodes` copies them into a list at each
-#: call.
+#: Function that returns the nodes that a node reads, without repeats, in argument order. It avoids the public
+#: property `all_input_nodes` of `fx.Node`, which copies these nodes into a list at each access.
 inputs_of: Callable[[fx.Node], Iterable[fx.Node]] = operator.attrgetter(
     "_input_nodes" if hasattr(fx.Node, "_input_nodes") else "all_input_nodes"
 )
@@ -49,7 +48,7 @@ class GraphIndex:
 
     @property
     def special(self) -> list[int]:
-        """Positions of the nodes that are not plain: random, uninitialised or with side effects."""
+        """Positions of the nodes that are not ``plain``, such as random operators."""
         return [i for i, plain in enumerate(self.plain) if not plain]
 
 

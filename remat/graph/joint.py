@@ -67,7 +67,7 @@ class Turn(NamedTuple):
         received: primals that an earlier run returned: (position of the primal, index of the
             earlier run, index of its forward output).
         shared: primals that an earlier run received too: (position of the primal, index of the
-            first such run, position of its primal).
+            first such run, position of the primal in that run).
         returned: indices of this run's forward outputs that both a later run and the step's caller
             receive.
     """
@@ -94,7 +94,7 @@ class JointGraph:
         received: primals that an earlier graph of the same step returned: (position of the primal,
             index of the earlier graph in the captured list, index of its forward output).
         shared: primals that an earlier graph of the same step received too, such as tied weights:
-            (position of the primal, index of the first such graph, position of its primal).
+            (position of the primal, index of the first such graph, position of the primal there).
         returned: indices of forward outputs that both a later graph and the step's caller receive.
         runs: number of runs of the graph in one step; above 1 if equal layers are compiled once.
         turns: one record per run of this graph, if some graph of the step runs several times;
@@ -151,7 +151,8 @@ def make_module(owner: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.
     """Return a graph module over ``graph`` whose code is generated at its first call only.
 
     Args:
-        owner: module that holds the attributes the graph fetches, or a dict of them by name.
+        owner: module with the attributes that the graph fetches, or a dict of these attributes by
+            name.
         graph: the graph.
     """
     with torch_compat.use_lazy_graph_module(True):
@@ -271,9 +272,9 @@ def outputs_of(graph: fx.Graph) -> list[Any]:
 def fingerprint(joint: JointGraph) -> str:
     """Return a SHA-256 digest of a joint graph's structure, without names.
 
-    The digested text has one line per node. A line names operators and results by the numbers of
-    entries in a table after the lines. For the result of a call, only shape and dtype are written.
-    Strides and device follow from the operator and its arguments.
+    The digested text has one line per node. The lines refer to operators and results by number, and
+    a table after the lines explains the numbers. For the result of a call, only shape and dtype are
+    written, because strides and device follow from the operator and its arguments.
     """
     # Nodes are written as positions, as `bytes`: no argument of a node has this type, so the text of a
     # position cannot be mistaken for a constant.

@@ -1,10 +1,12 @@
 """Evaluate a knapsack solution on its graph, and find the knee of its Pareto frontier.
 
-The classes replace those of ``torch/_functorch/_activation_checkpointing`` in PyTorch. They differ
-in four ways. Every view of the graph keeps the graph order, so results do not depend on hash seeds.
-An edge of the contracted graph stands for a path on which no other candidate lies. The memory of
-the backward pass counts no candidate twice. The knee comes from one run over the whole frontier
-instead of a hundred solver runs.
+Candidates are the nodes that may be saved or recomputed. A knapsack solution saves some of the
+candidates and recomputes the others. The classes replace those of
+``torch/_functorch/_activation_checkpointing`` in PyTorch, with four differences. All derived graphs
+keep the order of the nodes, so results do not depend on hash seeds. In the graph of the candidates
+alone, an edge stands for a path on which no other candidate lies. The memory of the backward pass
+counts no candidate twice. The knee comes from one run that computes the whole frontier, instead of
+a hundred solver runs.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from remat.errors import ProblemError
 from remat.solvers.float_bridge import problem_from_floats
 from remat.solvers.frontier import knapsack_frontier
 
-#: Most frontier points among which the knee is searched; thinning to this number costs about 1e-5 of the value.
+#: Largest number of frontier points that are searched for the knee. Dropping the other points changes the saved
+#: runtime by about 1e-5 of its value.
 KNEE_POINTS = 32_768
 
 FloatArray = npt.NDArray[np.float64]
@@ -195,7 +198,7 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         }
 
     def _backward_peak(self, saved: set[str], current: float) -> float:
-        """Return the most memory while backward visits the candidates from last to first.
+        """Return the peak memory of backward, which visits the candidates from last to first.
 
         At its visit, an unsaved candidate is recomputed, together with those of its ancestors that
         are not in memory. The candidate is dropped after the visit.
@@ -234,8 +237,8 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
     ) -> float:
         """Return the budget at the knee, where more memory starts to save little runtime.
 
-        The knee is the point of the Pareto frontier nearest to the origin, with memory and runtime
-        each scaled to 0 to 1.
+        The knee is the point of the Pareto frontier nearest to the origin. For this distance,
+        memory and runtime are each scaled to the range from 0 to 1.
 
         Args:
             knapsack_algo: solver to run on ``iterations`` budgets. None: compute the exact frontier

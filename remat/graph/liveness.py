@@ -1,9 +1,9 @@
-"""Lifetimes of storages over forward and backward, and their peak.
+"""Lifetimes of storages over forward and backward, and the peak of the bytes alive.
 
 The model is that of the eager lowering, without in-place reuse of memory. A value is allocated when
 its node runs and freed after its last use. A workspace recorded in a node's metadata counts while
 the node runs. Inputs, parameters, forward outputs and gradients live to the end of the step. Saved
-tensors and tangents end at their last use in backward, as AOTAutograd frees them.
+tensors and tangents live to their last use in backward, after which AOTAutograd frees them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from remat.graph.joint import (
 from remat.graph.source import module_path, source_line
 from remat.graph.storages import WORKSPACE, Memories, Sizes, expression_of, hint, leaves_of
 
-#: Pseudo storage key for all workspaces of operators, which no value uses.
+#: Key that stands for the workspaces of all operators; it is the key of no storage.
 _INSIDE = 0
 
 
@@ -237,7 +237,7 @@ def saved_storages(
 ) -> dict[int, int]:
     """Return the bytes of each storage that forward saves for backward, by storage key.
 
-    Storages of forward's inputs and copies in the host's memory are left out.
+    Copies in the host's memory are left out, and so are storages of forward's inputs.
 
     Args:
         forward: module that returns the user's outputs, then the values saved for backward.
@@ -318,7 +318,7 @@ class StepWalk:
         handed: nodes of forward whose values are saved for backward.
         tangents: by key of each storage of a tangent, the first placeholder that uses it.
         last_read: by key of each storage passed to backward, the moment of its last use there.
-            Empty until `lifetimes` has run.
+            Empty until `lifetimes` or `storages` has run to its end.
     """
 
     def __init__(
@@ -359,7 +359,7 @@ class StepWalk:
 
     @cached_property
     def again(self) -> frozenset[fx.Node]:
-        """Nodes that run a joint-graph node again, after an earlier node of the step ran it."""
+        """Nodes that run the same joint-graph node as an earlier node of the step."""
         first: dict[str, fx.Node] = {}
         return frozenset(n for _, n in self.running() if first.setdefault(run_of(n), n) is not n)
 
@@ -475,10 +475,10 @@ class StepWalk:
         return made, last
 
     def _own(self, node: fx.Node, key: int, *, apart: bool) -> int:
-        """Return the storage key for a node's value whose fake value has the key ``key``.
+        """Return the storage key to use for a node whose fake value has the key ``key``.
 
-        An earlier run of the same joint-graph node may have used ``key`` already. If the node is a
-        view of a value that it reads, the result is the key of that value.
+        An earlier run of the same joint-graph node may use ``key`` already. If the node is a view
+        of a value that it reads, the result is the key of the value read.
 
         Args:
             node: the node.

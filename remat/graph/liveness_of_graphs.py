@@ -28,10 +28,10 @@ class PartitionedGraph:
     """One graph of a step, partitioned into forward and backward.
 
     Attributes:
-        joint: the joint graph, which records the inputs it receives from and shares with earlier
-            graphs.
-        forward: its forward module.
-        backward: its backward module.
+        joint: the joint graph. It records which of its inputs are outputs of earlier graphs, and
+            which are also inputs of earlier graphs.
+        forward: forward module of the joint graph.
+        backward: backward module of the joint graph.
     """
 
     joint: JointGraph
@@ -43,8 +43,8 @@ def highest_of_graphs(graphs: Sequence[PartitionedGraph]) -> tuple[tuple[int, in
     """Return the most bytes alive in the forward and in the backward of each graph.
 
     A value passed from one graph to another is alive to the end of the last forward, because the
-    model's Python frames hold it. If a graph saves the value, it lives until both graphs have read
-    it for the last time.
+    model's Python frames hold the value. If the producing or the receiving graph saves the value
+    for backward, the value lives until its last read in the backward of either graph.
 
     Several storages live to the end of the step: parameters, inputs, gradients of parameters,
     outputs that no later graph receives, and the step's outputs. Gradients of the step's outputs
@@ -159,7 +159,7 @@ class _Step:
         return self._at(k, max(reads, default=walk.boundary - 1))
 
     def _passed(self) -> list[dict[int, int]]:
-        """Return when the outputs that later graph runs receive are freed.
+        """Return the last moments of the outputs that later graph runs receive.
 
         Returns:
             One dict per graph run. It maps the storage key of each such output to the last moment
@@ -185,10 +185,10 @@ class _Step:
         return passed
 
     def _from_outside(self, k: int) -> set[str]:
-        """Return the names of those tangents of graph run ``k`` that come from outside of the step.
+        """Return the names of those tangents of graph run ``k`` that the step's caller provides.
 
-        These are the tangents of those outputs of graph run ``k`` that no later graph receives, or
-        that the step's caller receives too.
+        These are the tangents of two kinds of outputs of graph run ``k``: outputs that no later
+        graph receives, and outputs that the step's caller receives too.
         """
         received = {o for g in self._graphs for _, j, o in g.joint.received if j == k}
         joint = self._graphs[k].joint
@@ -206,9 +206,9 @@ class _Step:
         """Return the last moment of each gradient storage of graph run ``k``, by storage key.
 
         A gradient for an output of an earlier graph lives until the backward of that graph starts.
-        A gradient for a tensor that a later graph shares lives to the end of run ``k``'s backward.
-        At that point PyTorch adds it to the gradient that the later graph computed. All other
-        gradients live to the end of the step.
+        A gradient for a tensor that a later graph receives too lives to the end of run ``k``'s
+        backward. PyTorch then adds this gradient to the one that the later graph has computed. All
+        other gradients live to the end of the step.
         """
         graph, walk = self._graphs[k], self.walks[k]
         waits = {p: producer for p, producer, _ in graph.joint.received if producer < k}

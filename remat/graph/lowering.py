@@ -1,9 +1,9 @@
-"""Build the graph problem of a joint graph: savable nodes, recomputable nodes, costs and bytes.
+"""Build the graph problem of a joint graph: which values to save and which to recompute.
 
 The problem has one node for each value that can be computed from the primals. It also has two kinds
 of nodes that the joint graph lacks. A *generator state* is needed to replay a random operator. A
 *snapshot* is a copy of an input that forward mutates later, or that the user may write to. States
-and snapshots can only be saved, at their bytes.
+and snapshots can be saved but not recomputed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from remat.solvers.graph_problem import GraphProblem
 
 
 class SavedKind(enum.Enum):
-    """What saving a problem node keeps: a value, a generator state or a copy of an input."""
+    """Kind of a problem node: a value, a generator state or a copy of an input."""
 
     VALUE = "value"
     GENERATOR_STATE = "generator state"
@@ -40,7 +40,7 @@ class SavedKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lowered:
-    """The problem of which values to save, and the map from its nodes to the joint graph.
+    """The graph problem of a joint graph, and the map from problem nodes to the joint graph.
 
     Attributes:
         problem: the graph problem, whose solution saves some nodes and recomputes others.
@@ -58,7 +58,7 @@ class Lowered:
     of_position: tuple[int, ...]
 
     def priced(self, costs: Sequence[int], unit: str) -> Lowered:
-        """Return the same problem under other costs.
+        """Return a copy of the problem with other costs.
 
         Args:
             costs: cost of running the node at each joint-graph position once.
@@ -126,7 +126,8 @@ class Decision:
         snapshots: inputs that are copied, because forward mutates them later or the user may write
             to them.
         forward_order: nodes that forward runs, in this order; a repeated name is another run of the
-            node. Views run where their values are read. Empty: the passes choose the order.
+            node. Views are left out, because each view runs right before its first reader. Empty:
+            the passes choose the order.
         backward_order: nodes that backward runs, in the same form.
         offloads: the saved values that are offloaded to the host's memory.
     """
@@ -159,10 +160,10 @@ def must_save(node: fx.Node) -> bool:
 
 
 def must_offload(node: fx.Node) -> bool:
-    """Return whether a checkpoint policy sends the node to the host's memory.
+    """Return whether a checkpoint policy asks to offload the node's value to the host's memory.
 
-    True for the tags MUST_CPU_OFFLOAD and PREFER_CPU_OFFLOAD. A value with the latter stays on the
-    device if it cannot be offloaded.
+    True for the tags MUST_CPU_OFFLOAD and PREFER_CPU_OFFLOAD. A value tagged PREFER_CPU_OFFLOAD
+    stays on the device if it cannot be offloaded.
     """
     return node.meta.get("recompute") in (
         CheckpointPolicy.MUST_CPU_OFFLOAD,
@@ -171,10 +172,14 @@ def must_offload(node: fx.Node) -> bool:
 
 
 def offload_tags(nodes: Sequence[fx.Node], owner: Sequence[int]) -> dict[int, fx.Node]:
-    """Return the nodes with offload tags by the position of the value that the tag counts for.
+    """Return the nodes with offload tags, by the position of the node whose value is offloaded.
 
-    A tag on a view counts for the storage that the view shares. If the owner of the storage must be
-    recomputed, the tag counts for the view itself. MUST_CPU_OFFLOAD overrides PREFER_CPU_OFFLOAD.
+    A tag on a view applies to the owner of the view's storage, unless the owner must be recomputed.
+    In that case the tag applies to the view itself. MUST_CPU_OFFLOAD overrides PREFER_CPU_OFFLOAD.
+
+    Args:
+        nodes: nodes of the joint graph.
+        owner: for each position, the position of the first node on the same storage.
     """
     found: dict[int, fx.Node] = {}
     for at, node in enumerate(nodes):
@@ -186,7 +191,7 @@ def offload_tags(nodes: Sequence[fx.Node], owner: Sequence[int]) -> dict[int, fx
 
 
 def insists_on_host(node: fx.Node) -> bool:
-    """Return whether a checkpoint policy allows no exception from offloading the node."""
+    """Return whether a checkpoint policy tags the node MUST_CPU_OFFLOAD."""
     return node.meta.get("recompute") is CheckpointPolicy.MUST_CPU_OFFLOAD
 
 
@@ -295,7 +300,7 @@ class _Row(NamedTuple):
         kind: whether the node is a value, a generator state or a snapshot.
         reads: problem nodes that the node reads.
         price: cost of running the node once.
-        nbytes: bytes to save the node.
+        nbytes: bytes that saving the node takes.
         save: whether the node may be saved.
         again: whether the node may be recomputed.
         forward: whether forward runs the node.
@@ -388,7 +393,7 @@ class _Rules:
         self.replays = Replays(index.nodes[i] for i in index.special)
 
     def may_save(self, i: int) -> tuple[bool, int]:
-        """Return whether the node at position ``i`` may be saved, and the bytes to save it."""
+        """Return whether the node at position ``i`` may be saved, and how many bytes saving takes."""
         index, storages = self._index, self._storages
         node, value, owner = index.nodes[i], index.values[i], storages.owner[i]
         if node.op == "placeholder":

@@ -1,8 +1,8 @@
 """Operator taxonomy: views, recomputable and compute-intensive operators, random draws, effects.
 
-Each set holds operator packets (``torch.ops.aten.mm``) and Python functions. An overload belongs to
-the sets of its packet. Plugins and users extend `default_taxonomy()` in place with
-`OpTaxonomy.extend`.
+The sets of an `OpTaxonomy` hold operator packets (``torch.ops.aten.mm``) and Python functions. An
+overload belongs to the sets of its packet. Plugins and users extend `default_taxonomy()` in place
+with `OpTaxonomy.extend`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class OpTaxonomy:
         views: Iterable[Target] = (),
         pure: Iterable[Target] = (),
     ) -> None:
-        """Add operators to the sets of the same names.
+        """Add the operators in each argument to the set of the same name.
 
         For an overload such as ``aten.mm.default``, its packet ``aten.mm`` is added.
         """
@@ -201,7 +201,7 @@ def _is_plain(target: Target) -> bool:
     )
 
 
-#: Runs an operator, and returns the generator state from before the run with the result.
+#: Higher-order operator that runs an operator and returns the generator state before the run, and the result.
 _RUN_AND_SAVE = torch_compat.rng_prims.run_and_save_rng_state
 #: Higher-order operators that save a generator state and run an operator, or run an operator from a saved
 #: state.
@@ -216,14 +216,14 @@ def is_opaque(node: fx.Node) -> bool:
     """Return whether the node may have undeclared effects, as a custom operator may.
 
     Such a node may draw random numbers, count its calls or read changing state. Therefore it runs
-    exactly once, in its place. A higher-order operator is opaque if an operator that it calls, also
-    within its graphs, is opaque.
+    exactly once, and keeps its place in the order of such nodes. A higher-order operator is opaque
+    if an operator that it calls, also within its graphs, is opaque.
     """
     return node.op == "call_function" and bool(opaque_operators(node))
 
 
 def opaque_operators(node: fx.Node) -> list[Target]:
-    """Return the operators run by a node that may have undeclared effects."""
+    """Return the operators that a node runs and whose effects may be undeclared."""
     return [op for op in _operators_run(node) if not is_known(op)]
 
 
@@ -267,9 +267,10 @@ def may_have_effects(node: fx.Node) -> bool:
 
 
 def is_drawn_from_state(node: fx.Node) -> bool:
-    """Return whether the node is a wrapper around a random operator and its generator state.
+    """Return whether the node is a higher-order operator that wraps a random operator.
 
-    The wrapper saves the state before it runs the operator, or restores a saved state.
+    The wrapper saves the generator state before it runs the random operator, or restores a saved
+    state first.
     """
     return node.target in _REPLAYS
 

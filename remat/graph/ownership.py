@@ -1,4 +1,4 @@
-"""Find the node that owns each storage of a joint graph, and the storages that are free to save.
+"""Find the node that owns each storage of a joint graph, and the storages that cost nothing to save.
 
 Storages that the step keeps alive in every plan (inputs it does not mutate, the user's outputs)
 cost nothing to save.
@@ -32,8 +32,8 @@ class Storages:
             value from before the write.
         rewritten: by owner's position, the position of the last write to the storage. Contains
             those storages in ``mutated`` that are read after this write or that forward allocated.
-            Backward may receive the values that they have after this write. AOTAutograd writes only
-            to primals, after everything else has run, unless functionalization is off.
+            Backward may receive the contents of such a storage after this write. Usually empty:
+            unless functionalization is off, AOTAutograd writes only to primals, after all reads.
         user_mutated: positions of the primals that the user may write to before backward. Backward
             cannot read these primals again.
     """

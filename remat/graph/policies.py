@@ -28,9 +28,9 @@ from remat.units import Budget, some_of
 REGION = "_remat_region"
 #: Metadata key that names the policy that tagged a node.
 TAGGED_BY = "remat_policy"
-#: Values of policies other than budgets.
+#: Policy values that are not budgets.
 _WORDS = ("save", "recompute", "offload")
-#: Number of modules that an error lists.
+#: Largest number of patterns or modules that an error lists.
 _SHOWN = 6
 
 
@@ -112,9 +112,9 @@ class Policies:
         return json.dumps({p.pattern: p.value for p in self.given}) if self.given else ""
 
     def parts(self, nodes: Sequence[fx.Node]) -> list[Part | None]:
-        """Return the part of the model that each node belongs to, with the policy for it.
+        """Return for each node the part of the model that it belongs to, with the part's policy.
 
-        None for a node without a policy. The policy of a `region` in code overrides those by
+        None for a node without a policy. The policy of a `region` in code overrides policies by
         pattern.
         """
         of_path = functools.cache(self._part_of)
@@ -139,7 +139,7 @@ class Policies:
     def unmatched(self, nodes: Iterable[fx.Node]) -> list[Policy]:
         """Return the policies whose patterns match no module of a graph.
 
-        A policy that matches only modules for which later policies decide is not returned.
+        A policy whose pattern matches a module is not returned, even if later policies override it.
         """
         names = module_names(nodes)
         return [p for p in self.given if not any(map(p.matches, names))]

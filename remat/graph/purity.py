@@ -30,8 +30,8 @@ from remat.torch_compat import (
 
 Op = TypeVar("Op")
 
-#: Namespaces of operators that ship with PyTorch and torchvision. Namespaces that move data between ranks
-#: besides the collectives' (``symm_mem``, ``_dtensor``) are left out on purpose.
+#: Namespaces of operators that ship with PyTorch and torchvision. ``symm_mem`` and ``_dtensor`` are left out on
+#: purpose: their operators move data between ranks, but are not in the namespaces of collectives.
 _SHIPPED = (
     "aten prim prims quantized _quantized quantized_decomposed quantization mkldnn mkldnn_prepacked onednn "
     "mkl sparse xnnpack prepacked inductor inductor_prims rngprims debugprims c10d c10d_functional "
@@ -75,10 +75,10 @@ _ALSO: ContextVar[frozenset[str]] = ContextVar("_ALSO", default=frozenset())
 def declare_pure(op: Op) -> Op:
     """Declare an operator to be a function of its inputs: equal inputs give equal results.
 
-    The operator may then run again in backward to save memory, and equal calls in a step may run
-    once. Without a declaration, a custom operator runs exactly as often as the step calls it. remat
-    cannot check the declaration. Gradients are wrong if the operator draws random numbers, counts
-    its calls, or reads changing state.
+    The operator may then run again in backward to save memory, and equal calls in a step may be
+    merged into one. Without a declaration, a custom operator runs exactly as often as the step
+    calls it. remat cannot check the declaration. Gradients are wrong if the operator draws random
+    numbers, counts its calls, or reads changing state.
 
     Call this function before a model is compiled, because it does not change steps that this
     process has compiled. After the declaration, ``torch.compiler.reset()`` makes PyTorch compile

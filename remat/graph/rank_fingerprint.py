@@ -22,13 +22,13 @@ from remat.graph.joint import JointGraph, role_of
 from remat.graph.storages import leaves_of
 from remat.units import some_of
 
-#: Most nodes of each graph that the description of a difference shows.
+#: Largest number of nodes of each graph that the description of a difference lists.
 SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """What the plan of a joint graph depends on, with one entry per node.
+    """The properties of a joint graph on which its plan depends, with one entry per node.
 
     Ranks whose graphs have equal outlines can share a plan.
 

@@ -1,10 +1,10 @@
 """Budgets that the user's code sets with ``torch.autograd.graph.region_activation_memory_budget``.
 
 As in PyTorch, this context manager applies to a whole graph. It must cover the graph's forward and
-set one budget ratio. The errors begin with PyTorch's messages. Regions with different ratios must
-be in different graphs. AOTAutograd and Inductor add operators that no user can cover: writes to
-mutated inputs, and seeds of random numbers. PyTorch 2.13 refuses a batch norm for this reason; here
-such operators are ignored.
+set one budget ratio. Error messages begin with PyTorch's own text. Regions with different ratios
+must be in different graphs. AOTAutograd and Inductor add operators that no user can cover: writes
+to mutated inputs, and seeds of random numbers. PyTorch 2.13 refuses a batch norm for this reason;
+here such operators are ignored.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from remat.graph.source import located
 _WHAT = "torch.autograd.graph.region_activation_memory_budget"
 #: Option of PyTorch 2.15 that decides whether a context must cover the whole forward.
 _COVERAGE = "activation_memory_budget_require_full_coverage"
-#: Number of uncovered operators that an error lists.
+#: Largest number of uncovered operators that an error lists.
 _SHOWN = 5
 
 
 def region_budget(joint: JointGraph, index: GraphIndex, roles: Roles) -> float | None:
-    """Return the budget ratio that the user's code sets for a graph; None if it sets none.
+    """Return the budget ratio that the user's code sets for a graph; None if the code sets none.
 
     The code sets it with ``torch.autograd.graph.region_activation_memory_budget``.
 

@@ -2,9 +2,9 @@
 
 AOTAutograd first hands a partitioner the joint graph of each region. Then it hands over the outer
 joint graph, in which the forward of a region is a call that returns the values saved for its
-backward. A budget applies to the whole step, so it is spent on the outer graph. There, the results
-of a call are saved, or recomputed by another call. Each region itself is partitioned for the
-shortest run time.
+backward. A budget applies to the whole step, so the plan for the outer graph spends all of it: the
+results of a call are saved, or recomputed by another call. Each region itself is partitioned for
+the shortest run time.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ def split_region(
 
 
 def separate_calls(graph: fx.Graph) -> int:
-    """Give the fake results of each nested region's call storages of their own.
+    """Give every call of a nested region its own storages behind its fake results.
 
     AOTAutograd gives every call the fake values of the region itself, as if all calls returned the
     same memory. If a region returns an input unchanged, nodes that read this result are rewired to
-    the input.
+    read the input.
 
     Returns:
         Number of region calls in the graph.
@@ -106,7 +106,7 @@ def separate_calls(graph: fx.Graph) -> int:
 
 
 def _separate(call: fx.Node, region: fx.GraphModule) -> None:
-    """Give the fake results of one region call storages of their own.
+    """Give one call of a nested region its own storages behind its fake results.
 
     Results that are views of inputs or of other results are rebuilt outside of the region.
     """
@@ -169,8 +169,8 @@ def _taken_outside(element: fx.Node, inner: Any, outside: dict[Any, Any]) -> fx.
         outside: for nodes of the region, their counterparts outside. New views are added to it.
 
     Returns:
-        The node, which is or reads an input of the call or another result. None if the result
-        cannot be rebuilt.
+        The node: an input of the call, another result, or a view of one of these. None if the
+        result cannot be rebuilt.
     """
     if not isinstance(inner, fx.Node):
         return None

@@ -71,7 +71,7 @@ def alike(a: Any, b: Any, same_value: Callable[[Any, Any], bool]) -> bool:
     Args:
         a: a value. Tuples, lists and dicts are compared recursively; a node equals only itself.
         b: the value to compare with ``a``.
-        same_value: returns whether two other values of the same type are equal.
+        same_value: returns whether two values of the same type are equal, for all other types.
     """
     if a is b:
         return True

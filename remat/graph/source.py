@@ -10,7 +10,8 @@ from traceback import FrameSummary
 import torch
 from torch import fx
 
-#: Prefix for the model in the paths that Dynamo records: ``"L['self'].layers.0"``; ``"G['model']"`` if it is global.
+#: Pattern of the prefix that stands for the model in module paths of Dynamo: ``L['self']`` in
+#: ``L['self'].layers.0``, or ``G['model']`` for a global variable.
 _MODEL = re.compile(r"^[LG]\['\w+'\]\.?")
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+)')
 #: Path prefixes of frames that are not the user's: PyTorch, generated code and frozen modules.

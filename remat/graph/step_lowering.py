@@ -1,12 +1,13 @@
 """Build the scheduling problem of a joint graph: when each node runs, or runs again, in a step.
 
-Nodes of the problem are storages. A joint-graph node that allocates memory becomes a problem node.
-Each further storage that it allocates becomes a part of this problem node. Views have no problem
-nodes, because readers of a view read its base. The peak of a schedule then equals
+Each problem node stands for a storage. A joint-graph node that allocates memory becomes a problem
+node for its first storage. Each further storage that the joint-graph node allocates becomes a
+problem node that is a part of the first. Views have no problem nodes, because in the problem,
+readers of a view read its base. The peak of a schedule then equals
 `remat.graph.liveness.simulate_peak` of the forward and backward graphs that run this schedule.
 
-There is one exception. If a value is kept although its node runs again, the problem assumes that
-later readers read the value of the later run.
+The two peaks can differ in one case. If a value is kept although its node runs again, the problem
+assumes that later readers read the value of the later run.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def lower_step(
     replayed, never_again = frozenset(recomputed), frozenset(once)
     sizes = Sizes(joint.memories)
     rows: list[_Row] = []
-    #: Nodes of the problem behind the value of each position.
+    #: For each joint-graph position, the problem nodes that a reader of its value reads.
     behind: dict[int, tuple[int, ...]] = {}
     of_key: dict[int, int] = {}  # node of the problem that holds a storage
 
@@ -292,8 +293,8 @@ class _Row(NamedTuple):
         inputs: problem nodes that the node reads.
         cost: cost of one run.
         size: bytes of the storage.
-        part_of: for a further storage that a node allocates, the problem node of this node's first
-            storage; -1 for all others.
+        part_of: if a joint-graph node allocates several storages and this is not the first, the
+            problem node of the first storage; -1 otherwise.
         extra: bytes of the workspace that exists only while the node runs.
     """
 

@@ -28,7 +28,7 @@ UNBACKED_HINT = 4096
 #: PyTorch's types of symbolic numbers.
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
-#: Numbers that `sizes_at` substitutes for symbols, by symbol name; without them, hints from tracing count.
+#: Numbers that `sizes_at` substitutes for symbols, by symbol name. None: use the symbols' hints from tracing.
 _SIZES: ContextVar[Mapping[str, int] | None] = ContextVar("_SIZES", default=None)
 
 #: Storage key, storage, and the value itself. Key and storage are None for a value without a storage.

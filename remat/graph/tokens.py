@@ -1,8 +1,9 @@
 """The token axis of values: which dimensions hold the tokens, and how calls run on some of the tokens.
 
-A language model's loss runs on values such as ``[batch, sequence, vocabulary]``. Adjacent dimensions that
-together hold every token are the value's *span*. A *slice* of such a value holds some of the tokens. It has all
-tokens in the last dimension of the span, and 1 in the span's other dimensions, so dimensions keep their numbers.
+A language model's loss runs on values such as ``[batch, sequence, vocabulary]``. The adjacent dimensions of a
+value that index the tokens, here ``[batch, sequence]``, are the value's *span*. A *slice* of the value holds only
+some of its tokens. All tokens of a slice are in the last dimension of the span. The other dimensions of the span
+have size 1 in a slice, so that a slice has as many dimensions as the value.
 """
 
 from __future__ import annotations
@@ -21,28 +22,32 @@ _aten = torch.ops.aten
 
 
 def operators(names: str) -> tuple[Any, ...]:
-    """Return operators of ``aten`` by name; a name without an overload means ``default``."""
+    """Return the ``aten`` operators with the given names, which are separated by spaces.
+
+    A name without an overload means the overload ``default``.
+    """
     parts = (name.partition(".") for name in names.split())
     return tuple(
         getattr(getattr(_aten, name), overload or "default") for name, _, overload in parts
     )
 
 
-#: Metadata key of a node that runs on a chunk of tokens, with the chunk's number; -1 for nodes that join chunks.
+#: Metadata key for the number of the chunk of tokens on which a node runs; -1 for a node that joins chunks.
 CHUNK = "remat_chunk"
 #: Products of two matrices; the last two arguments are the matrices.
 PRODUCTS = operators("mm addmm")
-#: Calls that view a value in another shape.
+#: Operators that return a value in another shape, with its elements in the same order.
 VIEWS = operators("view reshape _unsafe_view")
 _SUMS = operators("sum sum.dim_IntList")
-#: Calls whose result has the shape of the arguments, beside those that PyTorch tags as pointwise.
+#: Operators that work on each element alone, although PyTorch does not tag them as pointwise.
 SAME = (
     torch.ops.prims.convert_element_type.default,
     *operators("_to_copy clone alias detach zeros_like expand"),
 )
-#: Calls that only permute or add dimensions.
+#: Operators that only permute or add dimensions.
 _FREE = operators("permute t transpose.int unsqueeze")
-#: Position of the argument that names the dimensions along which a call runs.
+#: For operators such as ``softmax`` that run along some dimensions, the position of the argument that names these
+#: dimensions.
 _ALONG = {
     **dict.fromkeys(
         operators(
@@ -58,33 +63,44 @@ _ALONG = {
 
 
 class Span(NamedTuple):
-    """Adjacent dimensions of a value that hold its tokens, without dimensions of size 1 at their ends."""
+    """Adjacent dimensions of a value that index its tokens, without dimensions of size 1 at either end.
+
+    Attributes:
+        start: first dimension of the span; may be negative if the value lacks leading dimensions.
+        stop: the dimension after the last one of the span.
+    """
 
     start: int
     stop: int
 
     def sliced(self, shape: Sequence[int], tokens: int) -> list[int]:
-        """Return the shape of a slice with so many tokens of a value with this shape."""
+        """Return the shape of a slice of a value.
+
+        Args:
+            shape: shape of the value.
+            tokens: number of tokens in the slice.
+        """
         ones = [1] * (self.stop - max(0, self.start) - 1)
         return [*shape[: max(0, self.start)], *ones, tokens, *shape[self.stop :]]
 
     def of(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the sizes at the span's dimensions, without those that the shape lacks."""
+        """Return the sizes of the span's dimensions in a shape; dimensions that it lacks are left out."""
         return tuple(shape[max(0, self.start) : max(0, self.stop)])
 
     def moved(self, by: int) -> Span:
-        """Return the span of a value that has so many dimensions more in front."""
+        """Return the span for a value with ``by`` more leading dimensions; ``by`` may be negative."""
         return Span(self.start + by, self.stop + by)
 
 
 class Rule(NamedTuple):
-    """How one call runs on some of the tokens.
+    """How one call runs on slices of its arguments, which hold only some of the tokens.
 
     Attributes:
-        span: the span of the result; None if the call sums over the tokens, so that the results of all slices
-            add up.
-        reads: the arguments that hold tokens, with their spans.
-        sizes: sizes of the dimensions of the spans; an argument may have 1 instead, or lack leading ones.
+        span: the span of the result. None if the call sums over the tokens. In that case the results for all
+            slices must be added.
+        reads: span of each argument that holds tokens.
+        sizes: sizes of a span's dimensions, the same for all arguments. Only an argument that is broadcast may
+            have size 1 instead, or lack leading dimensions.
     """
 
     span: Span | None
@@ -92,12 +108,12 @@ class Rule(NamedTuple):
     sizes: tuple[int, ...]
 
     def arguments(self, node: fx.Node, taken: Mapping[fx.Node, fx.Node], tokens: int) -> Any:
-        """Return target, arguments and keyword arguments of a call on a slice.
+        """Return target, arguments and keyword arguments with which a call runs on slices.
 
         Args:
             node: the call.
-            taken: the slices of the arguments that hold tokens.
-            tokens: number of tokens of the slice.
+            taken: slice of each argument that holds tokens.
+            tokens: number of tokens in a slice.
         """
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: taken.get(n, n))
         if self.span is None:
@@ -113,7 +129,7 @@ class Rule(NamedTuple):
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
-    """Return the shape of a tensor.
+    """Return the shape of a node's tensor as ints.
 
     Raises:
         PlanError: a size is symbolic.
@@ -129,17 +145,17 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
 
 
 def is_tensor(value: Any) -> bool:
-    """Return whether a value is a node whose value is a tensor."""
+    """Return whether an argument of a call is a node with a tensor as result."""
     return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
 
 
 def rule_of(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None = None) -> Rule | None:
-    """Return the rule of a call; None if the call cannot run on slices.
+    """Return how a call runs on slices of its arguments; None if it cannot.
 
     Args:
         node: the call.
-        known: the spans of values that hold tokens.
-        want: the span that the result must have, if no argument's span is known.
+        known: spans of the values that hold tokens, by the node that computes the value.
+        want: span that the result must have; None if the spans of the arguments determine it.
     """
     if node.op != "call_function" or not is_tensor(node):
         return None
@@ -179,7 +195,16 @@ def _pointwise(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) 
 
 
 def _reshaped(span: Span, shape: Sequence[int], new: Sequence[int]) -> Span | None:
-    """Return the span after a view from ``shape`` to ``new``; None if tokens share a dimension with others."""
+    """Return the span of a value after a view changes its shape.
+
+    Args:
+        span: span of the value before the view.
+        shape: shape before the view.
+        new: shape after the view.
+
+    Returns:
+        The span; None if some dimension of ``new`` combines tokens with another dimension of ``shape``.
+    """
     before, tokens = math.prod(shape[: span.start]), math.prod(shape[span.start : span.stop])
     start, size = 0, 1
     while start < len(new) and (size < before or new[start] == 1):
@@ -228,7 +253,15 @@ def _along(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> R
 def _probed(node: fx.Node, reads: Mapping[fx.Node, Span], tokens: int) -> Span | None:
     """Return the span of a call's result: the dimensions that change with the number of tokens.
 
-    None if they are not adjacent, or not in the order of the arguments.
+    The call runs on fake slices with one token more to find these dimensions.
+
+    Args:
+        node: the call.
+        reads: span of each argument that holds tokens.
+        tokens: number of tokens.
+
+    Returns:
+        The span; None if the dimensions are not adjacent, or not in the order that the arguments have.
     """
     mode, shape = fake_mode_of(node.meta["val"]), shape_of(node)
     with mode, torch.no_grad():

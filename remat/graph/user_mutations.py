@@ -1,9 +1,8 @@
 """Find tensors that the user may overwrite between forward and backward, and protect backward.
 
 Examples are a loader's pinned buffer and a step's logits. Eager PyTorch allows writes to tensors
-that autograd has not saved, and raises for writes to saved ones. The joint graph shows which
-tensors eager autograd saves. Nodes traced in backward read exactly the forward values that autograd
-had saved.
+that autograd has not saved, and raises for writes to saved tensors. The joint graph shows which
+tensors eager autograd saves: the forward values that nodes traced in backward read.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ def user_mutable_inputs(joint: JointGraph) -> frozenset[str]:
     excluded, and so are inputs that autograd saves, directly or as a view.
 
     Args:
-        joint: the joint graph as traced. After a merge of equal nodes, it would no longer show
-            which node read an input.
+        joint: the joint graph as traced. A graph whose equal nodes are merged no longer shows which
+            node read an input.
     """
     inputs = joint.graph.find_nodes(op="placeholder")
     static = {inputs[k] for k in joint.static_inputs if k < len(inputs)}
@@ -61,8 +60,8 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
 
     Args:
         joint: the joint graph, which is changed.
-        places: indices of the user's outputs to copy. Outputs that share memory with them are
-            copied too. None: copy all outputs that eager autograd does not save.
+        places: indices of the user's outputs to copy. Other outputs that share memory with one of
+            these are copied too. None: copy all outputs that eager autograd does not save.
     """
     root = _Roots(joint)
     position = {n: i for i, n in enumerate(joint.graph.nodes)}
@@ -105,13 +104,13 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
 def unversioned_outputs(joint: JointGraph) -> tuple[int, ...]:
     """Return the indices of user outputs that autograd cannot protect from writes before backward.
 
-    Autograd detects a write by comparing version counters of saved tensors. A saved output has the
-    same counter that its user sees. An output that shares memory with a saved tensor may have a
-    counter of its own, so autograd misses the write.
+    Autograd detects a write because the write increments the version counter of a saved tensor. An
+    output that is itself saved has the same counter as the saved tensor. An output that only shares
+    memory with a saved tensor may have a counter of its own, so autograd misses the write.
 
     Such outputs come from AOTAutograd, from Inductor, and from operators such as ``_unsafe_view``,
-    which PyTorch 2.15 traces in a linear layer. For them, autograd also misses writes that eager
-    autograd would detect.
+    which PyTorch 2.15 traces in a linear layer. Autograd then misses even writes that it detects in
+    eager PyTorch.
     """
     found = _copyable_outputs(joint, _Roots(joint))
     views = (
@@ -204,13 +203,14 @@ class _Roots(dict[fx.Node, fx.Node]):
         return self[base]
 
     def _base(self, node: fx.Node) -> fx.Node | None:
-        """Return the argument whose memory a call's result shows; None if it shows no argument's."""
+        """Return the argument of which a call's result is a view; None if the result is no view."""
         return aliased_argument(node) or _hidden_base(node, self._sizes)
 
     def views(self, node: fx.Node, base: fx.Node) -> Iterator[fx.Node]:
-        """Yield the chain of views from ``node`` to ``base``, from which ``node`` is derived.
+        """Yield the chain of views that leads from ``node`` to ``base``.
 
-        Each node is a view of the next one. ``node`` comes first, and ``base`` is left out.
+        Each node in the chain is a view of the next one. ``node`` comes first. ``base``, of which
+        the last one is a view, is left out.
         """
         while node is not base:
             yield node

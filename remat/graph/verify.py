@@ -11,7 +11,7 @@ from remat.graph.rules.facts import Split as Split
 from remat.graph.source import located
 from remat.units import some_of
 
-#: Number of faults that one error describes.
+#: Largest number of faults that one error describes.
 SHOWN = 5
 
 

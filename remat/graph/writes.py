@@ -28,15 +28,16 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 
 
 def is_destination(argument: fx.Node, node: fx.Node) -> bool:
-    """Return whether a call writes to an argument, so that no other tensor can take its place.
+    """Return whether a call writes to an argument.
 
-    If the call got a copy or a recomputed value, the write would be lost.
+    Such an argument cannot be replaced by a copy or a recomputed value, because the write would be
+    lost.
     """
     return argument in written_by(node)
 
 
 def aliased_argument(node: fx.Node) -> fx.Node | None:
-    """Return the argument whose memory the call's result is a view of; None without an alias."""
+    """Return the argument of which a call's result is a view; None if the result is no view."""
     return aliased_arguments((node,))[0]
 
 
@@ -51,7 +52,7 @@ def root_of(node: fx.Node) -> fx.Node:
 
 
 def aliased_arguments(nodes: Sequence[fx.Node]) -> list[fx.Node | None]:
-    """Return for each node the argument whose memory its result is a view of, or None."""
+    """Return for each node the argument of which its result is a view, or None."""
     return [
         None if places == () else _aliased(node, places)
         for node, places in zip(nodes, by_target(nodes, _may_alias), strict=True)

@@ -16,7 +16,7 @@ from remat.graph.costs.profile import Profile
 from remat.graph.costs.roofline import Roofline
 from remat.graph.joint import JointGraph
 
-#: Preset for each device type; any other type uses the preset of an H100.
+#: Name of the preset in `DEVICES` for each device type; all other types use the preset of an H100.
 _PRESETS = {"cpu": "epyc"}
 
 
@@ -66,15 +66,15 @@ class Auto(CostModel):
 
 
 def preset_for(joint: JointGraph) -> Device:
-    """Return the preset device whose rates are used for the device of a graph's tensors."""
+    """Return the preset rates for the device type of a graph's tensors."""
     return DEVICES[_PRESETS.get(device_type_of(joint), "h100")]
 
 
 def is_for_cpu(cost: CostModel) -> bool:
-    """Return whether a cost model prices a CPU.
+    """Return whether a cost model estimates or measures times on a CPU.
 
-    False for models without a device, except that `Profile` without a named device counts as for a
-    CPU.
+    `Profile` without a named device counts as a model for a CPU. Any other model without a device
+    does not.
     """
     # Without a device, `Profile` runs operators on the device of the tensors.
     if isinstance(cost, Profile):
@@ -84,7 +84,7 @@ def is_for_cpu(cost: CostModel) -> bool:
 
 
 def is_cpu(device: Device) -> bool:
-    """Return whether a device is a CPU, from a preset or measured on this machine."""
+    """Return whether a device is a CPU; its rates may be a preset or measured on this machine."""
     return device.name.startswith("cpu") or device.name == _PRESETS["cpu"]
 
 

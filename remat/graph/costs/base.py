@@ -1,7 +1,8 @@
 """Base class of cost models, and the costs of the nodes of a graph.
 
-A model is a frozen value with a name, a unit and one method. Views, tuple elements, sizes and
-constants cost nothing under any model, so `node_costs` does not ask a model for them.
+A cost model is an immutable object with a name, a unit and one required method, `CostModel.cost`.
+Views, tuple elements, sizes and constants cost nothing under any model, so `node_costs` does not
+ask a model for their costs.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ class CostModel:
 
     @classmethod
     def arguments(cls) -> Mapping[str, str]:
-        """Return descriptions of the arguments in ``cost="name:argument"``, by argument.
+        """Return a description of each valid argument in ``cost="name:argument"``, by argument.
 
-        The command ``remat costs`` prints them.
+        The command ``remat costs`` prints these descriptions.
         """
         return {}
 
@@ -83,27 +84,27 @@ class CostModel:
         raise NotImplementedError
 
     def costs(self, nodes: Sequence[fx.Node]) -> Sequence[int]:
-        """Return the cost of each of several nodes of one graph.
+        """Return the costs of several nodes of one graph, in the order of the nodes.
 
-        Override this method if the model is faster for many nodes together.
+        Override this method if the model prices many nodes together faster than one by one.
         """
         return [self.cost(node) for node in nodes]
 
     def fallbacks(self, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
-        """Describe the nodes that the model priced by another method than its own.
+        """Describe the nodes for which the model used another cost model as a fallback.
 
         Call this method after `costs`.
 
         Returns:
-            One line for each distinct call, with the method used instead, in the order of
+            One line for each distinct call of such a node, with the fallback, in the order of
             ``nodes``.
         """
         return ()
 
     def key(self) -> str:
-        """Return a text for cache keys, which differs if the model may give other costs.
+        """Return a text that identifies the model in cache keys.
 
-        The text need not describe the graph.
+        Two models with equal texts give equal costs for the same graph.
         """
         return str(self)
 
@@ -137,13 +138,14 @@ def node_costs(
 ) -> list[int]:
     """Return the cost of each node of a graph.
 
-    Identical calls are priced once, unless the model depends on neighbours.
+    Identical calls are priced once, unless the model's costs depend on a node's neighbours.
 
     Args:
         index: node positions of the graph.
         storages: storages of the values in the graph.
         model: the cost model.
-        positions: node positions to price; None means all. Other positions cost 0.
+        positions: positions of the nodes to price; None prices all nodes. Nodes at other positions
+            cost 0.
 
     Returns:
         One cost per position, in the model's unit; 0 for views, tuple elements, sizes and
@@ -184,9 +186,9 @@ def node_costs(
 def _bodies(node: fx.Node) -> list[list[fx.Node]]:
     """Return the call nodes of each graph that a higher-order operator calls, one list per graph.
 
-    Views and other free nodes are left out. Empty for operators that a model prices as a whole.
-    ``flex_attention`` is one of them, because it has formulas of its own and its graphs compute
-    single scores.
+    Views and other nodes that cost nothing are left out. The result is empty for operators that a
+    model prices as a whole. One of these operators is ``flex_attention``: it has FLOP formulas of
+    its own, and its graphs compute single scores.
     """
     if "flex_attention" in str(node.target):
         return []
@@ -203,8 +205,9 @@ def _bodies(node: fx.Node) -> list[list[fx.Node]]:
 def _nested_cost(model: CostModel, node: fx.Node, called: Sequence[Sequence[fx.Node]]) -> int:
     """Return the cost of a higher-order operator, from the costs of the graphs it calls.
 
-    The sum over these graphs is multiplied by the number of calls. For a condition, the most
-    expensive branch counts. A loop with an unknown number of rounds counts as one round.
+    The costs of these graphs are added, and multiplied by the number of times that the operator
+    calls them. For ``cond``, only the most expensive branch counts. A loop with an unknown number
+    of rounds counts as one round.
 
     Args:
         model: the cost model.
@@ -223,8 +226,8 @@ def _nested_cost(model: CostModel, node: fx.Node, called: Sequence[Sequence[fx.N
 def _rounds(node: fx.Node) -> int:
     """Return how many times an operator calls its graph.
 
-    For ``scan`` and ``map``, this is the length of the sequence that they loop over. 1 for all
-    others.
+    For ``scan`` and ``map``, this is the length of the sequence over which the operator loops. 1 for
+    all other operators.
     """
     name = str(node.target)
     if name not in ("scan", "map_impl"):
@@ -260,7 +263,7 @@ def _guarded(model: CostModel, nodes: list[fx.Node], where: str) -> list[Any]:
     Args:
         model: the cost model.
         nodes: the nodes.
-        where: text for the error message that names the node; may be empty.
+        where: text that names the node in the error message; empty for several nodes.
 
     Raises:
         ProblemError: the model raises.
@@ -292,12 +295,12 @@ def _checked(model: CostModel, node: fx.Node, cost: Any) -> int:
 
 
 def _is_free(node: fx.Node) -> bool:
-    """Return whether a node is an element of a tuple or arithmetic on sizes."""
+    """Return whether a node takes an element of a tuple or computes a size, which costs nothing."""
     return is_element(node) or isinstance(node.meta.get("val"), (*SYMBOLIC, int, float))
 
 
 def _signature(node: fx.Node, known: dict[int, Any]) -> Any:
-    """Return a hashable key that is equal for calls of equal cost.
+    """Return a hashable key of a call; calls with equal keys have equal costs.
 
     The key consists of the operator, its constants and descriptions of its tensor inputs.
 
@@ -319,7 +322,7 @@ def _describe(x: Any, seen: dict[fx.Node, int], known: dict[int, Any]) -> Any:
 
     Args:
         x: the argument.
-        seen: numbers of the nodes so far; a new node is added.
+        seen: number of each node in the arguments so far; a new node is added.
         known: cache of value descriptions, by ``id`` of the value.
     """
     if isinstance(x, fx.Node):

@@ -1,4 +1,4 @@
-"""Measure the rates of this machine's own devices."""
+"""Measure the peak rates of this machine's devices, such as FLOP/s and memory bandwidth."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from remat.graph.costs.measure import (
     whole,
 )
 
-#: Side lengths of the timed matrix products, and the time in seconds beyond which no larger product is timed.
+#: Side lengths of the timed square matrix products, and the estimated time in seconds beyond which a product is
+#: not timed.
 _SIDES = (256, 512, 1024, 2048, 4096, 8192)
 _ENOUGH_S = 0.25
 #: Bytes of the timed copy, more than any cache holds.
 _COPY_BYTES = 128 * 2**20
-#: Seconds for the repeated runs of each timed call.
+#: Total seconds for the repeated runs of each timed call.
 _RUNS_S = 0.04
 
 
 def calibrate(device: str | torch.device = "here") -> Device:
-    """Measure the rates of a device of this machine, in about 1 s.
+    """Measure the peak rates (`Device`) of a device of this machine, in about 1 s.
 
     The function times matrix products in two precisions, a copy, random numbers, tanh and max
     pooling. For each of them, the fastest run counts. Products of float32 use the precision set
     with `torch.set_float32_matmul_precision`.
 
     Args:
-        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or ``"here"`` for the current CUDA device, or
-            the CPU without one.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or ``"here"``. ``"here"`` means the current CUDA
+            device, or the CPU on a machine without CUDA.
 
     Raises:
         ProblemError: the machine has no such device.

@@ -16,9 +16,10 @@ from remat.graph.costs.base import CostModel
 from remat.graph.storages import hint, tensors_of
 from remat.torch_compat import pytree
 
-#: Inductor's operators that draw from a seed: pure functions of the seed, but as slow as other draws.
+#: Inductor's operators that draw random numbers from a given seed. They are pure functions of the seed, but as
+#: slow as other random operators.
 _SEEDED = ("prims.inductor_random", "prims.inductor_randint")
-#: Number of window dimensions of each max pooling.
+#: Number of window dimensions of each max-pooling operator, by operator name.
 _MAX_POOLS = {
     "aten.max_pool2d_with_indices": 2,
     "aten.max_pool3d_with_indices": 3,
@@ -107,8 +108,8 @@ def count_pooled(node: fx.Node) -> int:
     return _elements(node) * math.prod(whole)
 
 
-#: Work that may take longer than its memory traffic: attribute of `Device` for the rate, and the function that
-#: counts the work of a node.
+#: Kinds of work that may take longer than their memory traffic. The key is the attribute of `Device` with the
+#: rate of the work, and the value is the function that counts this work in a node.
 SLOW: Mapping[str, Callable[[fx.Node], int]] = {
     "draws_tops": count_draws,
     "tanh_tops": count_tanh,

@@ -15,7 +15,7 @@ import torch
 from remat.errors import ProblemError
 from remat.files import write_atomic, writing
 
-#: Unit of a rate, by the last part of its field's name.
+#: Unit of each rate in `Device`, by the last part of the field's name.
 _UNITS = {"tflops": "TFLOP/s", "tbps": "TB/s", "tops": "10¹²/s"}
 
 
@@ -29,8 +29,8 @@ class Device:
         half_tflops: peak of bfloat16 and float16 matrix products, TFLOP/s.
         single_tflops: peak of float32 matrix products (TF32 if the device has it), TFLOP/s.
         memory_tbps: memory bandwidth, TB/s.
-        ranks_tbps: bandwidth from one rank to the other ranks of its node, TB/s; 0 means the memory
-            bandwidth.
+        ranks_tbps: bandwidth from one rank to the other ranks on its machine, TB/s; if 0,
+            ``memory_tbps`` is used instead.
         draws_tops: random numbers drawn, 10¹² per second; 0 means limited by memory only.
         tanh_tops: hyperbolic tangents computed (as in GPT-2's GELU), 10¹² per second; 0 means
             limited by memory only.
@@ -38,7 +38,8 @@ class Device:
             memory only.
 
     Raises:
-        ProblemError: the name is empty, or a rate is not a finite number above 0.
+        ProblemError: the name is empty, or a rate is not a finite number above 0. The last four
+            rates may also be 0.
     """
 
     name: str
@@ -80,7 +81,7 @@ class Device:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Device:
-        """Read a device from a TOML file with this class's attributes as keys.
+        """Read a device from a TOML file whose keys are the attributes of this class.
 
         The keys ``label``, ``ranks_tbps``, ``draws_tops``, ``tanh_tops`` and ``pooled_tops`` may be
         missing.

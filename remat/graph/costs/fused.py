@@ -19,12 +19,12 @@ from remat.graph.writes import aliased_argument
 
 @dataclass(frozen=True, slots=True)
 class RooflineFused(Roofline):
-    """Cost model: `Roofline` for fused pointwise operators and reductions, in picoseconds.
+    """Cost model: `Roofline` in which values between fused nodes move no bytes, in picoseconds.
 
-    A node costs ``max(operations / peak, external bytes / bandwidth)``, at least 1 ps. Two nodes
-    fuse if one reads the other, directly or through views and elements of tuples, and if three more
-    conditions hold. Both are pointwise operators, reductions or random draws. Neither writes to an
-    argument. Both are on the same device.
+    A node costs ``max(operations / peak, external bytes / bandwidth)``, at least 1 ps. A node may
+    fuse if it is a pointwise operator, a reduction or a random draw, and writes to no argument. Two
+    such nodes on the same device fuse if one reads the other, directly or through views and
+    elements of tuples.
 
     External bytes of a node that may fuse are
 
@@ -36,8 +36,9 @@ class RooflineFused(Roofline):
     A node that never fuses (a product, for example) moves all its bytes, as under `Roofline`. No
     cost is above `Roofline`'s on the same device.
 
-    The costs of nodes are added up, so a cost cannot depend on the plan. A saved value is read from
-    memory, but this model assumes that it stays in a register. If several nodes read one value,
+    A node's cost must not depend on the plan, because the cost of a plan is the sum of node costs.
+    Therefore the model assumes that every value between fused nodes stays in a register, although a
+    plan may save the value and read it from memory. If several nodes read one value from memory,
     each pays for its own read. Readers in forward and in backward count the same.
     """
 
@@ -58,7 +59,7 @@ Fuse = Callable[[fx.Node, fx.Node], bool]
 
 
 def moved_by(node: fx.Node, fuse: Fuse) -> int:
-    """Return the bytes that a node reads from and writes for nodes outside of its kernel.
+    """Return the bytes that a node reads and writes, without values that stay in its kernel.
 
     Args:
         node: the node.
@@ -85,7 +86,8 @@ def is_written(node: fx.Node, value: fx.Node, fuse: Fuse) -> bool:
 
     Args:
         node: the node that computes the value.
-        value: ``node`` itself, or the node that takes this element of its result.
+        value: ``node`` itself if its result is the value. Otherwise the ``getitem`` node that takes
+            the value from the tuple that ``node`` returns.
         fuse: returns whether two nodes are fused into one kernel.
     """
     readers = list(readers_of(value))
@@ -95,7 +97,7 @@ def is_written(node: fx.Node, value: fx.Node, fuse: Fuse) -> bool:
 def fuse(a: fx.Node, b: fx.Node) -> bool:
     """Return whether a compiler may fuse two nodes, one of which reads the other.
 
-    The result depends on their operators and devices only.
+    The answer depends only on the operators and devices of both nodes.
     """
     return may_fuse(a) and may_fuse(b) and _device(a) == _device(b)
 

@@ -29,20 +29,21 @@ from remat.graph.storages import fake_mode_of, form_of, tensor_bytes, tensors_of
 
 _LOG = logging.getLogger(__name__)
 
-#: Numbers of the kernels that compute each node of a graph, by node name.
+#: Map from the name of each node of a graph to the numbers of the kernels that compute the node.
 Kernels = dict[str, frozenset[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Inductor(Roofline):
-    """Roofline of a graph as Inductor fuses it, in picoseconds.
+    """Cost model: roofline of the kernels into which Inductor fuses a graph, in picoseconds.
 
     Inductor lowers the whole joint graph, and its scheduler forms the kernels for the device of the
-    graph's tensors. Rates come from the device of this model, by default the preset for the
-    tensors' device. A node costs ``max(operations / peak, external bytes / bandwidth)``, at least 1
-    ps. External bytes are those that the node reads from, or writes for, nodes outside of its
-    kernels. If the node's result stays in registers, saving it would add a write and a read.
-    Recomputing the node avoids them, so their bytes are subtracted from its external bytes.
+    graph's tensors. The rates are those of this model's device. By default, this is the preset for
+    the device type of the tensors. A node costs ``max(operations / peak, external bytes /
+    bandwidth)``, at least 1 ps. External bytes are those that the node reads from, or writes for,
+    nodes outside of its kernels. If the node's result stays in registers, saving the result would
+    add a write and a read. Recomputing the node avoids both, so the bytes of this write and this
+    read are subtracted from the external bytes.
 
     Pricing takes about 3 ms per node. If Inductor cannot lower a graph, `RooflineFused` prices the
     graph.
@@ -84,7 +85,10 @@ class Inductor(Roofline):
         return self.name if self.by_tensors else super(Inductor, self).__str__()
 
     def cost(self, node: fx.Node) -> int:
-        """Return the time of one run in picoseconds; kernels come from the node's whole graph."""
+        """Return the time of one run of a node in picoseconds.
+
+        Inductor forms kernels for the node's whole graph.
+        """
         return self.costs([node])[0]
 
     def costs(self, nodes: Sequence[fx.Node]) -> Sequence[int]:
@@ -130,7 +134,7 @@ def _together(kernels: Kernels) -> Fuse:
     return share
 
 
-#: Latest kernels of each graph, with a hash of the graph at that time.
+#: Cache of `kernels_of`: for each graph, a hash of the graph and the kernels of the graph with this hash.
 _KNOWN: weakref.WeakKeyDictionary[fx.Graph, tuple[int, Kernels | None]] = (
     weakref.WeakKeyDictionary()
 )
@@ -142,7 +146,7 @@ def kernels_of(graph: fx.Graph) -> Kernels | None:
     None if Inductor cannot lower the graph.
 
     Operators that Inductor calls from a library, such as products, are kernels of their own. A
-    node whose result is not written belongs to each kernel that reads it.
+    node whose result is not written belongs to each kernel that reads the result.
     """
     # A graph's text has no shapes, but they decide how Inductor fuses.
     values = (tensors_of(node.meta.get("val")) for node in graph.nodes)

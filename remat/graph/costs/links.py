@@ -15,15 +15,15 @@ from remat.graph.costs.measure import durations_ps, this_device, undisturbed
 from remat.units import parse_bytes
 
 _PS_PER_S = 10**12
-#: Bytes per second in one direction, as data sheets state it, by the name of a link.
+#: Bytes per second in each direction of a link, from data sheets, by name of the link.
 LINKS = {
     "pcie4": 32 * 10**9,  # PCI-SIG: 16 lanes of 16 GT/s; NVIDIA A100: 64 GB/s both ways together
     "pcie5": 64 * 10**9,  # PCI-SIG: 16 lanes of 32 GT/s; NVIDIA H100: 128 GB/s both ways together
     "nvlink-c2c": 450 * 10**9,  # NVIDIA GH200: 900 GB/s both ways together
 }
-#: Upper limit for a valid rate, above that of any link.
+#: Largest valid rate in bytes per second, above that of any link.
 _MOST_BYTES_PER_S = 10**18
-#: Smaller rates without a unit are refused, because the unit was probably forgotten.
+#: A rate without a unit that is below this number of bytes per second is refused: the unit was probably forgotten.
 _LEAST_WITHOUT_UNIT = 10**6
 _BITS = "; a small b stands for bits: 25Gb/s are 3.125GB/s"
 
@@ -97,9 +97,9 @@ class Link:
         return f"{self.name} ({rate})" if self.name else rate
 
 
-#: The link over which tagged values are offloaded if no link is given.
+#: Link for values that a checkpoint policy tags for offload, if the user names no link.
 DEFAULT_LINK = Link(name="pcie4", bytes_per_s=LINKS["pcie4"])
-#: Bytes of a measured copy; seconds for the repeated copies in each direction.
+#: Bytes of each timed copy, and total seconds for the repeated copies in one direction.
 _MEASURED_BYTES, _RUNS_S = 1 << 28, 0.2
 
 
@@ -109,7 +109,7 @@ def measured_link() -> Link:
     The rate has two significant digits, rounded down, so that equal machines plan alike.
 
     Raises:
-        ProblemError: the machine has no such device.
+        ProblemError: the machine has no CUDA device.
     """
     device = this_device()
     if device.type == "cpu":

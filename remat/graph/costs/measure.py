@@ -17,19 +17,19 @@ from remat import torch_compat
 
 #: Bytes overwritten before each run on a GPU, so that no run finds its inputs in the cache.
 _FLUSH_BYTES = 256 * 2**20
-#: Seconds beyond which a single timed run suffices.
+#: If the warm-up run takes longer than these seconds, a single timed run suffices.
 _LONG_S = 1.0
 
 
 def is_present(device: torch.device) -> bool:
-    """Return whether this machine has a device that can run operators: the CPU or a CUDA device."""
+    """Return whether a device is the CPU or one of this machine's CUDA devices."""
     if device.type == "cuda":
         return torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
     return device.type == "cpu"
 
 
 def this_device() -> torch.device:
-    """Return the current CUDA device, or the CPU without one."""
+    """Return the current CUDA device, or the CPU on a machine without CUDA."""
     return whole(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
@@ -78,8 +78,8 @@ def durations_ps(
         device: device that runs it; CUDA devices are timed by events.
         seconds: limit on the total time of the runs, after which no further run starts. At least
             three runs are made, or one if the warm-up run took more than 1 s. On a CPU, the limit
-            is five times as long until this least number of runs is undisturbed.
-        most: the largest number of runs.
+            is five times as long while fewer than this number of runs are undisturbed.
+        most: largest number of runs.
     """
     warm_s = _once_s(run, device)
     if device.type == "cuda":  # the very first run loads libraries

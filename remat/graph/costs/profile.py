@@ -1,4 +1,4 @@
-"""Measured time: times every distinct call of an operator and stores the time on disk."""
+"""Cost model that runs and times every distinct operator call, and stores the times on disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from remat.graph.costs.roofline import Roofline
 from remat.graph.costs.store import Place, Store, cache_path, store
 from remat.units import format_bytes
 
-#: Seconds for the repeated runs of one call.
+#: Total seconds for the repeated runs of one call.
 _RUNS_S = 0.05
 #: Seconds after which new times are written to disk, so that an interruption loses little.
 _FLUSH_S = 5.0
@@ -41,8 +41,8 @@ class Profile(CostModel):
     A call is an operator with its constants and the shapes, strides, dtypes and devices of its
     tensors. It runs alone in eager PyTorch on generated tensors. User tensors and generator states
     stay unchanged. On a CPU, the time includes PyTorch's own overhead of a few microseconds. Times
-    are stored on disk by PyTorch version, device and number of threads. The first time written to
-    disk for a call applies to all processes.
+    are stored on disk by PyTorch version, device and number of threads. If several processes
+    measure one call, all use the measurement that reached the disk first.
 
     Some calls cannot run: they have effects, need more than half of the free memory, raise, or
     their device is missing. Such calls cost as much as under the roofline of their device, and
@@ -180,7 +180,7 @@ def _measure(request: Request) -> int | str:
 
 
 def _fallback(request: Request) -> Roofline:
-    """Return the roofline model for a call's device; for an H100 if the device is missing."""
+    """Return the roofline model for a call's device, or for an H100 if this machine lacks it."""
     return Roofline(calibrated(request.device)) if is_present(request.device) else Roofline()
 
 
@@ -190,9 +190,10 @@ def _place(request: Request) -> Place:
 
 
 def _environment(device: torch.device) -> str:
-    """Return a text of all that a call's time depends on besides the call.
+    """Return a text that describes the conditions under which a call's time holds.
 
-    These are PyTorch's version, the device with its threads, and the precision of float32 products.
+    It states PyTorch's version, the device with its number of threads, and the precision of float32
+    products.
     """
     name = describe_device(device) if is_present(device) else str(device)
     precision = torch.get_float32_matmul_precision()

@@ -29,8 +29,8 @@ class Request:
         devices: all devices of the call's tensors.
         nbytes: bytes of the call's input tensors and of its result.
         refusal: why the call must not run; None if it may.
-        key: the call as text, equal for calls with equal cost. Device indices are left out, because
-            each rank has a device of its own.
+        key: the call as text; calls with equal texts have equal costs. Device indices are left out,
+            because each rank has a device of its own.
     """
 
     target: Any
@@ -49,7 +49,7 @@ class Request:
 
 
 def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
-    """Return the call that a node makes.
+    """Return the operator call of a node as a `Request`.
 
     Symbolic sizes are replaced by their hints from tracing, or by 4096 without a hint.
 
@@ -115,7 +115,7 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
 
 
 def real_call(request: Request) -> functools.partial[Any]:
-    """Return a requested call on real tensors instead of fake ones.
+    """Return a function that makes a requested call on new real tensors.
 
     Floats are random. Integers are 0, a valid index into any nonempty dimension. Booleans are
     False, a valid mask.

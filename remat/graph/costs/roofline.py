@@ -23,8 +23,9 @@ from remat.graph.storages import tensor_bytes, tensors_of
 class Roofline(CostModel):
     """Cost model: the larger of arithmetic time and memory time on a device, in picoseconds.
 
-    For collectives, the time to send to other ranks is compared too. The default device is an H100,
-    whatever machine makes the plan, so that plans are equal on every machine.
+    For a collective, the cost is the largest of three times: these two, and the time to send data
+    to other ranks. The default device is an H100, whatever machine makes the plan, so that plans
+    are equal on every machine.
 
     Attributes:
         device: rates of the device.

@@ -22,7 +22,7 @@ _TABLE = """CREATE TABLE IF NOT EXISTS times (
     CHECK (typeof(ps) = 'integer' AND ps > 0)
 )"""
 
-#: Environment and call text.
+#: Key of a measured call: text of the environment (PyTorch version, device, precision), and text of the call.
 Place = tuple[str, str]
 
 
@@ -33,7 +33,8 @@ class CostWarning(RuntimeWarning):
 class Store:
     """Measured times of calls in picoseconds, backed by a file that many processes share.
 
-    The file keeps the first time written for a call, so all processes plan with equal times.
+    If several processes measure one call, the file keeps the measurement that was written first.
+    Thus all processes plan with equal times.
 
     Attributes:
         path: the file; None keeps all times in memory.
@@ -59,8 +60,8 @@ class Store:
     def merge(self, fresh: Mapping[Place, int]) -> None:
         """Write new times to the file, and read all times from it.
 
-        A file that is not a database is renamed and rebuilt. If the file cannot be used, a
-        `CostWarning` is issued and the times stay in memory.
+        A file that is not a database is renamed, and a new file is created. If the file cannot be
+        used, a `CostWarning` is issued and the times stay in memory.
 
         Args:
             fresh: new times in picoseconds, by (environment, call text).
@@ -141,7 +142,7 @@ def cache_path() -> Path | None:
 
 @functools.cache
 def store(path: Path | None) -> Store:
-    """Return this process's store for a file, which is the same at each call.
+    """Return the store for a file; each process has only one store per file.
 
     Args:
         path: the file; None for a store that is kept in memory only.

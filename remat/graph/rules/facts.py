@@ -1,4 +1,4 @@
-"""Shared lookups for the rules on a partitioned graph, and their fault messages."""
+"""Lookups and message texts that the rules on a partitioned graph share."""
 
 from __future__ import annotations
 

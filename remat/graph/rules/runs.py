@@ -116,8 +116,8 @@ def copies_are_alike(facts: Facts) -> Iterator[Fault]:
 def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
     """Return the operator that a node runs, and the nodes that the operator reads.
 
-    For a node that saves or restores a generator state, this is the random operator that the node
-    calls.
+    For a node that saves or restores a generator state, the returned operator is the random operator
+    that the node calls.
     """
     target: Any = node.target
     reads = list(inputs_of(node))

@@ -144,7 +144,7 @@ def _behind(facts: Facts) -> list[fx.Node]:
 
 
 def outputs_are_described(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each value saved by forward without the right AOTAutograd descriptor."""
+    """Yield a fault for each saved value whose AOTAutograd descriptor is missing or wrong."""
     n, out = facts.split.joint.num_fwd_outputs, output_node(facts.split.forward.graph)
     descs = list(out.meta.get("desc") or ())
     if len(descs) != n + len(facts.returned[1]):

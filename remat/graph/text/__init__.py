@@ -17,12 +17,13 @@ The text has Python's syntax, with one line per node::
         backward(None),
     ]
 
-A type states dtype and sizes. Parentheses add properties that do not follow from them: strides, offset,
-bytes of the storage, device, layout, ``grad=True``. By default, a view uses the storage of its base, and
-an element uses the storage of its tuple. ``@ x`` places a tensor in the storage of ``x``, and ``@ None``
-in a storage of its own. ``part`` applies to all lines below it. Marks after a call steer passes.
-Attributes that a node fetches by name are declared before the node: ``constant``, ``attribute``, or a
-whole graph in ``with subgraph("name"):``.
+A type states dtype and sizes. Parentheses add properties that do not follow from dtype and sizes:
+strides, offset, bytes of the storage, device, layout, ``grad=True``. By default, a view uses the storage
+of its base, and an element uses the storage of its tuple. ``@ x`` places a tensor in the storage of
+``x``, and ``@ None`` in a storage of its own. ``part`` applies to the lines below it, up to the next
+``part``. Marks after a call, such as ``must_save``, are instructions to passes. Attributes that a node
+fetches by name are declared before the node: ``constant``, ``attribute``, or a whole graph in
+``with subgraph("name"):``.
 """
 
 from remat.graph.text.parsing import parse_graph, parse_joint, read_joint

@@ -27,7 +27,8 @@ _FLAGS = {
     "backward_hook": "has_backward_hook",
     "unchecked": UNCHECKED,
 }
-#: Arguments of ``part(…)``: whether AOTAutograd traced a node in forward or backward, or must place it there.
+#: Arguments of ``part(…)``: whether AOTAutograd traced the nodes below in forward or backward, or whether the
+#: nodes must be placed there.
 PARTS = ("is_forward", "is_backward", "must_be_in_forward", "must_be_in_backward")
 
 _COMMENT = re.compile(r"(?P<file>.*?):(?P<line>\d{1,9})(?: (?P<code>.*))?")
@@ -104,7 +105,7 @@ def number_regions(nodes: Iterable[fx.Node]) -> dict[int, int]:
 
 
 def write_marks(node: fx.Node, regions: Mapping[int, int]) -> list[str]:
-    """Return the texts that follow a node's call and steer passes, such as ``must_save``.
+    """Return the marks of a node: texts such as ``must_save`` that instruct passes.
 
     Args:
         node: the node.

@@ -1,6 +1,6 @@
-"""Write operators and arguments of nodes as names, literals and a few calls, and read them.
+"""Write operators and arguments of nodes as names, literals and a few calls, and parse this text.
 
-Operators are looked up in tables and in PyTorch's registries only.
+The parser looks up operators in tables and in PyTorch's registries only.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ class ArgumentReader:
     Args:
         source: the text, for error messages.
         node: maps a name in the text to the graph node; None if names of nodes are not allowed.
-        symbolic: maps ``SymInt[…]`` and the like to a symbolic number; None if these are not
-            allowed.
+        symbolic: maps ``SymInt[…]``, ``SymFloat[…]`` or ``SymBool[…]`` to a symbolic number; None if
+            symbolic numbers are not allowed.
     """
 
     def __init__(
@@ -374,7 +374,8 @@ def read_target(name: str) -> Any:
     """Return the operator or function with a dotted name.
 
     Raises:
-        LookupError: no operator or function has this name. The message is the expected form only.
+        LookupError: no operator or function has this name. The message states only what was
+            expected.
     """
     if "." not in name or not is_dotted(name):
         raise LookupError("a name such as aten.mm.default")
@@ -409,7 +410,12 @@ def read_target(name: str) -> Any:
 
 
 def _registered(namespace: str, names: list[str]) -> Any:
-    """Return a higher-order operator by its name, or an overload by two; None if there is none."""
+    """Return a registered operator; None if there is none.
+
+    Args:
+        namespace: namespace of the operator, ``"higher_order"`` for a higher-order operator.
+        names: name of a higher-order operator, or names of an operator and its overload.
+    """
     if namespace == "higher_order":
         return torch_compat.higher_order_ops.get(names[0])
     name, overload = names

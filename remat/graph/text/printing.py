@@ -57,13 +57,13 @@ SUFFIX = ".joint"
 def print_joint(joint: JointGraph, *, modules: bool = False) -> str:
     """Return a joint graph as text, which `parse_joint` reads.
 
-    The text holds all data that planning uses. It leaves out the numbers of constants with more
-    than 64 elements, all of a stack trace except the innermost user line, and what the ShapeEnv
-    knows about symbols beyond hints and ranges.
+    The text holds all data that planning uses, except the modules of nodes unless ``modules`` is
+    set. It also leaves out the numbers of constants with more than 64 elements, all of a stack
+    trace except the innermost user line, and facts about symbols other than hints and ranges.
 
     Args:
         joint: the joint graph.
-        modules: whether to state the module of each node. Policies by module need it.
+        modules: whether to state the module of each node, which policies by module need.
 
     Raises:
         ProblemError: something in the graph has no text form. The message names the node.

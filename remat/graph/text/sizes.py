@@ -34,7 +34,7 @@ from remat.torch_compat import sympy_functions as functions
 #: An int, or a SymPy expression over symbols.
 Size = Any
 
-#: Names of ShapeEnv's symbols: sizes (s), floats (zf), unbacked sizes (u), unbacked floats (zuf).
+#: Pattern of the names of ShapeEnv's symbols: sizes (s), floats (zf), unbacked sizes (u), unbacked floats (zuf).
 SYMBOL = re.compile(r"(s|u|zf|zuf)\d{1,9}", re.ASCII)
 
 _NAMES = re.compile(r"\b[su]\d{1,9}\b", re.ASCII)
@@ -279,8 +279,8 @@ class Expressions:
 def _factors(node: ast.expr) -> tuple[list[ast.expr], list[ast.expr]]:
     """Return all factors and all divisors of a product, as syntax trees.
 
-    The caller multiplies all of them in one call. In a product of only two factors, SymPy would
-    distribute a number over a sum.
+    The caller multiplies all factors in a single call. If SymPy multiplied only a number and a sum,
+    it would distribute the number over the sum.
     """
     match node:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -478,7 +478,7 @@ def symbols_of(used: Iterable[sympy.Symbol], env: ShapeEnv | None) -> list[Symbo
 
     Args:
         used: the SymPy symbols to declare.
-        env: environment with the hints and ranges of the symbols; None declares them without these.
+        env: environment with the hints and ranges of the symbols; None leaves out hints and ranges.
     """
     # By letters, then by number, so that s9 comes before s10.
     ordered = sorted(used, key=lambda s: (s.name.rstrip("0123456789"), len(s.name), s.name))

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from remat.errors import ProblemError
 from remat.graph.collection import paused_collection
 
-#: Most characters of a text. A Llama of 80 layers takes 3 MiB.
+#: Largest number of characters in a text. The text of a Llama with 80 layers has about 3 million.
 MAX_BYTES = 16 * 2**20
 TOO_DEEP = "graph text is nested too deeply to be read"
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)

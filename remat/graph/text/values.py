@@ -1,7 +1,7 @@
-"""Write and read the values of nodes as types such as ``f32[8, 4](1, 8)``, with their aliases.
+"""Write and read the values of nodes as types such as ``f32[8, 4](1, 8)``, with their storages.
 
-A type is read as a fake value: a tensor on a storage of its own, or on that of an earlier tensor.
-Properties that follow from sizes and schemas are left out.
+Reading a type creates a fake value, such as a tensor on a storage of its own or of an earlier
+tensor. A type leaves out properties that follow from sizes and operator schemas.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ from remat.graph.writes import aliased_places
 from remat.torch_compat import dtype_abbrs
 
 _DTYPES = {name: dtype for dtype, name in dtype_abbrs.items()}
-#: Most elements of a constant that is written with its numbers; larger constants are written as a type.
+#: Largest number of elements of a constant that is written with its numbers. For a larger constant, only the type
+#: is written.
 MAX_CONSTANT = 64
 _SYMBOLIC = tuple(kind.__name__ for kind in SYMBOLIC)
 
 
 def base_of(node: fx.Node) -> Any:
-    """Return the value whose storage a node's value uses if the text does not say otherwise.
+    """Return the value whose storage a node's value uses unless the text names another storage.
 
     For a node that takes an element of a tuple, this is the element in the value of the tuple's
     node. If the schema lets the node's only result alias arguments, this is the value of the first
@@ -119,7 +120,8 @@ class ValueWriter:
     Args:
         literals: writes constants, and collects the symbols in them and in sizes.
         device: default device, which the types leave out.
-        graph: name of the graph with the names of its outer graphs: ``"joint.true_graph_0"``.
+        graph: dotted name of the graph, which begins with its outer graphs, such as
+            ``"joint.true_graph_0"``.
     """
 
     def __init__(self, literals: ArgumentWriter, device: torch.device, graph: str) -> None:
@@ -172,9 +174,9 @@ class ValueWriter:
         return write_opaque(value)
 
     def _placed(self, tensor: torch.Tensor, place: str, base: Any) -> str:
-        """Return the text of a tensor's type, with its storage.
+        """Return the text of a tensor's type and storage.
 
-        The storage follows ``@``. It is left out if it is the default one.
+        The storage is written after ``@``, unless the tensor uses its default storage.
         """
         key = storage_key(tensor)
         if key is None:
@@ -215,9 +217,9 @@ class ValueWriter:
 
         Args:
             tensor: the tensor.
-            sizes: its sizes.
-            owns: whether the tensor is the first on its storage; only then is the storage size
-                written.
+            sizes: sizes of the tensor.
+            owns: whether the tensor is the first on its storage. The storage size is written only
+                for the first tensor.
         """
         said: list[str] = []
         strides = tuple(size_of(s) for s in tensor.stride())
@@ -245,7 +247,8 @@ class ValueReader:
         source: the text, for error messages.
         fakes: creates fake tensors and symbolic numbers.
         device: default device, for types without a device.
-        graph: name of the graph with the names of its outer graphs: ``"joint.true_graph_0"``.
+        graph: dotted name of the graph, which begins with its outer graphs, such as
+            ``"joint.true_graph_0"``.
     """
 
     def __init__(self, source: Source, fakes: Fakes, device: torch.device, graph: str) -> None:
@@ -301,7 +304,8 @@ class ValueReader:
         Args:
             node: syntax tree of the type.
             place: full name of the value, such as ``joint.split[1]``.
-            base: value whose storage it uses by default; None for a storage of its own.
+            base: value whose storage the created value uses by default; None for a storage of its
+                own.
         """
         match node:
             case ast.Tuple(elts=elts) | ast.List(elts=elts):

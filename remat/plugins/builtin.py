@@ -45,7 +45,7 @@ def remat_solvers() -> list[type[Solver]]:
 
 @hookimpl
 def remat_passes() -> list[type[Pass]]:
-    """Return remat's own pass classes, in the order of the ``remat passes`` table; this imports torch."""
+    """Return remat's own pass classes, in the order in which ``remat passes`` lists them; imports torch."""
     from remat.passes.core.control import Fixpoint
     from remat.passes.decide.knapsack import Knapsack
     from remat.passes.decide.min_cut import MinCut
@@ -87,7 +87,7 @@ def remat_passes() -> list[type[Pass]]:
 
 @hookimpl
 def remat_analyses() -> list[type[Analysis[Any]]]:
-    """Return remat's own analysis classes, in the order of that table; this call imports torch."""
+    """Return remat's own analysis classes, in the order of ``remat passes``; this call imports torch."""
     from remat.passes.core import analyses
     from remat.passes.decide import budgeted, min_cut
 

@@ -19,7 +19,10 @@ _RESERVED = ("all",)
 
 
 def check_class(offered: object, base: type) -> str | None:
-    """Return why ``offered`` is not a concrete, named subclass of ``base``; None if it is one."""
+    """Return why ``offered`` is not a usable subclass of ``base``; None if it is one.
+
+    A usable class is concrete and has a valid name.
+    """
     if not inspect.isclass(offered):
         if isinstance(offered, base):
             return f"{offered!r} is an instance: return the class, {type(offered).__name__}"
@@ -125,7 +128,7 @@ CHECKS: Mapping[str, Callable[[object], str | None]] = {
 
 
 def _check_capabilities(solver: type[Solver]) -> str | None:
-    """Describe the first class attribute of a solver with a wrong type or value; None if none."""
+    """Return why a class attribute of a solver has a wrong type or value; None if all are valid."""
     where = solver.__qualname__
     for flag in ("exact", "deterministic", "time_limit"):
         given: Any = getattr(solver, flag)
@@ -144,7 +147,7 @@ def _check_capabilities(solver: type[Solver]) -> str | None:
 
 
 def _check_methods(solver: type[Solver]) -> str | None:
-    """Describe the first method of a solver that remat could not call; None if there is none."""
+    """Return why remat could not call a method of a solver; None if remat can call all methods."""
     where = solver.__qualname__
     if not solver.solves:
         return f"{where} solves nothing: implement solve(self, problem, *, time_limit=None)"
@@ -161,7 +164,7 @@ def _check_methods(solver: type[Solver]) -> str | None:
 
 
 def _accepts(function: Any, *args: object, **kwargs: object) -> bool:
-    """Return whether ``function`` can be called with the arguments, by its signature."""
+    """Return whether the signature of ``function`` accepts the arguments."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError:

@@ -28,12 +28,12 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def remat_solvers() -> list[type[Solver]]:  # type: ignore[empty-body]
-    """Return solver classes. Import solver libraries in ``solve``, not in this function."""
+    """Return solver classes. Import a solver's libraries in its method ``solve``, not in this hook."""
 
 
 @hookspec
 def remat_passes() -> list[type[Pass]]:  # type: ignore[empty-body]
-    """Return pass classes. remat calls this hook only if passes are needed, so it may import torch."""
+    """Return pass classes. This hook may import torch: remat calls it only if passes are needed."""
 
 
 @hookspec
@@ -43,9 +43,9 @@ def remat_analyses() -> list[type[Analysis[Any]]]:  # type: ignore[empty-body]
 
 @hookspec
 def remat_operators() -> OpTaxonomy:  # type: ignore[empty-body]
-    """Return properties of custom operators for the planner; see `remat.graph.ops`.
+    """Return an `OpTaxonomy` that declares properties of custom operators to the planner.
 
-    Without a declaration, a custom operator runs exactly as often as the step calls it.
+    Without a declaration, a plan runs a custom operator exactly as often as the step calls it.
     ``OpTaxonomy(pure={torch.ops.mine.attention})`` declares that the operator may run again, as
     `remat.declare_pure` does.
     """

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from remat.solvers.isolation import Isolated
 
-#: Part of descriptions that hold in this process only.
+#: Text that marks a description as valid in this process only.
 _OF_THIS_PROCESS = f"process-{uuid4().hex}"
 #: Distribution names of the libraries whose version may change a solver's result.
 _LIBRARIES = ("highspy", "networkx", "numpy", "ortools", "pulp", "scipy")
@@ -38,9 +38,9 @@ def identity(thing: object) -> str:
 def described(value: Any) -> Any:
     """Return a JSON-compatible description of a value; equal descriptions mean equal values.
 
-    The state of a function, or of an instance of another library's class, cannot be read. Its
-    description names this very object and means nothing in other processes; see
-    `is_known_elsewhere`.
+    The state of a function, or of an instance of another library's class, cannot be read. The
+    description of such an object contains the object's ``id`` and is valid in this process only;
+    see `is_known_elsewhere`.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -85,7 +85,7 @@ def _state(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def surroundings() -> dict[str, Any]:
-    """Describe what a plan depends on besides its graph and options, such as code and versions.
+    """Return what a plan depends on besides its graph and options, such as code and versions.
 
     Every module of remat that stores users' declarations about operators has a function
     ``declared()``, which is called here.
@@ -130,7 +130,7 @@ def _operator(target: Any) -> str:
 
 
 def _origin(module: str) -> str:
-    """Return a digest of the code of the top-level package that contains ``module``."""
+    """Return a digest of the files of the top-level package that contains ``module``."""
     return _origin_of(module.partition(".")[0])
 
 

@@ -35,15 +35,16 @@ _ISOLATION = (None, "process", "foreign")
 
 
 class PluginWarning(RuntimeWarning):
-    """Issued if a plugin is refused; the other plugins keep working."""
+    """Issued if a plugin, or an object that a plugin returns, is refused; all others keep working."""
 
 
 class Registry:
     """Solvers, passes, analyses, operators and cost models of remat and its plugins, by kind and name.
 
-    Each kind is collected from the plugins when first requested, so that solvers can be used
-    without importing torch. A plugin that fails is refused, and so is an unusable object that it
-    returns. A `PluginWarning` gives the reason once, and `problems` stores it.
+    Objects of one kind are collected from the plugins when this kind is first requested, so that
+    solvers can be used without importing torch. A plugin that fails is refused, and so is an
+    unusable object that a plugin returns. A `PluginWarning` gives the reason once, and `problems`
+    stores the reason.
     """
 
     def __init__(self) -> None:
@@ -60,9 +61,9 @@ class Registry:
 
     @property
     def solvers(self) -> Mapping[str, type[Solver]]:
-        """Solver classes by name, also those that cannot run here.
+        """Solver classes by name, including solvers that cannot run on this machine.
 
-        remat's own classes come first, then those of plugins, sorted by name.
+        remat's own classes come first. The classes of plugins follow, sorted by name.
         """
         return self._kind("remat_solvers")
 
@@ -77,10 +78,10 @@ class Registry:
         return self._kind("remat_analyses")
 
     def learn_operators(self) -> None:
-        """Add the operators of all plugins to the taxonomy that planning uses.
+        """Add the operators that plugins declare to the taxonomy that planning uses.
 
-        The taxonomy states which operators may be recomputed. Further calls have no effect.
-        Unregistering a plugin removes its operators.
+        The taxonomy states, for instance, which operators may be recomputed. Further calls have no
+        effect. Unregistering a plugin removes its operators.
         """
         if _OPERATORS in self._found:
             return
@@ -102,9 +103,10 @@ class Registry:
 
     @property
     def problems(self) -> tuple[PluginError, ...]:
-        """Reasons why plugins were refused.
+        """Errors that give the reasons why plugins, or objects that plugins return, were refused.
 
-        The faults of one kind, such as passes, are missing until that kind is first requested.
+        Errors about objects of one kind, such as passes, are missing until that kind is first
+        requested.
         """
         offered = (problem for found in self._offer_problems.values() for problem in found)
         return (*self._load_problems, *offered)
@@ -119,10 +121,10 @@ class Registry:
         return tuple(name for name, kind in self.solvers.items() if unavailable(kind) is None)
 
     def solver(self, name: str | Solver, *, isolation: str | None = None) -> Solver:
-        """Return a solver that is ready to run.
+        """Return an instance of a solver, which runs in this process or in a separate one.
 
         Args:
-            name: a registered name, ``"module:Class"``, or a solver, which is used as it is.
+            name: a registered name, ``"module:Class"``, or a solver instance.
             isolation: ``"process"``: the solver runs in a separate process, see
                 `remat.solvers.isolation`. ``"foreign"``: a solver from outside remat runs in a
                 separate process if possible. None: the solver runs in this process.
@@ -146,7 +148,7 @@ class Registry:
         """Return whether a solver's class comes from outside remat.
 
         Args:
-            name: a registered name, ``"module:Class"``, or a solver.
+            name: a registered name, ``"module:Class"``, or a solver instance.
 
         Raises:
             SolverError: there is no such solver.
@@ -195,7 +197,7 @@ class Registry:
         return kind
 
     def cost_model(self, cost: str | CostModel) -> CostModel:
-        """Return the cost model with a name, created with its argument if one is given.
+        """Create the cost model of a registered name, with an argument if one is given.
 
         Args:
             cost: a registered name, optionally with an argument as in ``"roofline:h100"``; or a
@@ -377,7 +379,7 @@ class Registry:
             self.learn_operators()
 
     def _warn(self) -> None:
-        """Issue a `PluginWarning` for each entry of `problems` that has had none."""
+        """Issue a `PluginWarning` for each error in `problems` for which none has been issued yet."""
         fresh = [str(p) for p in self.problems if str(p) not in self._warned]
         self._warned.update(fresh)
         for message in fresh:
@@ -391,7 +393,7 @@ def registry() -> Registry:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Return a message that a name is unknown, with all known names and the most similar one.
+    """Return the message for an unknown name: all known names, and the most similar one of them.
 
     Args:
         what: kind of the name, such as "solver".

@@ -1,8 +1,8 @@
-"""Edits that make a joint graph smaller or simpler, and leave it a joint graph.
+"""Edits that make a joint graph smaller or simpler.
 
-An edit changes a graph in place and keeps the convention of AOTAutograd. Inputs are primals, then
-tangents. Outputs are those of forward, then a gradient or None for every primal. Every value keeps its
-shape, so that gradients still match their primals.
+An edit changes a graph in place and keeps AOTAutograd's convention for joint graphs. Inputs are primals,
+then tangents. Outputs are those of forward, then a gradient or None for every primal. Every value keeps
+its shape, so that gradients still match their primals.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GraphEdit:
     Attributes:
         name: description of the edit.
         items: returns the items of a graph that the edit can change: positions of outputs, or names of nodes.
-        apply: changes the given items, and returns the edited graph. Items that no longer exist are skipped.
+        apply: edits a graph at the given items, and returns the graph. Items that no longer exist are skipped.
     """
 
     name: str
@@ -46,7 +46,7 @@ class GraphEdit:
 
 
 def tidy(joint: JointGraph) -> JointGraph:
-    """Erase unused calls that have no side effect, and repair which fake values share storages.
+    """Erase unused calls that have no side effect, and correct which fake values share a storage.
 
     The graph is changed in place and returned.
     """
@@ -59,7 +59,7 @@ def tidy(joint: JointGraph) -> JointGraph:
 
 
 def fault_of(joint: JointGraph) -> str | None:
-    """Return why a graph is not a valid joint graph; None if it is valid."""
+    """Return why a graph is not a valid joint graph; None if the graph is valid."""
     fault = check_structure(joint.graph_module)
     if fault is not None:
         return fault
@@ -92,8 +92,8 @@ def _outputs(joint: JointGraph, kept: Sequence[tuple[int, Any]]) -> None:
 
     Args:
         joint: the graph.
-        kept: for each new output, a pair: the position of the old output whose descriptor the new output gets,
-            and the value.
+        kept: for each new output, a pair: the position of the old output whose descriptor the new output gets;
+            and the value of the new output.
     """
     out = output_node(joint.graph)
     descs = out.meta.get("desc") or ()
@@ -129,9 +129,9 @@ def _drop_outputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 
 
 def _has_a_gradient_each(joint: JointGraph) -> bool:
-    """Return whether inputs can be added to a graph and removed from it.
+    """Return whether edits can add inputs to a graph and remove inputs from the graph.
 
-    All inputs must be primals or tangents, and every primal must have an output for its gradient.
+    This requires that all inputs are primals or tangents, and that every primal has an output for its gradient.
     """
     gradients = len(outputs_of(joint.graph)) - joint.num_fwd_outputs
     return gradients == len(primals_of(joint)) and all(
@@ -165,7 +165,7 @@ def _drop_unused(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 
 
 def _results(joint: JointGraph) -> list[Item]:
-    """Return the names of the calls that return a tensor; an empty list if the graph can get no more inputs."""
+    """Return the names of the calls that return a tensor; an empty list if inputs cannot be added to the graph."""
     if not _has_a_gradient_each(joint):
         return []
     return [
@@ -181,8 +181,8 @@ def _add_input(joint: JointGraph, like: fx.Node, *, late: bool, gradient: Any = 
     Args:
         joint: the graph.
         like: the node.
-        late: whether to add a tangent; else a primal, with an output for its gradient.
-        gradient: the gradient of a primal; None: no gradient.
+        late: True: add a tangent; False: add a primal, and an output for the primal's gradient.
+        gradient: value of the output for the primal's gradient; None: the primal has no gradient.
     """
     graph = joint.graph
     before = list(graph.find_nodes(op="placeholder")) if late else primals_of(joint)
@@ -196,7 +196,7 @@ def _add_input(joint: JointGraph, like: fx.Node, *, late: bool, gradient: Any = 
 
 
 def _insert_output(joint: JointGraph, at: int, value: Any) -> None:
-    """Insert the output ``value`` at position ``at``, with the descriptor None if outputs have descriptors."""
+    """Insert ``value`` as output ``at``; its descriptor is None if the graph's outputs have descriptors."""
     out = output_node(joint.graph)
     values, descs = outputs_of(joint.graph), out.meta.get("desc")
     if descs is not None:
@@ -207,7 +207,7 @@ def _insert_output(joint: JointGraph, at: int, value: Any) -> None:
 def _make_inputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
     """Replace results of calls by new inputs: by tangents for results of backward, else by primals.
 
-    Calls that only other replaced calls use get no input, because `tidy` erases them.
+    A call whose only users are other replaced calls gets no input, because `tidy` erases the call.
     """
     cut, late = _nodes(joint, items), _behind_tangents(joint)
     apart = set(cut)
@@ -218,11 +218,11 @@ def _make_inputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 
 
 def _cut_out(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    """Replace results of calls by new inputs, and keep the calls' arguments in the graph by returning them.
+    """Replace results of calls by new inputs, and keep the calls' arguments in the graph as outputs.
 
-    If forward runs the call, an argument becomes an output of forward. If backward runs the call or reads its
-    result, or the result is a gradient, an argument becomes a gradient, because backward must compute it.
-    An argument can become both.
+    If forward runs the call, each argument becomes an output of forward. If backward runs the call or reads its
+    result, or the result is a gradient, each argument becomes a gradient, because backward must compute the
+    argument. An argument can become both.
     """
     late, cut = _behind_tangents(joint), _nodes(joint, items)
     apart = set(cut)
@@ -275,9 +275,9 @@ def _bypass_to(node: fx.Node) -> fx.Node | None:
 
 
 def _alike(joint: JointGraph) -> dict[fx.Node, fx.Node]:
-    """Return, for each input, the first input of the same role, shape and type, which can replace it.
+    """Return, for each input, the first input of the same role, shape and type, which can replace the input.
 
-    Inputs without users, and inputs that are the first themselves, are left out.
+    Inputs without users, and inputs that are themselves the first of their kind, are left out.
     """
     first: dict[Any, fx.Node] = {}
     found: dict[fx.Node, fx.Node] = {}
@@ -291,7 +291,7 @@ def _alike(joint: JointGraph) -> dict[fx.Node, fx.Node]:
 
 
 def _merge(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    """Replace the inputs named by ``items`` by earlier inputs of the same role, shape and type."""
+    """Make the users of the inputs in ``items`` read earlier inputs of the same role, shape and type."""
     for node, same in _alike(joint).items():
         if node.name in items:
             node.replace_all_uses_with(same)
@@ -334,7 +334,7 @@ def _untag(node: fx.Node) -> None:
     node.meta = {k: v for k, v in node.meta.items() if k not in ("recompute", "ac_graph_id")}
 
 
-#: All edits in the order in which a round tries them: those that remove most come first.
+#: All edits in the order in which a round tries them: edits that remove the most nodes come first.
 EDITS = (
     GraphEdit(name="drop gradients", items=_gradients, apply=_drop_gradients),
     GraphEdit(

@@ -14,7 +14,7 @@ from remat.planning import pipelines
 from remat.plugins.registry import registry
 from remat.reduction.edits import EDITS, GraphEdit, Item, fault_of, tidy
 
-#: Returns whether a graph still fails.
+#: Function that returns whether a graph still fails.
 Test = Callable[[JointGraph], bool]
 
 
@@ -27,9 +27,9 @@ class Reduced:
         before: number of nodes of the graph at the start; placeholders and the output node count.
         nodes: number of nodes of ``joint``.
         tests: how often the test was called.
-        known: number of candidates that were not tested, because an equal graph had been tested before.
-        refused: number of candidates that were not tested, because they were invalid, unchanged, or could not be
-            written as text or split.
+        known: number of candidate graphs that were not tested, because an equal graph had been tested before.
+        refused: number of candidate graphs that were not tested, because they were invalid or unchanged, or could
+            not be written as text or split into forward and backward.
         interrupted: whether Ctrl-C ended the search.
     """
 
@@ -51,18 +51,18 @@ def reduce(
     """Remove and simplify nodes of a joint graph while the graph still fails a test.
 
     Edits drop gradients and outputs, turn results into inputs, leave out calls and merge inputs. The search
-    ends when no single edit makes the graph smaller. Every graph that the test gets is a valid joint graph,
-    and was written as text and read back. The graph can be split into forward and backward, unless the graph at
-    the start cannot. The order of candidates is the same in every run, and no graph is tested twice.
+    ends when no single edit gives a smaller graph that still fails. Every graph that the test gets is a valid joint
+    graph, and was written as text and read back. Every such graph can also be split into forward and backward,
+    unless ``joint`` cannot. The order of candidate graphs is the same in every run, and no graph is tested twice.
 
     Args:
         joint: the graph; it is not changed.
-        test: returns True if a graph still fails. Exceptions of the test are not caught. A test that looks for
-            an exception must catch each exception, and return whether it is the one looked for.
-        progress: called with a line of text before each candidate.
+        test: returns True if a graph still fails. Exceptions of the test are not caught. A test for an exception
+            must catch exceptions itself, and return whether the expected exception was raised.
+        progress: called with a line of text before each candidate graph.
 
     Returns:
-        The smallest graph found. Ctrl-C ends the search with the smallest graph so far.
+        A `Reduced` with the smallest graph found. Ctrl-C ends the search with the smallest graph so far.
 
     Raises:
         ProblemError: the graph does not fail at the start, or cannot be written as text.
@@ -111,7 +111,7 @@ class _Search:
         self._splits = _split_is_legal(self.best)
 
     def minimise(self) -> None:
-        """Apply every edit in turn, until a whole round changes nothing."""
+        """Apply all edits in rounds, until a whole round of edits leaves the graph unchanged."""
         changed = True
         while changed:
             changed = False
@@ -119,10 +119,10 @@ class _Search:
                 changed |= self._apply(edit)
 
     def _apply(self, edit: GraphEdit) -> bool:
-        """Apply one edit to all of its items, then to ever smaller groups down to single items.
+        """Try one edit on all of its items together, then on ever smaller groups down to single items.
 
         Returns:
-            Whether the graph changed.
+            Whether the result of a trial was kept.
         """
         changed = False
         size = len(edit.items(self.best))
@@ -161,7 +161,7 @@ class _Search:
         return True
 
     def fails(self, joint: JointGraph, text: str) -> bool:
-        """Return whether a graph still fails; the result for an equal text is cached.
+        """Return whether a graph still fails; the result is cached by the graph's text.
 
         A graph that cannot be split into forward and backward counts as not failing, unless the graph at the
         start could not be split either.
@@ -180,11 +180,11 @@ class _Search:
 
 
 def _measure(joint: JointGraph) -> tuple[int, int, int, int]:
-    """Return the size of a graph as a tuple to compare; every accepted edit lowers it, so that the search ends.
+    """Return the size of a graph as a tuple to compare; every accepted edit lowers the size, so the search ends.
 
     Returns:
-        Number of nodes that are not inputs; number of all nodes; number of inputs that are read; and the sum
-        of outputs, tags for recomputation and edges.
+        Number of nodes that are not inputs; number of all nodes; number of inputs that are read; and the number
+        of outputs, tags for recomputation and edges together.
     """
     nodes = list(joint.graph.nodes)
     # Calls count first, as edits may add inputs to remove calls.

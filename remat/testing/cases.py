@@ -23,7 +23,7 @@ class Case:
     Attributes:
         name: name in kebab-case, shown in test ids and tables.
         problem: the problem to solve.
-        certificate: the known optimum of a problem that is too large to enumerate; otherwise None.
+        certificate: the known optimum; None for a problem that is small enough for enumeration.
     """
 
     name: str
@@ -37,13 +37,13 @@ class Case:
 
     @property
     def optimum(self) -> int:
-        """Greatest value or least cost of any answer: the certificate, or found by enumeration."""
+        """Greatest value, or least cost, of any answer: the certificate or the result of enumeration."""
         best = tried(self.problem) if self.certificate is None else self.certificate
         assert best is not None
         return best
 
 
-#: The optimum by enumeration, cached because every solver's tests need it.
+#: The function `optimum` with a cache, because the tests of every solver need the same optima.
 tried = functools.cache(optimum)
 
 _GIB = 2**30
@@ -194,9 +194,10 @@ def _like_models() -> list[Case]:
 
 
 def _twenty_thousand() -> list[Case]:
-    """Build knapsacks of 20,000 items; those of best value per weight just fill the capacity.
+    """Build knapsacks of 20,000 items, in which the best items by value per weight fill the capacity.
 
-    They fill it exactly, so their value equals the bound of the linear relaxation and is optimal.
+    These items fill the capacity exactly. Their value therefore equals the bound of the linear
+    relaxation, so it is optimal.
     """
     drawn = family("uncorrelated", items=20_000, span=10**7, share=101, seed=21)
     best = efficiency_order(drawn)[:8_000]

@@ -21,9 +21,9 @@ class Candidate:
     """A solver to test, or the reason why it cannot be tested.
 
     Attributes:
-        name: the name given to ``--solver``, shown in test ids.
+        name: the registered name, or the name given to ``--solver``; shown in test ids.
         kind: the solver's class; None if the class cannot be imported because a module is missing.
-        reason: reason for skipping the solver's tests; None if they run.
+        reason: reason for skipping the solver's tests; None if the tests run.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Candidate:
     reason: str | None
 
     def solves(self, what: str) -> bool:
-        """Return whether the solver solves a kind of problem; True if its class is unknown.
+        """Return whether the solver solves a kind of problem; True if the solver's class is unknown.
 
         Args:
             what: ``"knapsack"``, ``"graph"`` or ``"schedule"``.
@@ -39,10 +39,10 @@ class Candidate:
         return self.kind is None or what in self.kind.solves
 
     def takes(self, parameter: object) -> bool:
-        """Return whether the solver runs the tests with a given parameter.
+        """Return whether tests with a given pytest parameter are for this solver.
 
-        A parameter whose attribute ``kind`` names a kind of problem, such as a `Case`, is only for
-        solvers of this kind. Any other parameter is for all solvers.
+        A parameter whose attribute ``kind`` names a kind of problem, such as a `Case`, is for
+        solvers of this kind only. Any other parameter is for all solvers.
         """
         kind = getattr(parameter, "kind", None)
         return kind not in [known.kind for known in KINDS] or self.solves(kind)
@@ -55,11 +55,11 @@ class Candidate:
 
 
 def choose(names: Iterable[str], folder: Path) -> tuple[Candidate, ...]:
-    """Look up the solvers given to ``--solver``, each once, in the order given.
+    """Look up and return the solvers given to ``--solver``, each once, in the given order.
 
     Args:
         names: registered names, ``module:Class``, or ``all`` for every registered solver.
-        folder: a folder that is appended to ``sys.path`` for ``module:Class``.
+        folder: folder that is appended to ``sys.path``, so that ``module`` is found there.
 
     Raises:
         pytest.UsageError: a name is unknown, or a class is not a usable solver.

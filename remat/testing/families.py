@@ -18,7 +18,7 @@ from remat.solvers.problem import KnapsackProblem
 Draw = Callable[[int, int], int]
 #: Weights and values of all items.
 Items = tuple[list[int], list[int]]
-#: A function that draws items. Arguments: their number, the largest weight or value, and a source of random integers.
+#: A function that draws items. Arguments: the number of items, the largest weight or value, and a `Draw`.
 Family = Callable[[int, int, Draw], Items]
 
 _MULTIPLES = 10  # largest multiple of a base item in a spanner family
@@ -58,7 +58,8 @@ def _similar_weights(count: int, _: int, draw: Draw) -> Items:
 def _spanner(base: Family) -> Family:
     """Return a family whose items are random multiples of two items drawn from family ``base``.
 
-    Weights and values of the two base items are divided by 11, and multiplied by 1 to 10.
+    The weights and values of the two base items are first divided by 11 and rounded up. Each item
+    is then one base item times a random factor from 1 to 10.
     """
 
     def items(count: int, span: int, draw: Draw) -> Items:
@@ -123,7 +124,8 @@ def family(name: str, *, items: int, span: int, share: int, seed: int) -> Knapsa
         name: a key of `FAMILIES`.
         items: number of items.
         span: weights are drawn from 1 to this number. For ``inverse-strongly-correlated``, values
-            are drawn from this range, and weights follow from them. ``similar-weights`` ignores it.
+            are drawn from this range, and weights are computed from the values. The family
+            ``similar-weights`` ignores ``span``.
         share: the capacity is this number times the total weight, divided by 101.
         seed: seed of the random integers.
     """
@@ -134,12 +136,12 @@ def family(name: str, *, items: int, span: int, share: int, seed: int) -> Knapsa
 def layers(
     *, blocks: int, sizes: tuple[int, ...], costs: tuple[int, ...], share: int
 ) -> KnapsackProblem:
-    """Build the knapsack of a model with identical blocks; each block has the same items.
+    """Build the knapsack of a model that repeats one block, with the same items in each block.
 
     Args:
         blocks: number of blocks.
         sizes: weight of each item of a block, in bytes.
-        costs: value of each item of a block: the recompute cost that saving it avoids.
+        costs: value of each item of a block: the recompute cost that saving the item avoids.
         share: the capacity, in percent of the total weight.
     """
     weights, values = sizes * blocks, costs * blocks

@@ -13,7 +13,7 @@ def random_graph(seed: int, *, nodes: int = 10, outside: bool = True) -> GraphPr
     Args:
         seed: seed of the random source.
         nodes: number of nodes.
-        outside: whether some nodes may have ``in_forward`` False: forward need not run them.
+        outside: whether some nodes may have ``in_forward=False``, so that forward need not run them.
     """
     draw = random.Random(seed)
     inputs: list[tuple[int, ...]] = []
@@ -45,7 +45,7 @@ def random_graph(seed: int, *, nodes: int = 10, outside: bool = True) -> GraphPr
 
 
 def layers(count: int, *, seed: int = 0) -> GraphProblem:
-    """Build a chain of identical layers; the values within a layer differ in cost and size.
+    """Build the graph problem of a chain of identical layers, each with values of different cost and size.
 
     Args:
         count: number of layers.
@@ -76,7 +76,7 @@ def layers(count: int, *, seed: int = 0) -> GraphProblem:
 
 
 def wide(n: int) -> GraphProblem:
-    """Build a graph with many skip connections from its first to its second half, as in a U-Net.
+    """Build a graph problem with many skip connections between its two halves, as in a U-Net.
 
     Args:
         n: number of nodes in each half.

@@ -50,7 +50,7 @@ def read(path: Path) -> Mapping[str, str]:
 
 
 def mark(items: Iterable[pytest.Item], known: Mapping[str, str]) -> set[str]:
-    """Mark tests as expected to fail, and return the names in ``known`` that match no test.
+    """Mark the tests in ``known`` as expected to fail, and return the names that match no test.
 
     A marked test that passes is reported as a failure.
 

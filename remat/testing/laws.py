@@ -14,13 +14,13 @@ _SPANS = (3, 20, 10**4, 10**9, 2**50)
 
 
 def holds(law: Callable[[Draw], None], *, draws: int) -> None:
-    """Check a law, a property of all problems, on random problems; every run draws the same ones.
+    """Check a law (a property of all problems) on random problems, which are the same in every run.
 
-    Hypothesis, if it is installed, tries corner cases and reduces a failure to a small example.
+    Hypothesis, if it is installed, tries corner cases and reduces a failing problem to a small one.
 
     Args:
-        law: a function that draws a problem and asserts the law. Its argument is a function of two
-            bounds that draws a random integer between them.
+        law: a function that draws a problem and asserts the law. Its argument is a function that
+            draws a random integer between two bounds.
         draws: number of problems.
 
     Raises:
@@ -52,10 +52,10 @@ def holds(law: Callable[[Draw], None], *, draws: int) -> None:
 def any_problem(draw: Draw, *, most: int = 9) -> KnapsackProblem:
     """Draw a knapsack of up to ``most`` items, with zeros and equal items among them.
 
-    The largest possible weight and value is drawn too, from five numbers between 3 and 2**50.
+    One bound for all weights and values is drawn first, from five numbers between 3 and 2**50.
 
     Args:
-        draw: a function of two bounds that draws a random integer between them.
+        draw: a function of two bounds that draws a random integer between these bounds.
         most: the largest number of items.
     """
     span = _SPANS[draw(0, len(_SPANS) - 1)]
@@ -68,7 +68,9 @@ def any_problem(draw: Draw, *, most: int = 9) -> KnapsackProblem:
 def any_order(draw: Draw, count: int) -> list[int]:
     """Return a random permutation of the numbers from 0 to ``count - 1``.
 
-    ``draw`` is a function of two bounds that draws a random integer between them.
+    Args:
+        draw: a function of two bounds that draws a random integer between these bounds.
+        count: the number of numbers.
     """
     order = list(range(count))
     for i in range(count - 1, 0, -1):

@@ -17,9 +17,9 @@ MAX_ITEMS = 20
 
 
 def optimum(problem: Problem[Any]) -> int | None:
-    """Return the greatest value or least cost of any answer within the capacity, by enumeration.
+    """Return the greatest value, or the least cost, of any answer, by enumeration.
 
-    None if no answer fits.
+    Only answers within the problem's capacity count. The result is None if there are none.
     """
     if isinstance(problem, KnapsackProblem):
         return brute_force(problem)
@@ -32,7 +32,7 @@ def optimum(problem: Problem[Any]) -> int | None:
 
 
 def brute_force(problem: KnapsackProblem) -> int:
-    """Return the greatest value of any choice that fits, by enumeration.
+    """Return the greatest value of any choice of items within the capacity, by enumeration.
 
     Raises:
         ProblemError: there are more than 20 items.
@@ -50,9 +50,9 @@ def brute_force(problem: KnapsackProblem) -> int:
 
 
 def decisions(problem: GraphProblem) -> list[Evaluation]:
-    """Evaluate every set of nodes that may be saved in a graph problem, whatever its bytes.
+    """Evaluate every set of savable nodes of a graph problem, without regard to the capacity.
 
-    Sets with which backward lacks a value are left out.
+    Sets from which backward cannot compute a value that it needs are left out.
     """
     may, found = [i for i in range(len(problem)) if problem.savable[i]], []
     for picks in itertools.product((False, True), repeat=len(may)):
@@ -65,8 +65,8 @@ def least_cost_schedule(problem: ScheduleProblem) -> int | None:
     """Return the least cost of any schedule within the capacity; None if no schedule fits.
 
     The search enumerates states. A state has the values in memory, the nodes that have run, and
-    whether backward has begun. Any value may be dropped before any run. The number of states grows
-    as 4 to the power of the number of nodes, so call this for at most eight nodes.
+    whether backward has begun. Any value may be dropped from memory before any run. The number of
+    states grows as 4 to the power of the number of nodes, so call this for at most eight nodes.
     """
     capacity = math.inf if problem.capacity is None else problem.capacity
     makes, read = problem.results, problem.used

@@ -1,8 +1,8 @@
 """The pytest plugin: ``pytest --solver=NAME`` runs every solver test on that solver.
 
 A solver test is a test that uses the ``solver`` fixture of this plugin. pytest loads this file in
-every run on a machine with remat installed. So the plugin imports nothing until a solver is needed,
-and ignores fixtures named ``solver`` of other projects.
+every run if remat is installed. The plugin therefore imports as little as possible until a solver
+is needed, and ignores fixtures named ``solver`` of other projects.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With ``--solver``, keep only solver tests; mark tests that are known to fail.
 
-    A test with a parameter for one kind of problem is deselected for solvers of other kinds.
+    A test with a parameter for one kind of problem is not run on solvers of other kinds.
     """
     _keep(config, items, _is_of_its_kind)
     known = config.stash[_KNOWN]
@@ -125,7 +125,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _keep(
     config: pytest.Config, items: list[pytest.Item], condition: Callable[[pytest.Item], bool]
 ) -> None:
-    """Remove the tests that do not meet a condition, and report them as deselected."""
+    """Remove the tests that do not meet a condition from ``items``, and report these as deselected."""
     others = [item for item in items if not condition(item)]
     if others:
         items[:] = [item for item in items if condition(item)]
@@ -149,7 +149,7 @@ def _is_of_its_kind(item: pytest.Item) -> bool:
 
 
 def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[str, str]) -> None:
-    """Mark tests that are known to fail as expected failures.
+    """Mark the tests in ``known`` as expected to fail.
 
     Args:
         config: pytest's configuration.
@@ -157,8 +157,8 @@ def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[
         known: the reason why each test fails, by test name.
 
     Raises:
-        pytest.UsageError: ``known`` names a test of a chosen solver that does not exist. Not raised
-            if the command line selects single tests.
+        pytest.UsageError: ``known`` has the name of a test that does not exist, for a solver given to
+            ``--solver``. Not raised if the command line selects single tests.
     """
     from remat.testing.known import mark
 
@@ -176,7 +176,7 @@ def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[
 def pytest_terminal_summary(
     terminalreporter: Any, exitstatus: int | pytest.ExitCode, config: pytest.Config
 ) -> None:
-    """Print the skipped solvers and, if several solvers solved cases, a comparison table."""
+    """Print why solvers were skipped and, if several solvers solved cases, a comparison table."""
     chosen = config.stash.get(_CHOSEN, ())
     for candidate in chosen:
         if candidate.reason is not None:
@@ -200,7 +200,7 @@ def pytest_terminal_summary(
 
 @pytest.fixture(scope="session", name=FIXTURE)
 def _solver(request: pytest.FixtureRequest) -> Solver:
-    """Solver under test: in turn each one given to ``--solver``, or each one that can run here."""
+    """The solver under test. A test runs once per solver that `pytest_generate_tests` chooses."""
     candidate: Candidate = request.param
     return candidate.solver()
 
@@ -239,7 +239,7 @@ def solve_case(
 
 
 class _SolvedCases:
-    """Collects the results of solved cases from test reports, also from those of xdist workers."""
+    """Collects the results of solved cases from test reports, including reports of xdist workers."""
 
     def __init__(self) -> None:
         self.results: list[Solved] = []

@@ -1,4 +1,4 @@
-"""Random problems of all three kinds for the conformance suite, and a function that solves them."""
+"""Random problems of all three kinds for the conformance suite, and a function that solves a problem."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from remat.testing.oracle import decisions
 
 
 def refusal(solver: Solver, problem: Problem[Any]) -> str | None:
-    """Return why a solver refuses a problem; None if it accepts. Solvers may refuse only knapsacks."""
+    """Return why a solver refuses a problem, or None. Solvers may refuse knapsack problems only."""
     return solver.refuses(problem) if isinstance(problem, KnapsackProblem) else None
 
 
 def solved(solver: Solver, problem: Problem[Any], *, time_limit: float | None = None) -> Any:
     """Solve a problem, and return the verified solution.
 
-    The result is None if the solver found no schedule within the capacity of a step problem. If the
-    solver refuses the problem, the current test is skipped.
+    The result is None if the problem is a `ScheduleProblem` and the solver found no schedule within
+    the capacity. If the solver refuses the problem, the current test is skipped.
     """
     reason = refusal(solver, problem)
     if reason is not None:
@@ -44,12 +44,12 @@ def solved(solver: Solver, problem: Problem[Any], *, time_limit: float | None = 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A set of problems of one kind; a test solves them one after another.
+    """A set of problems of one kind, which a test gives to a solver one after another.
 
     Attributes:
         name: name shown in test ids.
         kind: kind of the problems.
-        draw: a function that draws the problems, the same ones in every call.
+        draw: a function that draws the problems; every call draws the same problems.
     """
 
     name: str
@@ -67,7 +67,7 @@ def _small_graphs(block: int) -> Iterator[Problem[Any]]:
     """Yield small graph problems, each with a capacity that some decision fits.
 
     Args:
-        block: selects the seeds of the problems: 30 seeds from ``30 * block`` on.
+        block: the seeds of the problems are the 30 numbers from ``30 * block`` on.
     """
     draw = random.Random(block)
     for seed in range(30 * block, 30 * block + 30):
@@ -78,10 +78,10 @@ def _small_graphs(block: int) -> Iterator[Problem[Any]]:
 
 
 def _small_steps(block: int) -> Iterator[Problem[Any]]:
-    """Yield small step problems, each with a capacity that may be too small.
+    """Yield small step problems (`ScheduleProblem`), each with a capacity that may be too small.
 
     Args:
-        block: selects the seeds of the problems: 25 seeds from ``25 * block`` on.
+        block: the seeds of the problems are the 25 numbers from ``25 * block`` on.
     """
     draw = random.Random(block)
     for seed in range(25 * block, 25 * block + 25):
@@ -90,7 +90,7 @@ def _small_steps(block: int) -> Iterator[Problem[Any]]:
         yield problem.within(draw.randint(max(0, least_peak(problem)[0] - 1), _full(problem)))
 
 
-#: Problems small enough for enumeration.
+#: Problems small enough to find their optima by enumeration.
 SMALL = (
     *(Sample(name, "knapsack", functools.partial(_small_knapsacks, name)) for name in FAMILIES),
     *(Sample(f"graphs-{k}", "graph", functools.partial(_small_graphs, k)) for k in range(4)),
@@ -149,7 +149,7 @@ def _roomy_steps() -> Iterator[Problem[Any]]:
         yield from (step.within(room) for room in (None, _full(step)))
 
 
-#: Problems with enough capacity to save everything, so that nothing has to run again.
+#: Problems with enough capacity to save all values, so that no node has to run again.
 ROOMY = (
     Sample("graph", "graph", lambda: (graphs.layers(5),)),
     Sample("schedule", "schedule", _roomy_steps),
@@ -157,5 +157,5 @@ ROOMY = (
 
 
 def _full(step: ScheduleProblem) -> int:
-    """Return the peak, in bytes, of running each node once in the problem's order."""
+    """Return the peak memory in bytes if each node runs once, in the problem's order."""
     return evaluate_schedule(step, step.order).peak_bytes

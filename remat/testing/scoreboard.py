@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from remat.units import columns
 
-#: Name of the property under which a test report carries `Solved.as_property`.
+#: Name of the test report's property that holds the text from `Solved.as_property`.
 PROPERTY = "remat.solved"
 
 #: Explanations of the columns of `table`.
@@ -24,7 +24,7 @@ class Solved:
     """One solver's verified result on one case.
 
     Attributes:
-        solver: name of the solver in the run.
+        solver: name of the solver, as registered or as given to ``--solver``.
         case: name of the case.
         value: value of the solver's choice; for a graph or step problem, the cost of its answer.
         optimum: greatest value of any choice, or least cost of any answer.
@@ -62,8 +62,8 @@ def table(results: Iterable[Solved]) -> list[str]:
 
     The columns are: solver; cases solved; wins; worst and mean gap; total time. A win is a case for
     which no other solver's answer is better. A gap is the distance to the optimum, as a fraction of
-    the optimum. If a solver solved a case twice, only the worse result counts; among equal results,
-    the slower one. The best solver comes first: by wins, then mean gap, then name.
+    the optimum. If a solver solved a case twice, only the worse result counts or, of equal results,
+    the slower one. The rows are sorted, best first, by wins, then by mean gap, then by name.
     """
     scores: dict[str, dict[str, Solved]] = {}
     for result in results:

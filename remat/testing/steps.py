@@ -1,4 +1,4 @@
-"""Step problems for tests: small named ones, random ones, and published layered graphs."""
+"""Step problems (`ScheduleProblem`) for tests: small named ones, random ones, and layered graphs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _step(
     )
 
 
-#: Inputs of a network of three layers and its backward, which reads every layer's value again.
+#: Inputs of each node, for a network of three layers and a backward that reads every layer's value again.
 _CHAIN = ((), (0,), (1,), (2,), (2, 3), (1, 4), (0, 5))
 
 #: Named step problems, each with its capacity.
@@ -86,9 +86,9 @@ def random_step(seed: int, *, nodes: int = 6, plain: bool = False) -> SchedulePr
 
     Args:
         seed: seed of the random source.
-        nodes: number of nodes that run; nodes that never run may be added.
-        plain: whether the problem has only names, inputs, costs and sizes; the other fields keep
-            their defaults.
+        nodes: number of nodes that run; the problem may have further nodes that never run.
+        plain: if True, only names, inputs, costs and sizes are set; the other fields keep their
+            defaults.
     """
     draw = random.Random(seed)
     rich = not plain
@@ -159,7 +159,7 @@ def random_step(seed: int, *, nodes: int = 6, plain: bool = False) -> SchedulePr
 
 
 def layered(nodes: int, *, width: float, seed: int) -> ScheduleProblem:
-    """Build a random layered graph, as in published comparisons of solvers.
+    """Build a step problem on a random layered graph, as in published comparisons of solvers.
 
     The graph has about ``sqrt(nodes * (1 / width - 1))`` layers of varying size. An edge between
     nodes of neighbouring layers has probability 0.2. With probability 0.14, a node also reads a

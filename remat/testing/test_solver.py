@@ -47,7 +47,7 @@ def reached(problem: Problem[Any], solution: AnySolution) -> int:
 
 
 def claimed(problem: Problem[Any], solution: AnySolution) -> int:
-    """Return the bound that the solver claims, proven or not; a bound on costs is negated."""
+    """Return the bound on the optimum that the solver claims, proven or not; a bound on costs is negated."""
     bound = solution.bound if solution.claimed_bound is None else solution.claimed_bound
     return bound if problem.maximises else -bound
 
@@ -55,7 +55,7 @@ def claimed(problem: Problem[Any], solution: AnySolution) -> int:
 def assert_honest(
     solver: Solver, problem: Problem[Any], solution: AnySolution, optimum: int | None, label: str
 ) -> None:
-    """Assert that a verified solution and its claims agree with the known optimum.
+    """Assert that a verified solution and the solver's claims agree with the known optimum.
 
     Args:
         solver: the solver that answered.
@@ -113,7 +113,7 @@ def taken(solver: Solver, sample: Sample) -> list[Problem[Any]]:
 
 
 def assert_alike(one: AnySolution | None, other: AnySolution | None) -> None:
-    """Assert that two answers to a problem are the same choice, if both are deterministic."""
+    """Assert that two answers to a problem make the same choice, if both are deterministic."""
     if one is None or other is None:  # no schedule was found
         assert one is other
     elif one.deterministic and other.deterministic:
@@ -121,7 +121,7 @@ def assert_alike(one: AnySolution | None, other: AnySolution | None) -> None:
 
 
 def choice(solution: AnySolution) -> Sequence[int]:
-    """Return the saved indices of an answer, or the sequence of a schedule."""
+    """Return the choice that an answer makes: the saved indices, or the sequence of a schedule."""
     return solution.sequence if isinstance(solution, Schedule) else solution.saved
 
 
@@ -182,7 +182,7 @@ def test_room_for_everything_is_enough(solver: Solver, sample: Sample) -> None:
 
 @for_solvers_of("graph")
 def test_less_than_the_least_is_refused(solver: Solver) -> None:
-    """If no decision fits, the solver raises `BudgetError` with the least possible bytes."""
+    """If no decision fits the capacity, the solver raises a `BudgetError` with the least bytes."""
     for problem in map(random_graph, range(1_000)):
         least = min((e.saved_bytes for e in decisions(problem)), default=0)
         if least > 0:
@@ -206,7 +206,7 @@ def test_any_problem(solver: Solver) -> None:
 
 @for_solvers_of("knapsack")
 def test_numbers_up_to_its_limit(solver: Solver) -> None:
-    """The solver solves a knapsack whose sums equal its ``integer_limit``; if None, 2**63 - 1."""
+    """The solver solves a knapsack with sums equal to ``integer_limit``, or 2**63 - 1 if None."""
     limit = INT64_MAX if solver.integer_limit is None else solver.integer_limit
     unit = limit // 25  # 25 units and the remainder make both sums equal to the limit
     problem = KnapsackProblem(
@@ -317,7 +317,7 @@ def test_leaves_standard_output_alone(
 
 @each(PLAIN)
 def test_answers_repeat(solver: Solver, sample: Sample) -> None:
-    """The solver gives the same answer to the same problem twice."""
+    """If a deterministic solver solves a problem twice, the two answers are the same."""
     if not solver.deterministic:
         pytest.skip(f"solver '{solver.name}' declares deterministic = False")
     for problem in taken(solver, sample):
@@ -326,7 +326,7 @@ def test_answers_repeat(solver: Solver, sample: Sample) -> None:
 
 @each(PLAIN)
 def test_hash_seed_does_not_matter(solver: Solver, sample: Sample) -> None:
-    """Two processes with different hash seeds give the same answers."""
+    """A deterministic solver gives the same answers in two processes with different hash seeds."""
     if not solver.deterministic:
         pytest.skip(f"solver '{solver.name}' declares deterministic = False")
     reason = obstacle(solver)

@@ -17,11 +17,11 @@ from remat.passes.core.state import Positions as Positions
 
 @dataclass(frozen=True)
 class Distances(Analysis[tuple[int, ...]]):
-    """Least number of edges from each node, along the data flow, to a node outside of forward.
+    """Distance of each node to the nearest node that forward does not require.
 
-    A node is outside of forward if forward does not require the node. The result is a tuple indexed
-    by position in the joint graph. The value is 0 for nodes outside of forward, and
-    `remat.graph.roles.UNREACHABLE` for nodes from which no path leads out of forward.
+    A distance is the least number of edges along the data flow. The result has one distance per
+    node of the joint graph, in graph order. The distance is 0 for nodes that forward does not
+    require, and `remat.graph.roles.UNREACHABLE` for nodes without a path to such a node.
     """
 
     name: ClassVar[str] = "distances"
@@ -33,7 +33,7 @@ class Distances(Analysis[tuple[int, ...]]):
 
 @dataclass(frozen=True)
 class Liveness(Analysis[Timeline]):
-    """Lifetimes of all storages over one run of the forward graph, then the backward graph."""
+    """Lifetimes of all storages over one run of the forward graph and then of the backward graph."""
 
     name: ClassVar[str] = "liveness"
     summary: ClassVar[str] = "lifetimes of storages over forward and backward, and their peak"

@@ -1,8 +1,8 @@
 """The `Pass` base class, and the stages of a pipeline.
 
 A pass is a frozen dataclass whose fields are its options, so printing, parsing and help need no
-code in the pass. `Pass.run` takes a `State` and returns a `PassResult`. A pass never stores the
-state of a run on itself.
+code in the pass. `Pass.run` takes a `State` and returns a `PassResult`. A pass never stores data of
+a run in its own attributes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from remat.passes.core.state import PassResult, State
 
 
 class Stage(enum.IntEnum):
-    """Stage of a pipeline that a pass belongs to.
+    """Stage of a pipeline to which a pass belongs.
 
     A pass may not follow a pass of a later stage. Passes of the stage `ANY` are exempt.
 
@@ -41,8 +41,8 @@ class Pass(ABC):
 
     Attributes:
         name: kebab-case name of the pass in the text of a pipeline.
-        stage: stage of a pipeline that the pass belongs to.
-        not_after: names of passes that must not run earlier than this pass, each with the reason.
+        stage: stage of a pipeline to which the pass belongs.
+        not_after: names of passes after which this pass must not run, each mapped to the reason.
         optional: whether a pipeline stays correct without the pass. Bisection never skips a pass
             with ``optional=False``.
         keeps_numbers: whether the pass leaves all results of the step bit for bit the same.
@@ -58,7 +58,7 @@ class Pass(ABC):
 
     @abstractmethod
     def run(self, state: State) -> PassResult:
-        """Run the pass on ``state`` and return the resulting state.
+        """Run the pass on ``state`` and return the result, which holds the new state.
 
         The pass may change the graphs of ``state`` in place, but only inside ``with state.edit()``.
         """

@@ -1,4 +1,4 @@
-"""Records of how a decision was reached, and of the heuristics of the minimum cut."""
+"""Record of how the saved values of a plan were chosen, and switches of the minimum cut's heuristics."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionInfo:
-    """Record of how a decision was reached: its limits, the solver, and the proven lower bound.
+    """Record of how a decision was reached: the limits, the solver, and the proven lower bound.
+
+    A decision is the choice of the values that forward saves.
 
     Attributes:
         capacity: bytes that the decision may save; None without a limit.
-        full_bytes: bytes that the runtime-optimal cut saves; None if not computed.
+        full_bytes: bytes that the runtime-optimal cut (the minimum cut that recomputes only cheap
+            operators) saves; None if not computed.
         least_bytes: fewest bytes that any decision can save; None if not computed.
         solver: name of the solver that found the decision; ``min-cut`` if a minimum cut is the
             decision.
-        items: number of nodes of the graph problem that the solver decided; 0 if no solver ran.
+        items: number of nodes of the graph problem that the solver solved; 0 if no solver ran.
         deterministic: False if a time limit ended the search, so another run may decide
             differently.
         elapsed_s: seconds that all calls of the solver took together.
         recompute_bound: proven lower bound on the recompute cost of every decision within
             ``capacity``, in the unit of the cost model.
-        region_budget: budget ratio that the user's code sets for the graph; None if the code sets
-            none.
+        region_budget: budget ratio that the user's code sets for the graph, with
+            ``torch.autograd.graph.region_activation_memory_budget``; None if the code sets none.
         least_because: reasons why no decision saves less than ``least_bytes``. Only set if a budget
             asks for less than ``least_bytes``; otherwise empty.
         exposed_time: time that the step waits for copies to and from the host, in the unit of the
             cost model.
-        peak_limit: limit on the step's peak in bytes, computed from a ratio such as
+        peak_limit: limit on the step's peak memory in bytes, computed from a ratio such as
             ``remat.Peak(0.5)``; 0 for any other budget.
     """
 
@@ -50,12 +53,14 @@ class BanRules:
     """Switches for the heuristics that ban nodes from recomputation in the minimum cut.
 
     Attributes:
-        ban_used_far_apart: if a value has several users, ban the late ones. Late users are fusible
-            and run after the first unfusible node on any path that begins at the users.
-        ban_long_fusible_chains: ban a node where a chain of fusible nodes grows longer than
+        ban_used_far_apart: if a value has several users, ban the late users. A user is late if it
+            fuses with the value, and runs after the first unfusible node on the paths that begin at
+            the users.
+        ban_long_fusible_chains: ban the node at which a chain of fusible nodes becomes longer than
             `remat.passes.decide.bans.LONG_CHAIN`.
         ban_materialized_backward: ban values that a backward node reads but cannot fuse with.
-            Recomputing such a value is not free, because backward writes the value to memory.
+            Recomputing such a value is not free, because backward writes the recomputed value to
+            memory.
         ban_not_in_allowlist: ban every operator that is not known to be cheap. If False, ban only
             random and compute-intensive operators.
         ban_reductions: ban results with less than a quarter of the bytes of their inputs.

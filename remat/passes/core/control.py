@@ -1,4 +1,4 @@
-"""The pass that contains other passes, `Fixpoint`."""
+"""`Fixpoint`, the pass that runs other passes repeatedly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run_plainly(passes: tuple[Pass, ...], state: State) -> PassResult:
     """Run passes in order, without instruments or checks.
 
     Returns:
-        The last state; whether any pass changed a graph; and the sums of the passes' statistics.
+        The last state; whether any pass reported a change; and the sums of the passes' statistics.
     """
     modified, statistics = False, Counter[str]()
     for p in passes:
@@ -30,14 +30,14 @@ def run_plainly(passes: tuple[Pass, ...], state: State) -> PassResult:
 
 
 def as_passes(what: str, given: object) -> tuple[Pass, ...]:
-    """Return passes as a tuple.
+    """Check that ``given`` consists of passes, and return the passes as a tuple.
 
     Args:
-        what: name of the object that consists of the passes, for the message.
-        given: the passes.
+        what: name of the object that consists of the passes, for the error message.
+        given: an iterable of passes, or a single pass.
 
     Raises:
-        ProblemError: ``given`` is not an iterable of passes.
+        ProblemError: ``given`` contains, or is, an object that is not a pass.
     """
     passes = tuple(given) if isinstance(given, Iterable) else (given,)
     for p in passes:

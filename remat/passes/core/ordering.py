@@ -1,4 +1,4 @@
-"""Checks that refuse pipelines whose order makes a pass useless or undoes its work."""
+"""Checks that refuse a pipeline in which a pass does nothing or undoes the work of another pass."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from remat.passes.core.control import Fixpoint
 
 
 def flat(passes: Iterable[Pass]) -> Iterator[Pass]:
-    """Yield all passes in an order in which they can run, with `Fixpoint` replaced by inner passes.
+    """Yield all passes in an order in which they can run; inner passes replace each `Fixpoint`.
 
-    The inner passes come twice if they may run twice, because the last inner pass also runs before
-    the first inner pass of the next round.
+    The inner passes of a `Fixpoint` are yielded twice if its ``limit`` allows several rounds,
+    because the last inner pass of one round runs before the first inner pass of the next round.
     """
     for p in passes:
         if not isinstance(p, Fixpoint):
@@ -27,7 +27,7 @@ def flat(passes: Iterable[Pass]) -> Iterator[Pass]:
 
 
 def _each(passes: Iterable[Pass]) -> Iterator[Pass]:
-    """Yield each pass once, with `Fixpoint` replaced by its inner passes."""
+    """Yield each pass once; the inner passes replace each `Fixpoint`."""
     for p in passes:
         if isinstance(p, Fixpoint):
             yield from _each(p.passes)
@@ -39,8 +39,8 @@ def check_order(passes: tuple[Pass, ...]) -> None:
     """Refuse a pipeline that partitions twice, or has a pass that undoes an earlier pass's work.
 
     Raises:
-        ProblemError: a pass follows one of its `Pass.not_after` passes or a pass of a later stage,
-            or 'partition' occurs twice. The message names the pass to move or remove.
+        ProblemError: a pass follows a pass that its ``not_after`` names, or a pass of a later
+            stage; or ``partition`` occurs twice. The message names the pass to move or remove.
     """
     reached: Pass | None = None
     before: list[str] = []
@@ -68,10 +68,11 @@ def check_order(passes: tuple[Pass, ...]) -> None:
 
 
 def check_partitioned(passes: tuple[Pass, ...]) -> None:
-    """Refuse a pipeline in which a pass on forward and backward comes before the pass 'partition'.
+    """Refuse a pipeline in which a pass of `Stage.SPLIT` comes before the pass ``partition``.
 
     Raises:
-        ProblemError: a pass works on forward and backward, and no earlier pass partitions.
+        ProblemError: a pass works on the forward and backward graphs, and no earlier pass
+            partitions the joint graph.
     """
     for p in flat(passes):
         if p.stage is Stage.PARTITION:

@@ -31,8 +31,8 @@ class Instrument:
     outermost first, followed by the name of the pass.
 
     Attributes:
-        only_inner: True: for a `Fixpoint`, the pipeline calls the methods for its inner passes
-            alone.
+        only_inner: if True, the pipeline calls the methods for the inner passes of a `Fixpoint`,
+            and not for the `Fixpoint` itself.
     """
 
     only_inner: ClassVar[bool] = False
@@ -41,7 +41,7 @@ class Instrument:
         """Called once before a pipeline runs on ``state``."""
 
     def should_run(self, p: Pass, state: State, path: tuple[str, ...]) -> bool:
-        """Return whether the pass ``p`` runs. One instrument's False skips the pass."""
+        """Return whether the pass ``p`` runs. The pass is skipped if any instrument returns False."""
         return True
 
     def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:
@@ -51,9 +51,9 @@ class Instrument:
         """Called after the pass ``p`` has returned ``result``."""
 
     def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
-        """Called if a pass, the check of its result, or an instrument raised ``error``.
+        """Called if the pass ``p``, the check of its result, or an instrument raised ``error``.
 
-        ``state`` is the state that the pass was given.
+        ``state`` is the state on which the pass was to run.
         """
 
     def finish(self, result: PassResult | None) -> None:
@@ -62,13 +62,13 @@ class Instrument:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Sequence of passes whose order was checked; `run` runs the passes.
+    """Sequence of passes in a valid order; the method `run` runs the passes.
 
     Attributes:
         passes: the passes, in order.
 
     Raises:
-        ProblemError: an item is not a `Pass`, or the order is refused by `check_order`.
+        ProblemError: an item is not a `Pass`, or `check_order` refuses the order.
     """
 
     passes: tuple[Pass, ...]
@@ -81,7 +81,7 @@ class Pipeline:
         return write_pipeline(self.passes)
 
     def flat(self) -> Iterator[Pass]:
-        """Yield all passes in an order in which they can run, see `remat.passes.core.ordering`."""
+        """Yield all passes in an order in which they can run; inner passes replace each `Fixpoint`."""
         return flat(self.passes)
 
     def run(
@@ -103,14 +103,14 @@ class Pipeline:
             instruments: observers of the run; see `remat.passes.instruments`.
 
         Returns:
-            The final state; whether any pass changed a graph; the names of the passes that ran as
-            ``detail``; and the sums of the passes' statistics.
+            The final state; whether any pass reported a change; the names of the passes that ran,
+            as ``detail``; and the sums of the passes' statistics.
 
         Raises:
             PassError: a pass failed, or left a graph with an invalid structure. The message names
                 the pass and the passes that ran before.
-            ProblemError: ``joint`` has another type, or only passes on forward and backward are run
-                on a joint graph.
+            ProblemError: ``joint`` has another type; or ``joint`` is not partitioned, and all passes
+                work on the forward and backward graphs.
         """
         if not isinstance(joint, (JointGraph, State)):
             raise ProblemError(
@@ -143,7 +143,7 @@ class _Runner:
 
     Attributes:
         instruments: observers of the run.
-        verify: whether to check the structure of the graphs after each reported change.
+        verify: whether to check the structure of the graphs after each pass that reports a change.
         done: names of the passes that have run so far.
     """
 
@@ -154,12 +154,12 @@ class _Runner:
     def sequence(
         self, passes: Iterable[Pass], state: State, path: tuple[str, ...] = ()
     ) -> PassResult:
-        """Run passes in order, and notify all instruments before and after each pass.
+        """Run passes in order, call the instruments around each pass, and return the combined result.
 
         Args:
             passes: the passes.
             state: the state that the first pass gets.
-            path: names of the passes that contain these, such as ``("fixpoint",)``; the outermost first.
+            path: names of the passes that enclose ``passes``, outermost first, such as ``("fixpoint",)``.
         """
         modified, statistics = False, Counter[str]()
         for p in passes:
@@ -187,12 +187,12 @@ class _Runner:
         return PassResult(state=state, modified=modified, statistics=dict(statistics))
 
     def _one(self, p: Pass, state: State, path: tuple[str, ...]) -> PassResult:
-        """Run one pass, check the type of its result, and check the structure of changed graphs.
+        """Run one pass, and check the type of its result and the structure of the graphs it changed.
 
         Raises:
             PassError: the pass raised an exception that is not a `RematError`, returned a wrong
                 type, or left an invalid graph.
-            RematError: the error that the pass raised; a note names the pass.
+            RematError: the pass raised this error; a note on the error names the pass.
         """
         name = " > ".join(path)
         try:
@@ -226,10 +226,10 @@ class _Runner:
 
 
 def first_fault(modules: Mapping[str, fx.GraphModule]) -> str | None:
-    """Return why a graph has an invalid structure; None if all graphs are valid.
+    """Return why the first invalid graph has an invalid structure; None if all graphs are valid.
 
     Args:
-        modules: the graphs that a pass left, by the name that the message uses.
+        modules: the graphs after a pass, by the name that the message uses.
     """
     for which, module in modules.items():
         fault = check_structure(module)

@@ -6,9 +6,9 @@ The grammar is::
     call     := name ["(" [argument {"," argument}] ")"]
     argument := option "=" value | call
 
-A value ends at the next comma, parenthesis or double quote. A value that contains such a character
-is written in double quotes, as in JSON. The declared type of the option's field decides how the
-value is read.
+An unquoted value ends at the next comma, parenthesis or double quote. A value that contains such a
+character is written in double quotes, as in JSON. The declared type of the option's field decides
+how the value is parsed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from remat.errors import ProblemError, RematError, did_you_mean
 
 T = TypeVar("T")
 
-#: Name of the dataclass field that holds the inner passes of a pass.
+#: Name of the dataclass field that holds the inner passes of a pass such as `Fixpoint`.
 NESTED = "passes"
 #: Deepest nesting of parentheses that the reader accepts, so that no text overflows the stack.
 DEEPEST = 50
-#: Number of characters that an error message shows on each side of the wrong column.
+#: Number of characters of the text that an error message shows on each side of the faulty column.
 SHOWN = 80
 
 
@@ -43,7 +43,7 @@ def write_pipeline(passes: Sequence[object]) -> str:
 
 
 def write_call(called: Any) -> str:
-    """Return the name of a pass or an analysis, with the options that differ from their defaults.
+    """Return a pass or an analysis as text: name, inner passes, and options that are not defaults.
 
     Args:
         called: an instance of a pass or analysis class, which is a dataclass.
@@ -70,8 +70,9 @@ def write_option(value: Any) -> str:
 def _named(value: Any) -> str:
     """Return the text for a value that is an object, such as a solver or a cost model.
 
-    The text is the object's attribute ``name``. The text is ``str(value)`` if the object has no
-    name, or if ``str(value)`` begins with the name, as for a cost model with its device.
+    The text is ``str(value)`` if the object has no attribute ``name``. The text is also
+    ``str(value)`` if it begins with that name, such as ``roofline:h100``. Otherwise, the text is
+    the name.
     """
     shown = str(value)
     name = getattr(value, "name", None)
@@ -97,7 +98,7 @@ def read_pipeline(
         text: the text.
         passes: pass classes by name.
         readers: functions that parse the text of an option, by the option's declared type. Readers
-            for bool, int, float and str are built in. A value of any other type stays text.
+            for bool, int, float and str are built in. A value whose type has no reader stays text.
 
     Raises:
         ProblemError: the text cannot be parsed; the message points at the column.
@@ -152,16 +153,16 @@ class _Reader:
         return self._text[self.at : self.at + 1]
 
     def end(self) -> None:
-        """Raise a `ProblemError` if any text is left."""
+        """Raise a `ProblemError` if any text is left to read."""
         if self.next():
             raise self.fault(self.at, f"expected ',' or the end, got '{self._text[self.at]}'")
 
     def call(self) -> Any:
-        """Parse a pass with its arguments at the current position, and return the new instance.
+        """Parse a pass with its arguments at the current position, and return the new pass.
 
         Raises:
-            ProblemError: no known name stands at the position, an option is missing, or the class
-                refuses the options.
+            ProblemError: the text at the position is not the name of a known pass, an option is
+                missing, or the class of the pass refuses the options.
         """
         self.next()
         column, name = self.at, self._match(_WORD)
@@ -187,11 +188,11 @@ class _Reader:
             raise self.fault(column, str(error)) from None
 
     def _arguments(self, name: str, kind: Any) -> dict[str, Any]:
-        """Parse the parenthesised arguments after a class name, if there are any.
+        """Parse the parenthesised arguments after the name of a pass, if there are any.
 
         Args:
-            name: name of the class, for messages.
-            kind: the class.
+            name: name of the pass, for messages.
+            kind: class of the pass.
 
         Returns:
             The parsed values by field name.
@@ -253,7 +254,7 @@ class _Reader:
         """Parse the text of an option's value and return the value.
 
         The first declared type that has a reader decides which reader is used. If no declared type
-        has a reader, the text is returned. The text ``none`` gives None if the types permit None.
+        has a reader, the text is returned. The text ``none`` gives None if None is a declared type.
 
         Args:
             types: the declared types of the option.
@@ -299,7 +300,7 @@ def _option_types(kind: Any) -> Mapping[str, list[type]]:
     If an annotation cannot be resolved at run time, the types of the fields' defaults are used.
 
     Returns:
-        By field name, the classes in the annotation; a union has several.
+        For each field name, the classes in the field's annotation; a union has several classes.
     """
     try:
         hints = typing.get_type_hints(kind)
@@ -316,9 +317,9 @@ def _option_types(kind: Any) -> Mapping[str, list[type]]:
 
 
 def _plain(expected: str, read: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a function that parses like ``read``, with an error that names the expected value.
+    """Return a function that parses a text by ``read``, with another error for an invalid text.
 
-    The returned function raises ValueError.
+    The returned function then raises a ValueError that names the expected value.
 
     Args:
         expected: description of valid texts, for the message.

@@ -4,8 +4,8 @@ An analysis is a frozen dataclass whose fields are its parameters, so an instanc
 cache key: ``state.get(Classification())``, ``state.get(GraphProblemOf(cost=Flops()))``. The class
 of the key fixes the type of the result.
 
-`AnalysisCache` stores the results per graph. An edit of the graph drops the results. A pass cannot
-request an analysis while the graph is being edited, and never stores a result itself.
+`AnalysisCache` stores the results per graph. An edit of the graph drops the results, except those
+that the edit preserves. A pass cannot request an analysis while it edits the graph.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from remat.passes.packing.pairs import SavedTensorHooks
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-#: Callbacks of `watching`, called right before (True) and after (False) an analysis is computed. A
-#: context variable, so that threads which plan at the same time do not watch each other.
+#: Callbacks that `watching` registers. Each is called with True right before an analysis is computed,
+#: and with False right after. A context variable, so that a callback sees only its own thread's
+#: analyses.
 _WATCHERS: ContextVar[tuple[Callable[[Analysis[Any], bool], None], ...]] = ContextVar(
     "_WATCHERS", default=()
 )
@@ -63,10 +64,10 @@ class Analysis(ABC, Generic[T_co]):
 
 @dataclass(slots=True, eq=False)
 class AnalysisCache:
-    """Cached analyses of one joint graph, or of its forward and backward graphs.
+    """Cached results of analyses of one joint graph, or of its forward and backward graphs.
 
     Attributes:
-        owner: the graphs and options that determine the results.
+        owner: the graphs and options on which the cached results depend.
         edits: number of edits that changed the graphs.
         is_edited: whether an edit is in progress.
     """
@@ -108,9 +109,9 @@ class AnalysisCache:
         return cast(T, self._results[key])
 
     def keep_only(self, preserves: Sequence[type[Analysis[Any]]]) -> None:
-        """Drop all cached analyses except ``preserves``, after an edit.
+        """Drop the cached results of all analyses except ``preserves``, after an edit.
 
-        A preserved analysis is dropped too if it was computed from a dropped analysis.
+        The result of a preserved analysis is dropped too if it was computed from a dropped result.
         """
         kept = {k: v for k, v in self._results.items() if isinstance(k, tuple(preserves))}
         while lost := [k for k in kept if not self._asked[k] <= kept.keys()]:
@@ -119,7 +120,7 @@ class AnalysisCache:
         self._results = kept
 
     def results(self) -> tuple[tuple[Analysis[Any], Any], ...]:
-        """Return the cached analyses with their results, in the order of computation."""
+        """Return pairs of a cached analysis and its result, in the order of computation."""
         return tuple(self._results.items())
 
 
@@ -128,8 +129,8 @@ def watching(watch: Callable[[Analysis[Any], bool], None]) -> Iterator[None]:
     """Call ``watch`` around every computation of an analysis inside the ``with`` block.
 
     Args:
-        watch: called with the analysis and True right before the computation, and False right
-            after.
+        watch: function of two arguments. The first is the analysis. The second is True right before
+            the computation, and False right after.
     """
     token = _WATCHERS.set((*_WATCHERS.get(), watch))
     try:
@@ -149,8 +150,8 @@ class State:
     Attributes:
         joint: the joint graph.
         cut_rules: ban rules of the minimum cut that the pipeline uses.
-        decision: the saved values, once a pass has decided.
-        choice: how the decision was reached.
+        decision: which values are saved; None until a pass has decided.
+        choice: how the decision was reached; None until a pass has decided.
         forward: the forward module; None before partitioning.
         backward: the backward module; None before partitioning.
         count_outputs: whether forward's outputs count as saved bytes.
@@ -160,10 +161,10 @@ class State:
         reread_inputs: whether backward may read the ``user_mutable`` inputs again, without a copy
             that forward saves.
         operators: digest of the operators of the graph as captured; empty if unknown.
-        policies: text of the policies by module, as in `remat.plan`; empty if none were given.
+        policies: the option ``policies`` of `remat.plan` as text; empty if none were given.
         chunk: the pass that split the loss into chunks, as text; empty if the loss is whole.
-        plain: the same state without the tags of policies, and with a whole loss; None if there are no
-            such tags and no chunks.
+        plain: the state that would result without policies and without chunks of the loss; None if
+            this state has neither.
     """
 
     joint: JointGraph
@@ -193,7 +194,7 @@ class State:
                 object.__setattr__(self, name, AnalysisCache(owner))
 
     def get(self, analysis: Analysis[T]) -> T:
-        """Return the result of an analysis for the current graphs.
+        """Return the result of an analysis for the current graphs, computed on the first request.
 
         Raises:
             ProblemError: the call is inside `edit`.
@@ -203,15 +204,15 @@ class State:
 
     @contextmanager
     def edit(self, *, preserves: Sequence[type[Analysis[Any]]] = ()) -> Iterator[Edit]:
-        """Edit the joint graph in place or, after partitioning, the forward and backward graphs.
+        """Let a pass edit the joint graph in place or, after partitioning, forward and backward.
 
-        The end of the ``with`` block drops all cached analyses except ``preserves``. No analysis is
-        dropped if the block ends with ``return edit.result(removed=n)`` and all counts are 0,
-        because then nothing changed.
+        The end of the ``with`` block drops the cached results of all analyses except ``preserves``.
+        No result is dropped if the block calls ``edit.result(...)`` with counts of changes that are
+        all 0, such as ``edit.result(removed=0)``, because then nothing changed.
 
         Args:
-            preserves: analyses that stay valid after the edit. A preserved analysis is dropped too
-                if it was computed from a dropped analysis.
+            preserves: analyses whose results stay valid after the edit. Such a result is dropped too
+                if it was computed from a dropped result.
 
         Raises:
             ProblemError: another edit of the same graphs is in progress.
@@ -399,10 +400,10 @@ class Memory(Analysis[Storages]):
 
 @dataclass(frozen=True)
 class Costs(Analysis[tuple[int, ...]]):
-    """Cost of running each node of the joint graph, by position, in the unit of ``cost``.
+    """Cost of running each node of the joint graph, in graph order, in the unit of ``cost``.
 
-    A node that depends on a tangent, or may only run in backward, costs 0, because no plan runs the
-    node twice.
+    A node that depends on a tangent, or may only run in backward, costs 0, because no plan runs
+    such a node twice.
     """
 
     name: ClassVar[str] = "costs"

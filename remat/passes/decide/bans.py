@@ -1,7 +1,7 @@
 """Find the nodes that the minimum cut may not recompute.
 
 The heuristics are those of ``solve_min_cut`` in PyTorch's ``torch/_functorch/partitioners.py``.
-Positions are positions in the joint graph.
+In this module, a position is the index of a node in the joint graph.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from remat.passes.core.analyses import Distances
 from remat.passes.core.choice import BanRules
 from remat.passes.core.state import State
 
-#: Longest chain of fusible nodes, counted in forward's order; PyTorch calls 100 an arbitrary choice.
+#: Longest chain of fusible nodes without a ban, as the distance of the chain's ends in forward's
+#: order. PyTorch calls 100 an arbitrary choice.
 LONG_CHAIN = 100
 
 
 class Fusion:
-    """Properties of nodes that decide which nodes a fusing compiler computes in one kernel.
+    """Model of a fusing compiler, which tells which nodes the compiler computes in one kernel.
 
-    A call ``fusion(a, b)`` tells whether two neighbouring nodes fuse. The attributes have one entry
-    per position in the joint graph.
+    A call ``fusion(a, b)`` tells whether the node at position ``a`` and its user at position ``b``
+    fuse. Each attribute has one entry per position.
 
     Args:
         state: the state with the joint graph.
@@ -39,8 +40,7 @@ class Fusion:
     Attributes:
         view: whether the node is a view.
         computes: whether the node calls an operator other than ``getitem``.
-        unlisted: whether the operator is missing in the list of operators that are cheap to
-            recompute.
+        unlisted: whether the operator is not in the list of operators that are cheap to recompute.
         expensive: whether the operator is compute-intensive (a matrix product or a convolution) or
             random.
         fusible: whether the node fuses with fusible neighbours.
@@ -70,7 +70,7 @@ class Fusion:
         return b in self._swallowed and a in self._swallowed[b]
 
     def is_reduction(self, node: fx.Node) -> bool:
-        """Return whether ``node``'s result has less than a quarter of the bytes of its inputs."""
+        """Return whether a node's result has less than a quarter of the bytes of the node's inputs."""
         read = sum([self._bytes(a) for a in node.args if isinstance(a, fx.Node)])
         # A quarter is PyTorch's arbitrary choice: saving such a result costs little.
         return self._bytes(node) * 4 < read
@@ -84,7 +84,8 @@ class Fusion:
     def is_materialized(self, i: int) -> bool:
         """Return whether the value at position ``i`` is written to memory even if it is not saved.
 
-        This holds for an input of the graph, and for a value that some user does not fuse with.
+        True for an input of the graph, and for a value with at least one user that does not fuse
+        with it.
         """
         if self._index.nodes[i].op == "placeholder":
             return True
@@ -179,10 +180,12 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
 
 
 def _materialized_in_backward(state: State, fusion: Fusion) -> bytearray:
-    """Return a bytearray with 1 at each value that a backward node reads without fusing with it.
+    """Find the values that a backward node reads, directly or through views, without fusing.
 
-    A read through views counts. Recomputing such a value is not free, because backward writes the
-    recomputed value to memory.
+    Recomputing such a value is not free, because backward writes the recomputed value to memory.
+
+    Returns:
+        A bytearray with 1 at the position of each such value.
     """
     index, required = state.index, state.roles.required_forward
     view = fusion.view
@@ -200,15 +203,15 @@ def _materialized_in_backward(state: State, fusion: Fusion) -> bytearray:
 def _used_far_apart(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
     """Return fusible users that forward runs long after other users of the same value.
 
-    For each value with several users, the paths that begin at the users are followed to their first
-    unfusible node. Users that run after this node and fuse with the value are returned.
-    Recomputing an early and a late user of one value is pointless, because these recomputations
-    are unlikely to fuse.
+    For each value with several users, `_first_unfusible` finds the first unfusible node on the paths
+    from these users. The users that run after this node and fuse with the value are returned. To
+    recompute an early and a late user of one value is pointless, because the two are unlikely to
+    fuse.
 
     Args:
         state: the state with the joint graph.
         fusion: tells whether two nodes fuse.
-        ban: bytearray with 1 at each position that is banned already; such users are left out.
+        ban: bytearray with 1 at each banned position; banned users are left out.
 
     Returns:
         Positions of the users; a position may occur several times.
@@ -235,17 +238,17 @@ def _first_unfusible(
     start: list[int],
     last: int,
 ) -> int:
-    """Return the place in ``order`` of the first unfusible node on the paths from ``start``.
+    """Return the rank, in forward's order, of the first unfusible node on the paths from ``start``.
 
     A node is unfusible if it does not fuse with the node before it on the path.
 
     Args:
-        users: users of each position.
-        order: place of each position in forward's order; -1 for nodes that forward does not
-            require.
+        users: for each position, the positions of the node's users.
+        order: for each position, the node's rank in forward's order; -1 for nodes that forward does
+            not require.
         fusion: tells whether two nodes fuse.
-        start: positions from which the paths begin.
-        last: last place to visit, and the result if no unfusible node is found.
+        start: positions of the nodes at which the paths begin.
+        last: largest rank to visit; also the result if no unfusible node is found.
     """
     heap = [(order[s], s, True) for s in start]
     heapq.heapify(heap)
@@ -266,8 +269,8 @@ def _first_unfusible(
 def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
     """Return the positions at which a chain of fusible nodes becomes longer than `LONG_CHAIN`.
 
-    The length of a chain is the distance of its ends in forward's order. No chain continues
-    through a position that ``ban`` marks with 1.
+    The length of a chain is the distance of its two ends in forward's order. A chain ends before a
+    position at which ``ban`` is 1.
     """
     index, roles = state.index, state.roles
     order = roles.forward_order
@@ -292,9 +295,9 @@ def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
 
 
 def cut_weights(state: State, fusion: Fusion, size: list[int]) -> list[int]:
-    """Return, for each position, the weight in the minimum cut of saving the value.
+    """Return, for each position, the weight that the minimum cut pays for saving the value.
 
-    The weight is the value's bytes times 1.1 to the power of the distance from backward. The
+    The weight is the value's bytes times 1.1 to the power of the node's distance from backward. The
     distance is counted in edges and limited to the range from 1 to 100. The weight is twice as
     large for a value that fusion would keep out of memory if the value were not saved.
 

@@ -1,4 +1,4 @@
-"""Base class of the passes that decide within a memory budget."""
+"""Base class of the passes that choose the saved values within a memory budget."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from remat.solvers.run import run
 from remat.solvers.solution import GraphSolution, Status
 from remat.units import Budget
 
-#: Pairs (parts, nodes): problems of up to ``nodes`` nodes try lower budgets in steps of 1/``parts``.
+#: Pairs (parts, nodes). For a problem of at most ``nodes`` nodes, `Budgeted.decide` also tries lower
+#: budgets, in steps of 1/``parts`` of the bytes that the runtime-optimal cut saves.
 RUNGS = ((1_000, 1_000), (100, 10**9))
-#: Lower budgets are tried only if the gap to the bound is at most this fraction of the cost.
+#: Lower budgets are tried only if the gap between the cost of the solution and its proven lower bound is at
+#: most this fraction of the cost.
 CLOSE = 0.01
 
 
@@ -43,7 +45,7 @@ class Budgeted(Pass):
     """
 
     stage: ClassVar[Stage] = Stage.DECIDE
-    #: Whether the solver is given knapsacks, even if it can decide graphs.
+    #: Whether the solver gets knapsack problems even if it can solve graph problems.
     knapsack: ClassVar[bool] = False
 
     solver: Solver | None = None
@@ -63,7 +65,7 @@ class Budgeted(Pass):
 
     @paused_collection()
     def limits(self, state: State) -> DecisionInfo:
-        """Return the limits on the saved bytes of a decision, as a `DecisionInfo` without a solver.
+        """Return the limits on the saved bytes, as a `DecisionInfo` with no result of a solver.
 
         Raises:
             PlanError: the graph has no tangents, or recompute tags conflict.
@@ -87,8 +89,8 @@ class Budgeted(Pass):
     def decide(self, state: State, limits: DecisionInfo) -> tuple[GraphSolution, DecisionInfo]:
         """Choose the values to save within ``limits.capacity`` bytes, at the least recompute cost.
 
-        A larger budget should never give a costlier plan. `_lower_rungs` therefore also tries some
-        smaller budgets, as long as this takes little time.
+        A larger budget should never give a costlier plan. Some smaller budgets are therefore tried
+        too, if the conditions in `_lower_rungs` hold.
 
         Args:
             state: the state with the joint graph.
@@ -96,7 +98,7 @@ class Budgeted(Pass):
 
         Returns:
             The best solution of the graph problem; and a copy of ``limits`` with the solver's name,
-            its time and its proven lower bound.
+            the solver's time and the proven lower bound.
 
         Raises:
             PlanError: the pass has no solver, or recompute tags conflict.
@@ -145,7 +147,8 @@ class Budgeted(Pass):
             state: the state with the joint graph.
             every: whether the solver uses cuts under looser rules. If False, only the cut under the
                 strictest rules is returned.
-            full: whether the strictest cut fits the budget. If True, only this cut is returned.
+            full: whether the cut under the strictest rules fits the budget. If True, only this cut
+                is returned.
         """
         rules = state.cut_rules
         if full or not every:
@@ -168,12 +171,12 @@ class Budgeted(Pass):
 
         A solver that stops within a tolerance of the optimum may find a cheaper decision for a
         smaller budget. Lower budgets are therefore tried too, at fixed fractions of
-        ``choice.full_bytes``. A plan then costs no more than the plan at any such fraction below
-        its budget.
+        ``choice.full_bytes``. The best of these solutions then costs no more than the plan at any
+        lower budget among these fractions.
 
-        Lower budgets are not tried if ``found`` is proven optimal, or if a time limit is set. Nor
-        are they tried if the cost of ``found`` is far above its lower bound. The search ends at the
-        first budget whose lower bound reaches the best cost.
+        Lower budgets are not tried if ``found`` is proven optimal, if a time limit is set, or if the
+        cost of ``found`` is far above its proven lower bound. The budgets are tried in falling
+        order, up to the first one whose lower bound on the cost reaches the best cost so far.
 
         Args:
             problem: the graph problem at the given budget.
@@ -236,16 +239,16 @@ class Budgeted(Pass):
 def capacity_under(
     budget: Budget, own: float | None, *, full: int, least: int, why: tuple[str, str] = ("", "")
 ) -> int:
-    """Return the number of bytes that one graph may save.
+    """Return the number of bytes that one graph may save under a budget.
 
     Args:
         budget: the requested budget.
         own: budget ratio that the user's code sets for the graph; None if the code sets none. The
-            ratio replaces a requested ratio. If bytes are requested, the smaller of the requested
-            bytes and the ratio's bytes holds.
+            ratio replaces a ratio in ``budget``. If ``budget`` is in bytes, the smaller of these
+            bytes and the ratio's bytes is the result.
         full: bytes that the runtime-optimal partition saves.
         least: fewest bytes that any plan saves.
-        why: for the error message: why no plan saves fewer bytes, and how to lower them.
+        why: two texts for the error message: why no plan saves fewer bytes, and a remedy.
 
     Raises:
         BudgetError: a byte budget is below ``least``.
@@ -278,7 +281,10 @@ def refuse_peak_in_pass(budget: Budget, name: str) -> None:
 
 @dataclass(frozen=True)
 class RegionBudget(Analysis[float | None]):
-    """The budget ratio that the user's code sets for the graph; None if the code sets none."""
+    """The budget ratio that the user's code sets for the graph; None if the code sets none.
+
+    The code sets it with ``torch.autograd.graph.region_activation_memory_budget``.
+    """
 
     name: ClassVar[str] = "region-budget"
     summary: ClassVar[str] = "the budget that the code sets for its region"
@@ -288,20 +294,20 @@ class RegionBudget(Analysis[float | None]):
 
 
 def full_and_least(state: State) -> tuple[int, int]:
-    """Return the bytes that the runtime-optimal cut saves, and the fewest that are possible."""
+    """Return the bytes that the runtime-optimal cut saves, and the fewest that any decision saves."""
     size = state.lowered().problem.size
     least = sum(size[i] for i in least_decision(state))
     return max(least, sum(size[i] for i in state.get(RuntimeOptimalCut(state.cut_rules)))), least
 
 
 def least_decision(state: State) -> tuple[int, ...]:
-    """Return the nodes of the graph problem that the decision with the fewest saved bytes saves."""
+    """Return the saved nodes, in the graph problem, of the decision that saves the fewest bytes."""
     return state.get(LeastDecision())
 
 
 @dataclass(frozen=True)
 class LeastDecision(Analysis[tuple[int, ...]]):
-    """The nodes of the graph problem that the decision with the fewest saved bytes saves."""
+    """The saved nodes, in the graph problem, of the decision that saves the fewest bytes."""
 
     name: ClassVar[str] = "least-decision"
     summary: ClassVar[str] = "the decision that saves the fewest bytes"

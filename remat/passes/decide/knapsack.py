@@ -1,4 +1,4 @@
-"""Pass that decides within a memory budget by knapsack problems, completed by a minimum cut."""
+"""Pass that chooses the saved values within a memory budget by a knapsack and a minimum cut."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from remat.passes.decide.budgeted import Budgeted
 class Knapsack(Budgeted):
     """Keep the saved bytes within a budget by a knapsack over operators that are costly to recompute.
 
-    A minimum cut decides the remaining values; see `remat.solvers.completion`.
+    A minimum cut then decides which of the other values are saved; see `remat.solvers.completion`.
     """
 
     name: ClassVar[str] = "knapsack"

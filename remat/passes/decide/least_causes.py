@@ -1,4 +1,4 @@
-"""Reasons why no plan of a graph can save fewer bytes, for messages."""
+"""Explain, for messages, why no plan of a graph can save fewer bytes than the least decision."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ MOST_NAMES = 3
 
 
 def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
-    """Return the reasons why no decision saves fewer bytes, and remedies.
+    """Return the reasons why no decision saves fewer bytes than ``least``, and remedies.
 
     Args:
         state: the state with the joint graph.
-        least: nodes of the graph problem that the decision with the fewest bytes saves.
+        least: the saved nodes, in the graph problem, of the decision that saves the fewest bytes.
 
     Returns:
         Two texts for the end of a sentence, such as "values are tagged MUST_SAVE" and "loosen what
-        is tagged MUST_SAVE". The second text is empty if there is no remedy.
+        is tagged MUST_SAVE". The first text has the reasons, and the second one the remedies. The
+        second text is empty if there is no remedy.
     """
     lowered = state.lowered()
     found = list(_roots(lowered, least))
@@ -70,7 +71,7 @@ def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
 def _roots(lowered: Lowered, saved: Sequence[int]) -> Iterator[int]:
     """Yield the nodes that cannot be recomputed and therefore make a decision save bytes.
 
-    Each is a saved node, or a node from which a saved node would be recomputed.
+    Each yielded node is a saved node, or a node from which a saved node would be recomputed.
 
     Args:
         lowered: the graph problem.

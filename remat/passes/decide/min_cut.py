@@ -1,4 +1,4 @@
-"""Pass that decides by the runtime-optimal minimum cut, which recomputes only cheap operators."""
+"""Pass that chooses the saved values by a minimum cut that recomputes only cheap operators."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MinCut(BanRules, Pass):
 
     @property
     def rules(self) -> BanRules:
-        """The options of this pass as a plain `BanRules`, the key of cached analyses."""
+        """The options of this pass as a plain `BanRules`, which analyses take as a parameter."""
         return BanRules(**asdict(self))
 
 
@@ -62,7 +62,7 @@ class Fusibility(Analysis[Fusion]):
 
 @dataclass(frozen=True)
 class Banned(Analysis[bytearray]):
-    """A bytearray with 1 at each position of the joint graph that a cut may not recompute.
+    """A bytearray with 1 at the position of each joint-graph node that a cut may not recompute.
 
     Attributes:
         rules: the ban rules.
@@ -110,6 +110,8 @@ class Weights(Analysis[tuple[int, ...]]):
 class RuntimeOptimalCut(Analysis[tuple[int, ...]]):
     """The nodes of the graph problem that the runtime-optimal cut saves.
 
+    This minimum cut recomputes only the operators that ``rules`` do not ban, which are cheap.
+
     Attributes:
         rules: the ban rules.
 
@@ -138,8 +140,8 @@ def find_cut(state: State, lowered: Lowered, fixed: list[bool], *, biased: bool)
         state: the state with the joint graph.
         lowered: the state's graph problem.
         fixed: for each node of the problem, whether the node may not be recomputed.
-        biased: True: weigh bytes by distance and materialisation (`cut_weights`); False: use plain
-            bytes.
+        biased: True: minimise the sum of the nodes' weights (`cut_weights`); False: minimise the
+            saved bytes.
 
     Raises:
         PlanError: no cut exists; the message shows the path that makes the cut infeasible.
@@ -157,7 +159,7 @@ def explain_conflict(state: State, lowered: Lowered, error: InfeasibleCutError) 
     Args:
         state: the state with the joint graph.
         lowered: the state's graph problem.
-        error: the error; its ``chain`` has the nodes of the problem that conflict.
+        error: the error; ``error.chain`` has the conflicting nodes of the graph problem.
     """
     nodes = [state.index.nodes[lowered.position[i]] for i in error.chain]
     lines = [str(error)]

@@ -1,4 +1,4 @@
-"""Policies by module, as the tags of selective checkpointing, which all later passes obey."""
+"""Apply policies by module: tag nodes as selective checkpointing does. Later passes obey the tags."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TAGS = {
 
 
 def has_policies(state: State, policies: Policies) -> bool:
-    """Return whether ``policies`` is not empty, or the user's code marks a region of the graph.
+    """Return whether ``policies`` is not empty, or the code of the graph uses `remat.region`.
 
     Args:
         state: the state with the joint graph.
@@ -47,7 +47,7 @@ def has_policies(state: State, policies: Policies) -> bool:
 
 
 def check_matched(policies: Policies, graphs: Sequence[fx.Graph], name: str) -> None:
-    """Check that the pattern of each policy matches a module in some graph of a step.
+    """Check that the pattern of each policy matches a module in at least one graph of a step.
 
     Args:
         policies: the option ``policies`` of `remat.plan`.
@@ -66,14 +66,16 @@ def check_matched(policies: Policies, graphs: Sequence[fx.Graph], name: str) -> 
 def tag_policies(state: State, policies: Policies) -> None:
     """Tag the nodes of a graph in place, by the policies of its modules and regions.
 
-    - Policy save or offload: operators of the module or region do not run again, except cheap
-      operators that the runtime-optimal cut recomputes too. Their values are therefore saved if
-      backward reads them. Under offload, those cheap operators must run again, so that nothing of
+    A region is code under `remat.region`.
+
+    - Policy save or offload: an operator of the module or region does not run again, so its value
+      is saved if backward reads the value. Cheap operators, which the runtime-optimal cut
+      recomputes, may run again under save. They must run again under offload, so that no value of
       the module is saved on the device.
-    - Policy recompute: a value that forward reads only inside the module or region is not saved.
-      Values that forward reads outside get no tag. Operators that must run once get no tag either:
-      random operators that cannot be replayed, collectives, operators with effects, and operators
-      that are not declared pure (`remat.declare_pure`).
+    - Policy recompute: a value that forward reads only inside the module or region is not saved. A
+      value that forward also reads outside gets no tag. Operators that must run once get no tag
+      either: random operators that cannot be replayed, collectives, operators with effects, and
+      operators that are not declared pure (`remat.declare_pure`).
 
     `tag_budgets` sets the tags for budgets of modules. Nodes outside of all modules and regions
     with a policy, such as sums of gradients, get no tag.
@@ -103,12 +105,13 @@ def _tags(
 ) -> Iterator[tuple[int, tuple[Part, CheckpointPolicy]]]:
     """Yield the nodes to tag for policies other than budgets.
 
-    Each is a pair: the position in the joint graph; and the module or region with the policy, with
-    the tag.
-
     Args:
         state: the state with the joint graph.
         parts: for each position, the module or region whose policy applies; None without a policy.
+
+    Yields:
+        Nested pairs ``(position, (part, tag))``: the node's position in the joint graph, the module
+        or region whose policy sets the tag, and the tag.
     """
     index, storages, roles = state.index, state.storages, state.roles
     lowered = state.lowered()
@@ -144,7 +147,7 @@ def _tags(
 def _can_run(problem: GraphProblem) -> bytearray:
     """Return a bytearray with 1 at each node of the problem that can run again.
 
-    The node is recomputable, and each of its inputs can be saved or can run again itself.
+    A node can run again if it is recomputable, and each of its inputs can be saved or run again.
     """
     found = bytearray(len(problem))
     for k, reads in enumerate(problem.inputs):
@@ -155,15 +158,15 @@ def _can_run(problem: GraphProblem) -> bytearray:
 def tag_budgets(
     state: State, policies: Policies, deciding: Budgeted, *, at_budget: bool = False
 ) -> None:
-    """Tag values as MUST_RECOMPUTE so that each module with a budget saves no more than its budget.
+    """Tag values as MUST_RECOMPUTE, so that no module saves more bytes than its budget allows.
 
     Args:
         state: a state on which `tag_policies` has run.
         policies: the option ``policies`` of `remat.plan`.
         deciding: the pass whose solver decides which values of a module are saved.
         at_budget: True: only the decision at the budget of ``deciding`` must keep to the budgets of
-            modules, so a module gets tags only if that decision exceeds its budget. False: every
-            decision must keep to the budgets of modules.
+            modules, so a module gets tags only if that decision exceeds the module's budget. False:
+            every decision must keep to the budgets of modules.
 
     Raises:
         BudgetError: a module must save more bytes than its budget, or no decision is within the
@@ -211,18 +214,18 @@ def _left_out(
     deciding: Budgeted,
     known: Iterable[set[int]],
 ) -> list[int]:
-    """Return the positions of a module's values that must be recomputed to keep to its budget.
+    """Return the positions of a module's values that must be recomputed to meet the module's budget.
 
-    The decisions in ``known`` come first, in order. The values that such a decision saves in the
-    module stay saved, if they fit the budget together with the values that stay saved already. A
-    solver decides on the module's other values, as if values outside of the module took no bytes.
+    First, the decisions in ``known`` are tried in order. The module's values that such a decision
+    saves are kept, if they fit the budget together with the values kept before. Then a solver
+    decides on the module's other values, as if values outside of the module took no bytes.
 
     Args:
         lowered: the graph problem.
         part: the module with the budget.
         inside: nodes of the graph problem that count against the budget.
         deciding: the pass whose solver decides.
-        known: sets of nodes that earlier decisions save.
+        known: for each earlier decision to try, the set of nodes that it saves.
 
     Raises:
         BudgetError: the module must save more bytes than its budget.
@@ -248,7 +251,7 @@ def _left_out(
 
 
 def _budgets(state: State, parts: Sequence[Part | None]) -> dict[Part, list[int]]:
-    """Return the nodes of the graph problem that count against each module's budget, by module."""
+    """Return, for each module with a budget, the nodes of the graph problem that the budget limits."""
     found: dict[Part, list[int]] = {
         part: [] for part in parts if part is not None and part.policy.treatment is Treatment.BUDGET
     }
@@ -287,7 +290,7 @@ def check_budgets(state: State, policies: Policies) -> None:
 
 
 def _results(state: State, parts: Sequence[Part | None]) -> Mapping[int, None]:
-    """Return the values that a module or region with a policy hands to other code in forward.
+    """Return the values of modules and regions with a policy that forward code outside of them reads.
 
     Args:
         state: the state with the joint graph.

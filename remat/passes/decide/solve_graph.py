@@ -1,4 +1,4 @@
-"""Pass that decides within a memory budget on the whole graph, by a solver of graph problems."""
+"""Pass that chooses the saved values of the whole graph within a budget, by a graph-problem solver."""
 
 from __future__ import annotations
 

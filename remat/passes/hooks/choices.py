@@ -37,7 +37,8 @@ _STEPS = frozenset(
         "hardshrink",
     ]
 )
-#: Derivatives of functions with a kink, by name. Argument 0 is a gradient and is only scaled.
+#: Derivatives of functions with a kink, by name. Argument 0 is the incoming gradient, which the
+#: derivative only scales.
 _KINKS = frozenset(
     [
         "threshold_backward",
@@ -63,19 +64,19 @@ _KINKS = frozenset(
 _ASK_FOR_SIGNS = frozenset(["sign", "sgn", "signbit", "leaky_relu_backward"])
 #: Comparisons, by name; a comparison with 0 depends only on the sign.
 _COMPARE = frozenset(["gt", "ge", "lt", "le", "eq", "ne"])
-#: Tests for infinities and NaN, by name. The ready-made pairs restore both exactly.
+#: Tests for infinities and NaN, by name. The ready-made pairs of hooks restore infinities and NaN exactly.
 _ASK_FOR_INFINITY = frozenset(["isinf", "isnan", "isfinite", "isposinf", "isneginf"])
 
 
 def chosen_by(graph: fx.Graph, *, signs: bool = True) -> set[fx.Node]:
-    """Return the nodes that a comparison, index or step function of the graph depends on.
+    """Return the nodes on whose values a comparison, index or step function of the graph depends.
 
     A node counts even if many operators lie between the node and the comparison.
 
     Args:
         graph: the graph.
-        signs: whether to include inputs of the graph from which a comparison or step reads only the
-            sign.
+        signs: whether to include inputs of the graph of which the comparison or step function reads
+            only the sign.
     """
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):  # users before their inputs
@@ -90,7 +91,7 @@ def chosen_by(graph: fx.Graph, *, signs: bool = True) -> set[fx.Node]:
 
 
 def asks_for_signs(node: fx.Node) -> bool:
-    """Return whether ``node`` is a comparison or step function that reads only its argument's sign.
+    """Return whether ``node`` is an operator that reads only the sign of its argument.
 
     Examples are comparisons with 0 and the derivatives of ReLU functions.
     """
@@ -103,11 +104,11 @@ def asks_for_signs(node: fx.Node) -> bool:
 
 
 def compared_by(node: fx.Node) -> list[fx.Node]:
-    """Return the float inputs on which a comparison, index or step function in ``node`` depends.
+    """Return the floating-point inputs that a comparison, index or step function in ``node`` reads.
 
     These are inputs from which the node computes booleans or integers, and inputs of step
     functions. If the node is the derivative of a function with a kink, the incoming gradient is
-    left out, because the node only scales it.
+    left out, because the node only scales the gradient.
     """
     name = ops.name_of(node.target)
     given = _floats(node.all_input_nodes)
@@ -123,7 +124,7 @@ def _comes_out_the_same(node: fx.Node) -> bool:
     """Return whether a boolean or integer result of ``node`` stays the same if hooks pack the node's inputs.
 
     True for a result that is drawn at random. True also for a test for infinities or NaN, because
-    all ready-made pairs of hooks restore both exactly.
+    all ready-made pairs of hooks restore infinities and NaN exactly.
     """
     name = ops.name_of(node.target)
     if name in _ASK_FOR_INFINITY:

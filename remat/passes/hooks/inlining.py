@@ -1,8 +1,8 @@
 """Rewrite forward and backward so that saved tensors pass through traced hooks.
 
 The graphs keep AOTAutograd's calling convention. The packed tensors replace the saved tensor among
-forward's outputs and backward's inputs. Sizes that pack returns come after the sizes that forward
-already hands over.
+forward's outputs and backward's inputs. Sizes that the pack hook returns come after the sizes that
+forward already hands over to backward.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Inlining:
 
     The operators of the pack hook are placed right after the last use of the tensor's memory in
     forward. The operators of the unpack hook are placed right before the first use of the tensor in
-    backward. In between, only the packed form is alive.
+    backward. Between these two places, only the packed tensors are alive.
 
     Args:
         forward: the forward module, changed in place.
         backward: the backward module, changed in place.
-        num_fwd_outputs: number of forward's own outputs.
+        num_fwd_outputs: number of forward's outputs for the user, which precede the saved values.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Inlining:
         self._old_memory.update(self._memory.keys(saved))
 
     def _inline_pack(self, saved: fx.Node, traced: Traced) -> list[fx.Node]:
-        """Insert pack after the last use of the tensor's memory in forward.
+        """Insert the operators of the pack hook after the last use of the tensor's memory in forward.
 
         Args:
             saved: the saved tensor in forward.
@@ -125,15 +125,15 @@ class Inlining:
         return handed
 
     def _name(self, results: Sequence[fx.Node], saved: fx.Node) -> list[fx.Node]:
-        """Rename the results of pack to names that neither graph uses yet.
+        """Rename the nodes of pack's results, so that neither graph has used the new names before.
 
         Args:
             results: the nodes of pack's results, in forward.
             saved: the saved tensor in forward.
 
         Returns:
-            The nodes to hand over to backward, one for each result. If forward already hands over
-            an equal size, the node of that size takes the place of the result.
+            The nodes to hand over to backward, one for each result of pack. For a result that is a
+            size which forward already hands over, this is the node that forward hands over.
         """
         handed: list[fx.Node] = []
         for k, node in enumerate(results):
@@ -162,7 +162,7 @@ class Inlining:
         return candidate
 
     def _take(self, packed: fx.Node, saved: fx.Node, taken: fx.Node) -> fx.Node:
-        """Return backward's placeholder for a value that forward hands over; create it if missing.
+        """Return backward's placeholder for a value from forward; create the placeholder if missing.
 
         Args:
             packed: the node of the value in forward.
@@ -194,7 +194,7 @@ class Inlining:
     def _inline_unpack(
         self, taken: fx.Node, given: Sequence[fx.Node], unpack: fx.GraphModule
     ) -> None:
-        """Insert unpack before the first use of a saved tensor, and make the users read the result.
+        """Insert unpack before the first use of a saved tensor; all users then read unpack's result.
 
         Args:
             taken: the saved tensor's placeholder in backward.
@@ -223,8 +223,8 @@ class Inlining:
     def finish(self) -> None:
         """Make forward return the packed values, and recompute outdated fake values in backward.
 
-        Views of unpacked tensors have outdated fake values (``meta["val"]``), which still refer to
-        the storage of the replaced tensor.
+        The fake value (``meta["val"]``) of a view of an unpacked tensor is outdated: it still refers
+        to the storage of the saved tensor that was replaced.
         """
         out = output_node(self._forward.graph)
         handed = self._outputs[self._own :]
@@ -255,7 +255,7 @@ def _inline(
     meta: dict[str, Any],
     mode: Any,
 ) -> list[fx.Node]:
-    """Copy the nodes of a traced function into a graph, with new fake values.
+    """Copy the nodes of a traced function into a graph, and compute the copies' fake values.
 
     Args:
         graph_module: the module whose graph is extended.
@@ -264,7 +264,7 @@ def _inline(
         before: the node before which the copies are inserted.
         prefix: prefix of the copies' names.
         meta: metadata for each copy.
-        mode: the fake tensor mode for the new values; None: no mode.
+        mode: the fake tensor mode in which fake values are computed; None: no mode.
 
     Returns:
         The nodes of the function's results.

@@ -1,4 +1,4 @@
-"""Pass that offloads saved values to host memory and fetches them in backward, as decided."""
+"""Pass that offloads the saved values that a decision names, and fetches them in backward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from remat.passes.hooks.saved_tensor_hooks import Handed, HookTraces
 from remat.passes.hooks.tracing import Traced
 from remat.passes.packing.pairs import SavedTensorHooks
 
-#: Hooks that begin the copies to and from the host. `wait_for_copies` inserts the waits.
+#: Hooks that start copies to and from the host. `wait_for_copies` inserts the waits for these copies.
 OFFLOADING = SavedTensorHooks(
     name="offload",
     pack=lambda x: (offload(x), x.device),
@@ -32,9 +32,9 @@ OFFLOADING = SavedTensorHooks(
 class OffloadSaved(Pass):
     """Offload the saved values that the decision names in ``offloads``.
 
-    The copy to the host begins after the value's last use in forward. The value's memory is freed
-    after the node `Offload.freed_after`. The copy back to the device begins before the node
-    `Offload.fetched_before`.
+    The copy to the host begins after the value's last use in forward. The value's device memory is
+    freed after the node that `Offload.freed_after` names. The copy from the host to the device
+    begins before the node that `Offload.fetched_before` names.
     """
 
     name: ClassVar[str] = "offload-saved"
@@ -72,9 +72,9 @@ def traced_offloads(
         offloads: the values to offload.
 
     Returns:
-        A list of pairs: the node of a saved value in forward, and its traced copies (``pack`` to
-        the host, ``unpack`` back). A dict with an entry for every value that cannot be offloaded:
-        from its name to the reason.
+        A list and a dict. The list has pairs of a saved value's node in forward and the value's
+        traced copies (``pack``: to the host; ``unpack``: to the device). The dict maps the name of
+        each value that cannot be offloaded to the reason.
 
     Raises:
         PlanError: the state is not partitioned.
@@ -100,13 +100,13 @@ def traced_offloads(
 def wait_for_copies(
     forward: fx.GraphModule, backward: fx.GraphModule, offloads: Iterable[Offload]
 ) -> None:
-    """Insert operators that wait for copies, and move the start of each copy back to the device.
+    """Insert operators that wait for copies, and place the starts of the copies from the host.
 
     Args:
         forward: the forward module, which begins the copies to the host.
         backward: the backward module, which begins the copies to the device.
-        offloads: the offloaded values. Each names the node after which forward waits for the copy
-            to the host, and the node before which backward begins the copy to the device.
+        offloads: the offloaded values. Each entry names the node after which forward waits for the
+            copy to the host, and the node before which backward begins the copy to the device.
 
     Raises:
         PlanError: an offload names a node that the graph does not have.

@@ -28,9 +28,9 @@ from remat.units import format_bytes
 
 @dataclass(frozen=True)
 class HookTraces(Analysis[Traces]):
-    """Traces of a pair of hooks, cached with the joint graph.
+    """FX graphs traced from a pair of hooks.
 
-    The cache serves several partitions of one joint graph.
+    The graphs are cached with the joint graph, so all partitions of one joint graph share them.
     """
 
     name: ClassVar[str] = "hook-traces"
@@ -46,19 +46,19 @@ class HookTraces(Analysis[Traces]):
 class PackSaved(Pass):
     """Pack saved tensors in forward and unpack them in backward, by a pair of hooks.
 
-    Pack is placed right after a tensor's last use in forward, and unpack right before its first use
-    in backward. The peak therefore falls with the saved bytes.
+    Pack is placed right after a tensor's last use in forward, and unpack right before the tensor's
+    first use in backward. The peak memory therefore falls with the saved bytes.
 
-    Some saved tensors stay unpacked. A tensor stays unpacked if it shares its storage with another
-    saved tensor, or covers only a part of its storage. Packing such a tensor would take memory for
-    the packed copy and keep the storage. States of random generators and tensors that backward
-    writes to also stay unpacked.
+    A saved tensor is not packed if it shares its storage with another saved tensor, or covers only a
+    part of its storage. Packing such a tensor would take memory for the packed copy without freeing
+    the storage. States of random generators, and tensors that backward writes to, are not packed
+    either.
 
     Attributes:
         pair: the hooks, or the name of a ready-made pair.
-        filter: which saved tensors to pack; replaces the filter of ``pair``, see
-            `SavedTensorHooks`.
-        min_bytes: tensors with fewer bytes stay unpacked; replaces the value of ``pair``.
+        filter: which saved tensors to pack (`SavedTensorHooks.filter`); replaces the filter of
+            ``pair``.
+        min_bytes: tensors with fewer bytes are not packed; replaces the ``min_bytes`` of ``pair``.
     """
 
     name: ClassVar[str] = "saved-tensor-hooks"
@@ -122,7 +122,7 @@ class PackSaved(Pass):
 
 
 class Handed:
-    """Saved tensors that forward hands to backward, with the facts that the rules for packing need.
+    """Saved tensors that forward hands to backward, and the facts that decide which are packed.
 
     Args:
         joint: the joint graph.
@@ -130,14 +130,14 @@ class Handed:
         backward: the backward module.
 
     Attributes:
-        tensors: nodes in forward of the saved tensors.
-        alive: for each name of a filter (see `SavedTensorHooks`), the storages that the filter
-            excludes: a dict from the storage's key to a node on the storage.
+        tensors: nodes of the saved tensors in forward.
+        alive: for each value of `SavedTensorHooks.filter`, the storages whose tensors the filter
+            excludes, as a dict from the storage's key to a node whose value is on the storage.
         sharing: number of saved tensors on each storage, by the storage's key.
-        written: storages that backward writes to: a dict from the key to a node on the storage.
+        written: storages that backward writes to, as a dict like those in ``alive``.
         taken: placeholders of backward by name.
-        choosing: names of the nodes in backward that `chosen_by` returns; one set for
-            ``signs=True`` and one for ``signs=False``.
+        choosing: for ``signs=True`` and ``signs=False``, the names of the nodes in backward that
+            `chosen_by` returns.
     """
 
     def __init__(
@@ -162,11 +162,11 @@ class Handed:
         }
 
     def traced(self, node: fx.Node, traces: Traces) -> Traced | str:
-        """Return the traced hooks for the saved tensor ``node``, or the reason why it stays unpacked.
+        """Return the traced hooks for a saved tensor, or the reason why the tensor is not packed.
 
         Args:
             node: the node of the tensor in forward.
-            traces: traces of the hooks.
+            traces: cached traces of the hooks.
         """
         hooks = traces.hooks
         rules = (*RULES, *LOSSY_RULES) if hooks.lossy else RULES
@@ -181,19 +181,19 @@ class Handed:
 
 
 def _memory(nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
-    """Return the first of ``nodes`` on each storage, by the storage's key."""
+    """Return, by the key of each storage, the first node in ``nodes`` whose value is on the storage."""
     return Sizes().first_of(nodes)
 
 
 def _is_random_state(node: fx.Node) -> bool:
-    """Return whether the value is a saved state of a random generator, or a seed."""
+    """Return whether the value of ``node`` is a saved state of a random generator, or a seed."""
     source: Any = node.args[0] if is_element(node) else None
     drawn = getattr(source, "target", None) is torch.ops.higher_order.run_and_save_rng_state
     return (drawn and bool(node.args[1] == 0)) or "inductor_seed" in str(node.target)
 
 
 def _is_random(node: fx.Node) -> bool:
-    """Return whether a generator draws the value, such as the random numbers of a dropout."""
+    """Return whether ``node`` draws random numbers, such as those of a dropout."""
     return ops.is_random(node) or "inductor_rand" in str(node.target)
 
 
@@ -204,7 +204,7 @@ def _is_part(node: fx.Node) -> bool:
 
 
 def _is_vector(node: fx.Node) -> bool:
-    """Return whether at most one dimension of a tensor exceeds 1, or its last dimension is 1.
+    """Return whether a tensor has at most one dimension larger than 1, or a last dimension of 1.
 
     Examples are biases and the means of rows.
     """
@@ -225,10 +225,11 @@ def _is_statistic(node: fx.Node) -> bool:
     return isinstance(first, torch.Tensor) and hint(node.meta["val"].numel()) < hint(first.numel())
 
 
-#: A reason to leave a tensor unpacked, and a predicate of all saved tensors, a tensor and the hooks.
+#: A rule by which a saved tensor is not packed: the reason as text, and a function that returns whether
+#: the rule applies. Arguments of the function: all saved tensors, the tensor's node, and the hooks.
 _Rule = tuple[str, Callable[[Handed, fx.Node, SavedTensorHooks], bool]]
 
-#: Rules that leave a saved tensor unpacked under any hooks; the first that holds is the reason.
+#: Rules for any hooks by which a saved tensor is not packed; the first rule that applies is the reason.
 RULES: tuple[_Rule, ...] = (
     ("without a strided memory", lambda h, n, _: storage_key(n.meta["val"]) is None),
     ("state of a random generator", lambda h, n, _: _is_random_state(n)),
@@ -251,13 +252,13 @@ LOSSY_RULES: tuple[_Rule, ...] = (
 
 
 def _warn(hooks: SavedTensorHooks, graph: str, chosen: list[Traced], left: Counter[str]) -> None:
-    """Warn if hooks run outside the graph, or if the hooks declined every tensor.
+    """Warn if hooks run outside the compiled graph, or if pack declined every tensor that it got.
 
     Args:
         hooks: the hooks.
         graph: name of the graph.
         chosen: the traces of the packed tensors.
-        left: number of unpacked tensors by reason.
+        left: number of tensors that are not packed, by reason.
     """
     eager = list(dict.fromkeys(t.eager for t in chosen if t.eager))
     if eager:
@@ -278,7 +279,7 @@ def _warn(hooks: SavedTensorHooks, graph: str, chosen: list[Traced], left: Count
 
 
 def _check_budget(state: State, hooks: SavedTensorHooks) -> None:
-    """Check that forward hands over no more bytes than the budget allows.
+    """Check that forward saves no more bytes, after packing, than the budget allows.
 
     Raises:
         BudgetError: the packed tensors exceed the budget.

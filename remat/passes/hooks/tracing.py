@@ -1,4 +1,4 @@
-"""Trace saved-tensor hooks as FX graphs, once for each kind of saved tensor."""
+"""Trace saved-tensor hooks as FX graphs, once for each shape, layout, dtype and device of tensors."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ from remat.torch_compat import pytree
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Traced:
-    """Pack and unpack as FX graphs, for tensors of one shape, layout, dtype and device.
+    """A pair of hooks as FX graphs, for tensors of one shape, layout, dtype and device.
 
     Attributes:
-        pack: takes the saved tensor and returns the tensors and sizes to hand over.
-        unpack: takes the values that ``pack`` returns and returns the tensor. Constants that the
-            pack hook returned are built in. None if pack declined by returning the tensor itself.
+        pack: takes the saved tensor and returns the tensors and sizes to hand over to backward.
+        unpack: takes the results of ``pack`` and returns the unpacked tensor. Constants that the
+            pack hook returned are part of the graph. None if the pack hook returned the tensor
+            itself, which declines packing.
         eager: why the hooks run outside the graph; empty if the hooks are part of the graph.
     """
 
@@ -47,7 +48,7 @@ class Traced:
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of the storages that are handed over instead of the tensor."""
+        """Bytes of the storages that forward hands to backward instead of the saved tensor."""
         handed: Any = output_node(self.pack.graph).args[0]
         return sum(Sizes().of_all(n for n in handed if isinstance(n, fx.Node)).values())
 
@@ -58,8 +59,8 @@ class Traces:
 
     Attributes:
         hooks: the pair.
-        lower: the lowering of the graph, ``"inductor"`` or another; it decides which operators a
-            trace may have.
+        lower: the lowering of the graph, such as ``"inductor"``. The lowering decides which
+            operators a trace may have.
     """
 
     hooks: SavedTensorHooks
@@ -81,9 +82,9 @@ class Traces:
         return self._known[kind]
 
     def _trace(self, value: torch.Tensor) -> Traced:
-        """Trace the hooks as FX graphs.
+        """Trace the hooks as FX graphs for tensors like ``value``.
 
-        If the hooks cannot be part of a graph, the graphs call the hooks through eager operators.
+        If the hooks cannot be traced, the graphs contain custom operators that call the hooks.
         """
         try:
             return trace(self.hooks, value, self.lower)
@@ -96,7 +97,7 @@ class UntraceableError(RematError):
 
 
 def _eager(hooks: SavedTensorHooks) -> SavedTensorHooks:
-    """Return hooks that call the original hooks through opaque operators, which can be traced."""
+    """Return hooks that can be traced, and that call the original hooks inside custom operators."""
     from remat.passes.packing.eager import pack_eagerly, unpack_eagerly
 
     key = register(hooks)
@@ -151,9 +152,11 @@ def trace(hooks: SavedTensorHooks, value: torch.Tensor, lower: str) -> Traced:
     return Traced(pack=packing, unpack=unpacking)
 
 
-#: Marks, among the leaves that pack returned, those that are handed over and not constants.
+#: Stands for a value that forward hands to backward, in the list of pack's results. The list's other
+#: entries are constants.
 _HANDED = object()
-#: Operators without effect here, as nothing is differentiated. PyTorch 2.15 traces detach as alias.
+#: Operators whose result equals their argument here, because traced hooks are not differentiated.
+#: PyTorch 2.15 traces detach as alias.
 _THE_SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
@@ -170,10 +173,10 @@ def _graph(
     lower: str,
     mode: Any,
 ) -> fx.GraphModule:
-    """Trace a hook and return its operators as a module in which no operator writes in place.
+    """Trace a hook and return an FX module in which no operator writes in place.
 
     Args:
-        function: the hook, on flat inputs.
+        function: the hook, as a function of a flat list of inputs.
         inputs: fake tensors and sizes to trace with.
         which: ``"pack"`` or ``"unpack"``, for messages.
         hooks: the hooks, for messages.
@@ -218,7 +221,7 @@ def _traced(
     mode: Any,
     made: _Made | None = None,
 ) -> fx.GraphModule:
-    """Trace a function with ``make_fx``.
+    """Trace a function with ``make_fx`` and return the FX module.
 
     Args:
         function: the function.
@@ -245,16 +248,17 @@ def _traced(
 
 
 def _own(value: Any) -> Any:
-    """Return a new fake tensor with the symbolic sizes of ``value``; any other value as it is.
+    """Return a new fake tensor with the sizes of the fake tensor ``value``; any other value as it is.
 
-    Nothing but the traced function can keep the new tensor alive, which `_refuse_kept` detects.
+    Only the traced function can hold a reference to the new tensor. `_refuse_kept` can therefore
+    detect that the function has kept the tensor.
     """
     fake = isinstance(value, torch_compat.FakeTensor)
     return torch_compat.fast_detach(value.fake_mode, value) if fake else value
 
 
 class _Made(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that records, by weak references, the tensors that a trace receives and makes."""
+    """Dispatch mode that records the tensors that a trace receives and creates, by weak references."""
 
     # Otherwise PyTorch refuses to run higher-order operators under the mode.
     supports_higher_order_operators = True
@@ -284,14 +288,14 @@ class _Made(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _refuse_kept(which: str, traced: fx.GraphModule, made: _Made) -> None:
-    """Refuse a hook that keeps tensors which exist only during the trace.
+    """Refuse a hook that keeps a reference to a tensor which exists only during the trace.
 
-    Such a hook runs eagerly instead, where it gets real tensors.
+    The caller then runs the hook outside the graph, where the hook gets real tensors.
 
     Args:
         which: ``"pack"`` or ``"unpack"``, for the message.
         traced: the traced hook.
-        made: recorder of the tensors that the trace received and made.
+        made: recorder of the tensors that the trace received and created.
 
     Raises:
         UntraceableError: a traced tensor is still referenced, or a fake tensor is a constant of the

@@ -1,4 +1,4 @@
-"""Find the first bad pass of a pipeline by running only the first passes."""
+"""Find the pass that makes the result of a pipeline bad, by running only the first passes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 class OptBisect(Instrument):
     """Instrument that runs the first ``limit`` passes of a pipeline and skips the rest.
 
-    Every run of a pass counts, including runs inside of a `Fixpoint`, which itself does not count.
-    A pass with ``optional=False`` always runs and does not count, because the pipeline would be
-    wrong without it.
+    Every run of a pass counts as one, including runs inside a `Fixpoint`. The `Fixpoint` itself does
+    not count. A pass with ``optional=False`` always runs and does not count, because the pipeline
+    would be wrong without it.
 
     Args:
-        limit: number of passes to run; negative: run all.
-        write: function that prints a line; None: the lines are only stored in ``lines``.
+        limit: number of counted passes to run; negative: run all.
+        write: function that prints a line of ``lines``; None: the lines are not printed.
 
     Raises:
         ProblemError: ``limit`` is not an int.
@@ -33,7 +33,7 @@ class OptBisect(Instrument):
     Attributes:
         lines: one line per counted pass, such as ``BISECT: running pass (7) cse``.
         paths: for each counted pass, the names of the enclosing passes and of the pass.
-        count: number of passes that ran or would have run without the limit.
+        count: number of counted passes so far, both run and skipped.
     """
 
     only_inner: ClassVar[bool] = True
@@ -70,11 +70,11 @@ class BadPass:
     """Result of a bisection: the first run of a pass after which the pipeline's result is bad.
 
     Attributes:
-        number: number of the bad run, counted from 1 as in `OptBisect`. With only the earlier runs,
-            the result is good.
+        number: number of the first bad run, counted from 1 as in `OptBisect`. If only the earlier
+            runs are made, the result is good.
         path: names of the passes that enclose the bad pass, and last the name of the pass.
         count: number of counted runs in the whole pipeline.
-        tried: number of times that the pipeline was run for the search.
+        tried: number of times that the search ran the pipeline.
     """
 
     number: int
@@ -97,14 +97,15 @@ def bisect(
 ) -> BadPass | None:
     """Find the first run of a pass after which the result of a pipeline is bad, by binary search.
 
-    A pipeline that raises counts as bad. The search assumes that the result stays bad after the
-    first bad run.
+    The result of a pipeline that raises counts as bad. The search assumes that every later run of a
+    pass leaves a bad result bad.
 
     Args:
         manager: the pipeline.
         joint: the graph to run the pipeline on; the graph is not changed.
         is_bad: returns True for a bad result.
-        instruments: further instruments for every trial, such as a `VerifyEach` that raises.
+        instruments: further instruments for every run of the pipeline, such as a `VerifyEach` that
+            raises.
 
     Returns:
         The first bad run; None if the result of the whole pipeline is good.

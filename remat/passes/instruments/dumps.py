@@ -38,19 +38,19 @@ def to_stderr(text: str) -> None:
 
 
 class Printed(Instrument):
-    """Instrument that prints the graphs, below a line that names the pass.
+    """Instrument that prints the graphs before or after each pass, below a line that names the pass.
 
-    Passes are numbered from 1 in the order in which they run, including passes that are not
-    printed. Of a `Fixpoint`, the inner passes are printed.
+    Passes are numbered from 1 in the order in which they run, including passes without a printed
+    graph. For a `Fixpoint`, the graphs are printed before or after its inner passes.
 
     Args:
         write: function that prints a text; by default to standard error.
         before: whether to print the graphs before each pass.
         after: whether to print the graphs after each pass.
-        only: names of the passes to print the graphs at; None: all passes.
+        only: names of the passes before or after which the graphs are printed; None: all passes.
 
     Raises:
-        RematError: when a run starts, if the pipeline has no pass of a name in ``only``.
+        RematError: when a run starts, if ``only`` has a name that no pass of the pipeline has.
     """
 
     only_inner: ClassVar[bool] = True

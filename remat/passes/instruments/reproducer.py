@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 #: Environment variable with the default folder for reproducers of crashed compilations; empty: write
 #: no reproducers.
 VARIABLE = "REMAT_REPRO_DIR"
-#: Largest size in bytes of ``failure.json``. `remat.graph.text` has its own limit for the graph.
+#: Largest size in bytes of a ``failure.json`` that is read. `remat.graph.text` has its own limit for the
+#: file of the graph.
 MAX_BYTES = 2**20
 
 
@@ -62,7 +63,8 @@ class Failure:
 
     Attributes:
         graph: text of the joint graph.
-        pipeline: text of the pipeline; empty if ``options`` describe how the graph was planned.
+        pipeline: text of the pipeline; empty if no single pipeline repeats the planning, such as
+            under a budget on the peak.
         options: arguments of `remat.plan` by name; empty if a pipeline was run without planning.
         path: names of the enclosing passes and of the failed pass; empty if no pass failed.
         error: the exception.
@@ -85,8 +87,8 @@ class Recorded:
 
     Attributes:
         graph: path of the file with the joint graph.
-        checks: checks of `VerifyEach` that found the failure; empty if `VerifyEach` did not find
-            it.
+        checks: ``"structure"`` or ``"numbers"``: the checks with which `VerifyEach` found the
+            failure; empty if `VerifyEach` did not find it.
         type: class name of the error.
         message: message of the error.
     """
@@ -103,7 +105,7 @@ class Recorded:
     note: str
 
     def is_same(self, error: BaseException) -> bool:
-        """Return whether an error has the class and the message of the recorded error.
+        """Return whether ``error`` has the same class and message as the recorded error.
 
         Memory addresses, and the list of passes that ran before, are ignored in the messages.
         """
@@ -111,7 +113,7 @@ class Recorded:
 
 
 def write_reproducer(folder: Path, failure: Failure) -> Path:
-    """Write a folder ``remat-repro-<pass>-<digest>`` inside ``folder``, atomically.
+    """Write a failure to a folder ``remat-repro-<pass>-<digest>`` inside ``folder``, atomically.
 
     The digest covers the graph, the pipeline, the options and the error. The same failure therefore
     gets the same folder, which is written only once.
@@ -142,10 +144,10 @@ def write_reproducer(folder: Path, failure: Failure) -> Path:
 
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Create a folder atomically: yield a draft, and rename it to ``target`` at the end of the block.
+    """Create a folder atomically: yield a temporary folder, and finally rename it to ``target``.
 
     Raises:
-        OSError: the folder cannot be created, or exists already.
+        OSError: the folder cannot be created, or ``target`` exists already.
     """
     # In the same folder, because a rename is atomic only within one file system.
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.resolve().parent))
@@ -157,7 +159,9 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def read_reproducer(folder: Path) -> Recorded:
-    """Read a folder of `write_reproducer`, except the graph, which `remat.graph.text` reads.
+    """Read a failure from a folder that `write_reproducer` wrote.
+
+    The result has the path of the graph's file, which `remat.graph.text` can read.
 
     Raises:
         ProblemError: the folder holds no reproducer; the message says which file is missing or
@@ -181,9 +185,10 @@ def read_reproducer(folder: Path) -> Recorded:
 def leave_reproducer(
     folder: Path, error: BaseException, describe: Callable[[], Failure]
 ) -> Path | None:
-    """Write a reproducer, and append its path, or the reason for its absence, to an error's message.
+    """Write a reproducer, and append the path of its folder to an error's message.
 
-    An exception during writing never replaces the error.
+    If no reproducer can be written, the reason is appended instead. An exception during writing
+    never replaces the error.
 
     Args:
         folder: where to create the reproducer's folder.
@@ -207,8 +212,7 @@ class Reproducer(Instrument):
 
     The reproducer holds the graph as it was at the start of the run. The instrument therefore keeps
     a copy of the graph during the run. The path of the reproducer's folder is appended to the
-    error's message. If no reproducer can be written, the message says why, and the error stays the
-    same.
+    error's message. If no reproducer can be written, the reason is appended instead.
 
     Args:
         folder: where to create reproducers' folders; created if missing.
@@ -266,10 +270,10 @@ def instance_of(error: Exception, state: State, cost: str, unit: str = "") -> In
     """Return the problem that a solver failed on as a problem instance; None if no solver failed.
 
     Args:
-        error: the exception; a failed solver stores its problem in ``error.problem``.
-        state: the state that the problem was built from.
-        cost: text of the problem's cost model.
-        unit: cost unit of a knapsack problem; a graph problem has its own unit.
+        error: the exception; if a solver failed, ``error.problem`` is the problem.
+        state: the state from which the problem was built.
+        cost: the problem's cost model as text.
+        unit: unit of the costs of a knapsack problem; a graph problem holds its own unit.
     """
     problem = getattr(error, "problem", None)
     source = "a problem that a solver failed at"
@@ -295,7 +299,7 @@ def is_unexpected(error: BaseException) -> bool:
     """Return whether a failure is a fault of a pass or a solver rather than of the user's input.
 
     Examples of user errors are a budget that cannot be met, invalid options, conflicting tags and a
-    missing solver. Their messages need no reproducer.
+    missing solver. Such errors need no reproducer.
     """
     if isinstance(error, SolverError):
         return error.problem is not None
@@ -310,8 +314,8 @@ def folder_for(given: object) -> Path | None:
     Args:
         given: a path; None or True for the default; False to write no reproducers. The default is
             the folder that the environment variable `VARIABLE` names; an empty variable means no
-            reproducers. Without the variable, it is a folder of the current user below the system's
-            folder for temporary files.
+            reproducers. Without the variable, the default is a folder of the current user below the
+            system's folder for temporary files.
 
     Raises:
         ProblemError: ``given`` is not a path, None or a bool.
@@ -338,7 +342,7 @@ def report(
     folder: Path | None,
     describe: Callable[[], tuple[str, Mapping[str, str], str]],
 ) -> None:
-    """Write a reproducer if a failure is unexpected, and append its path to the error's message.
+    """Write a reproducer if an error is unexpected, and append the folder's path to the message.
 
     The reproducer holds the graph as it is after the failure, because no copy of the graph is kept
     for the case of a failure.
@@ -347,8 +351,7 @@ def report(
         error: the exception.
         joint: the graph that was being planned.
         folder: where to create the reproducer's folder; None: write no reproducer.
-        describe: returns the text of the pipeline, the arguments of `remat.plan` by name, and a
-            note.
+        describe: returns the attributes ``pipeline``, ``options`` and ``note`` of the `Failure`.
     """
     if folder is None or not is_unexpected(error):
         return
@@ -376,7 +379,7 @@ _NOTE = (
 
 
 def _path(error: Exception) -> tuple[str, ...]:
-    """Return the path of the failed pass; an empty tuple if no pass is known to have failed.
+    """Return the names of the enclosing passes and of the failed pass; empty if none is known.
 
     If a solver failed, the failed pass is the pass that called the solver.
     """
@@ -389,7 +392,7 @@ def _path(error: Exception) -> tuple[str, ...]:
 
 
 def _user() -> str:
-    """Return the name of the current user, or the user's number if there is no name."""
+    """Return the name of the current user, or the user id if there is no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):  # an id without an entry in the table of users
@@ -477,7 +480,7 @@ def _readme(failure: Failure, name: str) -> str:
 
 
 def _digest(failure: Failure) -> str:
-    """Return eight hexadecimal digits that are the same for the same failure."""
+    """Return a digest of eight hexadecimal digits, which is the same for the same failure."""
     parts = (
         failure.graph,
         failure.pipeline,

@@ -1,4 +1,4 @@
-"""Instrument that sums the statistics of passes."""
+"""Instrument that adds up the counts that passes report."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 
 class Statistics(Instrument):
-    """Instrument that sums the statistics that passes report, by the path of the pass.
+    """Instrument that adds up the counts in `PassResult.statistics` over all runs of each pass.
 
-    Counts that a `Fixpoint` summed over its inner passes are not counted again.
+    The counts that a `Fixpoint` sums over its inner passes are only added to the inner passes.
 
     Attributes:
-        counts: for each path of a pass (enclosing passes first), the sums by name.
+        counts: for each pass, the sum of each count by the count's name. The key is a tuple: the
+            names of the enclosing passes, then the name of the pass.
     """
 
     def __init__(self) -> None:

@@ -25,14 +25,16 @@ _STATM = Path("/proc/self/statm")
 
 @dataclass(slots=True, eq=False)
 class Timed:
-    """Node of the timing tree: a pass or an analysis, summed over its runs at one path of the pipeline.
+    """Node of the timing tree: one pass or analysis, summed over its runs inside the parent node.
 
     Attributes:
         name: name of the pass; the name of an analysis is in parentheses.
         runs: number of runs.
-        total_s: seconds, including passes and analyses inside.
-        grown_bytes: growth of the process's resident memory, including passes and analyses inside.
-        inside: passes and analyses that ran inside, by name, in the order of their first runs.
+        total_s: seconds of all runs, including the nodes in ``inside``.
+        grown_bytes: growth of the process's resident memory in bytes, including the nodes in
+            ``inside``.
+        inside: nodes of the passes and analyses that ran during these runs, by name, in the order of
+            their first runs.
     """
 
     name: str
@@ -43,11 +45,11 @@ class Timed:
 
     @property
     def own_s(self) -> float:
-        """Seconds without the passes and analyses inside."""
+        """Seconds of all runs, without the nodes in ``inside``."""
         return max(0.0, self.total_s - sum(s.total_s for s in self.inside.values()))
 
     def walk(self, depth: int = 0) -> Iterator[tuple[int, Timed]]:
-        """Yield this node and all nodes inside, outer before inner.
+        """Yield this node and all nodes below it, parents before children.
 
         Args:
             depth: depth of this node.
@@ -69,7 +71,7 @@ class Timing(Instrument):
     the pipeline and not for the passes.
 
     Attributes:
-        root: the tree of measurements; the root stands for the whole pipeline.
+        root: root of the timing tree; the root stands for the whole pipeline.
     """
 
     def __init__(self) -> None:
@@ -99,8 +101,8 @@ class Timing(Instrument):
     def table(self) -> str:
         """Return the tree as a text table.
 
-        The columns are own seconds, total seconds, share of the whole, growth of resident memory,
-        and runs.
+        The columns are: name; own seconds; total seconds; total seconds in percent of the whole;
+        growth of resident memory in MiB; and number of runs.
         """
         rows = [("", "own s", "total s", "share", "memory MiB", "runs")]
         for depth, span in self.root.walk():
@@ -118,7 +120,7 @@ class Timing(Instrument):
         return ruled(rows)
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """Return the rows of the tree as JSON-compatible dicts, outer before inner."""
+        """Return the nodes of the tree as JSON-compatible dicts, parents before children."""
         return [
             {
                 "name": span.name,

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from remat.passes.core.state import PassResult, State
 
 
-#: Equality of classes that do not define their own; it compares identities and proves no change.
+#: Equality of classes that do not define ``__eq__``. It compares identities, so that unequal objects do
+#: not prove a change.
 _BY_IDENTITY: Any = object.__eq__
 
 
@@ -67,7 +68,7 @@ class VerifyEach(Instrument):
 
     @property
     def _checks(self) -> str:
-        """Name of the checks, which reproducers record and the option ``--verify-each`` takes."""
+        """Name of the checks, as in reproducers and in the option ``--verify-each``."""
         return "numbers" if self._numbers else "structure"
 
     def start(self, pipeline: Pipeline, state: State) -> None:
@@ -110,9 +111,9 @@ class VerifyEach(Instrument):
             )
 
     def _other_numbers(self, trial: Trial, state: State, p: Pass, name: str) -> str | None:
-        """Run the graphs and return how the results differ from the reference.
+        """Run the graphs and return how the results differ from the reference results.
 
-        The results of a pass with ``keeps_numbers=False`` become the new reference.
+        The results after a pass with ``keeps_numbers=False`` become the new reference.
 
         Args:
             trial: the random inputs.
@@ -121,8 +122,8 @@ class VerifyEach(Instrument):
             name: path of the pass as text, for a later message.
 
         Returns:
-            The difference as text; None if there is none, or while an operator draws anew in
-            backward.
+            The difference as text; None if there is no difference. None also if an operator draws
+            other random numbers in backward than in forward, because the graphs are then not run.
         """
         drawn = _drawn_twice(state)
         self._draws_twice = () if drawn is None else (name, drawn)
@@ -146,7 +147,7 @@ class _Before:
 
     Attributes:
         graphs: for each module of the state, the module, a `Stamp` of its nodes, its analysis
-            cache, and the cache's count of edits.
+            cache, and the number of edits that the cache has counted.
     """
 
     graphs: tuple[tuple[fx.GraphModule, Stamp, AnalysisCache, int], ...]
@@ -251,7 +252,7 @@ def _run(trial: Trial, state: State) -> Mapping[str, Any]:
 
 
 def _drawn_twice(state: State) -> str | None:
-    """Return the name of the first random operator that draws anew in backward; None if none does."""
+    """Return the name of a random operator that draws in forward and anew in backward, or None."""
     if state.forward is None or state.backward is None:
         return None
     again = drawn_again(state.forward.graph, state.backward.graph)

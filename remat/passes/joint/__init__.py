@@ -1,1 +1,1 @@
-"""Passes that clean up, classify and tag the nodes of the joint graph."""
+"""Passes on the joint graph, such as common subexpression elimination and chunks of the loss."""

@@ -24,15 +24,15 @@ from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State
 
 _aten = torch.ops.aten
-#: A value with at least 1/4 of the logits' elements has a vocabulary dimension.
+#: A value with at least 1/4 of the logits' elements counts as large: it has a vocabulary dimension.
 _LARGE = 4
-#: A second product is split too if its result has at least 1/2 of the elements of the first's.
+#: After the largest product, another product is split too if its result has at least 1/2 as many elements.
 _ALSO = 2
-#: Metadata of the captured graph that does not hold for slices.
+#: Metadata keys of a captured node whose entries do not hold for a slice of the node's value.
 _NOT_OF_SLICES = ("val", "tensor_meta", "eager_input_vals")
 _LOW = (torch.bfloat16, torch.float16)
 _ALL_PRODUCTS = (*tokens.PRODUCTS, *operators("bmm baddbmm"))
-#: Calls that are linear in the arguments at these positions together, if all others are constant.
+#: For each operator, the positions of the arguments in which it is jointly linear, if the others are constant.
 _LINEAR: dict[Any, tuple[int, ...]] = {
     **dict.fromkeys(operators("add.Tensor sub.Tensor slice_scatter"), (0, 1)),
     **dict.fromkeys(operators("scatter.src scatter_add"), (0, 3)),
@@ -55,16 +55,16 @@ _LINEAR: dict[Any, tuple[int, ...]] = {
 class ChunkLoss(Pass):
     """Split the final linear layer and the loss of a language model into chunks of tokens.
 
-    The logits are often the largest values of a step. After the pass, the step computes them chunk by chunk, and
-    only the values of one chunk need to be alive together. Gradients of the hidden states are concatenated.
-    Gradients of the weight and the bias are summed over the chunks, so they may differ from those of the step by
-    rounding.
+    The logits are often the largest values of a step. After the pass, the step computes the logits chunk by chunk,
+    and only the values of one chunk need to be alive together. Gradients of the hidden states are concatenated.
+    Gradients of the weight and the bias are summed over the chunks, so they may differ by rounding from the gradients
+    without the pass.
 
     Attributes:
         chunks: number of chunks. The last chunk may be shorter. 1: leave the step unchanged.
-        in_forward: whether the chunks of backward may run right after those of forward, before the gradient of the
-            loss is known. Their results are then multiplied by this gradient. If that is not possible, backward
-            runs its chunks itself, and a plan may recompute the logits of each chunk.
+        in_forward: whether forward may also compute the gradients of each chunk, before the gradient of the loss is
+            known. These gradients are multiplied by the gradient of the loss later. If False, or if this is not
+            possible, backward computes the gradients chunk by chunk, and a plan may recompute the logits of each chunk.
     """
 
     chunks: int = 8
@@ -84,7 +84,7 @@ class ChunkLoss(Pass):
             raise ProblemError(f"chunks is {self.chunks!r}; expected a number of chunks, 1 or more")
 
     def run(self, state: State) -> PassResult:
-        """Split the loss.
+        """Split the loss in the state's joint graph, and return the result.
 
         Raises:
             PlanError: the loss cannot be split; the message names the call that prevents it.
@@ -108,7 +108,7 @@ class ChunkLoss(Pass):
 
 
 def read_chunk(text: str) -> ChunkLoss | None:
-    """Return the pass that a plan records as text; None for empty text."""
+    """Return the `ChunkLoss` pass that a plan has recorded as text; None for empty text."""
     if not text:
         return None
     (made,) = pipeline_text.read_pipeline(text, passes={ChunkLoss.name: ChunkLoss}, readers={})
@@ -121,7 +121,7 @@ def _refused(reason: str) -> PlanError:
 
 
 def _tangent_closure(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """Return the nodes that depend on a tangent, or that backward alone receives."""
+    """Return backward's inputs, such as tangents, and all nodes that depend on these inputs."""
     found: set[fx.Node] = set()
     for n in nodes:
         if (n.op == "placeholder" and role_of(n).in_backward) or not found.isdisjoint(inputs_of(n)):
@@ -130,14 +130,15 @@ def _tangent_closure(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def _find_logits(graph: fx.Graph, least: int) -> fx.Node | None:
-    """Return the largest result of a product in forward on which no other product of forward depends.
+    """Return the node of the logits: the largest product in forward on which no other product in forward depends.
 
     Args:
         graph: the joint graph.
-        least: number of elements below which the result is None. 0 for the first search.
+        least: least number of elements of the product's result; None is returned if all results are smaller. 0 for
+            the first search in a graph.
 
     Raises:
-        PlanError: it is the first search, and there is no such product.
+        PlanError: ``least`` is 0, and there is no such product.
     """
     late = _tangent_closure(graph.nodes)
     leads: set[fx.Node] = set()
@@ -161,16 +162,18 @@ def _find_logits(graph: fx.Graph, least: int) -> fx.Node | None:
 
 
 class _Region:
-    """The calls that run chunk by chunk: the product of the logits, and the calls on values of their size.
+    """The region: the calls that are to run chunk by chunk.
+
+    These are the matrix product that computes the logits, and the calls on values of the logits' size.
 
     Attributes:
         graph: the joint graph.
-        nodes: its nodes.
-        logits: the product.
+        nodes: all nodes of the joint graph, in order.
+        logits: the node of the product.
         tokens: number of tokens.
-        rules: rule of each call of the region, in graph order.
-        late: all nodes of the graph that depend on a tangent.
-        exits: the calls whose results other nodes of the graph read.
+        rules: for each call of the region, how the call runs on a slice (`Rule`); in graph order.
+        late: all nodes of the joint graph that depend on a tangent.
+        exits: the calls of the region that sum over the tokens, or whose result a node outside the region reads.
     """
 
     def __init__(self, graph: fx.Graph, logits: fx.Node, outputs: int) -> None:
@@ -219,7 +222,7 @@ class _Region:
             self._refuse(next(u for u in n.users if u not in self.rules), n)
 
     def _is_large(self, node: fx.Node) -> bool:
-        """Return whether a value has a vocabulary dimension."""
+        """Return whether a value is so large that it has a vocabulary dimension."""
         return is_tensor(node) and math.prod(shape_of(node)) >= self._large
 
     def _refuse(self, node: fx.Node, read: fx.Node) -> None:
@@ -250,7 +253,14 @@ class _Region:
             self._pull(n, span)
 
     def _pull(self, node: fx.Node, span: Span) -> None:
-        """Add a large value that the region reads, such as the labels in one-hot form, if it can run on slices."""
+        """Add the call that computes a large value read by the region, if the call can run on slices.
+
+        An example of such a value is labels in one-hot form.
+
+        Args:
+            node: the call.
+            span: the dimensions of the value that hold the tokens.
+        """
         rule = None
         # A value without all tokens, such as one for each position, is the same for several of them.
         whole = self._is_large(node) and math.prod(span.of(shape_of(node))) == self.tokens
@@ -262,10 +272,13 @@ class _Region:
                 self._pull(n, own)
 
     def levels(self, *, tangents: int) -> dict[fx.Node, int]:
-        """Return how often each node waits for all chunks of earlier nodes.
+        """Return the level of each node of the joint graph.
+
+        A level is the number of times that all chunks of earlier calls must be finished before the node can run. The
+        calls of the region with the same level run together, chunk by chunk.
 
         Args:
-            tangents: the level of the tangents.
+            tangents: the level of backward's inputs, such as tangents.
         """
         level: dict[fx.Node, int] = {}
         for n in self.nodes:
@@ -279,7 +292,7 @@ class _Region:
         return level
 
     def carriers(self) -> list[fx.Node]:
-        """Return the tangents that the region needs, and the nodes between them and the region, in graph order."""
+        """Return the tangents on which the region depends, and the nodes from there to the region, in graph order."""
         found: set[fx.Node] = set()
         stack = list(self.rules)
         while stack:
@@ -290,7 +303,12 @@ class _Region:
 
 
 def _scalar_tangent(region: _Region, carriers: Sequence[fx.Node]) -> fx.Node | None:
-    """Return the tangent on which backward's part of a region depends linearly, if it is one scalar; else None."""
+    """Return the region's tangent if it is the only one, a scalar, and backward's calls are linear in it; else None.
+
+    Args:
+        region: the region.
+        carriers: the result of `_Region.carriers`.
+    """
     roots = [n for n in carriers if n.op == "placeholder"]
     if len(roots) != 1 or role_of(roots[0]) is not Role.TANGENT or shape_of(roots[0]):
         return None
@@ -314,7 +332,7 @@ def _is_zero(value: Any) -> bool:
 
 
 def _is_linear(node: fx.Node, linear: set[fx.Node]) -> bool:
-    """Return whether a call is linear in its arguments that are ``linear``."""
+    """Return whether the result of the call ``node`` is linear in those of its arguments that are in ``linear``."""
     carried = [isinstance(x, fx.Node) and x in linear for x in node.args]
     if node.target in (_aten.mul.Tensor, _aten.mm.default):  # bilinear
         return sum(carried) == 1
@@ -326,7 +344,7 @@ def _is_linear(node: fx.Node, linear: set[fx.Node]) -> bool:
 
 
 class _Split:
-    """Replaces a region by its chunks.
+    """Rewrite of a joint graph that replaces each call of a region by one call per chunk of tokens.
 
     Args:
         region: the region.
@@ -350,19 +368,20 @@ class _Split:
                 )
         self._mode = fake_mode_of(region.logits.meta["val"])
         self._end = output_node(self.graph)
-        #: Chunks of each call of the region, one for each range of tokens; and sums over the chunks so far.
+        #: For each call of the region, the results of its chunks so far. `_sums` has the sum of these results
+        #: instead, for a call that sums over the tokens.
         self._made: dict[fx.Node, list[fx.Node]] = {}
         self._sums: dict[fx.Node, fx.Node] = {}
-        #: Values from outside with their tokens in one dimension, and slices of them.
+        #: Values from outside the region, viewed with all tokens in one dimension; and slices of these views.
         self._whole: dict[tuple[Any, ...], fx.Node] = {}
-        #: Nodes that depend on the tangent, computed with 1 in its place.
+        #: For each node between the tangent and the region, its copy, which reads 1 in place of the tangent.
         self._copies: dict[fx.Node, fx.Node] = {}
         self._new: list[fx.Node] = []
         self._meta: dict[str, Any] = {}
         self._chunk = -1
 
     def run(self) -> None:
-        """Rewrite the graph."""
+        """Replace the region in the joint graph, in place."""
         region, groups = self.region, []
         replaced: dict[fx.Node, fx.Node] = {}
         at = {n: i for i, n in enumerate(region.nodes)}
@@ -395,7 +414,10 @@ class _Split:
         self._sort(groups, at)
 
     def _carry(self, tangent: fx.Node) -> None:
-        """Copy the nodes between the tangent and the region, with 1 in place of the tangent."""
+        """Copy each node through which a call that runs in chunks depends on ``tangent``.
+
+        The copies read the constant 1 in place of ``tangent``.
+        """
         value = tangent.meta["val"]
         kinds = {"dtype": value.dtype, "device": value.device, "layout": torch.strided}
         self._copies[tangent] = self._call(_aten.full.default, [], 1, **kinds, pin_memory=False)
@@ -405,10 +427,12 @@ class _Split:
             self._copies[n] = self._call(n.target, *args, **kwargs)
 
     def _build(self, node: fx.Node, k: int) -> None:
-        """Build one chunk of a call, and add its result to the sum over earlier chunks if it is a sum.
+        """Insert the call that computes chunk ``k`` of ``node``.
+
+        If ``node`` sums over the tokens, the result of the call is added to the sum over the earlier chunks.
 
         Raises:
-            PlanError: the chunk has another shape or type than expected.
+            PlanError: the result has another shape or dtype than expected.
         """
         self._meta, rule = node.meta, self.region.rules[node]
         start, stop = self._bounds[k]
@@ -436,7 +460,7 @@ class _Split:
             self._sums[node] = self._converted(made, torch.float32) if low else made
 
     def _joined(self, node: fx.Node) -> fx.Node:
-        """Return the whole value of a call, from its chunks."""
+        """Return a node for the whole value of ``node``: its chunks concatenated, or the sum over the chunks."""
         self._meta, span = node.meta, self.region.rules[node].span
         if span is None:
             return self._converted(self._sums[node], node.meta["val"].dtype)
@@ -460,7 +484,14 @@ class _Split:
         return self._call(_aten.view.default, node, sizes)
 
     def _take(self, node: fx.Node, span: Span, sizes: Sequence[int], k: int) -> fx.Node:
-        """Return the slice of an argument whose dimensions at ``span`` broadcast to ``sizes``."""
+        """Return the slice of an argument for one chunk of tokens.
+
+        Args:
+            node: the argument.
+            span: the argument's dimensions that hold the tokens.
+            sizes: the sizes to which these dimensions broadcast.
+            k: number of the chunk, from 0.
+        """
         if node in self._made:
             return self._made[node][k]
         node, lacks = self._copies.get(node, node), -min(0, span.start)
@@ -483,7 +514,7 @@ class _Split:
         return self._whole[node, span, k]
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """Add a call to the nodes that replace the region."""
+        """Insert a call as one of the nodes that replace the region, and return its node."""
         with self.graph.inserting_before(self._end):
             node: fx.Node = self.graph.call_function(target, args, kwargs)
         node.meta = {k: v for k, v in self._meta.items() if k not in _NOT_OF_SLICES}
@@ -495,11 +526,11 @@ class _Split:
         return node
 
     def _sort(self, groups: Sequence[Sequence[fx.Node]], at: Mapping[fx.Node, int]) -> None:
-        """Sort the graph: the nodes of each group stand together, all others keep their order if they can.
+        """Sort the graph so that the nodes of each group are adjacent; other nodes keep their order if possible.
 
         Args:
-            groups: the nodes that replace the region.
-            at: wanted place of each node.
+            groups: the nodes that replace the region, in one group per level (`_Region.levels`).
+            at: wanted position of each node, as a sort key.
 
         Raises:
             PlanError: calls with effects, or that draw random numbers, cannot keep their order.
@@ -529,7 +560,7 @@ class _Split:
 
 
 def _split_nll(graph: fx.Graph) -> None:
-    """Replace each ``nll_loss_forward`` by calls that compute one loss for each token, and their sum or mean.
+    """Replace each ``nll_loss_forward`` by calls that compute the loss of each token, and the sum or mean of these.
 
     Raises:
         PlanError: the loss has class weights.

@@ -13,8 +13,8 @@ from remat.passes.core.state import PassResult, State
 class Classify(Pass):
     """Classify the nodes as required by forward, required by backward, or unclaimed (by neither).
 
-    The pass changes no graph. The classification is cached in the state. The detail of the pass's
-    result has the number of nodes of each class.
+    The pass changes no graph. The state caches the classification. `PassResult.detail` gives the
+    number of nodes of each class.
     """
 
     name: ClassVar[str] = "classify"

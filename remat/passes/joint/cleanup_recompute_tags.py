@@ -21,20 +21,21 @@ from remat.passes.core.state import Classification, Costs, Memory, PassResult, P
 
 @dataclass(frozen=True)
 class CleanupRecomputeTags(Pass):
-    """Correct the tags of values at the boundaries of checkpointed regions, and of mutations in backward.
+    """Correct the tags of values at the boundaries of checkpointed regions, and of values copied into inputs.
 
     MUST_SAVE is set on:
 
     - a node tagged for recomputation that a later region reads. Without the tag, consecutive
       regions would be recomputed as one region;
-    - the result of a region with a backward hook, as FSDP2 sets. Recomputation would wait for the
-      hook, which waits for a gradient that needs the recomputed value;
+    - a result of a region that has a backward hook, as FSDP2 sets. Recomputing the result would wait
+      for the hook. The hook waits for a gradient that needs the recomputed result;
     - a value that forward copies into an input which backward also writes to. Recomputing the value
       would apply the mutation twice.
 
-    The tag PREFER_RECOMPUTE, which plain checkpointing sets, is removed from a result of a region that operators
-    outside of all regions and backward read. The result may then be saved, as in eager PyTorch. To recompute it, the
-    region may have to run again long before its own backward, and its values stay alive until then.
+    The tag PREFER_RECOMPUTE, which plain checkpointing sets, is removed from a region's result under two conditions:
+    backward reads the result, and so do forward operators outside of all regions. The result may then be saved, as in
+    eager PyTorch. To recompute it, the region may have to run again long before its own backward, and the region's
+    values would stay alive until then.
     """
 
     name: ClassVar[str] = "cleanup-recompute-tags"
@@ -81,7 +82,7 @@ def _boundaries(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _feeds_later_region(node: fx.Node) -> bool:
-    """Return whether a recomputed node of a later checkpointed region reads ``node``."""
+    """Return whether a node tagged for recomputation in a later checkpointed region reads ``node``."""
     region = node.meta.get("ac_graph_id")
     return region is not None and any(
         must_recompute(user) and user.meta.get("ac_graph_id", region) > region
@@ -90,7 +91,7 @@ def _feeds_later_region(node: fx.Node) -> bool:
 
 
 def _read_outside(state: State) -> set[fx.Node]:
-    """Return the nodes tagged PREFER_RECOMPUTE that backward reads, and forward outside of all checkpointed regions.
+    """Return the nodes tagged PREFER_RECOMPUTE with a reader in backward, and one in forward outside of all regions.
 
     Reading a view counts as reading the node that owns the storage.
     """

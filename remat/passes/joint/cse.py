@@ -135,7 +135,7 @@ _EXACT = frozenset((fx.Node, int, bool, str, type(None), torch.dtype, torch.devi
 
 
 def _key(node: fx.Node, mutations: int) -> Any:
-    """Return a key that is equal for two calls which may be merged.
+    """Return a key of a call; two calls may be merged only if their keys are equal.
 
     Args:
         node: the call.
@@ -152,7 +152,7 @@ def _key(node: fx.Node, mutations: int) -> Any:
 
 
 def _describe_all(xs: Iterable[Any]) -> Any:
-    """Return a hashable key that two lists of arguments share only if types and bits are equal."""
+    """Return a hashable key, equal for two lists of arguments only if all types and bits are equal."""
     kinds = tuple(map(type, xs))
     if _EXACT.issuperset(kinds):
         return (kinds, tuple(xs))
@@ -160,7 +160,7 @@ def _describe_all(xs: Iterable[Any]) -> Any:
 
 
 def _describe(x: Any) -> Any:
-    """Return a hashable key that two arguments of one type share only if their bits are equal."""
+    """Return a hashable key, equal for two arguments of one type only if all their bits are equal."""
     if isinstance(x, (tuple, list)):
         return _describe_all(x)
     if isinstance(x, dict):

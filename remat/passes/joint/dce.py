@@ -16,9 +16,9 @@ from remat.passes.core.state import PassResult, State
 class DeadCode(Pass):
     """Remove nodes without users, unless they have effects.
 
-    Unread random operators stay, so that the random numbers after the step do not depend on the
-    plan. Mutations, collectives and other effects stay too. So do operators from outside PyTorch
-    that are not declared pure.
+    Random operators without users stay, so that the random numbers after the step do not depend on
+    the plan. Mutations, collectives and other effects stay too. Operators from outside PyTorch also
+    stay, unless they are declared pure (`remat.declare_pure`).
     """
 
     name: ClassVar[str] = "dce"
@@ -32,7 +32,7 @@ class DeadCode(Pass):
 
 
 def eliminate(graph: fx.Graph) -> int:
-    """Erase dead nodes of a graph in place and return their number."""
+    """Erase the nodes of a graph without users or effects, in place; return the number of erased nodes."""
     removed = 0
     # Users are erased before their inputs, so one sweep removes whole chains.
     for node in reversed(graph.nodes):

@@ -13,7 +13,7 @@ from remat.passes.core.state import PassResult, State
 
 @dataclass(frozen=True)
 class DistanceFromBackward(Pass):
-    """Compute the least number of edges from each forward node to a backward node.
+    """Compute the least number of edges from each forward node to a node that forward does not require.
 
     The pass changes no graph. The distances stay cached as ``state.get(Distances())`` until the
     graph changes.

@@ -1,9 +1,9 @@
-"""Operators that run saved-tensor hooks which cannot be traced.
+"""Custom operators that call saved-tensor hooks which cannot be traced.
 
 ``remat::pack_eagerly`` calls pack, stores the result in this process, and returns a ticket. The
 ticket is a tensor with one number, which forward hands to backward. ``remat::unpack_eagerly`` calls
-unpack with the stored result. The result is dropped when the ticket's memory is freed, just as
-autograd frees a saved tensor.
+unpack with the stored result. The stored result is dropped when the ticket's memory is freed, just
+as autograd frees a saved tensor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PACKED: dict[int, Any] = {}
 _NUMBERS = itertools.count(1)
 
 
-#: Advice for hooks that use a fake tensor which they received or made during tracing.
+#: End of the error message for hooks that use a fake tensor which they received or made during tracing.
 _TRACED = (
     "hooks are traced first, on tensors without numbers, and this is one that was kept then: let pack return "
     "what unpack needs, and make what the hooks keep before the step is compiled"
@@ -68,7 +68,7 @@ def pack_eagerly(x: torch.Tensor, key: str) -> torch.Tensor:
 
     Args:
         x: the saved tensor.
-        key: key of the hooks, as `register` returned.
+        key: key of the hooks, as returned by `register`.
     """
     # A copy, because the compiled step reuses the memory of x, and pack may keep a reference that is
     # not a tensor, such as a NumPy array.
@@ -99,7 +99,7 @@ def unpack_eagerly(
 
     Args:
         ticket: the result of `pack_eagerly`.
-        key: key of the hooks, as `register` returned.
+        key: key of the hooks, as returned by `register`.
         size: size of the saved tensor.
         stride: strides of the saved tensor.
         dtype: dtype of the saved tensor.

@@ -44,20 +44,20 @@ class SavedTensorHooks:
 
     Attributes:
         pack: turns a saved tensor into the value to keep. If pack returns the tensor itself, the
-            tensor stays unpacked.
+            tensor is saved as it is.
         unpack: turns the kept value into a tensor of the same shape, dtype and device.
         filter: which saved tensors to pack. ``"donated"``: only intermediate values, whose memory
             is freed once they are packed. ``"no_static"``: all tensors except parameters and static
             inputs. ``"all"``: all tensors. Packing a tensor that stays alive anyway adds memory.
-        min_bytes: tensors with fewer bytes stay unpacked.
-        lossy: whether unpack returns other numbers than pack received. A lossy pair packs only
-            floating-point activations that become smaller. Vectors, statistics with one number per
-            row (the logsumexp of attention, the deviations of a normalisation) and random numbers
-            stay unpacked. So do values from which backward computes a comparison, a step function
-            or an index.
+        min_bytes: tensors with fewer bytes are not packed.
+        lossy: whether unpack may return other numbers than pack received. A lossy pair packs only
+            floating-point activations that become smaller. It does not pack vectors, random
+            numbers, or statistics with one number per row (the logsumexp of attention, the
+            deviations of a normalisation). Nor does it pack values from which backward computes a
+            comparison, a step function or an index.
         keeps_signs: whether unpack returns numbers with the same signs, and zeros for zeros.
-            Numbers of negligible magnitude may become 0. Such a pair also packs values of which
-            backward reads only the sign, as the backward of a ReLU does.
+            Numbers of negligible magnitude may become 0. A pair with ``keeps_signs=True`` also packs
+            values of which backward reads only the sign, as the backward of a ReLU does.
         name: name in pipelines and messages.
 
     Raises:
@@ -96,11 +96,11 @@ class SavedTensorHooks:
         """Return the hooks that ``value`` stands for.
 
         Args:
-            value: hooks, which are returned as they are; the name of a ready-made pair; or a pair
-                of functions, pack and unpack.
+            value: a `SavedTensorHooks`, which is returned as it is; the name of a ready-made pair;
+                or a tuple of two functions, pack and unpack.
 
         Raises:
-            ProblemError: ``value`` is not hooks, a known name, or a pair of functions.
+            ProblemError: ``value`` is none of these.
         """
         if isinstance(value, SavedTensorHooks):
             return value
@@ -117,9 +117,10 @@ class SavedTensorHooks:
     def cache_key(self) -> str | None:
         """Key that identifies the hooks in compile caches of all processes; None if there is none.
 
-        A ready-made pair is identified by its name, a function by its attribute
-        ``user_cache_hash``. An ``fx.GraphModule`` is identified by its operators and the
-        ``user_cache_hash`` of each wrapped leaf function.
+        The key is a digest. It covers the options of the hooks and, for a ready-made pair, its name.
+        For other hooks, it covers the attribute ``user_cache_hash`` of each function. For an
+        ``fx.GraphModule``, it covers the operators and each wrapped leaf function's
+        ``user_cache_hash``.
         """
         known = PAIRS.get(self.name)
         # A user's pair may have the name of a ready-made one.
@@ -143,17 +144,18 @@ class SavedTensorHooks:
         return self.name
 
 
-#: Registered hooks by key, and their keys.
+#: Registered hooks by key, and the key of each registered pair of hooks.
 _HOOKS: dict[str, SavedTensorHooks] = {}
 _KEYS: dict[SavedTensorHooks, str] = {}
 _LOCK = threading.Lock()
 
 
 def register(hooks: SavedTensorHooks) -> str:
-    """Register hooks and return the key by which the eager operators find them.
+    """Register hooks and return their key, for which `find` returns the hooks again.
 
-    Compiled code contains the key. If the hooks have a cache key, the key is the same in all
-    processes. Otherwise the key is valid in this process only.
+    Compiled code that calls the hooks contains the returned key. If ``hooks.cache_key`` is not None,
+    this cache key is returned, which is the same in all processes. Otherwise, the returned key is
+    valid in this process only.
     """
     with _LOCK:
         key = _KEYS.setdefault(hooks, hooks.cache_key or f"process-{uuid.uuid4().hex}")
@@ -211,8 +213,8 @@ def naming(which: str, kind: type[RematError]) -> Iterator[None]:
 
     Args:
         which: name of the hook in the message.
-        kind: class of the error to raise; the exception becomes its cause. `torch.OutOfMemoryError`
-            is not converted.
+        kind: class of the error to raise; the hook's exception becomes the cause of the error. A
+            `torch.OutOfMemoryError` is not converted.
     """
     try:
         yield
@@ -228,7 +230,7 @@ def format_kind(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -
 
 
 def _key_of(function: Callable[..., Any]) -> str | None:
-    """Return text that identifies a hook in other processes; None if there is none."""
+    """Return a text that identifies a hook in all processes; None if the hook has no such text."""
     given = getattr(function, "user_cache_hash", None)
     if given is not None:
         return str(given)
@@ -259,8 +261,8 @@ _INF = math.inf
 def pack_bf16(x: torch.Tensor) -> Packed:
     """Return a float32 tensor as bfloat16, paired with its original dtype.
 
-    The relative precision is 1/256. A tensor of another dtype is returned as it is: a float64 has a
-    wider range than a bfloat16, and the pair stores no scale.
+    The relative precision is 1/256. A tensor of another dtype is returned as it is. For float64, the
+    reason is that it has a wider range than bfloat16, and that the pair stores no scale.
     """
     if x.dtype is not torch.float32:
         return x
@@ -286,9 +288,9 @@ def pack_float8(x: torch.Tensor) -> Packed:
 
     A tensor that is not floating-point, or has one byte per number, is returned as it is.
 
-    A float8 covers magnitudes over a range of 2^17. One scale therefore suffices for rows that
-    differ in magnitude by up to a thousand times, at the same relative precision of 1/16 at worst.
-    A scale per row would take memory and gain no precision.
+    The largest float8 is about 2^17 times the smallest. One scale therefore suffices for rows whose
+    magnitudes differ by a factor of up to 1,000: each row has a relative precision of 1/16 or
+    better. A scale per row would take memory and gain no precision.
     """
     if not x.is_floating_point() or x.element_size() == 1:
         return x
@@ -311,13 +313,13 @@ def unpack_float8(packed: Packed) -> torch.Tensor:
 
 
 def pack_int8(x: torch.Tensor) -> Packed:
-    """Return a tensor as int8 in 253 even steps, paired with one scale per row.
+    """Return a tensor as int8, with one scale per row; finite numbers are rounded to 253 even steps.
 
     A row runs along the last dimension. A tensor that is not floating-point, has one byte per
     number, or has no dimension is returned as it is.
 
-    A step is at least the smallest normal number of the dtype. In float16, this limits the
-    precision of rows whose largest magnitude is below 0.008.
+    The size of a step is at least the smallest normal number of the dtype. In float16, this limits
+    the precision of rows whose largest magnitude is below 0.008.
     """
     if not x.is_floating_point() or x.element_size() == 1 or x.dim() == 0:
         return x
@@ -343,7 +345,7 @@ def unpack_int8(packed: Packed) -> torch.Tensor:
 def pack_offload(x: torch.Tensor) -> Packed:
     """Return a copy of ``x`` in host memory, paired with the device of ``x``.
 
-    A CPU tensor is returned as it is, which declines packing.
+    A CPU tensor is returned as it is, so it is not packed.
     """
     return x if x.device.type == "cpu" else (WAIT_COPIED(offload(x), x), x.device)
 

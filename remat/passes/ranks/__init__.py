@@ -1,3 +1,3 @@
-"""Agreement of all ranks of a job on one plan for the same graph."""
+"""Agreement of the ranks of a job: all ranks with the same graph use the same plan."""
 
 from remat.passes.ranks.protocol import RankWarning as RankWarning

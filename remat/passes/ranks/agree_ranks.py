@@ -22,15 +22,15 @@ WAIT_S = 30.0
 
 @dataclass(frozen=True)
 class AgreeRanks(Pass):
-    """Adopt the decision of the first rank that decided on this graph, usually rank 0.
+    """Adopt the decision of the first rank that decided on the same graph, usually rank 0.
 
     The pass does nothing without a process group of at least two ranks. A decision that saves more
     bytes than this rank may save is not adopted.
 
     Attributes:
-        asked: planning options as text; ranks with other options share no decision.
+        asked: planning options as text; only ranks with equal options share a decision.
         wait_s: seconds that the other ranks wait for rank 0 to decide first.
-        capacity_too: whether to adopt the other rank's limit on saved bytes too. Under a budget on
+        capacity_too: whether to adopt the first rank's limit on saved bytes too. Under a budget on
             the peak, this limit is a part of the decision.
 
     Raises:
@@ -71,9 +71,9 @@ class AgreeRanks(Pass):
     def _take_over(
         self, state: State, question: Question, own: Verdict, theirs: Verdict
     ) -> PassResult:
-        """Adopt another rank's decision if the decision fits this rank's graph and limit.
+        """Adopt another rank's decision if it fits this rank's graph and limit on saved bytes.
 
-        A message reports the disagreement, whether or not the decision is adopted.
+        A message reports that the ranks disagree, whether or not the decision is adopted.
 
         Args:
             state: the state with this rank's decision.

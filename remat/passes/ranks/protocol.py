@@ -1,10 +1,10 @@
 """Agreement of a job's ranks on one decision per graph, through the store of their process group.
 
-A rank claims its decision under a key made of the graph's outline and the planning options. The
-first claim wins, and every rank with the same key uses the claimed decision. Two ranks therefore
-never run different decisions for one graph. The other ranks wait for a limited time, so that rank 0
-usually claims first. No step is a collective, so a rank that compiles more often, in another order
-or alone never hangs.
+A rank claims its decision: it stores the decision under a key made of the graph's outline and the
+planning options. The first claim wins, and every rank with the same key uses the claimed decision.
+Two ranks therefore never use different decisions for one graph. The other ranks wait a limited time
+for rank 0, so that rank 0 usually claims first. The protocol uses no collectives, so a rank that
+compiles more often, in another order or alone never hangs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from remat.files import as_tuples
 from remat.graph.rank_fingerprint import Outline, first_difference
 from remat.units import format_bytes
 
-#: Longest text to put into a store. A text of 8 MiB breaks the connection to a TCPStore.
+#: Largest number of bytes of a text in a store. A text of 8 MiB breaks the connection to a TCPStore.
 LONGEST = 4 << 20
 
 _LOG = logging.getLogger("remat.ranks")
@@ -74,7 +74,7 @@ class Verdict:
         saved: positions of the saved values.
         snapshots: positions of the inputs of which a copy is saved.
         saved_bytes: bytes that the decision saves on that rank.
-        recomputed: number of operators that run twice on that rank.
+        recomputed: number of runs of operators, on that rank, that repeat an earlier run.
         capacity: bytes that the decision was allowed to save on that rank; None without a limit.
         solver: name of the solver that decided on that rank.
         deterministic: False if a time limit ended the search on that rank.
@@ -104,7 +104,7 @@ class Verdict:
 
 
 class Ranks:
-    """The ranks of one process group, from the view of this process.
+    """Access of this process to the other ranks of one process group, through the group's store.
 
     Args:
         store: the store of the process group.
@@ -128,12 +128,12 @@ class Ranks:
         self._settled: tuple[str, str] | None = None  # place and key of the last decision
 
     def settle(self, question: Question, own: Verdict, wait_s: float) -> Verdict:
-        """Return the decision to use: the first one that any rank claimed for this question.
+        """Return the decision to use: the first one that any rank claimed for ``question``.
 
         If the store fails, the result is ``own``, and `lost` becomes True.
 
         Args:
-            question: the graph and the options.
+            question: the graph and the planning options.
             own: this rank's decision.
             wait_s: seconds to wait for rank 0 to decide first.
         """
@@ -183,12 +183,15 @@ class Ranks:
             return number
 
     def _await_numbers(self, place: str, key: str, wait_s: float) -> None:
-        """Wait until all ranks with the same decision have stored a number, or a largest is claimed.
+        """Wait until all ranks with the same decision have stored a number.
+
+        The wait also ends when a rank has claimed the largest number.
 
         Args:
-            place: text of the compilation, from `_next_place`.
+            place: text that identifies the compilation, from `_next_place`.
             key: key of the decision.
-            wait_s: longest wait in seconds; ranks that are late are reported and not awaited again.
+            wait_s: longest wait in seconds. A warning names the ranks that are late. A later call waits
+                for such a rank only if the rank has begun the compilation of that call.
         """
         pending = {*range(torch.distributed.get_world_size())} - {self.rank}
         deadline, pause = time.monotonic() + wait_s, 0.002
@@ -236,9 +239,9 @@ class Ranks:
         return f"{where}, graph {self._compiled[where]}"
 
     def _announce(self, at: str, question: Question) -> None:
-        """Store rank 0's graph and options in the store, for comparison by the other ranks.
+        """Put rank 0's graph and options into the store, for comparison by the other ranks.
 
-        Also warn if another rank has stored that one of its earlier graphs differs from rank 0's.
+        Also warn if another rank has stored the message that its graph differed from rank 0's before.
 
         Args:
             at: key to store under.
@@ -254,11 +257,11 @@ class Ranks:
         """Wait until rank 0 has decided on the same graph, for at most ``wait_s`` seconds.
 
         The wait ends early if rank 0 plans another graph in the compilation ``place``. If rank 0
-        does not begin this compilation in time, later calls do not wait. A later call waits again
-        if rank 0 has begun the missed compilation, or the later call's own compilation.
+        does not begin this compilation in time, later calls return without waiting. A later call
+        waits again if rank 0 has begun the missed compilation, or the later call's own compilation.
 
         Args:
-            place: text of the compilation, from `_next_place`.
+            place: text that identifies the compilation, from `_next_place`.
             question: this rank's graph and options.
             wait_s: longest wait in seconds.
         """
@@ -303,10 +306,10 @@ class Ranks:
         )
 
     def _tell_difference(self, place: str, question: Question, first: dict[str, Any]) -> None:
-        """Warn that this rank and rank 0 plan different things, and store the warning for rank 0.
+        """Warn that this rank and rank 0 have different graphs or options; store the text for rank 0.
 
         Args:
-            place: text of the compilation, from `_next_place`.
+            place: text that identifies the compilation, from `_next_place`.
             question: this rank's graph and options.
             first: rank 0's graph and options, as `_announce` stored them.
         """

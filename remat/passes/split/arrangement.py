@@ -1,4 +1,4 @@
-"""Complete the node orders of a decision to orders of the whole forward and backward graphs."""
+"""Complete the node orders of a decision with views, to orders of whole forward and backward graphs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class Arrangement:
     """Orders of the forward and the backward graph, as positions in the joint graph.
 
     Attributes:
-        forward: positions that forward runs, including views; a repeated position runs again.
-        backward: positions that backward runs, including views; a repeated position runs again.
+        forward: positions of the nodes that forward runs, in order, including views. A node whose
+            position is repeated runs again.
+        backward: positions of the nodes that backward runs, in the same form.
         read: positions of the values that forward hands to backward.
         snapshots: positions of the inputs of which backward reads a copy taken before forward.
     """
@@ -35,10 +36,10 @@ class Arrangement:
 
 
 def arrange(state: State, decision: Decision) -> Arrangement:
-    """Return the orders of forward and backward for a decision with node orders.
+    """Return the complete orders of forward and backward for a decision with node orders.
 
-    The decision's orders leave out views and elements of tuples. A view is placed right before its
-    first reader, and again if its base runs again.
+    The decision's orders leave out views and elements of tuples. The result has each of these right
+    before its first reader, and again if the node that it reads runs again.
 
     Raises:
         PlanError: the decision names an unknown node, leaves out a required node, or runs a node
@@ -95,7 +96,7 @@ def position_of(index: GraphIndex, name: str, verb: str = "runs") -> int:
 
 
 def _run_at(index: GraphIndex, name: str) -> int:
-    """Return the position of a node that a decision's order names.
+    """Return the position of the node called ``name``, which a decision's order names.
 
     Raises:
         PlanError: the graph has no such node, or the node is not a call.
@@ -114,15 +115,15 @@ class _GraphBuilder:
 
     Args:
         state: the state with the joint graph.
-        runs: positions that either graph runs according to the decision.
-        there: positions of placeholders that the graph has from the start.
+        runs: positions of the nodes that forward or backward runs by the decision's orders.
+        there: positions of the placeholders that this graph receives from outside.
         hands_over: True for backward, which may read values that forward hands over.
-        copied: positions of inputs whose copy the graph reads instead of the input.
+        copied: positions of the inputs that the graph reads as a copy, which forward takes first.
 
     Attributes:
-        made: positions in the order in which they run.
-        handed: positions that the graph reads but does not run.
-        snapshots: positions of the inputs whose copy the graph reads.
+        made: positions of the nodes in the order in which they run.
+        handed: positions of the values that the graph reads and forward must hand over.
+        snapshots: positions of those ``copied`` inputs that the graph does read.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class _GraphBuilder:
     def run(self, order: Iterable[int]) -> None:
         """Append nodes to ``made`` in the given order.
 
-        Before each node, append the views that the node reads and that the graph does not have yet.
+        Before each node, append the views that the node reads and that are not available yet.
         """
         inputs = self._index.inputs
         for i in order:
@@ -157,15 +158,15 @@ class _GraphBuilder:
             self._ran.add(i)
 
     def need(self, wanted: Iterable[int], reader: int = -1) -> None:
-        """Make values available in the graph: append views, and record values to be handed over.
+        """Make values available in the graph: append views, and record values that forward hands over.
 
         Args:
             wanted: positions of the values.
             reader: position of the node that reads the values; -1 for the graph's outputs.
 
         Raises:
-            PlanError: a value is neither run nor handed over, or the reader writes to a copied
-                input.
+            PlanError: a value is neither computed in the graph nor handed over, or the reader writes
+                to a copied input.
         """
         nodes, inputs = self._index.nodes, self._index.inputs
         stack = list(wanted)[::-1]
@@ -208,7 +209,7 @@ class _GraphBuilder:
                 )
 
     def _forget_views(self, i: int) -> None:
-        """Forget views of a node that runs again, so that later readers get views of the new run."""
+        """Mark views of node ``i``, which runs again, as missing, so that later readers get new views."""
         stack = [i]
         while stack:
             for u in self._index.users[stack.pop()]:

@@ -40,7 +40,7 @@ def write_output(out: fx.Node, values: Sequence[Any], descs: Sequence[Any]) -> N
 
 
 def own_descriptors(out: fx.Node, num_fwd_outputs: int) -> list[Any]:
-    """Return the descriptor of each of forward's own outputs, or None where it is unknown.
+    """Return the descriptor of each of forward's own outputs; None for an unknown descriptor.
 
     Args:
         out: the output node of the forward graph.

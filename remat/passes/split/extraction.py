@@ -1,4 +1,4 @@
-"""Build the forward and the backward graph of a partition, as a decision says."""
+"""Build the forward and the backward graph that a decision defines."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ class Extraction:
             keep: positions of the saved values.
 
         Returns:
-            The positions that run in backward, in joint order; and the positions that forward hands
-            over.
+            The positions of the nodes that backward runs, in the order of the joint graph; and the
+            positions of the values that forward hands over.
 
         Raises:
             PlanError: backward needs an input as it was before a write by forward or the user, and
@@ -150,7 +150,7 @@ class Extraction:
         )
 
     def _bind_symbols(self) -> None:
-        """Hand over a size for every symbol in the shapes of backward's inputs.
+        """Complete ``sizes``, so that backward gets a size for every symbol in its inputs' shapes.
 
         Sizes that define a symbol come before sizes that are expressions of symbols.
         """
@@ -193,7 +193,7 @@ class Extraction:
         return make_module(source, forward), make_module(source, backward)
 
     def _reach_forward(self, outputs: Sequence[Any]) -> Sequence[int]:
-        """Return the positions that forward runs, in order, for a decision without node orders.
+        """Return the positions of forward's nodes, in order, for a decision without node orders.
 
         Args:
             outputs: forward's own outputs.
@@ -221,7 +221,7 @@ class Extraction:
         """Build the forward graph.
 
         Returns:
-            The graph; and the fake value of each snapshot, by position of its input.
+            The graph; and the fake value of each snapshot, by position of the copied input.
         """
         index = self._index
         outputs, _, descs, _ = split_outputs(self._joint)
@@ -254,7 +254,11 @@ class Extraction:
         return graph, copies
 
     def _backward(self, copies: dict[int, Any]) -> fx.Graph:
-        """Build the backward graph; ``copies`` holds the fake value of each snapshot, by position."""
+        """Build the backward graph.
+
+        Args:
+            copies: the fake value of each snapshot, by position of the copied input.
+        """
         index = self._index
         _, outputs, _, descs = split_outputs(self._joint)
         graph = fx.Graph()
@@ -288,7 +292,7 @@ def _copy_runs(
 
     If a node runs several times, its last run gets the node's name, unless a handed-over value has
     the name. A node that reads an input with a snapshot reads the snapshot instead. A node that
-    writes to the input gets the input.
+    writes to such an input gets the input itself.
 
     Args:
         copier: copier into the new graph.
@@ -316,5 +320,5 @@ def _copy_runs(
 
 
 def _is_static(value: Any) -> bool:
-    """Return whether a value is a tensor without symbolic sizes, by a check that costs little."""
+    """Return whether a value is a tensor without symbolic sizes, by a fast check."""
     return isinstance(value, torch.Tensor) and not torch_compat.has_symbolic_sizes(value)

@@ -29,10 +29,11 @@ from remat.passes.split.convention import own_descriptors, write_output
 class FunctionalizeRng(Pass):
     """Make every repeated run of a random operator replay the draw of its first run in forward.
 
-    In forward, ``run_and_save_rng_state`` runs the operator and returns the generator's state,
-    which is saved for backward. Later runs use ``run_with_rng_state``, which restores the generator
-    afterwards. On devices with graph-safe generators, two generators that advance in step replace
-    the saved state. A graph that is not partitioned repeats no operator and stays unchanged.
+    In forward, ``run_and_save_rng_state`` runs the operator. It also returns the generator's state
+    before the draw, which is saved for backward. Later runs use ``run_with_rng_state``, which draws from the saved
+    state and leaves the generator unchanged. On devices with graph-safe generators, two generators
+    that advance in lockstep replace the saved state. A graph that is not partitioned repeats no
+    operator and stays unchanged.
     """
 
     name: ClassVar[str] = "functionalize-rng"
@@ -63,7 +64,7 @@ def drawn_again(forward: fx.Graph, backward: fx.Graph) -> list[tuple[fx.Node, li
     """Return the random operators that run more than once.
 
     Operators whose first run is not in forward are left out, and so are operators whose later runs
-    already replay.
+    replay the first draw already.
 
     Returns:
         Pairs of the first run in forward, which draws, and the list of all later runs.
@@ -131,8 +132,8 @@ def _replay(node: fx.Node, state: fx.Node) -> None:
 def _hand_over(state: State, drawn: list[tuple[fx.Node, list[fx.Node]]]) -> None:
     """Make later runs replay forward's draws, and hand the generator states from forward to backward.
 
-    The generator states are saved tensors whose version counters autograd checks. They come after
-    the other such tensors.
+    The generator states are saved tensors whose version counters autograd checks. The states come
+    after all other tensors of this kind.
 
     Args:
         state: the partitioned state.
@@ -181,12 +182,12 @@ def _hand_over(state: State, drawn: list[tuple[fx.Node, list[fx.Node]]]) -> None
 def _share_generator(fwd: fx.Node, bwd: fx.Node, count: int) -> None:
     """Make both runs of a random operator draw from generators that each graph gets as a new input.
 
-    AOTAutograd keeps both generators in the same state, so both runs draw the same numbers.
+    AOTAutograd keeps the two generators in lockstep, so both runs draw the same numbers.
 
     Args:
         fwd: the run in forward.
         bwd: the only other run, in backward.
-        count: number for the names of the two new inputs.
+        count: number at the end of the names of the two new inputs.
     """
     device = random_device(fwd)
     for node, prefix in ((fwd, "fwd"), (bwd, "bwd")):

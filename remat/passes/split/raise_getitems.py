@@ -17,7 +17,7 @@ class RaiseGetitems(Pass):
     """Move every ``getitem`` right after its operator, so that unused elements are freed early.
 
     The pass works on the joint graph, or on forward and backward after partitioning. remat's own
-    pipelines run the pass after partitioning and reordering, which move elements again.
+    pipelines run the pass after partitioning and reordering, because both may move elements.
     """
 
     name: ClassVar[str] = "raise-getitems"

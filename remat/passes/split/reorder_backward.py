@@ -25,10 +25,10 @@ from remat.passes.core.state import PassResult, State
 class ReorderBackward(Pass):
     """Move recomputed operators to right before their first use in backward, to shorten lifetimes.
 
-    From the first user of a tangent on, backward's operators keep their order. Nodes that an
-    operator needs and that are not placed yet come right before the operator. A node that reads
-    memory stays before a later write to the same memory. The pass does nothing if the decision has
-    node orders.
+    From the first user of a tangent on, backward's operators keep their order. Of the nodes before
+    that user, those with effects come first, and each other one right before the first operator
+    that needs it. A node that reads memory stays before a later write to the same memory. The pass
+    does nothing if the decision has node orders.
     """
 
     name: ClassVar[str] = "reorder-backward"
@@ -60,7 +60,7 @@ def reorder(graph: fx.Graph) -> int:
     placed = dict.fromkeys(placeholders)
 
     def place(node: fx.Node) -> None:
-        """Place ``node`` and all unplaced nodes that must precede it, in their old order."""
+        """Append to the new order ``node`` and all missing nodes that must precede it, in old order."""
         missing: set[fx.Node] = set()
         stack = [node]
         while stack:
@@ -73,7 +73,7 @@ def reorder(graph: fx.Graph) -> int:
             placed[n] = None
 
     def place_behind(node: fx.Node) -> None:
-        """Place the nodes that must precede ``node`` because of shared memory, then the node."""
+        """Append nodes that must precede ``node`` because of shared memory, and then ``node``."""
         for earlier in before.get(node, ()):
             place(earlier)
         place(node)

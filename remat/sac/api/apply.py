@@ -1,4 +1,4 @@
-"""Apply a plan to a model by replacing the ``forward`` of the planned modules, and remove it again."""
+"""Apply a plan to a model by replacing the ``forward`` of the planned modules, or remove the plan."""
 
 from __future__ import annotations
 

@@ -53,8 +53,9 @@ def check(
 ) -> Checked:
     """Measure the peak, time and gradients of a training step without checkpointing and under a plan.
 
-    The step runs several times in both ways. Peaks are the bytes that PyTorch's allocator counts.
-    Afterwards, `check` restores the model, its gradients, and the states of random generators.
+    The step runs several times without checkpointing and several times under the plan. PyTorch's
+    allocator measures the peaks. Afterwards, `check` restores the model, its gradients, and the
+    states of random generators.
 
     Args:
         model: the model, to which no plan has been applied.

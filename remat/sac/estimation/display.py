@@ -69,7 +69,7 @@ def operators(stats: SACStats) -> Table:
 
 
 def steps(order: SACGreedyOrderMeta, stats: SACStats) -> Table:
-    """Return a table of a module's greedy order, with cumulative bytes and recompute time per row.
+    """Return a table of a module's greedy order, with cumulative discarded bytes and recompute time.
 
     The first rows are the operators that are always recomputed. Then follow the candidates in
     greedy order, and last the operators that are always stored. Each row shows the bytes discarded

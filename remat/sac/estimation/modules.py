@@ -73,7 +73,7 @@ class ModuleStats:
 
     @property
     def can_run_again(self) -> bool:
-        """Whether the module may be checkpointed: it is not the model, and has ``stats`` and no ``why_not``."""
+        """Whether the module may be checkpointed: it is not the model, has ``stats``, and no ``why_not``."""
         return bool(self.fqn) and not self.why_not and self.stats is not None
 
     @property
@@ -172,9 +172,9 @@ def estimate(
         cost: cost model to use instead of the one that belongs to ``mode``: a name such as
             ``"roofline:h100"`` or an instance.
         fake: whether the step runs on fake tensors, which need neither memory nor a GPU. Some
-            models run different operators on fake tensors (see `SACEstimator`). A plan from such
-            an estimate may raise a PolicyError when the model runs. None: use fake tensors unless
-            all parameters, buffers and inputs are on the CPU.
+            models run other operators on fake tensors than on real ones (see `SACEstimator`). A
+            plan from such an estimate may raise a PolicyError when the model runs. None: use fake
+            tensors unless all parameters, buffers and inputs are on the CPU.
 
     Returns:
         The model's modules with their operators and memory, as `remat.sac.plan` accepts them.
@@ -216,11 +216,11 @@ def estimate(
 def record_step(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], estimator: SACEstimator
 ) -> Lifetimes:
-    """Run forward and backward of one step, and return the lifetimes of its storages.
+    """Run forward and backward of one step, and return the lifetimes of the step's storages.
 
     The step's operators are added to the statistics of ``estimator``. Backward starts from the
-    output named ``loss`` while the other outputs stay alive. Without such an output, it starts from
-    all outputs (see `loss_only`).
+    output named ``loss`` while the other outputs stay alive. Without such an output, backward
+    starts from all outputs (see `loss_only`).
 
     Raises:
         CaptureError: no output requires a gradient.

@@ -1,4 +1,4 @@
-"""Trade-off between a module's memory and time: greedy order, lines fitted above it, exact frontier."""
+"""Trade-off between a module's memory and time: greedy order, fitted lines, exact frontier."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from remat.sac.estimation.stats import (
 from remat.solvers.frontier import KnapsackFrontier, knapsack_frontier
 from remat.solvers.problem import KnapsackProblem
 
-#: Largest number of corners of a curve above which lines are fitted. If a curve has more, neighbouring
-#: corners are merged, because the time of the fit grows at least with the square of this number.
+#: Largest number of a curve's corners in a fit. If the curve has more, neighbouring corners are merged,
+#: because the time of a fit grows at least with the square of the number of corners.
 MOST_CORNERS = 400
 
 Point = tuple[float, float]

@@ -104,7 +104,7 @@ def _has_generator(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 class Writes:
-    """Track the tensors of one run of a region, to keep in-place writes to them consistent."""
+    """Track the tensors of one run of a region, to keep in-place writes to these tensors consistent."""
 
     def __init__(self) -> None:
         # Keys are storage ids. `_made` holds a tensor's maker and whether the maker is saved, `_read` the
@@ -122,7 +122,7 @@ class Writes:
         """Return an operator's verdict, adjusted to the tensors that the operator writes to in place.
 
         If the written tensor was made in the region, the operator is saved or recomputed as the
-        tensor's maker is. A tensor from outside the region makes the operator saved, unless a
+        tensor's maker is. If the tensor is from outside the region, the operator is saved, unless a
         recomputed operator has read the tensor. Only PREFER verdicts change. `record` raises an
         error for a MUST verdict that is inconsistent.
 

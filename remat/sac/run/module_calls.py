@@ -33,8 +33,8 @@ def set_forward(module: nn.Module, forward: Forward | None) -> Callable[[], None
     """Set ``forward`` on a module instance; None removes it, so that the class's method is in use.
 
     Returns:
-        A function that restores the ``forward`` of before this call. The function does nothing if
-        another ``forward`` has been set after this call.
+        A function that restores the previous ``forward``. The function does nothing if another
+        ``forward`` has been set after this call.
     """
     before = own_forward(module)
 

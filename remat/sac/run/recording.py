@@ -167,7 +167,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
     @contextlib.contextmanager
     def forward(self, *models: nn.Module) -> Iterator[None]:
-        """Record the operators and module calls in the ``with`` block as forward.
+        """Record the operators and module calls in the ``with`` block as the forward of the step.
 
         Args:
             models: models that run in the block; see `watching`.

@@ -18,7 +18,7 @@ from remat.solvers.run import run
 
 #: Largest number of choices for one module. The solver HiGHS takes longer with more choices.
 MOST_CHOICES = 40
-#: Largest number of byte budgets per module for which a solver that the user names chooses stored results.
+#: Largest number of byte budgets per module for which `choices` runs a given solver.
 ASKED = 24
 
 

@@ -44,8 +44,8 @@ def plan(
 ) -> SACPlan:
     """Choose which modules to checkpoint, and which results each stores, to fit a step into memory.
 
-    A result is what an operator of a module returns. Among all plans that fit, this one has the
-    least recompute time, up to the tolerance ``gap``. The plan checkpoints no module without
+    A result is what an operator of a module returns. Among all plans that fit, the returned one has
+    the least recompute time, up to the tolerance ``gap``. It checkpoints no module without
     children, no module within a checkpointed module, and no module that contains an FSDP unit. For
     each module that may be checkpointed, there are several Pareto-optimal sets of results to store.
     An integer program selects one of these sets, or leaves the module without checkpointing. The
@@ -57,7 +57,7 @@ def plan(
         args: positional arguments of the model.
         kwargs: keyword arguments of the model.
         memory: budget for the step's peak, including parameters and gradients: ``"12GiB"``, an int
-            of bytes, or a number from 0 to 1. A number from 0 to 1 is the fraction of the peak
+            of bytes, or a number from 0 to 1. A number from 0 to 1 is a fraction of the peak
             without checkpointing.
         solver: name or instance of a knapsack solver, which finds the sets of results that a module
             may store. None or ``"auto"``: the sets are points of the module's exact Pareto frontier

@@ -38,8 +38,8 @@ class Simulated:
 def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
     """Simulate the memory of a step in which some modules are checkpointed.
 
-    From the end of its forward to the start of its backward, a checkpointed module keeps its stored
-    results and its inputs. Then the module runs again and makes the other tensors that its backward
+    A checkpointed module keeps its stored results and its inputs from the end of its forward to the
+    start of its backward. Then the module runs again and makes the other tensors that its backward
     reads. From the start of the module's forward to the end of its backward, PyTorch also keeps the
     random generator's state.
 

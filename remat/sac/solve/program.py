@@ -34,7 +34,8 @@ from remat.units import format_bytes
 #: Largest number of branch-and-bound nodes for a program without a time limit. Unlike a time limit, this
 #: limit gives the same plan on every machine.
 NODES = 200
-#: Largest number of solutions of the program for one plan. After each, rows that it violates are added.
+#: Largest number of solutions of the program for one plan. After each solution, the rows that it
+#: violates are added.
 ROUNDS = 60
 #: Largest coefficient to which rows and the objective are scaled. The program is scaled because HiGHS's
 #: tolerances are absolute.

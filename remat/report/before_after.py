@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from remat.errors import PeakWarning, warn
 from remat.units import format_apart, format_bytes, format_cost
 
-#: Largest relative difference from the peak, or from the step's cost, at budget 1 that counts as none.
+#: A difference from the peak or the cost of the step at budget 1 counts as none up to this fraction of it.
 _LITTLE = 0.01
 
 

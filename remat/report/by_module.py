@@ -150,7 +150,7 @@ def module_rows(used: Iterable[Use]) -> list[ModuleRow]:
 
 
 def policies_of(rows: Sequence[ModuleRow]) -> dict[str, str]:
-    """Return the module policies that describe a plan: one for each outermost module that the plan treats alike.
+    """Return policies that describe a plan: one for each outermost module to which a single policy applies.
 
     Args:
         rows: the tree of modules, from `module_rows`.
@@ -174,7 +174,7 @@ def policies_of(rows: Sequence[ModuleRow]) -> dict[str, str]:
 
 
 def policy_lines(policies: Policies, used: Iterable[Use], show_cost: ShowCost) -> list[str]:
-    """Return a table with a row for each policy: the modules it matches, and the bytes and costs in these.
+    """Return a table with a row for each policy: matched modules, saved and offloaded bytes, recompute cost.
 
     Args:
         policies: the policies that are given as an option. Policies for regions of code are read from the nodes.

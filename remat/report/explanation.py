@@ -74,7 +74,7 @@ class RecomputedNode:
         nbytes: bytes that keeping the node's value would take; 0 if the value takes no memory of
             its own.
         cost: cost of running the node once, in the unit of the problem.
-        why: reason for the run. ``"tagged"``: the user demands it. ``"read"``: backward itself
+        why: reason for the run. ``"tagged"``: the user's tag demands it. ``"read"``: backward itself
             reads the value. ``"on the way"``: only other recomputed nodes read the value.
     """
 
@@ -333,7 +333,7 @@ def _grouped(
     Args:
         items: the items.
         key: function that returns an item's key.
-        size: function that returns an item's size, which counts for the size of its group.
+        size: function that returns an item's size. The size of a group is the sum over its items.
 
     Returns:
         Three items: the `MOST_ROWS` largest groups, the number of the other groups, and the items of

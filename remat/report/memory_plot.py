@@ -38,8 +38,8 @@ LAYERS: tuple[tuple[str, str, tuple[StorageKind, ...]], ...] = (
     ("recomputed", "#e0913f", (StorageKind.RECOMPUTED,)),
     ("temporary", "#efd999", (StorageKind.TEMPORARY,)),
 )
-#: Largest number of columns of the plot. If a step has more moments, several share a column, and the
-#: moment with most bytes of these is drawn.
+#: Largest number of columns of the plot. If a step has more moments, each column shows the one moment with the
+#: most bytes among several.
 _COLUMNS = 1200
 #: Height of the plot as a multiple of its highest peak; leaves room for the label of the peak.
 _ROOM = 1.16

@@ -18,8 +18,8 @@ from remat.report.pictures import Scale
 from remat.report.step_view import KEPT, OFFLOADED, Clock, StepView, Value, short_module
 from remat.units import format_bytes, format_cost
 
-#: Largest number of columns of the curve of alive bytes. If a step has more moments, several share a column,
-#: and the moment with most bytes of these is drawn.
+#: Largest number of columns of the curve of alive bytes. If a step has more moments, each column shows the one
+#: moment with the most bytes among several.
 COLUMNS = 500
 #: Largest number of kept values, and of other values, that are drawn one by one. The largest values are drawn,
 #: and all others are summed.

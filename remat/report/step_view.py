@@ -88,7 +88,7 @@ class OperatorRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """Times at which operators run, computed from their costs.
+    """Times at which operators run, computed from the costs of the operators.
 
     Attributes:
         starts: time at which each run of an operator begins, in the order of the step, then the end of the step.
@@ -155,7 +155,7 @@ def view_step(
     Args:
         plan: the plan. It must have its forward and backward modules.
         problem: graph problem of the plan.
-        costs: cost of one run of each node of the joint graph, by name; None or empty if unknown.
+        costs: dict from the name of each node of the joint graph to the cost of one run; None or empty if unknown.
         without: memory over the step without remat; None if unknown.
         as_compiled: whether the plan's timeline is that of compiled code, not a simulated one.
     """

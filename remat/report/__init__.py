@@ -1,1 +1,1 @@
-"""Output for people: pictures, pages, tables, explanations, and exports to other tools."""
+"""Reports on plans: pictures, HTML pages, tables, explanations, and exports to other tools."""

@@ -1,4 +1,4 @@
-"""Comparison in words of a step with and without remat: peak, modelled time, recomputation."""
+"""Comparison of a step under a plan with the same step without remat: peak, modelled time, recomputation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from remat.errors import PeakWarning, warn
 from remat.units import format_apart, format_bytes, format_cost
 
-#: Differences from the peak and the step's cost at budget 1 up to this fraction count as none.
+#: A difference from the peak or the cost of the step at budget 1 counts as none up to this fraction of it.
 _LITTLE = 0.01
 
 
@@ -22,7 +22,7 @@ class BeforeAfter:
         without_peak_bytes: peak without remat, simulated or estimated as ``peak_bytes`` is; 0 if unknown.
         step_cost: cost of running every operator of the step once, in ``unit``; 0 if unknown.
         recompute_cost: cost of the operators that the plan runs again, in ``unit``.
-        without_recompute_cost: cost of the operators that run again without remat, in ``unit``.
+        without_recompute_cost: cost of the operators that the step without remat runs again, in ``unit``.
         exposed_time: time for which the plan's operators wait for copies to and from host memory,
             in ``unit``.
         unit: unit of the costs; ``"ps"`` for times.
@@ -58,7 +58,7 @@ class BeforeAfter:
 
     @property
     def recomputing(self) -> float | None:
-        """Recompute cost as a fraction of the cost of the step under the plan; None if the latter is unknown."""
+        """Recompute cost as a fraction of the step's cost under the plan; None if the step's cost is unknown."""
         return self.recompute_cost / self.cost if self.step_cost else None
 
     @property
@@ -89,7 +89,7 @@ class BeforeAfter:
     def warn_if_not_lower(
         self, what: str, ratio: float, *, of_graph: bool, is_estimated: bool, stacklevel: int
     ) -> None:
-        """Give a `PeakWarning` if the plan hardly lowers the peak of the step.
+        """Issue a `PeakWarning` if the plan hardly lowers the peak of the step, or raises the peak.
 
         There are two cases. Either the plan's peak is above the peak without remat. Or the plan adds
         more than 1 % to the step's cost and lowers the peak by less than 1 %.
@@ -98,8 +98,8 @@ class BeforeAfter:
             what: text that names the budget and the graph, for the message.
             ratio: bytes that the budget allows to be saved, divided by the bytes saved without remat.
             of_graph: whether the plan is for one graph, which may be one of several in the step.
-            is_estimated: whether the peaks are estimates of compiled peaks. In the first case, the
-                plan's peak must then be more than 1 % above the peak without remat.
+            is_estimated: whether the peaks are estimates of compiled peaks. If so, the first case
+                holds only if the plan's peak is more than 1 % above the peak without remat.
             stacklevel: number of frames up to the caller that the warning names; 1 is the direct caller.
         """
         peak, most, more = self.peak_bytes, self.without_peak_bytes, self.more or 0.0

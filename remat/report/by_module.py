@@ -1,4 +1,4 @@
-"""Bytes that a plan saves, and costs that it recomputes, by module and by policy."""
+"""Bytes that a plan saves, and costs of what it recomputes, summed by module and by policy."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from remat.units import columns, format_bytes
 
 @dataclass(slots=True, kw_only=True)
 class Totals:
-    """What a plan does with one node of forward, or sums over several nodes; costs are in the unit of the plan.
+    """Bytes and costs under a plan, for one node of forward or summed over several nodes.
+
+    Costs are in the unit of the plan.
 
     Attributes:
         nodes: number of nodes.
         saved_bytes: bytes that forward saves on the device.
         offloaded_bytes: bytes that are offloaded to host memory.
-        recompute_cost: summed cost of further runs.
+        recompute_cost: summed cost of the nodes' runs after their first run.
         runs_again: number of nodes that run again.
         cost: summed cost of one run of each node.
     """
@@ -35,12 +37,12 @@ class Totals:
     cost: int = 0
 
     def add(self, other: Totals) -> None:
-        """Add the figures of other nodes to the sums."""
+        """Add the bytes, costs and counts of other nodes to these totals."""
         for f in fields(self):
             setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
 
 
-#: A node of forward, and what a plan does with it.
+#: A node of forward, with the bytes and costs of this node under a plan.
 Use = tuple[fx.Node, Totals]
 
 
@@ -52,15 +54,15 @@ def uses(
     offloaded: Mapping[str, int],
     costs: Mapping[str, int],
 ) -> Iterator[Use]:
-    """Yield what a plan does with each node of its forward graph.
+    """Yield each operator node of a plan's forward graph, with the node's bytes and costs under the plan.
 
     Args:
         forward: the plan's forward module.
         backward: the plan's backward module.
         problem: the plan's graph problem.
-        recomputed: names of the nodes that run again, one for each further run.
-        offloaded: bytes of the offloaded values by name.
-        costs: cost of one run of each node by name.
+        recomputed: names of the nodes that run again, once for each run after the node's first.
+        offloaded: dict from the name of each offloaded value to the value's bytes.
+        costs: dict from the name of each node to the cost of one run.
     """
     saved = {k.name: k.nbytes for k in kept(forward, problem, recomputed)}
     cost: dict[str, int] = {}
@@ -90,8 +92,8 @@ class ModuleRow:
     Attributes:
         pattern: name of the modules, with ``*`` for each number.
         depth: depth of the row in the tree of rows; 0 for a row without a parent.
-        modules: sums over the nodes of each module, by name of the module.
-        total: sums over all modules of the row.
+        modules: dict from the name of each module of the row to the totals over its nodes.
+        total: totals over all modules of the row.
     """
 
     pattern: str
@@ -103,14 +105,14 @@ class ModuleRow:
     def treatment(self) -> str:
         """What the plan does with each module of this row: ``save``, ``recompute`` or ``offload``.
 
-        Empty if the plan treats the modules differently, mixes the three within a module, or does none of them.
+        Empty if the plan treats the modules differently, or does several or none of the three in a module.
         """
         found = {treatment_of(totals) for totals in self.modules.values()}
         return found.pop() if len(found) == 1 else ""
 
 
 def treatment_of(totals: Totals) -> str:
-    """Return what a plan does in a module: ``save``, ``recompute`` or ``offload``; empty for a mixture or nothing."""
+    """Return what a plan does in a module: ``save``, ``recompute`` or ``offload``; empty for several or none."""
     if totals.recompute_cost:
         return "" if totals.saved_bytes or totals.offloaded_bytes else "recompute"
     if totals.saved_bytes:
@@ -124,7 +126,7 @@ def module_rows(used: Iterable[Use]) -> list[ModuleRow]:
     Containers that hold only numbered modules, such as a `ModuleList`, have no row.
 
     Args:
-        used: what the plan does with each node of forward.
+        used: the nodes of forward with their bytes and costs, from `uses`.
     """
     modules: dict[str, dict[str, Totals]] = {}
     totals: dict[str, Totals] = {}
@@ -148,13 +150,13 @@ def module_rows(used: Iterable[Use]) -> list[ModuleRow]:
 
 
 def policies_of(rows: Sequence[ModuleRow]) -> dict[str, str]:
-    """Return policies by module that describe what a plan does, for the outermost modules with one policy each.
+    """Return policies that describe a plan: one for each outermost module to which a single policy applies.
 
     Args:
         rows: the tree of modules, from `module_rows`.
 
     Returns:
-        Policies by name or pattern of modules: ``save``, ``recompute`` or ``offload``.
+        Dict from the name or pattern of modules to the policy: ``save``, ``recompute`` or ``offload``.
     """
     found: dict[str, str] = {}
     for row in rows:
@@ -172,11 +174,11 @@ def policies_of(rows: Sequence[ModuleRow]) -> dict[str, str]:
 
 
 def policy_lines(policies: Policies, used: Iterable[Use], show_cost: ShowCost) -> list[str]:
-    """Return a table with a row for each policy: what it matches, and what the plan saves and recomputes there.
+    """Return a table with a row for each policy: matched modules, saved and offloaded bytes, recompute cost.
 
     Args:
-        policies: the policies that are given as an option. Policies of regions are read from the nodes.
-        used: what the plan does with each node of forward.
+        policies: the policies that are given as an option. Policies for regions of code are read from the nodes.
+        used: the nodes of forward with their bytes and costs, from `uses`.
         show_cost: function that formats a cost.
 
     Returns:

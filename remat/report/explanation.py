@@ -1,6 +1,6 @@
 """Tables of the values that a plan keeps and recomputes, by operator and source line.
 
-Values that repeat from layer to layer share a row, so a table of 80 layers is as long as one of 3.
+Values that repeat from layer to layer share a row, so the table for 80 layers is as long as that for 3.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from remat.solvers.graph_problem import GraphProblem
 from remat.torch_compat import pytree
 from remat.units import columns, format_bytes
 
-#: Most rows of a table; smaller rows are summed up.
+#: Largest number of rows of a table. Further, smaller rows are summed in one row.
 MOST_ROWS = 40
-#: Most operators for which the text contains a ``declare_pure`` line to paste.
+#: Largest number of operators for which the text contains a ``declare_pure`` line to paste.
 MOST_DECLARED = 8
 _MIB = 2**20
-#: Most characters of a source line in a table.
+#: Largest number of characters of a source line in a table.
 _SOURCE = 56
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class KeptStorage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputedNode:
-    """One further run of a node.
+    """One run of a node after the node's first run in the step.
 
     Attributes:
         name: name of the node.
@@ -74,8 +74,8 @@ class RecomputedNode:
         nbytes: bytes that keeping the node's value would take; 0 if the value takes no memory of
             its own.
         cost: cost of running the node once, in the unit of the problem.
-        why: reason for the run. ``"tagged"``: the user demands it. ``"read"``: backward itself
-            reads the value. ``"on the way"``: only recomputed nodes read the value.
+        why: reason for the run. ``"tagged"``: the user's tag demands it. ``"read"``: backward itself
+            reads the value. ``"on the way"``: only other recomputed nodes read the value.
     """
 
     name: str
@@ -135,7 +135,7 @@ def kept(
 
 
 def _undeclared(node: fx.Node) -> tuple[str, ...]:
-    """Return names of a node's operators that are not declared pure; declaring them would allow recomputation."""
+    """Return the names of a node's operators that are not declared pure, which prevents recomputation."""
     return tuple(map(purity.name_of, ops.opaque_operators(maker_of(node))))
 
 
@@ -153,13 +153,13 @@ def again(
     problem: GraphProblem,
     recomputed: Sequence[str],
 ) -> list[RecomputedNode]:
-    """Return the runs of nodes that a plan repeats, with costs and reasons, one entry for each further run.
+    """Return the recomputations of a plan, with costs and reasons: one entry for each run after a node's first.
 
     Args:
         forward: forward module of the plan.
         backward: backward module of the plan.
         problem: graph problem of the plan.
-        recomputed: names of the nodes that run again, once for each further run.
+        recomputed: names of the nodes that run again, once for each run after the node's first.
     """
     index = {name: i for i, name in enumerate(problem.names)}
     nodes = {n.name: n for gm in (backward, forward) for n in gm.graph.nodes}
@@ -187,7 +187,7 @@ def again(
 
 
 def price(problem: GraphProblem, there: set[int], i: int) -> int | None:
-    """Return the cost of recomputing one kept node from the other values that backward has.
+    """Return the cost of recomputing one kept node from the other kept or recomputed values.
 
     Args:
         problem: the graph problem.
@@ -195,8 +195,8 @@ def price(problem: GraphProblem, there: set[int], i: int) -> int | None:
         i: position in the problem of the kept node.
 
     Returns:
-        The cost in the unit of the problem; None if the node cannot be recomputed. Nodes on the way
-        that cannot be recomputed count as kept, so they add no cost.
+        The cost in the unit of the problem; None if the node cannot be recomputed. If an input that
+        the recomputation needs cannot be recomputed itself, it counts as kept and adds no cost.
     """
     if not problem.recomputable[i]:
         return None
@@ -225,7 +225,7 @@ def explain(
         forward: forward module of the plan.
         backward: backward module of the plan.
         problem: graph problem of the plan.
-        recomputed: names of the nodes that run again, once for each further run.
+        recomputed: names of the nodes that run again, once for each run after the node's first.
         show_cost: function that formats a cost in the unit of the problem.
     """
     keeps = kept(forward, problem, recomputed)
@@ -265,7 +265,7 @@ def _not_offloaded(keeps: Iterable[KeptStorage]) -> list[str]:
 
 
 def _run_once(keeps: Iterable[KeptStorage]) -> list[str]:
-    """Return lines of text on values that are kept because operators are not declared pure, with the remedy."""
+    """Return lines of text on values kept because their operators are not declared pure, with code to declare them."""
     undeclared = [k for k in keeps if k.undeclared and not k.tagged]
     if not undeclared:
         return []
@@ -333,7 +333,7 @@ def _grouped(
     Args:
         items: the items.
         key: function that returns an item's key.
-        size: function that returns an item's size, which counts for the size of its group.
+        size: function that returns an item's size. The size of a group is the sum over its items.
 
     Returns:
         Three items: the `MOST_ROWS` largest groups, the number of the other groups, and the items of
@@ -364,7 +364,7 @@ def _rate(cost: int, nbytes: int, show_cost: ShowCost) -> str:
 
 
 def _columns(rows: Sequence[Sequence[str]], indent: int) -> list[str]:
-    """Return rows as lines indented by ``indent`` blanks: two columns right-aligned, the others left-aligned."""
+    """Return rows as lines indented by ``indent`` blanks, with the first two columns right-aligned."""
     return [" " * indent + line for line in columns(rows, left=range(2, len(rows[0])))]
 
 

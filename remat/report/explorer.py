@@ -1,4 +1,4 @@
-"""Explorer of one plan: an HTML page that shows its step, with a slider over a frontier."""
+"""HTML page that shows a step under one plan, with a slider that selects other plans of a frontier."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from remat.planning.frontier import Frontier
     from remat.planning.plan import Plan
 
-#: Most points of a frontier for which the slider has a plan.
+#: Largest number of points of a frontier for which the slider has a plan.
 STOPS = 16
-#: Fields of a plan that are lists of names. Saved plans contain them, but pages do not.
+#: Fields of a plan that are lists of node names. Files of plans contain these fields, but pages do not.
 _NAMES = (
     "saved", "recomputed", "snapshots", "fallbacks", "reread", "forward_order", "backward_order",
 )  # fmt: skip
@@ -31,7 +31,7 @@ _AXIS = {"saved": "saved for backward", "peak": "peak of the step"}
 
 
 def figures_of(plan: Plan) -> dict[str, Any]:
-    """Return the fields of a plan by name, as in its JSON, without the lists of node names."""
+    """Return a dict from name to value of a plan's fields, as in the plan's JSON, without lists of node names."""
     return {k: v for k, v in json.loads(plan.to_json()).items() if k not in _NAMES}
 
 
@@ -52,11 +52,11 @@ def explore(
         path: the file to write, which ends with ``.html``.
         frontier: a frontier of the same graph and cost model, whose plans a slider selects; None: no slider.
         title: title of the page; empty: the name of the graph.
-        on_step: called with a line of text before each plan that is made for the slider.
+        on_step: function that is called with a line of text before each plan for the slider is made; None: no calls.
 
     Returns:
-        All figures of the page, which the page also contains as JSON: those of the plan, of the frontier, and of
-        each plan of the slider.
+        The data of the page, which the page also contains as JSON: the fields of the plan, the frontier, and the
+        fields of each plan of the slider.
 
     Raises:
         PlanError: Bokeh is not installed, the plan was read from a file, or the page cannot be
@@ -102,7 +102,7 @@ def _along(frontier: Frontier, plan: Plan, on_step: Callable[[str], None] | None
     Args:
         frontier: the frontier.
         plan: the plan that the page is about.
-        on_step: called with a line of text before each plan that is made; None: not called.
+        on_step: function that is called with a line of text before each plan is made; None: no calls.
     """
     points = frontier.thinned(STOPS)
     made: list[Plan] = []
@@ -127,7 +127,7 @@ def _added(plan: Plan) -> int:
 
 
 def _knee(frontier: Frontier, plans: Sequence[Plan]) -> int:
-    """Return the position in ``plans`` of the plan at a frontier's knee, or of the plan nearest to it in bytes."""
+    """Return the position in ``plans`` of the plan at a frontier's knee, else of the plan with the nearest bytes."""
     knee = frontier.knee()
     wanted = (frontier.bytes_of(knee), knee.recompute_cost)
     found = [k for k, p in enumerate(plans) if (frontier.bytes_of(p), _added(p)) == wanted]
@@ -159,7 +159,7 @@ def stop_of(plan: Plan, asked: bool, frontier: Frontier | None) -> Stop:
 
     Args:
         plan: the plan.
-        asked: whether the plan is the one that the page is about, rather than another plan of the frontier.
+        asked: whether the page is about this plan. False: the plan is another plan of the frontier.
         frontier: the frontier whose plans the slider selects; None if the page has no slider.
     """
     label, view = plan.asked.label, plan.view

@@ -28,12 +28,13 @@ _COLORS = {
 
 
 def memory_viewer(view: StepView) -> bytes:
-    """Return a step as a memory snapshot for PyTorch's viewer, pickled.
+    """Return a step as a pickled memory snapshot for PyTorch's memory viewer.
 
     The format is that of ``torch.cuda.memory._snapshot()``. Every storage has an address of its
     own, because no allocator is modelled. The viewer's "active memory timeline" shows the timeline
     of the step. The snapshot's segments are the storages alive at the end of the step. Times of events
-    are not modelled: an event at the n-th moment (run of an operator or kernel) has time n microseconds.
+    are not modelled. A moment is a run of an operator or kernel, and an event at the n-th moment has
+    time n microseconds.
     """
     events: list[dict[str, Any]] = []
     ends = len(view.timeline.moments) - 1
@@ -191,8 +192,8 @@ def _times(view: StepView, starts: list[float]) -> list[float]:
 def model_explorer(view: StepView) -> bytes:
     """Return node data for Model Explorer as JSON: kept, recomputed and offloaded values.
 
-    Each value has its bytes, and a color that shows which of the three it is. Values are listed by name
-    of their node in the joint graph. The name of the joint graph serves as the graph's id.
+    Each value has its bytes, and a color for kept, recomputed or offloaded. Values are listed by the
+    name of their node in the joint graph. The name of the joint graph serves as the graph's id.
     """
     results: dict[str, dict[str, Any]] = {}
     rows = [(k.name, k.nbytes, KEPT) for k in view.kept]
@@ -232,14 +233,14 @@ def csv_of_values(view: StepView) -> bytes:
     return text.getvalue().encode()
 
 
-#: Export functions by the name of the format.
+#: Dict from the name of each export format to its function.
 FORMATS: Mapping[str, Callable[[StepView], bytes]] = {
     "memory-viewer": memory_viewer,
     "chrome": chrome_trace,
     "model-explorer": model_explorer,
     "csv": csv_of_values,
 }
-#: Names of the formats by suffix of the file.
+#: Dict from a file's suffix to the name of the export format for this suffix.
 SUFFIXES = {
     ".pickle": "memory-viewer",
     ".json": "chrome",

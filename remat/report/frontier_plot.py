@@ -1,4 +1,4 @@
-"""Plot of frontiers: a curve for each solver over the proven bound, with knees marked."""
+"""Plot of frontiers: a curve for each solver with its knee, and the proven lower bound of all curves."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ _STYLES = (
 )
 _LINES = ("-", "--", ":")
 _SHADE = "#e3e5e8"
-#: An axis is logarithmic if the median of its positive values is below this fraction of the largest.
+#: An axis is logarithmic if the median of its positive values is below this fraction of its largest value.
 _SQUEEZED = 1 / 100
-#: Points drawn for each edge of the bound, because a straight edge is curved on a logarithmic axis.
+#: Number of points drawn for each edge of the bound: a straight edge is a curve on a logarithmic axis.
 _FINE = 24
 
-#: Most curves whose entry in the legend has a second line for the knee, and most in a full-size font.
+#: Largest number of curves for which each legend entry has a second line for the knee, and largest number for
+#: which the legend has a full-size font.
 _TWO_LINES, _ONE_LINE = 7, 16
 
 Point = tuple[int, int]
@@ -49,8 +50,8 @@ class Curve:
         bound: vertices of a line below which no plan lies.
         knee: point beyond which more memory reduces the cost only a little.
         unit: unit of the costs.
-        full_bytes: bytes that may be saved at budget 1, for a second axis that shows bytes as ratios of
-            them; 0: no such axis.
+        full_bytes: bytes that may be saved at budget 1. A second axis shows bytes as fractions of this
+            number; 0: no second axis.
     """
 
     label: str
@@ -77,7 +78,7 @@ def frontier_figure(
         axis: label of the axis of bytes, to which the unit is added.
 
     Raises:
-        ProblemError: bounds or units differ.
+        ProblemError: the curves have different bounds or units.
     """
     _check(curves)
     points = [p for c in curves for p in c.points] + ([chosen[1]] if chosen else [])
@@ -137,7 +138,7 @@ def _set_scales(axes: Axes, points: Sequence[Point], x: Scale, y: Scale) -> None
 
 
 def _bound(axes: Axes, bound: Sequence[Point], x: Scale, y: Scale) -> None:
-    """Shade the region that is proven to hold no plan: below the line of the bound, and left of where it begins.
+    """Shade the area that is proven to hold no plan: below the line of the bound, and left of its first vertex.
 
     Args:
         axes: the axes of the plot.
@@ -232,7 +233,7 @@ def _chosen(axes: Axes, chosen: tuple[str, Point], x: Scale, y: Scale) -> None:
 
 
 def _shares(axes: Axes, full_bytes: int, x: Scale) -> None:
-    """Add a second axis at the top that shows bytes as ratios of ``full_bytes``, if there is room for it.
+    """Add a second axis at the top that shows bytes as fractions of ``full_bytes``, if its ticks have room.
 
     No axis is added if ``full_bytes`` is 0, or if the axis of bytes is logarithmic.
     """

@@ -1,4 +1,4 @@
-"""Plot of the memory over one training step, stacked by kind of storage, with the peak's contents."""
+"""Plot of the memory over one training step, stacked by kind of storage, with a list of what fills the peak."""
 
 from __future__ import annotations
 
@@ -38,27 +38,28 @@ LAYERS: tuple[tuple[str, str, tuple[StorageKind, ...]], ...] = (
     ("recomputed", "#e0913f", (StorageKind.RECOMPUTED,)),
     ("temporary", "#efd999", (StorageKind.TEMPORARY,)),
 )
-#: Most columns of the plot. Of a step with more moments, the highest moment of each column is drawn.
+#: Largest number of columns of the plot. If a step has more moments, each column shows the one moment with the
+#: most bytes among several.
 _COLUMNS = 1200
 #: Height of the plot as a multiple of its highest peak; leaves room for the label of the peak.
 _ROOM = 1.16
 _LINES = 8
-#: Most graphs of one step that are drawn.
+#: Largest number of graphs of one step that are drawn.
 _PANELS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """All storages that one source line made and that are alive at the peak, summed up.
+    """Sums over the storages that one source line made and that are alive at the peak.
 
     Attributes:
-        source: the source line. For parameters and inputs, and if the line is unknown, the kind of
+        source: the source line; for parameters and inputs, or if the line is unknown, the kind of
             the storages.
         kind: kind of the storages; if they have several kinds, the kind with the most bytes.
         nbytes: bytes of all storages together.
         count: number of storages.
         module: path of the module that made the storages, with ``*`` for numbers that differ between
-            storages; empty if unknown, or if the paths differ otherwise.
+            storages; empty if unknown, or if the paths differ in more than numbers.
     """
 
     source: str
@@ -69,7 +70,7 @@ class Filling:
 
 
 class _Axis:
-    """Horizontal axis: converts moments of a step to positions, by time or, without a clock, by their number."""
+    """Horizontal axis: converts a moment of a step to its time or, without a clock, to its number."""
 
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock
@@ -83,7 +84,7 @@ class _Axis:
         return moment if self._clock is None else self._clock.starts[moment] / self._size
 
     def without(self, moment: int) -> float:
-        """Return the position at which a moment of the step without remat begins, which has its own times."""
+        """Return the position at which a moment of the step without remat begins, by the times of that step."""
         return moment if self._clock is None else self._clock.without[moment] / self._size
 
 
@@ -141,8 +142,8 @@ def step_figure(
         step: memory of the step.
         title: title of the plot.
         peak_budget: budget on the peak in bytes, drawn as a line; None: no line.
-        without: memory over the step without remat, drawn in grey over its own time; None if
-            unknown.
+        without: memory over the step without remat, drawn in grey over the time of that step; None
+            if unknown.
         without_peak_bytes: peak without remat, drawn as a grey line if ``without`` is None; 0 if
             unknown.
         clock: times at which operators run, for an axis of time; None: the axis counts operators.
@@ -250,7 +251,7 @@ def highest_moments(sums: Sequence[int], columns: int = _COLUMNS) -> list[int]:
 
     Args:
         sums: bytes alive at each moment.
-        columns: number of moments to return at most.
+        columns: largest number of moments to return.
     """
     n = len(sums)
     if n <= columns:
@@ -262,7 +263,7 @@ def highest_moments(sums: Sequence[int], columns: int = _COLUMNS) -> list[int]:
 def _without(
     axes: Axes, scale: Scale, curve: MemoryCurve | None, peak_bytes: int, x: _Axis
 ) -> None:
-    """Draw the memory without remat in grey: as a curve if known, else as a line at its peak if that is known."""
+    """Draw the memory without remat in grey: as a curve, or as a line at its peak if only the peak is known."""
     label = f"without remat: peak {format_bytes(curve.peak_bytes if curve else peak_bytes)}"
     style: dict[str, Any] = {"color": GREY, "linewidth": 1.2, "label": label}
     if curve is None:

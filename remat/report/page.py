@@ -1,4 +1,4 @@
-"""HTML pages that explain plans. A page is one file, which loads nothing and needs no server.
+"""HTML pages that explain plans. A page is one file, which loads no other file and needs no server.
 
 Bokeh draws the plots. The slider and the tables are plain HTML: unlike Bokeh's, they work by
 keyboard and screen reader, and follow light and dark mode.
@@ -49,15 +49,15 @@ class Page:
 
     Attributes:
         title: title of the page.
-        lead: a line below the title.
+        lead: line of text below the title.
         stops: the plans of the page. If there are several, a slider selects the plan to show.
         start: position in ``stops`` of the plan that is shown first.
-        slider: three texts: label of the slider, and labels of its left and right ends.
+        slider: three texts: label of the slider, label of its left end, label of its right end.
         knee: position in ``stops`` of the plan at the frontier's knee; None if there is none.
         no_slider: reason why there is no slider, shown if there is only one plan.
-        curve: the frontier to draw beside the figures; None: no frontier.
+        curve: the frontier to draw; None: no frontier.
         without: memory over the step without remat; None if unknown.
-        figures: all figures, which the page also contains as JSON.
+        figures: data of the plans and the frontier, which the page also contains as JSON.
     """
 
     title: str
@@ -73,7 +73,7 @@ class Page:
 
 
 def _without(page: Page) -> str:
-    """Return the sentence that explains the grey line, the memory without remat; empty if the line is missing."""
+    """Return a sentence on the grey line, which shows the memory without remat; empty if there is no such line."""
     if page.without is not None:
         return _WITHOUT
     stop = page.stops[page.start]
@@ -210,8 +210,8 @@ def _hover(made: Any, renderer: Any, what: str) -> None:
 
     Args:
         made: the Bokeh figure.
-        renderer: the part of the plot.
-        what: name of the part, as the first argument of the script's function ``window.rematHover``.
+        renderer: the Bokeh renderer that draws this part of the plot.
+        what: name of the part, passed as first argument to the script's function ``window.rematHover``.
     """
     from bokeh.models import CustomJS, HoverTool
 

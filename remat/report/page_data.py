@@ -18,13 +18,15 @@ from remat.report.pictures import Scale
 from remat.report.step_view import KEPT, OFFLOADED, Clock, StepView, Value, short_module
 from remat.units import format_bytes, format_cost
 
-#: Most columns of the curve of alive bytes. With more moments, the highest of each column is drawn.
+#: Largest number of columns of the curve of alive bytes. If a step has more moments, each column shows the one
+#: moment with the most bytes among several.
 COLUMNS = 500
-#: Most kept values, and most other values, with a name in the plot; the largest are named, the rest summed up.
+#: Largest number of kept values, and of other values, that are drawn one by one. The largest values are drawn,
+#: and all others are summed.
 MOST_KEPT, MOST_OTHERS = 1000, 120
-#: Fraction of the peak below which a value is not named, unless it is kept.
+#: Fraction of the peak below which a value is not drawn by itself, unless it is kept.
 _SMALL = 1 / 200
-#: Most rows in the table of recomputed operators.
+#: Largest number of rows in the table of recomputed operators.
 MOST_AGAIN = 400
 #: Names in the style sheet for the colors of `LAYERS`, in the same order.
 _COLORS = ("input", "kept", "output", "recomputed", "temporary")
@@ -52,10 +54,10 @@ class Stop:
 
     Attributes:
         label: name of the plan on the page.
-        spoken: the plan in a few words, shown beside the slider.
+        spoken: bytes kept, cost recomputed and peak of the plan, as text beside the slider.
         view: the step under the plan.
-        figures: fields of the plan by name, as `Plan.to_json` writes them, without lists of node names.
-        rows: all facts about the plan, as (name, text).
+        figures: dict from name to value of the plan's fields, as in `Plan.to_json`, without lists of node names.
+        rows: (name, text) of each fact about the plan that the page lists.
         before_after: comparison with the step without remat.
         point: (bytes, cost) of the plan in the plot of the frontier.
     """
@@ -130,7 +132,7 @@ def page_data(
     }
 
 
-#: Colors of the plots' parts: name of the renderer, its property, name of the color in the style sheet.
+#: For each color in the plots: name of the renderer, the renderer's property, name of the color in the style sheet.
 PAINT = [
     ("total", "fill_color", "temporary"),
     ("again", "fill_color", "recomputed"),
@@ -150,7 +152,7 @@ PAINT = [
 def peak_without(stop: Stop) -> int:
     """Return the peak without remat to compare with a plan's peak, in bytes; 0 if unknown.
 
-    It is estimated for compiled code if the plan's step is compiled, and simulated otherwise.
+    The returned peak is an estimate for compiled code if the plan's step is compiled, else a simulated peak.
     """
     if stop.view.as_compiled:
         return int(stop.figures.get("without_expected_bytes", 0))
@@ -306,10 +308,10 @@ def _cards(stop: Stop) -> list[tuple[str, str, str]]:
 
 
 def _beside(without: str) -> str:
-    """Return a text such as ``"8 GiB without remat"``, or that this is not known if ``without`` is empty.
+    """Return a text such as ``"8 GiB without remat"``, or ``"without remat: not known"``.
 
     Args:
-        without: the formatted figure of the step without remat, such as ``"8 GiB"``.
+        without: formatted bytes or cost of the step without remat, such as ``"8 GiB"``; empty if unknown.
     """
     return f"{without} without remat" if without else "without remat: not known"
 
@@ -320,7 +322,7 @@ def _op(value: Value) -> str:
 
 
 def _price(value: Value, unit: str) -> str:
-    """Return the cost of recomputing a kept value, or that it cannot be, as text; empty for a value not kept."""
+    """Return the cost of recomputing a kept value, or ``"cannot be recomputed"``; empty for a value not kept."""
     if value.price is not None:
         return format_cost(value.price, unit)
     return "cannot be recomputed" if value.state == KEPT else ""
@@ -392,8 +394,8 @@ def _without(
 ) -> dict[str, Any]:
     """Return the curve of memory without remat as a dict for JSON.
 
-    The dict has the keys ``x`` (moments of the step without remat), ``nbytes`` (bytes alive at each) and
-    ``peak`` (bytes). If there is a curve, it also has ``times`` (at which the moments begin).
+    The dict has the keys ``x`` (moments of the step without remat), ``nbytes`` (bytes alive at each moment)
+    and ``peak`` (peak in bytes). If ``curve`` is given, the dict also has ``times``, at which the moments begin.
 
     Args:
         curve: memory over the step without remat; None if unknown.

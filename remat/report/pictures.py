@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Formats of a picture, by suffix.
+#: Suffixes of the files to which a picture can be written.
 FORMATS = (".svg", ".png")
 RED, INK, GREY = "#b3261e", "#333333", "#8a8f96"
 _SETTINGS: dict[str, Any] = {
@@ -42,7 +42,7 @@ class Scale:
 
     @classmethod
     def of(cls, most: float, unit: str) -> Scale:
-        """Return the scale whose unit is the largest that does not exceed ``most``, else the smallest unit.
+        """Return the scale with the largest unit that is at most ``most``, or the smallest unit if there is none.
 
         Args:
             most: largest amount on the axis, in ``unit``.
@@ -57,10 +57,10 @@ class Scale:
         return f"{amount / self.size:.3g} {self.unit}"
 
 
-#: Steps between ticks of bytes, in a binary unit. Fractions are powers of 2, so that they are whole
-#: numbers in the next smaller unit.
+#: Distances between ticks of an axis of bytes, in the axis's binary unit, such as GiB. Distances below 1 are
+#: powers of 2, so that they are whole numbers in the next smaller unit.
 _STEPS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 5, 10, 20, 50, 100, 200, 500)
-#: Most ticks of an axis above 0.
+#: Largest number of ticks above 0 on an axis.
 _TICKS = 6
 
 
@@ -102,7 +102,7 @@ def show_bytes(axes: Axes, most: float, scale: Scale) -> None:
 
 
 def draw_budget(axes: Axes, nbytes: int, scale: Scale) -> None:
-    """Draw a line at a budget on the peak, with an entry in the legend."""
+    """Draw a horizontal line at a peak budget of ``nbytes`` bytes, with an entry in the legend."""
     label = f"budget: {format_bytes(nbytes)} alive at once"
     axes.axhline(nbytes / scale.size, color=RED, linewidth=1, linestyle="--", label=label)
 
@@ -112,7 +112,7 @@ def write_picture(path: str | Path, draw: Callable[[], Figure]) -> None:
 
     Args:
         path: the file, which ends with ``.svg`` or ``.png``.
-        draw: function that returns the figure; not called if an error is raised before.
+        draw: function that returns the figure; not called if the suffix is wrong or Matplotlib is missing.
 
     Raises:
         ProblemError: the path has another suffix.

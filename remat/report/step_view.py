@@ -1,4 +1,4 @@
-"""One step as pages and exports show it: storages over time, operators, kept and recomputed values.
+"""Data of one step for pages and exports: storages over time, operators, kept and recomputed values.
 
 All data come from the same functions as `Plan.timeline`, `Plan.plot` and `Plan.explain`, so that
 pages agree with the plan.
@@ -32,7 +32,7 @@ KEPT, RECOMPUTED, OFFLOADED = "kept", "recomputed", "offloaded"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """One storage of a step, with its lifetime. A moment is a run of an operator, or of a kernel if compiled.
+    """One storage of a step, with its lifetime. A moment is a run of an operator or, in compiled code, of a kernel.
 
     Attributes:
         name: name of a node. For a kept storage, the node whose value forward returns for backward;
@@ -42,7 +42,7 @@ class Value:
         kind: kind of the storage.
         first: number of the first moment at which the storage is alive.
         last: number of the last moment at which the storage is alive.
-        state: ``"kept"`` from forward to backward; ``"recomputed"`` by a further run;
+        state: ``"kept"`` from forward to backward; ``"recomputed"`` by a later run of its node;
             ``"offloaded"`` for a storage copied to host memory, and for the copy back; otherwise
             empty.
         source: source line in the user's code; empty if unknown.
@@ -74,7 +74,7 @@ class OperatorRun:
         op: operator of the node.
         source: source line in the user's code; empty if unknown.
         in_backward: whether this run is in backward.
-        again: whether an earlier run of the same node exists.
+        again: whether the same node has run before in this step.
         cost: cost of this run in the unit of the step; None if unknown.
     """
 
@@ -88,10 +88,10 @@ class OperatorRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """Times at which operators run, computed from their costs.
+    """Times at which operators run, computed from the costs of the operators.
 
     Attributes:
-        starts: time at which each run of an operator begins, in the order of the step, then its end.
+        starts: time at which each run of an operator begins, in the order of the step, then the end of the step.
         without: the same times for the step without remat; empty if unknown.
         unit: unit of all these times.
     """
@@ -116,9 +116,9 @@ class StepView:
         as_compiled: whether each moment of the timeline is a kernel of compiled code, instead of one of
             ``runs``.
         values: storages of the step, in the order of the timeline.
-        runs: runs of forward's operators, then of backward's.
+        runs: runs of operators in forward, then in backward.
         kept: storages that forward keeps for backward.
-        recomputed: further runs of nodes, usually in backward.
+        recomputed: runs of nodes that have run before in the step, usually in backward.
         without: memory over the step without remat; None if unknown.
         clock: times at which operators run; None if costs are unknown, or if moments are kernels.
     """
@@ -150,12 +150,12 @@ def view_step(
     *,
     as_compiled: bool,
 ) -> StepView:
-    """Build the view of a plan's step.
+    """Build the view of the step under a plan.
 
     Args:
-        plan: the plan, with its modules.
+        plan: the plan. It must have its forward and backward modules.
         problem: graph problem of the plan.
-        costs: cost of one run of each node of the joint graph, by name; None or empty if unknown.
+        costs: dict from the name of each node of the joint graph to the cost of one run; None or empty if unknown.
         without: memory over the step without remat; None if unknown.
         as_compiled: whether the plan's timeline is that of compiled code, not a simulated one.
     """

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def console() -> Console:
-    """Return a console for standard output that prints text without markup.
+    """Return a Rich console for standard output that prints text as it is, without reading markup.
 
-    ``remat[hf]`` would otherwise be read as markup. If standard output is not a terminal, the
-    console is 1,000 columns wide, so that no cell is cut.
+    Rich would otherwise read ``[hf]`` in ``remat[hf]`` as markup. If standard output is not a
+    terminal, the console is 1,000 columns wide, so that no cell is cut.
     """
     plain = {"markup": False, "emoji": False, "highlight": False}
     terminal = Console(**plain)  # type: ignore[arg-type]
@@ -25,7 +25,7 @@ def console() -> Console:
 
 
 def show(table: Table) -> None:
-    """Print a table; if standard output is not a terminal, without blanks at the ends of lines."""
+    """Print a table to standard output; unless that is a terminal, trailing blanks are removed."""
     out = console()
     if out.is_terminal:
         out.print(table)

@@ -1,1 +1,1 @@
-"""Functions that make, check, apply and remove plans for eager code."""
+"""Functions that apply, remove and measure plans for eager code, or convert them to policies."""

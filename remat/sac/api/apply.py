@@ -1,4 +1,4 @@
-"""Apply a plan to a model by checkpointing the ``forward`` of its modules, and undo this."""
+"""Apply a plan to a model by replacing the ``forward`` of the planned modules, or remove the plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from remat.sac.solve.plan import ModulePlan, SACPlan
 
 M = TypeVar("M", bound=nn.Module)
 
-#: Key in the ``__dict__`` of a model to which a plan without modules was applied; for `remove`.
+#: Key in a model's ``__dict__`` by which `remove` sees that a plan without modules was applied.
 _APPLIED_NOTHING = "_remat_applied_nothing"
 
 
@@ -31,21 +31,22 @@ def apply(
     strict: bool = True,
     allow_cache_entry_mutation: bool = False,
 ) -> M:
-    """Checkpoint the modules of a plan in place. A plan without modules leaves the model as it is.
+    """Checkpoint, in place, the modules of a model that a plan names, and return the model.
 
     The ``forward`` of each planned module is replaced on the instance. The module's class, name,
-    parameters and ``state_dict()`` keys stay the same. Hooks run outside of the checkpointed
-    ``forward``. In eval mode, or if gradients are disabled, modules run their original ``forward``.
+    parameters and ``state_dict()`` keys stay the same. The module's own hooks run outside of the
+    checkpointed ``forward``. In eval mode, or if gradients are disabled, the module runs its
+    original ``forward``. A plan without modules replaces no ``forward``.
 
     Args:
         model: the model for which the plan was made, or a model with the same modules.
         plan: the modules to checkpoint, and the operators whose results each module stores.
         policies: further checkpointing policies, or lists of operators to save, to compose with the
             plan's policy; see `remat.sac.compose`.
-        firm: whether the plan's verdicts on operators are MUST_SAVE and MUST_RECOMPUTE instead of
-            the PREFER verdicts, which a compiler may override; see `remat.sac.policy`.
-        strict: whether a module whose operators differ from the plan is an error. If False,
-            operators are matched by name; see `remat.sac.policy`.
+        firm: whether the plan's policy answers MUST_SAVE and MUST_RECOMPUTE. Otherwise it answers
+            PREFER_SAVE and PREFER_RECOMPUTE, which a compiler may override; see `remat.sac.policy`.
+        strict: whether a module that runs other operators than the plan lists raises an error. If
+            False, operators are matched to the plan by name; see `remat.sac.policy`.
         allow_cache_entry_mutation: whether to accept in-place changes to saved tensors without
             checks; see `remat.sac.context_fn`.
 
@@ -54,7 +55,7 @@ def apply(
 
     Raises:
         PlanError: the model lacks a module of the plan, two modules of the plan are nested or
-            identical, or the model already follows a plan. The model is left unchanged.
+            identical, or a plan is already applied to the model. The model stays unchanged.
         ProblemError: ``model`` is not a module, ``plan`` is not a `SACPlan`, or a policy is
             invalid.
         PolicyError: raised when a checkpointed module runs, if its operators differ from the plan
@@ -101,11 +102,11 @@ def remove(model: M) -> M:
 
 
 class Checkpointed:
-    """Replacement ``forward`` that runs a module under checkpointing, by the module's plan.
+    """Replacement for a module's ``forward``: runs the original ``forward`` under checkpointing.
 
-    This is an object rather than a closure, so that a copied model calls its own copy, and a
-    pickled model can be loaded. In eval mode, or if gradients are disabled, the module runs its
-    original ``forward``.
+    In eval mode, or if gradients are disabled, the original ``forward`` runs without checkpointing.
+    The replacement is an object rather than a closure. A copied model then runs its own modules
+    instead of the original's, and a model can be pickled.
 
     Attributes:
         before: the ``forward`` that was set on the instance before `apply`; None if the module used

@@ -1,4 +1,4 @@
-"""Measure a plan: run a real training step without checkpointing and under the plan."""
+"""Measure the peak, time and gradients of a training step without checkpointing and under a plan."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from remat.sac.run.lifetimes import given_tensors, loss_only
 from remat.sac.run.operators import tensors_in
 from remat.sac.solve.plan import SACPlan
 
-#: Timed steps of each kind, of which the fastest counts. Steps without and with the plan alternate, so
-#: that noise affects both.
+#: Number of timed steps without checkpointing, and of timed steps under the plan. The fastest step of each
+#: kind counts. The two kinds alternate, so that noise affects both.
 REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """Measurements of one real training step without checkpointing and under a plan.
+    """Measurements of a model's training step without checkpointing and under a plan, from `check`.
 
     Attributes:
-        plain_peak_bytes: measured peak without checkpointing.
-        peak_bytes: measured peak under the plan.
-        plain_ms: milliseconds of the fastest step without checkpointing.
-        ms: milliseconds of the fastest step under the plan.
-        gradient_distance: norm of the difference between the gradients of both steps, divided by
-            the norm of the gradients without checkpointing.
+        plain_peak_bytes: peak in bytes of a step without checkpointing.
+        peak_bytes: peak in bytes of a step under the plan.
+        plain_ms: milliseconds of the fastest of several steps without checkpointing.
+        ms: milliseconds of the fastest of several steps under the plan.
+        gradient_distance: norm of the difference between the parameters' gradients under the plan
+            and without checkpointing, divided by the norm of the gradients without checkpointing.
     """
 
     plain_peak_bytes: int
@@ -51,24 +51,25 @@ def check(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> Checked:
-    """Run a training step without and with a plan, and compare peak, time and gradients.
+    """Measure the peak, time and gradients of a training step without checkpointing and under a plan.
 
-    Peaks are measured by the memory allocator. The model, its gradients, and the states of random
-    generators are restored afterwards.
+    The step runs several times without checkpointing and several times under the plan. PyTorch's
+    allocator measures the peaks. Afterwards, `check` restores the model, its gradients, and the
+    states of random generators.
 
     Args:
         model: the model, to which no plan has been applied.
-        plan: the plan to check.
-        args: positional arguments of a call.
-        kwargs: keyword arguments of a call.
+        plan: the plan to measure.
+        args: positional arguments of the model.
+        kwargs: keyword arguments of the model.
 
     Returns:
-        The measurements of the step without the plan and with it.
+        The peaks, the times of the fastest steps, and the distance between the gradients.
 
     Raises:
         PlanError: the plan does not fit the model, as in `apply`.
-        CaptureError: ``model`` is a class instead of an instance, or no output requires a gradient.
-            Or a parameter, buffer or input is a meta or fake tensor, so no step can run.
+        CaptureError: ``model`` is a class instead of an instance, no output requires a gradient, or
+            a parameter, buffer or input is a meta or fake tensor.
     """
     if no_instance := why_no_instance(model):
         raise CaptureError(no_instance)
@@ -121,12 +122,12 @@ def _check_real(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 def _timed(
     step: Any, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
 ) -> float:
-    """Run forward and backward of one step, and return the milliseconds that they take.
+    """Run forward and backward of one step, and return the milliseconds of both together.
 
     Args:
         step: function that runs the model's forward; see `loss_only`.
-        args: positional arguments of a call.
-        kwargs: keyword arguments of a call.
+        args: positional arguments of ``step``.
+        kwargs: keyword arguments of ``step``.
         device: device of the model; a GPU is synchronised before each reading of the clock.
     """
     cuda = device.type == "cuda"
@@ -140,9 +141,9 @@ def _timed(
 
 
 def _distance(first: Sequence[torch.Tensor | None], second: Sequence[torch.Tensor | None]) -> float:
-    """Return the norm of the difference between two lists of gradients, relative to the first list.
+    """Return the norm of the difference between two lists of gradients, divided by the first's norm.
 
-    The distance is infinite if a parameter has a gradient in only one list. It is also infinite if
+    The result is infinite if a parameter has a gradient in only one list. It is also infinite if
     the lists differ and the norm of the first list is 0.
 
     Args:

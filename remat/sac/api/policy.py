@@ -1,4 +1,4 @@
-"""Convert a plan to checkpointing policies, for modules that the user checkpoints by hand."""
+"""Convert a plan to checkpointing policies, for users who call ``checkpoint`` themselves."""
 
 from __future__ import annotations
 
@@ -51,14 +51,16 @@ def policy(
 
     Args:
         plan: the plan of one module or of a model.
-        others: further policies to compose with the plan's; see `remat.sac.compose`.
-        firm: whether the plan's verdicts (see `torch.utils.checkpoint.CheckpointPolicy`) are
-            MUST_SAVE and MUST_RECOMPUTE. Otherwise they are PREFER_SAVE and PREFER_RECOMPUTE. A
-            compiler, or a MUST verdict of another policy, may override a PREFER verdict.
-        strict: whether a module whose operators differ from the plan is an error. If False,
-            operators are matched by name: the n-th ``aten.mm.default`` of a run has the verdict of
-            the n-th one in the plan. Verdicts are then PREFER verdicts, and operators that the plan
-            lacks are recomputed. Gradients stay correct, but memory may differ from the plan.
+        others: further checkpointing policies, or lists of operators to save, to compose with the
+            plan's policy; see `remat.sac.compose`.
+        firm: whether the plan's policy answers MUST_SAVE and MUST_RECOMPUTE for the plan's
+            operators. Otherwise it answers PREFER_SAVE and PREFER_RECOMPUTE. A compiler, or a MUST
+            answer of another policy, may override a PREFER answer.
+        strict: whether a module that runs other operators than the plan lists raises an error. If
+            False, operators are matched to the plan by name: the n-th ``aten.mm.default`` that runs
+            is treated as the n-th one in the plan. The policy then gives only PREFER answers in
+            eager code, and operators that the plan lacks are recomputed. Gradients stay correct,
+            but memory may differ from the plan's estimate.
         allow_cache_entry_mutation: whether to accept in-place changes to saved tensors without
             checks; see `remat.sac.context_fn`.
 
@@ -93,16 +95,17 @@ def policy(
 
 
 def planned(plan: ModulePlan, *, firm: bool = True, strict: bool = True) -> Policy:
-    """Return the policy of one module's plan, for example to combine it by `remat.sac.compose`.
+    """Convert the plan of one module to a policy, for example as an argument of `remat.sac.compose`.
 
-    The policy counts operators, so one object serves one run of the module. Its ``fresh()`` returns
-    a policy for the next run.
+    The policy counts the operators that have run, so one policy object serves one run of the
+    module. The method ``fresh()`` of the policy returns a new policy for the next run.
 
     Args:
         plan: the plan of one module.
-        firm: whether the verdicts are MUST_SAVE and MUST_RECOMPUTE instead of PREFER verdicts.
-        strict: whether operators that differ from the plan are an error; if False, operators are
-            matched by name.
+        firm: whether the policy answers MUST_SAVE and MUST_RECOMPUTE instead of PREFER_SAVE and
+            PREFER_RECOMPUTE; see `policy`.
+        strict: whether operators that differ from the plan raise an error. If False, operators are
+            matched to the plan by name; see `policy`.
     """
     return _Planned(plan, firm=firm, strict=strict)
 
@@ -112,11 +115,11 @@ _WISHES = (CheckpointPolicy.PREFER_SAVE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 class _Planned:
-    """Policy that looks up the verdict for each operator in a plan, by the operator's position.
+    """Policy that looks up each operator in a module's plan, by the operator's position in forward.
 
-    If a compiler traces the module, its operators differ slightly: dropout, for example, is a
-    single operator. The policy then looks up operators by name instead. It answers PREFER_RECOMPUTE
-    for operators that the plan lacks, so that the compiler's partitioner decides about them.
+    A compiler that traces the module sees slightly different operators: dropout, for example, is
+    a single operator. During tracing, the policy therefore looks up operators by name. It answers
+    PREFER_RECOMPUTE for an operator that the plan lacks, and the compiler's partitioner decides.
     """
 
     def __init__(self, plan: ModulePlan, *, firm: bool, strict: bool) -> None:
@@ -152,8 +155,8 @@ class _Planned:
         """Check, at the end of forward, that the module has run all operators of the plan.
 
         Raises:
-            PolicyError: the policy looks up operators by position, and operators of the plan are
-                missing.
+            PolicyError: the policy looks up operators by position, and fewer operators have run
+                than the plan lists.
         """
         if self._by_index and self._met != len(self._plan.ops):
             raise _other_operators(
@@ -161,13 +164,13 @@ class _Planned:
             )
 
     def _next_index(self, name: str) -> int:
-        """Return the position of the next operator in the plan, after checking the operator's name.
+        """Return the plan's position of the operator that runs next, after comparing the names.
 
         Args:
             name: name of the operator that runs next.
 
         Raises:
-            PolicyError: the plan has another operator at this position, or none.
+            PolicyError: the plan lists another operator at this position, or no operator.
         """
         index = self._met
         expected = self._plan.ops[index] if index < len(self._plan.ops) else "the end"
@@ -177,7 +180,7 @@ class _Planned:
         return index
 
     def _index_by_name(self, name: str) -> int | None:
-        """Return the plan's position of the next operator called ``name``; None if none is left."""
+        """Return the plan's position of the next operator ``name``; None if the plan lists no more."""
         place = (name, self._met_by_name[name])
         self._met_by_name[name] += 1
         return self._by_name.get(place)

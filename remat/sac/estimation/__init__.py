@@ -1,1 +1,1 @@
-"""Estimates of the memory that checkpointing each module frees, and of the time it takes."""
+"""Estimates, for each module, of the memory that checkpointing frees and of the recompute time."""

@@ -1,4 +1,4 @@
-"""Memory that each module call of a step allocates, and keeps for backward."""
+"""Bytes that each module call of a step allocates, and bytes that the call keeps for backward."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ class CallStats:
     Attributes:
         begin: first moment of the call's forward.
         end: first moment after the call's forward.
-        back: moment at which backward first reads a tensor saved in the call. A checkpointed module
-            would run again here.
+        back: moment at which backward first reads a tensor saved in the call. At this moment, a
+            checkpointed module would run again.
         back_end: moment at which backward last reads a tensor saved in the call.
         activation_bytes: bytes of the storages that the call allocates and does not return, and
-            that are alive after ``back``.
-        input_bytes: bytes of the call's inputs that are freed before ``back``, unless the module is
-            checkpointed.
-        gradient_bytes: largest increase of the step's alive bytes from ``back`` until ``back_end``.
-        made: array of the alive bytes of all storages allocated in the call, one entry for each
-            moment of its forward.
-        freed_at: for each operator, the moment at which it ran and the moment at which its result
-            is freed.
+            that are still alive at ``back``.
+        input_bytes: bytes of the call's inputs that the step allocates and, without checkpointing,
+            frees by ``back``. Checkpointing keeps these inputs for recomputation.
+        gradient_bytes: most bytes alive in the step from ``back`` to ``back_end``, minus the bytes
+            alive at ``back``.
+        made: array with an entry for each moment of the call's forward: the alive bytes of the
+            storages that the call allocates.
+        freed_at: for each operator of the call, a pair: the moment at which the operator ran, and
+            the moment at which its result is freed. An operator that allocates nothing counts as
+            freed one moment after it ran.
     """
 
     begin: int
@@ -49,11 +51,11 @@ class CallStats:
 
 
 def call_stats(step: Lifetimes, span: ModuleSpan) -> CallStats:
-    """Return the memory of a module call in a step.
+    """Return the bytes that one module call allocates, keeps and frees in a step.
 
     Args:
-        step: storages of the step.
-        span: the module call. Backward must read a tensor saved in it.
+        step: lifetimes of the step's storages.
+        span: the module call. Backward must read at least one tensor saved in the call.
     """
     made = step.made(span)
     # A returned storage stays alive in any case, so checkpointing does not free it.
@@ -83,12 +85,12 @@ def call_stats(step: Lifetimes, span: ModuleSpan) -> CallStats:
 def as_checkpointed(step: Lifetimes, span: ModuleSpan, stats: SACStats) -> SACStats:
     """Return the statistics of a module's operators for the case that the module is checkpointed.
 
-    Two figures change. First, a result that the module returns has its bytes in ``memory`` if it is
-    freed before the backward of the call. Second, operators after the call's last saved tensor take
-    no time, because recomputation stops there.
+    Two fields change. First, ``memory`` includes the bytes of a result that the module returns, if
+    the result is freed before the backward of the call. Second, operators after the call's last
+    saved tensor take no time, because recomputation stops at that tensor.
 
     Args:
-        step: storages of the step.
+        step: lifetimes of the step's storages.
         span: the module call.
         stats: statistics of the call's operators without checkpointing.
     """

@@ -13,9 +13,9 @@ from remat.graph.costs import CostModel, Profile, Roofline
 from remat.sac.estimation.stats import PS_PER_MS, SACStats
 from remat.sac.run.recording import Call, ModuleSpan
 
-#: Name of the mode that runs and times each operator.
+#: Name of the estimation mode that runs and times each operator.
 BENCHMARK = "operator-level-benchmark"
-#: Modes by name, with the class of their cost model.
+#: Dict from the name of each estimation mode to the class of the mode's cost model.
 MODES: dict[str, type[CostModel]] = {
     BENCHMARK: Profile,
     "operator-level-cost-model": Roofline,
@@ -27,7 +27,7 @@ def model_of(mode: str, cost: CostModel | None = None) -> CostModel:
 
     Args:
         mode: name of the mode in which runtimes are estimated; see `SACEstimator`.
-        cost: cost model to use whatever the mode is; None: the mode's own.
+        cost: cost model to return for any mode; None: the mode's own cost model.
 
     Raises:
         ProblemError: ``mode`` is unknown, or ``cost`` does not count picoseconds.
@@ -47,13 +47,13 @@ def model_of(mode: str, cost: CostModel | None = None) -> CostModel:
 
 
 def runtimes(calls: Iterable[Call], model: CostModel) -> dict[fx.Node, float]:
-    """Return the milliseconds of each operator node in the `Call.parts` of calls that count.
+    """Return the runtimes, in milliseconds, of the nodes in the `Call.parts` of all given calls.
 
-    Skipped calls do not count.
+    Skipped calls are left out.
 
     With the cost model `Profile`, which measures operators, views take time: about a microsecond
-    each on a CPU. With any other cost model, views take no time. Nor do operators that allocate
-    memory without writing to it.
+    each on a CPU. With any other cost model, the runtime is 0 for views and for operators that
+    allocate memory without writing to it.
     """
     shown = [c for c in calls if not c.skipped]
     if isinstance(model, Profile):
@@ -79,13 +79,13 @@ def collect(
     span: ModuleSpan,
     saved: Collection[int],
 ) -> SACStats:
-    """Return the statistics of one module call.
+    """Return the statistics of the operators that ran in one module call.
 
     Args:
         calls: operators that ran in the call, including skipped ones.
         runtimes: milliseconds of each node in `Call.parts`.
-        span: the module call. Storages that it returned count no bytes, because they stay alive
-            whether or not the module is checkpointed.
+        span: the module call. Storages that the call returned count as 0 bytes, because they stay
+            alive whether or not the module is checkpointed.
         saved: storages that autograd saved for backward.
     """
     shown = [c for c in calls if not c.skipped]
@@ -112,10 +112,11 @@ def collect(
 def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[int, int]], set[int]]:
     """Return pairs of operators that share a decision, and operators that must be recomputed.
 
-    Every operator that writes to a storage shares the decision of the first operator on the
-    storage. So does every operator that read the storage before the write. If the written value
-    were stored, a repeated read would find it instead of the earlier value. An operator that writes
-    to a copy by ``clone`` must be recomputed, because recomputation makes a new copy.
+    The decision for an operator is whether its result is stored or recomputed. Every operator that
+    writes to a storage shares the decision of the first operator that returned or wrote the
+    storage. So does every operator that read the storage before a write. If the writing operator
+    were stored and the reader recomputed, the reader would read the written value. An operator that
+    writes to a copy made by ``clone`` must be recomputed, because recomputation makes a new copy.
 
     Args:
         calls: operators of a module call, including skipped ones.
@@ -123,7 +124,7 @@ def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[in
 
     Returns:
         Set of pairs (operator, first operator on the storage), and set of operators that must be
-        recomputed. Operators are positions among those that are not skipped.
+        recomputed. An operator is given by its position among the operators that are not skipped.
     """
     first: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
@@ -157,13 +158,14 @@ def _repeated(
     views: Collection[int],
     drawn: Collection[int],
 ) -> set[int]:
-    """Return all operators that must be recomputed because another operator must be.
+    """Return the operators of ``copied``, and all operators that must be recomputed because of them.
 
-    If one operator of a group must be recomputed, so must the whole group. If one random operator
-    must be, so must all random operators. Both rules are applied until they add no operator.
+    If one operator of a pair must be recomputed, so must the other. Pairs in which the first
+    operator on the storage is a view are left out. If one random operator must be recomputed, so
+    must all random operators. These rules are applied until they add no operator.
 
     Args:
-        copied: operators that must be recomputed because they write to copies by ``clone``.
+        copied: operators that must be recomputed because they write to copies made by ``clone``.
         together: pairs of operators that share a decision; see `_groups`.
         views: operators that return views.
         drawn: operators that may draw random numbers.

@@ -1,4 +1,4 @@
-"""Output of the estimator: tables, and a plot of a module's trade-off."""
+"""Tables of the estimator's results, and a plot of a module's trade-off between memory and time."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from remat.units import format_bytes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Most operator names that a row of a table lists.
+#: Largest number of operator names in a row of a table.
 _NAMED = 4
-#: Colours of the three curves.
+#: Colours in the plot: greedy curve, lines fitted above the curve, exact frontier.
 _GREEDY, _LINES, _EXACT = "#2f5d9e", "#d06a1b", "#3b8057"
 
 Point = tuple[float, float]
@@ -37,15 +37,15 @@ def print_table(table: Table, *, ruled: bool = False) -> None:
 
     Args:
         table: the table.
-        ruled: whether a table on a terminal has a box around it. Elsewhere, no table has lines
-            between cells.
+        ruled: whether to draw a box around the table if standard output is a terminal. Otherwise,
+            as in a file, the table has no lines.
     """
     table.box = (box.ROUNDED if ruled else box.SIMPLE_HEAD) if sys.stdout.isatty() else None
     show(table)
 
 
 def totals(stats: SACStats) -> str:
-    """Return a module's summary line: bytes, milliseconds, whether random results are stored."""
+    """Return a line with a module's total bytes, total milliseconds and ``force_store_random``."""
     return (
         f"Total Memory: {sum(stats.memory)} B Total Runtime: {sum(stats.runtimes):.6g} ms "
         f"Store Random: {stats.force_store_random}"
@@ -69,10 +69,11 @@ def operators(stats: SACStats) -> Table:
 
 
 def steps(order: SACGreedyOrderMeta, stats: SACStats) -> Table:
-    """Return a table of a module's greedy order, with cumulated bytes and milliseconds in each row.
+    """Return a table of a module's greedy order, with cumulative discarded bytes and recompute time.
 
-    The first rows are operators that are always recomputed. Candidates in greedy order follow, then
-    operators that are always stored. The figures of these last rows are cumulated, too.
+    The first rows are the operators that are always recomputed. Then follow the candidates in
+    greedy order, and last the operators that are always stored. Each row shows the bytes discarded
+    and the milliseconds of recomputation if all operators up to this row were recomputed.
     """
     table = _table()
     table.add_column("Op Names", overflow="fold")
@@ -121,11 +122,11 @@ def _yes(value: bool) -> str:
 
 
 def tradeoff_figure(stats: SACStats, fitted: SACTradeOffStats, *, title: str) -> Figure:
-    """Return a plot of a module's greedy curve, the lines above it, and the exact frontier.
+    """Return a plot of a module's greedy curve, the lines fitted above it, and the exact frontier.
 
     Args:
         stats: statistics of the module's operators.
-        fitted: the module's greedy curve and the lines above it.
+        fitted: the module's greedy curve, and the lines fitted above this curve.
         title: title of the plot.
     """
     figure, axes = figure_of((8.0, 5.0), (0.1, 0.13, 0.86, 0.74), title)
@@ -145,10 +146,10 @@ def tradeoff_figure(stats: SACStats, fitted: SACTradeOffStats, *, title: str) ->
 
 
 def exact_points(stats: SACStats) -> list[Point]:
-    """Return all Pareto-optimal choices of a module, fewest discarded bytes first.
+    """Return the points of a module's exact Pareto frontier, fewest discarded bytes first.
 
     Returns:
-        Points (fraction of memory discarded, fraction of runtime recomputed).
+        For each point, (fraction of memory discarded, fraction of runtime recomputed).
     """
     grouping, frontier = group(stats), exact_frontier(stats)
     free_bytes = sum(item.nbytes for item in grouping.free)

@@ -1,4 +1,4 @@
-"""Estimator of selective checkpointing from one forward pass, with the interface of PyTorch's."""
+"""Estimator of selective checkpointing from one forward pass, with the interface of PyTorch's one."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from remat.sac.run.recording import StepRecorder, without_replays
 
 
 class SACEstimator:
-    """Estimates, for each module, the memory that checkpointing frees and the time that it costs.
+    """Estimates, for each module, the memory that checkpointing frees and the recompute time.
 
-    Use it under ``FakeTensorMode``. Then nothing is allocated, and operators run only if their
-    runtimes are measured. Modules with children are recorded, each under its name::
+    Use the estimator under ``FakeTensorMode``. Then no memory is allocated, and operators run only
+    if their runtimes are measured. The estimator records all modules that have children::
 
         with FakeTensorMode():
             model, x = Model(), torch.randn(8, 512)
@@ -40,15 +40,15 @@ class SACEstimator:
 
     The interface is that of ``torch.distributed._tools.sac_estimator``, with these differences:
 
-    * The memory of an operator is that of the storages it allocates, so an in-place operator has
-      none.
-    * Results that the module returns cost nothing to store, because they stay alive anyway. They
-      are found by the storages of the real outputs.
-    * Batch normalisation in training counts as an in-place write to its statistics.
-    * An operator that reads memory before another operator overwrites it shares that operator's
-      decision.
-    * An operator's result counts as saved by autograd if any module in the outermost module saves
-      it.
+    * The memory of an operator is the bytes of the storages that it allocates. So an in-place
+      operator has 0 bytes.
+    * Results that the module returns cost nothing to store, because they stay alive anyway. These
+      results are identified by the storages of the module's outputs.
+    * Batch normalisation in training counts as an in-place write to its running statistics.
+    * If an operator overwrites a tensor that an earlier operator reads, both operators are stored,
+      or both are recomputed.
+    * The result of an operator counts as saved by autograd if any module inside of the outermost
+      module saves the result.
 
     Args:
         gpu_type: device of the mode ``"operator-level-cost-model"``: PyTorch's name (``"NVIDIA
@@ -63,12 +63,13 @@ class SACEstimator:
             ``Model.layers.0``.
         sac_mod_greedy_order_meta: dict from module name to the module's greedy order: operators by
             freed bytes per recompute time, largest first.
-        sac_mod_tradeoff_stats: dict from module name to the curve of recompute time over freed
-            memory along this order, and to straight lines fitted above the curve.
-            `pwlf_sac_tradeoff_curve` fills it.
+        sac_mod_tradeoff_stats: dict from module name to the module's trade-off: the curve of
+            recompute time over freed memory along the greedy order, and straight lines fitted above
+            this curve. Empty until `pwlf_sac_tradeoff_curve` is called.
         sac_mod_calls: dict from module name to the number of the module's calls.
-        sac_mod_unsteady: dict from the name of each module whose calls run different operators to a
-            text that says so. Such a module has no statistics, order or trade-off, and no plan.
+        sac_mod_unsteady: dict from the name of each module whose calls run different operators to
+            an error message. Such a module is in none of the first three dicts, and no plan
+            checkpoints it.
         mode: name of the mode in which runtimes are estimated.
         cost: the cost model in use.
     """
@@ -96,8 +97,8 @@ class SACEstimator:
         """Set the mode in which runtimes are estimated.
 
         Args:
-            estimate_mode_type: ``"operator-level-benchmark"`` runs and times every distinct call,
-                on tensors made for it (see `remat.graph.costs.Profile`).
+            estimate_mode_type: ``"operator-level-benchmark"`` runs and times every distinct call of
+                an operator, on tensors made for this purpose (see `remat.graph.costs.Profile`).
                 ``"operator-level-cost-model"`` computes runtimes by a roofline model of the device
                 ``gpu_type``, on any machine.
             cost: cost model to use instead of the mode's own, such as ``Roofline.parse("a100")``.
@@ -118,7 +119,7 @@ class SACEstimator:
         return self
 
     def __enter__(self) -> Self:
-        """Start recording, and return the estimator. The errors are those of `record`."""
+        """Start recording, and return the estimator. Raises the errors of `record`."""
         self._contexts.enter_context(self.record().forward())
         return self
 
@@ -131,9 +132,10 @@ class SACEstimator:
         """Fit up to ``n_segments`` straight lines above the greedy curve of each module.
 
         Args:
-            n_segments: most lines for each module.
-            save_tradeoff_graphs: whether to draw each module to ``tradeoff_graphs/NAME.png``. The
-                name is percent-encoded, so ``a/b`` is drawn to ``a%2Fb.png``.
+            n_segments: largest number of lines for each module.
+            save_tradeoff_graphs: whether to plot the trade-off of each module to the file
+                ``tradeoff_graphs/NAME.png``. The module's name is percent-encoded: the plot of
+                ``a/b`` is ``a%2Fb.png``.
 
         Raises:
             ProblemError: ``n_segments`` is below 1.
@@ -151,10 +153,10 @@ class SACEstimator:
                 self.plot(folder / f"{quote(name, safe='')}.png", name)
 
     def plot(self, path: str | Path, module: str) -> None:
-        """Draw the greedy curve of a module, the lines above it, and the exact frontier.
+        """Plot a module's greedy curve, the lines fitted above it, and the exact frontier, to a file.
 
         Args:
-            path: ends with ``.svg`` or ``.png``.
+            path: the file to write, which ends with ``.svg`` or ``.png``.
             module: name of the module.
 
         Raises:
@@ -174,7 +176,7 @@ class SACEstimator:
         write_picture(path, lambda: tradeoff_figure(stats, fitted, title=module))
 
     def display_modulewise_sac_stats(self, depth: int = 2, print_tabular: bool = False) -> None:
-        """Print the operators and the greedy order of each module.
+        """Print a table of the operators and a table of the greedy order of each module.
 
         Args:
             depth: depth of the deepest modules to print; the outermost module has depth 1.
@@ -204,7 +206,7 @@ class SACEstimator:
         sac_stats: SACStats,
         print_tabular: bool = False,
     ) -> None:
-        """Print the bytes freed and the time recomputed after each step of a module's greedy order.
+        """Print the bytes freed and the recompute time after each candidate of a module's greedy order.
 
         Args:
             greedy_order_meta: the greedy order of the module.
@@ -214,7 +216,7 @@ class SACEstimator:
         print_table(steps(greedy_order_meta, sac_stats), ruled=print_tabular)
 
     def record(self, given: Iterable[torch.Tensor] = ()) -> StepRecorder:
-        """Return a recorder of module calls that adds their statistics to this estimator.
+        """Return a recorder of module calls that adds the calls' statistics to this estimator.
 
         The recorder is a dispatch mode. It adds the statistics when a call of an outermost module
         ends.
@@ -223,8 +225,9 @@ class SACEstimator:
             given: tensors that exist before the run.
 
         Raises:
-            ProblemError: a ``FakeTensorMode`` is needed but not active. Or it is active although
-                the estimator was called with ``fake=False``.
+            ProblemError: a ``FakeTensorMode`` is active although the estimator was called with
+                ``fake=False``. Or none is active, and the estimator was not called with
+                ``fake=False``.
         """
         in_fake = torch_compat.active_fake_mode() is not None
         if in_fake and not self._needs_fake:
@@ -242,7 +245,7 @@ class SACEstimator:
         return StepRecorder(given, self._conclude)
 
     def _conclude(self, recorder: StepRecorder, position: int) -> None:
-        """Add the statistics of an outermost module call, and of all module calls inside of it.
+        """Add the statistics of an outermost module call and of all module calls within this call.
 
         Args:
             recorder: recorder of the run.
@@ -264,8 +267,8 @@ class SACEstimator:
     def _take(self, name: str, stats: SACStats) -> None:
         """Add the statistics of one call of the module ``name``.
 
-        The first call of the module in a run defines the module's statistics. If a later call of
-        the run has different operators, the module moves to `sac_mod_unsteady`.
+        The first call of the module in a run defines the module's statistics. If a later call in
+        the same run has different operators, the module moves to `sac_mod_unsteady`.
 
         Raises:
             ProblemError: the module ran different operators in an earlier run of the estimator.

@@ -29,7 +29,7 @@ from remat.sac.run.lifetimes import Ints, Lifetimes, given_tensors, loss_only
 from remat.sac.run.recording import ModuleSpan
 from remat.torch_compat import pytree
 
-#: Operators in the chain that measures what a policy adds to an operator, and runs of the chain.
+#: Number of operators in one timed run, and number of runs, to measure the time of a policy per operator.
 _CHAIN, _RUNS = 100, 9
 
 
@@ -38,17 +38,17 @@ class ModuleStats:
     """Statistics of one module in a training step.
 
     Attributes:
-        name: path of the module below the class of the outermost module, such as
+        name: class of the outermost module, followed by the path of the module, such as
             ``Model.layers.0``.
         parent: position in `ModuleTree.modules` of the module that calls this module; -1 for the
             outermost module.
         is_leaf: whether the module has no children. A leaf is never checkpointed.
         parameter_bytes: bytes of the module's parameters; their gradients take as many bytes.
-        calls: memory of the module's calls that have a backward.
-        stats: statistics of the module's operators; None for a leaf, or if calls run different
-            operators. Unlike in `SACEstimator`, a returned result counts its bytes if it is freed
-            before the module's backward. Operators after the module's last saved tensor take no
-            time, because recomputation stops there.
+        calls: memory of each call of the module that saves a tensor which backward reads.
+        stats: statistics of the module's operators; None for a leaf, or if the module's calls run
+            different operators. Unlike in `SACEstimator`, the bytes of a returned result count if
+            the result is freed before the module's backward. Operators after the module's last
+            saved tensor take no time, because recomputation stops at that tensor.
         why_not: reason why the module cannot be checkpointed; empty if there is none.
     """
 
@@ -62,18 +62,18 @@ class ModuleStats:
 
     @property
     def fqn(self) -> str:
-        """Name of the module as in ``model.named_modules()``; empty for the model itself."""
+        """Qualified name of the module, as in ``model.named_modules()``; empty for the model itself."""
         return self.name.partition(".")[2]
 
     @property
     def operators(self) -> SACStats:
-        """Statistics of the module's operators, which must not be None (see ``stats``)."""
+        """Statistics of the module's operators; raises an AssertionError if ``stats`` is None."""
         assert self.stats is not None, f"'{self.name}' has no statistics"
         return self.stats
 
     @property
     def can_run_again(self) -> bool:
-        """Whether the module may be checkpointed: it is not the model, and `why_not` is empty."""
+        """Whether the module may be checkpointed: it is not the model, has ``stats``, and no ``why_not``."""
         return bool(self.fqn) and not self.why_not and self.stats is not None
 
     @property
@@ -97,7 +97,7 @@ class ModuleTree:
         step_ms: estimated milliseconds of a step without recomputation. Backward counts twice as
             much as forward.
         state_bytes: bytes of the random generator's state, which PyTorch keeps for each
-            checkpointed call. 0 for a model on a GPU, because the state is in host memory.
+            checkpointed call; 0 for a model on a GPU, because this state is in host memory.
         mode: name of the mode in which runtimes were estimated.
         cost: name of the cost model.
         policy_ms: milliseconds that a checkpointing policy adds to each operator of forward; 0 if
@@ -116,7 +116,7 @@ class ModuleTree:
     policy_ms: float = 0.0
 
     def __getitem__(self, fqn: str) -> ModuleStats:
-        """Return a module by name, with or without the model's class in front.
+        """Return the statistics of a module by name, with or without the model's class in front.
 
         Raises:
             ProblemError: no module of this name ran in the step.
@@ -128,10 +128,9 @@ class ModuleTree:
         raise ProblemError(f"no module '{fqn}' ran in this step; some that did: {known}")
 
     def ancestors(self, k: int) -> list[int]:
-        """Return the positions of the modules that enclose module ``k``, innermost first.
+        """Return the positions of the modules that enclose a module, innermost first.
 
-        Positions, such as ``k``, are those in ``modules``.
-
+        The positions, and the module's own position ``k``, are those in ``modules``.
         """
         found, parent = [], self.modules[k].parent
         while parent >= 0:
@@ -149,7 +148,7 @@ class ModuleTree:
         return self.other + -(-sharded // world_size)
 
     def peak_bytes(self, world_size: int = 1) -> int:
-        """Return the peak of the step on one rank; see `memory`."""
+        """Return the peak of the step on one rank, in bytes; see `memory`."""
         return int(self.memory(world_size).max(initial=0))
 
 
@@ -162,20 +161,20 @@ def estimate(
     cost: str | CostModel | None = None,
     fake: bool | None = None,
 ) -> ModuleTree:
-    """Estimate, for each module, the memory that checkpointing frees and the time that it costs.
+    """Estimate, for each module, the memory that checkpointing frees and the recompute time.
 
     Args:
         model: the model in train mode.
-        args: positional arguments of a call.
-        kwargs: keyword arguments of a call.
+        args: positional arguments of the model.
+        kwargs: keyword arguments of the model.
         mode: ``"operator-level-cost-model"`` takes runtimes from a cost model,
             ``"operator-level-benchmark"`` measures them; see `SACEstimator`.
         cost: cost model to use instead of the one that belongs to ``mode``: a name such as
             ``"roofline:h100"`` or an instance.
         fake: whether the step runs on fake tensors, which need neither memory nor a GPU. Some
-            models run different operators on fake tensors (see `SACEstimator`). A plan that is made
-            from these operators may raise a PolicyError when the model runs under it. None: use
-            fake tensors unless all parameters, buffers and inputs are on the CPU.
+            models run other operators on fake tensors than on real ones (see `SACEstimator`). A
+            plan from such an estimate may raise a PolicyError when the model runs. None: use fake
+            tensors unless all parameters, buffers and inputs are on the CPU.
 
     Returns:
         The model's modules with their operators and memory, as `remat.sac.plan` accepts them.
@@ -217,11 +216,11 @@ def estimate(
 def record_step(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], estimator: SACEstimator
 ) -> Lifetimes:
-    """Run forward and backward of one step, and return the lifetimes of its storages.
+    """Run forward and backward of one step, and return the lifetimes of the step's storages.
 
     The step's operators are added to the statistics of ``estimator``. Backward starts from the
-    output named ``loss`` while the other outputs stay alive. Without such an output, it starts from
-    all outputs (see `loss_only`).
+    output named ``loss`` while the other outputs stay alive. Without such an output, backward
+    starts from all outputs (see `loss_only`).
 
     Raises:
         CaptureError: no output requires a gradient.
@@ -266,7 +265,7 @@ def build_tree(
     Args:
         model: the model.
         estimator: estimator that was active during the step.
-        lifetimes: storages of the step.
+        lifetimes: lifetimes of the step's storages.
         state_bytes: bytes of the random generator's state for each checkpointed call; see
             `ModuleTree`.
     """

@@ -1,7 +1,8 @@
 """Statistics of a module's operators, and groups of operators that share a decision.
 
-The classes and their fields match ``torch.distributed._tools.sac_estimator``. So a tool written for
-one accepts the objects of the other.
+`SACStats`, `MSPS`, `SACTradeOffStats` and `SACGreedyOrderMeta` have the fields of the classes with
+the same names in ``torch.distributed._tools.sac_estimator``. So code for PyTorch's objects accepts
+these objects, too. The decision for an operator is whether its result is stored or recomputed.
 """
 
 from __future__ import annotations
@@ -20,25 +21,26 @@ PS_PER_MS = 10**9
 
 @dataclass
 class SACStats:
-    """Operators of one module, in the order in which they ran.
+    """Statistics of the operators of one module, in the order in which the operators ran.
 
-    Operators are positions in ``func_names``.
+    Fields that select operators contain the operators' positions in ``func_names``.
 
     Attributes:
         func_names: names of the operators, such as ``"aten.mm.default"``.
         runtimes: milliseconds of each operator.
-        memory: bytes of the storages that each operator allocates. Views have 0, and so have
-            storages that the module returns, because these stay alive in any case.
-        view_like_ops: operators that are always recomputed: those that return views, those that
-            write to a copy by ``clone``, and those that share a decision with the latter.
+        memory: bytes of the storages that each operator allocates. Views count as 0 bytes. Storages
+            that the module returns count as 0, because they stay alive in any case.
+        view_like_ops: operators that are always recomputed: operators that return views, operators
+            that write to a copy made by ``clone``, and operators that must be recomputed with one
+            that writes to such a copy.
         rand_ops: operators that draw random numbers, and operators that may draw some because they
             are not declared pure (`remat.declare_pure`).
         saved_autograd_ops: operators whose results autograd saves for backward.
         inplace_ops: pairs (operator, first operator on the same storage) that share a decision
             because of in-place writes. An operator that writes to an argument of the module is
-            paired with itself.
-        force_store_random: whether random results must be stored. The reason is that the module has
-            no tensor among its arguments, or that an operator is not declared pure.
+            paired with itself, unless an earlier operator returned or wrote the same storage.
+        force_store_random: whether results of random operators must be stored. True if the module
+            has no tensor among its arguments, or if an operator is not declared pure.
     """
 
     func_names: list[str]
@@ -57,11 +59,11 @@ class SACStats:
 class MSPS(NamedTuple):
     """One candidate for recomputation: an operator, or a group of operators that share a decision.
 
-    PyTorch's name of the class stands for memory savings per second.
+    The class has PyTorch's name, which stands for memory savings per second.
 
     Attributes:
         func_names: names of the candidate's operators.
-        op_idx: position of the operator, or of the group's first operator.
+        op_idx: position in `SACStats.func_names` of the operator, or of the group's first operator.
         memory: bytes that recomputing the candidate frees.
         runtime: milliseconds that recomputing the candidate takes.
         msps: ``memory`` per ``runtime``, in bytes per millisecond; infinite if ``runtime`` is 0.
@@ -76,18 +78,21 @@ class MSPS(NamedTuple):
 
 @dataclass
 class SACTradeOffStats:
-    """Trade-off between memory and time of one module, with straight lines above the greedy curve.
+    """Trade-off between one module's memory and time: the greedy curve, and lines fitted above it.
+
+    The horizontal axis is the fraction of memory discarded, from 0 to 1. The vertical axis is the
+    fraction of runtime recomputed.
 
     Attributes:
-        n_segments: number of line segments.
+        n_segments: number of line segments fitted above the greedy curve.
         slopes: slope of each segment.
         intercepts: intercept of each segment.
-        fit_breaks: fractions of memory discarded at which segments begin, then the end of the last
-            one.
+        fit_breaks: fractions of memory discarded at which the segments begin, followed by the
+            fraction at which the last segment ends.
         tradeoff_curve: points of the greedy curve, as a dict from the fraction of memory discarded
             to the fraction of runtime recomputed.
-        sac_memory: bytes of all operators.
-        sac_runtime: milliseconds of all operators.
+        sac_memory: total bytes of the module's operators, the sum of `SACStats.memory`.
+        sac_runtime: total milliseconds of the module's operators.
     """
 
     n_segments: int
@@ -103,15 +108,16 @@ class SACTradeOffStats:
 class SACGreedyOrderMeta:
     """Greedy order of one module's operators: which to recompute first to free memory.
 
-    Operators that share a decision are one item, identified by its first operator; see `Item`.
+    Operators that share a decision form one item, identified by the item's first operator; see
+    `Item`. Operators are positions in `SACStats.func_names`.
 
     Attributes:
         recomputed_ops: operators that are always recomputed.
         stored_ops: first operators of the items that are always stored.
-        inplace_op_groups: dict from first operator to all operators, for items with in-place
-            writes.
-        random_ops_group: dict from first operator to all operators, for items with random
-            operators.
+        inplace_op_groups: dict from the first operator of each item with in-place writes to all
+            operators of the item.
+        random_ops_group: dict from the first operator of each item with random operators to all
+            operators of the item.
         msps_meta: candidates for recomputation, most freed bytes per millisecond first.
     """
 
@@ -128,8 +134,8 @@ class Item:
 
     Attributes:
         ops: the operators, in order; the first one identifies the item.
-        nbytes: bytes that storing their results takes.
-        runtime_ps: picoseconds that recomputing them takes.
+        nbytes: bytes that storing the results of all these operators takes.
+        runtime_ps: picoseconds that recomputing all these operators takes.
     """
 
     ops: tuple[int, ...]
@@ -139,10 +145,10 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
-    """Operators of a module: those that a solver decides, and those with a fixed decision.
+    """Operators of a module: those that a solver may store or recompute, and those with no choice.
 
     Attributes:
-        free: items that a solver decides, in the order of their first operators.
+        free: items that a solver may store or recompute, in the order of their first operators.
         stored: items that are always stored.
         recomputed: operators that are always recomputed; see `SACStats.view_like_ops`.
     """
@@ -153,15 +159,15 @@ class Grouping:
 
 
 def group(stats: SACStats) -> Grouping:
-    """Group the operators that share a decision: in-place groups, and all random operators.
+    """Group the operators of a module that share a decision: in-place groups, and random operators.
 
-    An in-place group holds all operators that write to one storage, and the operator that allocated
-    it. The group is always stored if the module did not allocate the storage. That is the case if
-    the first operator on the storage writes in place or returns a view. If the group were
-    recomputed, it would write to the caller's memory twice.
+    An in-place group is made from the pairs in `SACStats.inplace_ops` for one storage. The group is
+    always stored if the module did not allocate the storage. That is the case if the first operator
+    on the storage writes in place or returns a view. If the group were recomputed, it would write
+    to the caller's memory twice.
 
-    Random operators are always stored if `SACStats.force_store_random` is set, together with their
-    groups. Groups with a common operator are merged.
+    All random operators form one group. This group is always stored if
+    `SACStats.force_store_random` is set. Groups with a common operator are merged.
 
     Raises:
         ProblemError: the statistics are inconsistent; see `check`.
@@ -201,8 +207,8 @@ def check(stats: SACStats) -> None:
     """Check that statistics are consistent.
 
     Raises:
-        ProblemError: a list has the wrong length, a position does not exist, or a number is
-            negative.
+        ProblemError: a list has the wrong length, the position of an operator does not exist, or
+            the memory or runtime of an operator is negative.
     """
     n = len(stats.func_names)
     for name in ("runtimes", "memory"):
@@ -222,10 +228,10 @@ def check(stats: SACStats) -> None:
 
 
 def difference(before: SACStats, after: SACStats) -> str | None:
-    """Return the first difference between the operators of two module calls; None if there is none.
+    """Return the first difference between the operators of two module calls; None if they are equal.
 
-    The returned text is the start of a clause, which the caller completes: "runs aten.mm.default as
-    operator 3 instead of aten.add.Tensor, which".
+    The returned text ends with "which", and the caller completes the sentence. An example is "runs
+    aten.mm.default as operator 3 instead of aten.add.Tensor, which".
     """
     for i, (a, b) in enumerate(zip(before.func_names, after.func_names, strict=False)):
         if a != b:

@@ -1,4 +1,4 @@
-"""Trade-off between memory and time of one module: greedy order, lines above its curve, frontier."""
+"""Trade-off between a module's memory and time: greedy order, fitted lines, exact frontier."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from remat.sac.estimation.stats import (
 from remat.solvers.frontier import KnapsackFrontier, knapsack_frontier
 from remat.solvers.problem import KnapsackProblem
 
-#: Most corners of a fit, whose time grows at least with their square. Neighbours beyond are merged.
+#: Largest number of a curve's corners in a fit. If the curve has more, neighbouring corners are merged,
+#: because the time of a fit grows at least with the square of the number of corners.
 MOST_CORNERS = 400
 
 Point = tuple[float, float]
 
 
 def as_knapsack(grouping: Grouping, capacity: int) -> KnapsackProblem:
-    """Build the knapsack that chooses results to store: weights in bytes, values in picoseconds.
+    """Build the knapsack problem of the results to store: weights in bytes, values in picoseconds.
 
     Args:
-        grouping: operators of a module; the knapsack's items are its ``free`` items.
+        grouping: operators of a module; `Grouping.free` gives the knapsack's items.
         capacity: bytes that may be stored.
     """
     return KnapsackProblem(
@@ -41,19 +42,19 @@ def as_knapsack(grouping: Grouping, capacity: int) -> KnapsackProblem:
 
 
 def exact_frontier(stats: SACStats) -> KnapsackFrontier:
-    """Return all Pareto-optimal choices of the items of a module to store.
+    """Return the Pareto frontier of a module: all Pareto-optimal sets of items to store.
 
-    The items are `Grouping.free`. An item's weight is the bytes that storing it takes, and its
-    value is the picoseconds of recomputation that storing it avoids.
+    The items are those of `Grouping.free`. The weight of an item is the bytes that storing it
+    takes. The value of an item is the picoseconds of recomputation that storing it avoids.
     """
     grouping = group(stats)
     return knapsack_frontier(as_knapsack(grouping, sum(i.nbytes for i in grouping.free)))
 
 
 def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
-    """Order the candidates of a module by freed bytes per recompute time, largest first.
+    """Order a module's candidates for recomputation by freed bytes per recompute time, largest first.
 
-    Operators that are always recomputed, such as views, are no candidates. Operators that share a
+    Operators that are always recomputed or always stored are no candidates. Operators that share a
     decision are one candidate. Candidates without recompute time come first. Candidates with equal
     ratios keep the order in which their operators ran.
     """
@@ -85,10 +86,11 @@ def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
 
 
 def greedy_curve(stats: SACStats, order: SACGreedyOrderMeta) -> OrderedDict[float, float]:
-    """Return the memory discarded and the runtime recomputed along a greedy order, as a curve.
+    """Return the curve of recomputed runtime over discarded memory along a module's greedy order.
 
-    The first point holds for the operators that are always recomputed. Each candidate adds one
-    point. Candidates that free no bytes are left out, because recomputing them has no benefit.
+    At the first point, only the operators that are always recomputed run again. At each further
+    point, the next candidate runs again as well. Candidates that free no bytes are left out,
+    because recomputing them has no benefit.
 
     Returns:
         Dict from the fraction of memory discarded to the fraction of runtime recomputed.
@@ -112,14 +114,14 @@ def upper_envelope(
 
     The curve is a staircase: between two of its points, all candidates up to the later point must
     be recomputed. Each line lies above all stairs in its range. Among all such fits, the result has
-    the least total area below the lines. Dynamic programming over the beginnings of segments finds
-    it. Consecutive lines need not meet. (PyTorch's estimator computes a least-squares fit,
-    which cuts through the stairs.)
+    the least total area below the lines, unless corners are merged (see `MOST_CORNERS`). Dynamic
+    programming over the beginnings of segments finds this fit. Consecutive lines need not meet.
+    (PyTorch's estimator computes a least-squares fit, which cuts through the stairs.)
 
     Args:
         stats: statistics of the module.
         order: greedy order of the module.
-        n_segments: most line segments.
+        n_segments: largest number of line segments.
 
     Raises:
         ProblemError: ``n_segments`` is not an int of at least 1.
@@ -150,7 +152,7 @@ def merge_corners(corners: Sequence[Point], most: int) -> list[Point]:
     """Merge neighbouring corners of a rising staircase, so that at most ``most`` remain.
 
     A corner is a point (x, y). Each merged corner is no further right and no lower than the corners
-    that it replaces. So a line fitted above the result is above all ``corners``.
+    that it replaces. So a rising line above the merged corners is above all given corners.
     """
     if len(corners) <= most:
         return list(corners)
@@ -165,10 +167,10 @@ def fit(corners: Sequence[Point], end: float, segments: int) -> list[tuple[float
     Args:
         corners: corners (x, y) of a rising staircase, from left to right.
         end: x at which the last segment ends.
-        segments: most segments.
+        segments: largest number of segments.
 
     Returns:
-        (x at which the segment begins, slope, intercept) for each segment.
+        For each segment, (x at which the segment begins, slope, intercept).
     """
     n = len(corners)
     starts = [*(x for x, _ in corners), end]
@@ -192,21 +194,19 @@ def fit(corners: Sequence[Point], end: float, segments: int) -> list[tuple[float
 def _best_lines(
     corners: Sequence[Point], starts: Sequence[float], first: int
 ) -> list[tuple[float, float, float]]:
-    """Return the best line above corners ``first`` to ``last``, for each possible ``last``.
+    """For each corner from ``first`` on, return the best line above corners ``first`` to that corner.
 
-    The best line has the least area below it.
-
-    The area below a line is its width times its height at the middle of its range. So the best line
-    runs along the edge of the corners' upper hull above the middle.
+    The best line has the least area below it. The area below a line is the width of the line's
+    range times the line's height at the middle of the range. So the best line contains the edge of
+    the corners' upper hull that lies above the middle.
 
     Args:
         corners: corners (x, y) of a rising staircase, from left to right.
         starts: x of each corner, then the x at which the staircase ends.
-        first: position of the first corner below the line.
+        first: position in ``corners`` of the first corner below the line.
 
     Returns:
-        (area, slope, intercept) of the best line for each ``last``, from ``first`` to the last
-        corner.
+        (area, slope, intercept) of each line, in the order of the line's last corner.
     """
     hull: list[Point] = []
     found: list[tuple[float, float, float]] = []

@@ -1,1 +1,1 @@
-"""Checkpointing policies, and the contexts that apply them to a checkpointed region."""
+"""Checkpointing policies, and the context managers that apply policies in checkpointed code."""

@@ -11,9 +11,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 from remat import torch_compat
 from remat.errors import PolicyError, ProblemError
 
-#: ``policy(ctx, op, *args, **kwargs)``, as `torch.utils.checkpoint` calls it.
+#: Type of a policy. `torch.utils.checkpoint` calls a policy as ``policy(ctx, op, *args, **kwargs)``.
 Policy = Callable[..., CheckpointPolicy]
-#: A policy, or a list of operators to save, as PyTorch accepts them.
+#: Type of an argument that PyTorch accepts as a policy: a policy, or a list of operators to save.
 PolicyLike = Policy | Sequence[Any]
 
 SAVE = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
@@ -28,15 +28,15 @@ def compose(*policies: PolicyLike) -> Policy:
     """Compose several checkpointing policies into one policy.
 
     For each operator, the composed policy calls every given policy exactly once, in the given
-    order. It calls all of them even if an early answer already decides, because a policy may count
+    order. Later policies are called even if an earlier answer decides, because a policy may count
     operators.
 
     A MUST answer beats every PREFER answer. Without a MUST answer, the first answer other than
     PREFER_RECOMPUTE holds. So a policy without a preference for an operator should answer
     PREFER_RECOMPUTE.
 
-    A policy may have a method ``fresh()``. Each run of a region then uses the policy that
-    ``fresh()`` returns. The composed policy has this method as well.
+    A policy may have a method ``fresh()``. Each forward of checkpointed code then uses the policy
+    that ``fresh()`` returns. The composed policy has this method as well.
 
     Args:
         policies: policies, or lists of operators that must be saved.
@@ -129,7 +129,7 @@ def as_policy(policy: PolicyLike) -> Policy:
 def ask(
     policy: Policy, ctx: Any, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> CheckpointPolicy:
-    """Call a policy for one operator and return its answer.
+    """Call a policy for one operator, and return the policy's answer.
 
     Args:
         policy: the policy.
@@ -164,14 +164,14 @@ def ask(
 
 
 def fresh(policy: Policy) -> Policy:
-    """Return the policy for a region's next run: ``policy.fresh()`` if defined, else ``policy``."""
+    """Return the policy for the next forward: ``policy.fresh()`` if defined, else ``policy`` itself."""
     renew = getattr(policy, "fresh", None)
     made: Policy = policy if renew is None else renew()
     return made
 
 
 def end(policy: Policy) -> None:
-    """Call ``policy.end()`` at the end of a region's forward, if the policy has this method."""
+    """Call ``policy.end()``, if defined, at the end of the forward of checkpointed code."""
     ended = getattr(policy, "end", None)
     if ended is not None:
         ended()

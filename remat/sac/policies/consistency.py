@@ -10,15 +10,16 @@ neither draws random numbers nor writes to its arguments. This leads to three ru
 * Random operators: recomputation starts from the generator state at the beginning of the region,
   and saved operators do not advance that state. So a random operator may be recomputed only if no
   earlier random operator is saved. An operator that is not declared pure counts as random and may
-  have other side effects. Such an operator is saved unless a policy answers MUST or the operator
-  writes in place.
-* In-place writes to a tensor made in the region: the writing operator must have the same verdict as
-  the operator that made the tensor. If both are saved, every earlier reader of the tensor must be
-  saved as well, because a repeated read would find the written value.
+  have other side effects. Such an operator is saved, unless a MUST verdict forbids this or the
+  operator writes in place.
+* In-place writes to a tensor made in the region: the writing operator and the operator that made
+  the tensor must both be saved, or both be recomputed. If both are saved, every earlier reader of
+  the tensor must be saved as well. A recomputed reader would read the written value.
 * In-place writes to a tensor from outside the region, such as a buffer: the writing operator is
-  saved, because recomputation would write a second time. Recomputed operators must find outside
-  tensors unchanged. Otherwise backward raises an error, as PyTorch does for a modified saved
-  tensor.
+  saved, because recomputation would write a second time. It is not saved if a MUST verdict forbids
+  this, or if a recomputed operator has read the tensor before. Recomputed operators must find
+  tensors from outside unchanged. Otherwise backward raises an error, as PyTorch does for a modified
+  saved tensor.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ class RandomOps:
     ) -> CheckpointPolicy:
         """Return an operator's verdict, adjusted to the verdicts for earlier random operators.
 
-        PREFER_RECOMPUTE becomes PREFER_SAVE if recomputing the operator would draw different
-        numbers. So does it for an operator that is not declared pure, unless the operator writes in
-        place.
+        PREFER_RECOMPUTE becomes PREFER_SAVE if recomputing the operator would draw other numbers
+        than in forward. It also becomes PREFER_SAVE for an operator that is not declared pure and
+        does not write in place.
 
         Args:
-            verdict: verdict of the region's policy.
+            verdict: the policy's verdict for the operator.
             op: the operator.
             args: positional arguments of the operator's call.
             kwargs: keyword arguments of the operator's call.
@@ -98,12 +99,12 @@ class RandomOps:
 
 
 def _has_generator(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Return whether an argument is a `torch.Generator`, whose state is not restored."""
+    """Return whether an argument is a `torch.Generator`; checkpointing does not restore its state."""
     return any(isinstance(x, torch.Generator) for x in (*args, *kwargs.values()))
 
 
 class Writes:
-    """Track the tensors of one run of a region, to keep in-place writes to them consistent."""
+    """Track the tensors of one run of a region, to keep in-place writes to these tensors consistent."""
 
     def __init__(self) -> None:
         # Keys are storage ids. `_made` holds a tensor's maker and whether the maker is saved, `_read` the
@@ -118,13 +119,15 @@ class Writes:
     def settle(
         self, verdict: CheckpointPolicy, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> CheckpointPolicy:
-        """Return an operator's verdict, adjusted to the verdicts for the tensors that it writes to.
+        """Return an operator's verdict, adjusted to the tensors that the operator writes to in place.
 
-        The verdict for a tensor is that of the operator that made it. Only PREFER verdicts change.
-        `record` raises an error for a MUST verdict that is inconsistent.
+        If the written tensor was made in the region, the operator is saved or recomputed as the
+        tensor's maker is. If the tensor is from outside the region, the operator is saved, unless a
+        recomputed operator has read the tensor. Only PREFER verdicts change. `record` raises an
+        error for a MUST verdict that is inconsistent.
 
         Args:
-            verdict: verdict of the region's policy.
+            verdict: the policy's verdict for the operator.
             op: the operator.
             args: positional arguments of the operator's call.
             kwargs: keyword arguments of the operator's call.
@@ -147,10 +150,10 @@ class Writes:
         kwargs: dict[str, Any],
         out: Any,
     ) -> None:
-        """Record an operator that has run, with its final verdict.
+        """Record the tensors that an operator made, read and wrote, with the operator's verdict.
 
         Args:
-            verdict: final verdict for the operator.
+            verdict: verdict for the operator, after all adjustments.
             op: the operator.
             args: positional arguments of the operator's call.
             kwargs: keyword arguments of the operator's call.
@@ -158,8 +161,8 @@ class Writes:
 
         Raises:
             PolicyError: the operator writes in place to a tensor made in the region, and either the
-                operator or the tensor's maker is saved, but not both. Or the operator is saved, and
-                a recomputed operator has read the tensor.
+                operator or the tensor's maker is saved, but not both. Or the operator writes in
+                place and is saved, although a recomputed operator has read the tensor before.
         """
         given = _storages([*args, *kwargs.values()])
         saved = verdict in SAVE
@@ -185,12 +188,12 @@ class Writes:
                     self._versions.setdefault(key, (op, torch_compat.version(outside)))
 
     def _write(self, op: Any, key: int, verdict: CheckpointPolicy) -> None:
-        """Check one in-place write, and remember the storage if the writing operator is saved.
+        """Check one in-place write, and record the written storage if the writing operator is saved.
 
         Args:
             op: the operator that writes.
             key: id of the storage that is written to.
-            verdict: final verdict for the operator.
+            verdict: verdict for the operator, after all adjustments.
 
         Raises:
             PolicyError: the verdict is inconsistent; see `record`.
@@ -217,7 +220,7 @@ class Writes:
         self._written.add(key)
 
     def check(self) -> None:
-        """Check that outside tensors which recomputation will read are unchanged since forward.
+        """Check that no tensor from outside the region changed after a recomputed operator read it.
 
         Raises:
             PolicyError: a tensor from outside the region was written to in place after a recomputed
@@ -236,15 +239,15 @@ class Writes:
     def accept(self, cache: dict[Any, dict[int, Any]]) -> None:
         """Update version numbers in PyTorch's cache, so that writes within the region are no error.
 
-        In backward, PyTorch compares each saved tensor's version with the version in its cache
-        entry. After this call, only later writes to a saved tensor raise an error. Results of
-        in-place operators are exempt, because PyTorch returns the operator's argument and ignores
-        the cached result. So a step counter that the region increments may change again before
-        backward.
+        In backward, PyTorch compares the version of each saved tensor with the version in the
+        tensor's cache entry. After this call, only later writes to a saved tensor raise an error.
+        Results of in-place operators are exempt: for these, PyTorch returns the operator's argument
+        and ignores the cached result. So a step counter that the region increments may change again
+        before backward.
 
         Args:
-            cache: dict from each operator to its cache entries by call number, as PyTorch's forward
-                context stores them.
+            cache: PyTorch's saved results: a dict from each operator to a dict from the number of
+                the operator's call to cache entries.
         """
         if not self._written:
             return

@@ -1,4 +1,7 @@
-"""Context managers of one checkpointed region, which apply policies to the region's operators."""
+"""Context managers that apply policies to the operators of a checkpointed region.
+
+A region is the code that one call of `torch.utils.checkpoint.checkpoint` runs.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from remat.sac.policies.compose import (
 )
 from remat.sac.policies.consistency import RandomOps, Writes
 
-#: Type of the argument in ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False, context_fn=…)``.
+#: Type of the argument ``context_fn`` of PyTorch's ``checkpoint(..., use_reentrant=False, context_fn=…)``.
 ContextFn = Callable[[], tuple[Any, Any]]
 
 
@@ -31,10 +34,11 @@ def context_fn(
 ) -> ContextFn:
     """Convert policies to the ``context_fn`` argument of `torch.utils.checkpoint.checkpoint`.
 
-    Unlike PyTorch's own contexts, these keep the policies' verdicts on the operators of a
-    checkpointed region consistent. A random operator is saved instead of recomputed if an earlier
-    random operator is saved. An operator that writes in place to a saved tensor is saved as well.
-    If a MUST verdict forbids saving, the region raises a `PolicyError`.
+    A region is the code that one call of ``checkpoint`` runs. A verdict is a policy's answer for an
+    operator. Unlike PyTorch's own context managers, those of this function keep the verdicts in a
+    region consistent. A random operator is saved instead of recomputed if an earlier random
+    operator is saved. An operator that writes in place to a saved tensor is saved as well. If a
+    MUST verdict forbids saving, running the region raises a `PolicyError`.
 
     A saved operator of the region may write to a saved tensor. Any other change to a saved tensor
     is an error in backward.
@@ -42,12 +46,12 @@ def context_fn(
     Args:
         policies: policies, or lists of operators to save; several are combined by `compose`.
         module: name of the region for error messages.
-        allow_cache_entry_mutation: disable the checks of in-place writes and accept changes to
-            saved tensors. The caller must then ensure that gradients stay correct.
+        allow_cache_entry_mutation: whether to disable the checks of in-place writes and accept
+            changes to saved tensors. The caller must then ensure that gradients stay correct.
 
     Returns:
-        A function without arguments, which returns two context managers: for forward and for
-        recomputation.
+        A function without arguments, which returns two context managers: the first for forward, the
+        second for recomputation.
 
     Raises:
         ProblemError: no policy is given, or an argument is neither a policy nor a list of
@@ -70,7 +74,7 @@ def context_fn(
 
 
 def _contexts(run: _Run, allow_cache_entry_mutation: bool) -> tuple[Any, Any]:
-    """Return PyTorch's pair of context managers for a region: for forward and recomputation."""
+    """Return PyTorch's two context managers for a region: one for forward, one for recomputation."""
     make: Any = create_selective_checkpoint_contexts
     forward, recompute = make(run, allow_cache_entry_mutation=allow_cache_entry_mutation)
     return forward, recompute
@@ -113,14 +117,14 @@ class _Run:
         return verdict
 
     def end(self, cache: Any) -> None:
-        """Finish the region's forward.
+        """Call the policy's ``end()`` and update PyTorch's cache, at the end of the region's forward.
 
         Args:
             cache: PyTorch's dict of the results that the region has saved; see `Writes.accept`.
 
         Raises:
-            PolicyError: raised by the region's policy, for example if operators of a plan are
-                missing.
+            PolicyError: raised by the policy's ``end()``, for example if fewer operators have run
+                than a plan lists.
         """
         try:
             end(self._policy)
@@ -133,7 +137,7 @@ class _Run:
         """Check, when recomputation begins, that tensors from outside the region are unchanged.
 
         Raises:
-            PolicyError: a tensor from outside the region, which recomputation reads, has changed.
+            PolicyError: a tensor from outside the region has changed, and recomputation reads it.
         """
         try:
             if self._writes is not None:
@@ -150,7 +154,7 @@ class _Run:
 
 @contextlib.contextmanager
 def _forward(mode: Any, run: _Run) -> Iterator[None]:
-    """Enter PyTorch's context for forward, and at its end call `_Run.end` unless forward raised."""
+    """Enter PyTorch's context manager for forward; call `_Run.end` if forward raises no exception."""
     with mode:
         yield
     # Not reached after an exception: then, missing operators of a plan are no error of their own.
@@ -158,7 +162,7 @@ def _forward(mode: Any, run: _Run) -> Iterator[None]:
 
 
 class _Recompute:
-    """PyTorch's context for recomputation, which first calls `_Run.check`."""
+    """Context manager that calls `_Run.check` and then enters PyTorch's one for recomputation."""
 
     def __init__(self, mode: Any, run: _Run) -> None:
         self._mode = mode

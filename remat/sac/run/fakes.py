@@ -20,7 +20,7 @@ def left_as_found(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
     The state consists of buffers, inputs, gradients, and random generators. Under a fake mode only
     gradients are restored, because fake tensors have no values and draw no random numbers.
-    The function sets gradients to None before the block begins.
+    Gradients are set to None before the block begins.
 
     Args:
         tensors: parameters, buffers and inputs of the step.
@@ -44,8 +44,8 @@ def left_as_found(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 def fake_parameters(model: nn.Module, faker: Faker) -> Iterator[None]:
     """Replace a model's parameters and buffers by fake tensors within the ``with`` block.
 
-    The replacement is in place, since some models cannot be copied. Tied parameters stay tied. The
-    real tensors are put back afterwards.
+    The model itself is changed, because some models cannot be copied. Tied parameters stay tied.
+    After the block, the real tensors are put back.
     """
     put = [
         (slots, name, tensor)
@@ -64,7 +64,7 @@ def fake_parameters(model: nn.Module, faker: Faker) -> Iterator[None]:
 
 
 def check_fake(name: str, module: nn.Module) -> None:
-    """Raise a ProblemError if a module has real tensors and the active fake mode refuses these.
+    """Raise a ProblemError if a module has real tensors and the active fake mode does not accept them.
 
     Args:
         name: name of the module for the message.

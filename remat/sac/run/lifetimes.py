@@ -1,4 +1,4 @@
-"""Lifetimes of the storages in one training step, and the module calls of the same step."""
+"""Lifetimes of the storages in one training step, with the module calls of this step."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Lifetimes:
-    """Storages of one training step with sizes and lifetimes, and all module calls.
+    """Storages of one training step, with their sizes and lifetimes, and the step's module calls.
 
-    Storages are numbers, and moments are points in time; both are defined by `StepRecorder`. Arrays
-    over storages are indexed by the storage's number.
+    A storage is given by its number, and a moment is a point in time; `StepRecorder` defines both.
+    The arrays ``born``, ``died`` and ``nbytes`` are indexed by the storage's number.
 
     Attributes:
         moments: number of moments in the step.
@@ -52,11 +52,11 @@ class Lifetimes:
 
     @classmethod
     def of(cls, recorder: StepRecorder, model: nn.Module, forward_end: int) -> Lifetimes:
-        """Build the lifetimes of a recorded step, directly after the step has ended.
+        """Build the lifetimes of a recorded step. Call this directly after the step has ended.
 
         Args:
             recorder: recorder of the step.
-            model: the model that ran, whose parameters now hold the step's gradients.
+            model: the model that ran. Its parameters must hold the step's gradients.
             forward_end: first moment of backward.
         """
         died = np.array(recorder.died, dtype=np.int64)
@@ -90,7 +90,7 @@ class Lifetimes:
         return self.alive(range(len(self.born)))
 
     def made(self, span: ModuleSpan) -> Ints:
-        """Return the storages that were allocated during the forward of a module call."""
+        """Return the numbers of the storages allocated during the forward of a module call."""
         return np.flatnonzero((self.born >= span.begin) & (self.born < span.end))
 
     def operators(self, span: ModuleSpan) -> list[Call]:
@@ -106,11 +106,11 @@ def given_tensors(
 
 
 def loss_only(model: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a model, so that backward starts from its ``loss`` only.
+    """Return a function that calls a model and returns a result from whose loss backward can start.
 
-    If the output has a ``loss`` that requires a gradient, the function returns a pair: the loss,
-    and a list of all tensors of the output, which are detached. Otherwise it returns the output
-    unchanged.
+    If the model's output has a ``loss`` that requires a gradient, the function returns a pair: the
+    loss, and a list of all tensors of the output, detached. So backward starts from the loss only.
+    Otherwise the function returns the model's output unchanged.
     """
 
     def step(*args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
 """Report when the forward of each module begins and ends, with a name for each module.
 
-No other file replaces the ``forward`` of a module.
+All code of `remat.sac` that replaces a module's ``forward`` calls `set_forward` of this file.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Forward = Callable[..., Any]
 
 
 def own_forward(module: nn.Module) -> Forward | None:
-    """Return the ``forward`` set on a module instance; None if the method of its class applies."""
+    """Return the ``forward`` set on a module instance; None if the class's method is in use."""
     found: Forward | None = module.__dict__.get("forward")
     return found
 
 
 def set_forward(module: nn.Module, forward: Forward | None) -> Callable[[], None]:
-    """Set ``forward`` on a module instance; None removes it, so that the method of the class applies.
+    """Set ``forward`` on a module instance; None removes it, so that the class's method is in use.
 
     Returns:
         A function that restores the previous ``forward``. The function does nothing if another
-        ``forward`` has been set since.
+        ``forward`` has been set after this call.
     """
     before = own_forward(module)
 
@@ -50,7 +50,7 @@ def set_forward(module: nn.Module, forward: Forward | None) -> Callable[[], None
 
 
 def in_backward() -> bool:
-    """Return whether this thread runs backward, where checkpointed modules run forward again."""
+    """Return whether this thread runs backward, in which checkpointed modules run forward again."""
     return int(torch_compat.current_graph_task_id()) != -1
 
 
@@ -61,9 +61,9 @@ class ModuleCall:
     Attributes:
         name: name of the module, as described at `watching`.
         module: the module.
-        args: positional arguments.
-        kwargs: keyword arguments. In the first call of a module that belongs to no model passed to
-            `watching`, they are empty until the call ends.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call. In the first call of a module that belongs to no
+            model passed to `watching`, this dict is empty until the call ends.
         failed: whether the call raised an exception; final once the call has ended.
     """
 
@@ -80,9 +80,9 @@ class ModuleCall:
 
 
 class Watcher(Protocol):
-    """Interface of an object that is told about module calls.
+    """Interface of an object to which `watching` reports module calls.
 
-    An inner call begins and ends between the begin and the end of its outer call.
+    If module calls are nested, the inner call is reported between begin and end of the outer call.
     """
 
     def begin(self, call: ModuleCall) -> None:
@@ -100,8 +100,8 @@ def watching(watcher: Watcher, *models: nn.Module) -> Iterator[None]:
     ``Model.layers.0``. PyTorch's tools use the same names. If several outermost modules share a
     class, the second is named ``Model_1``, the third ``Model_2``, and so on.
 
-    Forward hooks run outside of the reported call, as they run outside of a checkpointed
-    ``forward``. Modules that run again in backward are not reported.
+    A module's forward hooks run outside of the reported call, as they run outside of a checkpointed
+    ``forward``. Calls during backward, in which checkpointed modules run again, are not reported.
 
     The ``forward`` of each module is replaced on the instance. Calls from other threads pass
     through without a report. A module that is in none of ``models`` is detected at its first call,
@@ -136,7 +136,7 @@ class _Watch:
         self._handles: list[RemovableHandle] = []
 
     def adopt(self, module: nn.Module) -> str:
-        """Report the future calls of a module and all its submodules; return the module's name."""
+        """Report future calls of a module and all its submodules; return the name of the module."""
         name = self._place(module)
         if name is None:
             name = kind = type(module).__name__
@@ -161,7 +161,7 @@ class _Watch:
             undo()
 
     def met(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Adopt a module at its first call, if it is not known yet.
+        """Adopt a module at its first call, unless it is adopted already.
 
         PyTorch calls this method as a global forward pre-hook, before each call of any module.
 
@@ -209,10 +209,9 @@ class _Watch:
         return threading.get_ident() == self._thread and not in_backward()
 
     def _place(self, module: nn.Module) -> str | None:
-        """Return the name of a module inside a known outermost module; None if it is in none.
+        """Return the name of a module by its path in an adopted outermost module; None if in none.
 
-        This also finds modules that were added to an outermost module after `adopt` had seen its
-        submodules.
+        This also finds a submodule that was added to an outermost module after `adopt`.
         """
         for name, root in self._roots.items():
             for path, part in root.named_modules(prefix=name):

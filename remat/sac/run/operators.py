@@ -1,4 +1,4 @@
-"""Tensors that an operator reads and writes, and operators that selective checkpointing ignores."""
+"""Tensors and storages of an operator, and the operators that selective checkpointing ignores."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from remat import torch_compat
 from remat.graph.storages import storage_of
 from remat.torch_compat import pytree
 
-#: Operators ignored beside PyTorch's own list, as in ``torch.distributed._tools.sac_estimator``.
+#: Ignored operators that are not in PyTorch's ``SAC_IGNORED_OPS``, as in its ``sac_estimator``.
 _ALSO = frozenset([torch.ops.aten.lift_fresh.default, torch.ops.aten.clone.default])
-#: Block size of CUDA's caching allocator: ``kMinBlockSize`` in CUDACachingAllocator.
+#: Block size in bytes of CUDA's caching allocator: ``kMinBlockSize`` in CUDACachingAllocator.
 CUDA_BLOCK_BYTES = 512
-#: Operators that write to their running statistics in training, though their schemas do not say so.
-#: Values: positions of the statistics among the arguments, and position of ``training``.
+#: Operators that write to running statistics in training, though the operators' schemas do not say so.
+#: Values: positions of the statistics among the arguments, and position of the argument ``training``.
 _STATISTICS = {
     torch.ops.aten.native_batch_norm.default: ((3, 4), 5),
     torch.ops.aten.cudnn_batch_norm.default: ((3, 4), 5),
@@ -30,9 +30,9 @@ _STATISTICS = {
 def is_skipped(op: Any) -> bool:
     """Return whether selective checkpointing ignores an operator.
 
-    An ignored operator has no verdict, is not counted, and runs again with its region. Ignored are
-    ``detach`` and queries of metadata, about which PyTorch never asks a policy. Also ignored are
-    ``clone``, ``lift_fresh`` (which makes constants), and markers of the profiler.
+    An ignored operator is not in a plan, is not counted, and always runs again in recomputation.
+    Ignored are ``detach`` and queries of metadata, for which PyTorch never calls a policy. Also
+    ignored are ``clone``, ``lift_fresh`` (which makes constants), and markers of the profiler.
     """
     return op in SAC_IGNORED_OPS or op in _ALSO or getattr(op, "namespace", "") == "profiler"
 
@@ -61,7 +61,7 @@ def storages(x: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def plain_parts(x: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the plain tensors of a tensor: the tensor itself, or a subclass's inner tensors."""
+    """Yield the tensor itself, or the inner plain tensors if the tensor is a wrapper subclass."""
     if not torch_compat.is_traceable_wrapper_subclass_type(type(x)):
         yield x
         return

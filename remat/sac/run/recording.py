@@ -21,8 +21,8 @@ from remat.sac.run.module_calls import ModuleCall, in_backward, watching
 from remat.sac.run.operators import allocated_bytes, is_skipped, storages, tensors_in, written
 from remat.torch_compat import pytree
 
-#: Value of ``born`` for a storage that existed before the step and is not counted, because it was not
-#: given and no operator returned it.
+#: Value of `StepRecorder.born` for a storage whose bytes are not counted: it existed before the step, was
+#: not among the given tensors, and no operator has returned it.
 _UNCOUNTED = -2
 
 
@@ -30,15 +30,15 @@ _UNCOUNTED = -2
 class Call:
     """One operator that ran in forward.
 
-    Storages are numbers, which index the lists of `StepRecorder`.
+    Each storage is given by its number, an index into the lists of `StepRecorder`.
 
     Attributes:
         op: the operator.
         node: the call as an FX node, for cost models.
         parts: nodes of the operators that really run: ``node`` alone, or the operators that a
             tensor subclass runs in its place.
-        results: placeholder nodes of the tensors in the result. Later nodes that take one of these
-            tensors have its placeholder as argument.
+        results: placeholder nodes of the tensors in the result. A later node that takes such a
+            tensor has the tensor's placeholder as argument.
         moment: moment at which the operator returned.
         reads: storages of the arguments.
         writes: storages that the operator writes to.
@@ -46,11 +46,10 @@ class Call:
         made: (storage, bytes) of each storage of the results that is not a storage of the
             arguments.
         skipped: whether selective checkpointing ignores the operator.
-        view: a key made of operator, storages, sizes, strides and offsets if all results are views
-            of arguments; otherwise None.
+        view: if all results are views of arguments, a hashable key of the operator and of the
+            results' storages, sizes, strides and offsets; otherwise None.
         is_random: whether the operator draws random numbers.
-        is_opaque: whether it is unknown if the operator depends on its inputs only. It may then
-            draw random numbers.
+        is_opaque: whether the operator may have undeclared effects, such as drawing random numbers.
     """
 
     op: Any
@@ -88,9 +87,10 @@ class ModuleSpan:
         last: position after the call's last operator.
         back_begin: moment at which backward first reads a tensor saved in the call; -1 if it never
             does.
-        back_end: moment at which backward last reads a tensor saved in the call.
-        last_saved: moment at which the call saved its last tensor for backward. Recomputation stops
-            there.
+        back_end: moment at which backward last reads a tensor saved in the call; -1 if it never
+            does.
+        last_saved: moment at which the call saved its last tensor for backward; -1 if it saved
+            none. Recomputation of the call stops at this tensor.
         inputs: storages of the call's arguments.
         outputs: storages of the call's result.
         returned: placeholder nodes of the tensors in the call's result; see `Call.results`.
@@ -122,15 +122,16 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
     Time is counted in moments. Each return of an operator is one moment. The first time that
     backward reads a tensor saved in a module call is a moment, too. A storage is alive at moment
-    ``t`` if ``born <= t < died``.
+    ``t`` if ``born <= t < died``. Storages are numbered in the order in which the recorder meets
+    them. A storage's number is its index in ``born``, ``died`` and ``nbytes``.
 
     Args:
         given: tensors that exist before the step.
-        concluded: callback for the end of each outermost module call without an exception. Its
-            arguments are the recorder and the position of the call in ``spans``.
+        concluded: function that is called when an outermost module call ends without an exception.
+            The function's arguments are the recorder and the position of the call in ``spans``.
 
     Attributes:
-        now: the current moment.
+        now: number of the current moment.
         calls: operators of forward, in order. Operators that backward runs again are not included.
         spans: module calls, in the order in which they begin.
         born: moment at which each storage is allocated; below 0 if it existed before the step.
@@ -166,7 +167,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
     @contextlib.contextmanager
     def forward(self, *models: nn.Module) -> Iterator[None]:
-        """Record the operators and module calls in the ``with`` block as forward.
+        """Record the operators and module calls in the ``with`` block as the forward of the step.
 
         Args:
             models: models that run in the block; see `watching`.
@@ -205,7 +206,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
     def known(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
         """Return the numbers of the storages behind tensors, except storages without a number.
 
-        A storage has a number if a given tensor has it or a recorded operator has used it.
+        A storage has a number if one of the ``given`` tensors or a recorded operator has used it.
         """
         keys = (key for t in tensors for key, _ in storages(t))
         return frozenset(self._alive[key] for key in keys if key in self._alive)
@@ -215,8 +216,8 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
         Args:
             tensors: the tensors.
-            born: moment of allocation, recorded together with the bytes for storages that have
-                neither yet. With `_UNCOUNTED`, these storages get no moment and 0 bytes.
+            born: moment of allocation. The moment and the storage's bytes are recorded if the
+                storage is not counted yet. `_UNCOUNTED`: new storages count as 0 bytes.
         """
         found: dict[int, None] = {}
         for key, part in (s for t in tensors for s in storages(t)):
@@ -238,10 +239,10 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         self.died[self._alive.pop(key)] = self.now
 
     def _pack(self, x: torch.Tensor) -> tuple[int, torch.Tensor]:
-        """Record a tensor that autograd saves.
+        """Record that autograd saves a tensor, and return what autograd keeps in its place.
 
         Returns:
-            A pair: the position in ``spans`` of the innermost module call that runs, and the tensor
+            A pair: the position in ``spans`` of the innermost running module call, and the tensor
             itself. The position is -1 outside of all module calls.
         """
         self.saved |= self.known([self._fake(x)])
@@ -252,10 +253,11 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
     def _unpack(self, packed: tuple[int, torch.Tensor]) -> torch.Tensor:
         """Record that backward reads a saved tensor, and return the tensor.
 
-        The read counts for the module call that saved the tensor and for all calls around it.
+        The read is recorded for the module call that saved the tensor, and for all module calls that
+        enclose this call.
 
         Args:
-            packed: what `_pack` returned for the tensor.
+            packed: the pair that `_pack` returned for the tensor.
         """
         position, x = packed
         first = False
@@ -272,8 +274,8 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
     def _fake(self, x: torch.Tensor) -> torch.Tensor:
         """Return the fake copy of a real tensor if the active fake mode converts real tensors.
 
-        Each call for a tensor returns the same copy. Without such a mode, or for a fake tensor, the
-        tensor itself is returned.
+        Every call with the same tensor returns the same copy. Without such a mode, or for a fake
+        tensor, the tensor itself is returned.
         """
         if self._converts is None or torch_compat.is_fake(x):
             return x
@@ -390,7 +392,7 @@ class _Nodes:
         self._values: dict[Hashable, torch.Tensor] = {}
 
     def call(self, op: Any, args: Any, kwargs: Any, out: Any) -> fx.Node:
-        """Return a node for a call of an operator; its metadata holds a fake value of the result."""
+        """Return an FX node for a call of an operator, with a fake value of the result as metadata."""
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.of, (tuple(args), kwargs))
         node = self._graph.call_function(op, args, kwargs)
         if isinstance(out, torch.Tensor):  # the usual case, faster than a tree
@@ -435,21 +437,21 @@ def _bytes(x: torch.Tensor) -> int:
 
 
 def _shown(x: torch.Tensor) -> Hashable:
-    """Return a key of a tensor's size, strides and offset within its storage."""
+    """Return a hashable key of a tensor's size, strides, and offset within the tensor's storage."""
     return str(x.size()), str(x.stride()), str(x.storage_offset())
 
 
 def without_replays(calls: Sequence[Call], returned: Iterable[fx.Node]) -> list[Call]:
     """Return a copy of a list of calls in which replays of views are marked as skipped.
 
-    After an in-place write, autograd gives each view of the written tensor a new place in the
-    backward graph. For plain tensors it does this without running an operator. For tensor
-    subclasses, such as fake tensors, it runs the view's operators again and drops their result: a
-    replay. If the model's own tensors are plain, a policy never sees these replays, so they must
-    not be counted.
+    After an in-place write, autograd gives each view of the written tensor a new node in the
+    backward graph. For plain tensors, autograd does this without running an operator. For tensor
+    subclasses, such as fake tensors, autograd runs the view's operators again and drops the result.
+    Such a repeated call is a replay. If the model's real tensors are plain, no replay happens in a
+    real step, so replays must not be counted.
 
     A call counts as a replay if it repeats an earlier view after a write to the viewed memory, and
-    nothing uses its result. A result that a module returns counts as used.
+    nothing uses the call's result. A result that a module returns counts as used.
 
     Args:
         calls: operators that ran, in order.
@@ -468,7 +470,7 @@ def without_replays(calls: Sequence[Call], returned: Iterable[fx.Node]) -> list[
 
 
 def _made_again(calls: Sequence[Call]) -> set[int]:
-    """Return the positions of calls that repeat an earlier view after a write to its memory."""
+    """Return the positions of calls that repeat an earlier view after a write to the viewed memory."""
     first: dict[Hashable, int] = {}
     written: dict[int, int] = {}
     again: set[int] = set()

@@ -1,4 +1,4 @@
-"""Choices for one module: its Pareto-optimal sets of operators whose results are stored."""
+"""Choices for one module: Pareto-optimal sets of operators whose results the module may store."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from remat.solvers.base import Solver
 from remat.solvers.frontier import KnapsackFrontier, knapsack_frontier
 from remat.solvers.run import run
 
-#: Most choices for one module, because HiGHS takes longer with more of them.
+#: Largest number of choices for one module. The solver HiGHS takes longer with more choices.
 MOST_CHOICES = 40
-#: Number of byte budgets for which a given solver chooses the results that a module stores.
+#: Largest number of byte budgets per module for which `choices` runs a given solver.
 ASKED = 24
 
 
 def optimal_checkpointing_policy(
     sac_stats: SACStats, memory_budget: float, solver: Solver | None = None
 ) -> list[int]:
-    """Choose the operators whose results a module stores, to make recomputing the others fastest.
+    """Choose the operators whose results a module stores, so that recomputation takes least time.
 
     Args:
         sac_stats: statistics of the module's operators.
@@ -68,13 +68,13 @@ def optimal_checkpointing_policy(
     return decided
 
 
-#: PyTorch's name for it.
+#: PyTorch's name for `optimal_checkpointing_policy`.
 get_optimal_checkpointing_policy_per_module = optimal_checkpointing_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleChoice:
-    """Set of operators whose results a checkpointed module may store, with its bytes and time.
+    """Set of operators whose results a checkpointed module may store, with bytes and recompute time.
 
     Attributes:
         stored: operators whose results are stored.
@@ -90,12 +90,12 @@ class ModuleChoice:
 def choices(
     stats: SACStats, most_kept: int, solver: Solver | None = None
 ) -> tuple[ModuleChoice, ...]:
-    """Return sets of operators that a module may store, those with most bytes first.
+    """Return the sets of operators whose results a module may store, most stored bytes first.
 
     Args:
         stats: statistics of the module's operators.
         most_kept: bytes that checkpointing frees if no results are stored. Each choice stores fewer
-            bytes, because it would otherwise free no memory.
+            bytes than this, because storing as many would free no memory.
         solver: knapsack solver that finds the choices. None: the choices are points of the exact
             Pareto frontier.
     """
@@ -143,9 +143,9 @@ def plain_choice(stats: SACStats) -> ModuleChoice | None:
 def _points(frontier: KnapsackFrontier, most: int) -> list[int]:
     """Select at most ``most`` points of a frontier, and return their sorted positions.
 
-    Points on the convex hull come first, because the integer program's linear relaxation uses them.
-    Further points are evenly spaced by position. They let a plan use more of the budget than points
-    on the hull alone.
+    Points on the convex hull are preferred, because the linear relaxation of the integer program
+    uses them. The remaining points are evenly spaced by position. With these points, a plan can use
+    more of the budget than with points on the hull alone.
     """
     count = len(frontier)
     if count <= most:
@@ -162,7 +162,7 @@ def _points(frontier: KnapsackFrontier, most: int) -> list[int]:
 
 
 def _evenly(count: int, most: int) -> set[int]:
-    """Return at most ``most`` numbers of ``range(count)``, evenly spaced from first to last."""
+    """Return at most ``most`` numbers of ``range(count)``, evenly spaced from 0 to ``count - 1``."""
     if most < 2 or count <= most:
         return set(range(min(count, most)))
     return {round(i * (count - 1) / (most - 1)) for i in range(most)}
@@ -173,15 +173,15 @@ def candidates(
 ) -> tuple[int, ...]:
     """Return the positions in ``tree.modules`` of the modules that may be checkpointed.
 
-    Leaves are excluded. The model itself is excluded, too: if all of it ran again at the start of
-    backward, the peak would be the same as without checkpointing.
+    Modules without children are excluded. The model itself is excluded, too: if the whole model ran
+    again at the start of backward, the peak would be the same as without checkpointing.
 
     Args:
         tree: the modules.
         units: names, or patterns such as ``model.layers.*``, of the modules that may be
             checkpointed; None: all modules.
-        fsdp_units: names or patterns of the modules that FSDP gathers as one unit. A module that
-            contains such a unit may not be checkpointed.
+        fsdp_units: names or patterns of the modules whose parameters FSDP gathers as one unit. A
+            module that contains such a unit may not be checkpointed.
 
     Raises:
         ProblemError: a name or pattern matches no module, or a module named in ``units`` cannot be
@@ -208,7 +208,7 @@ def _matching(tree: ModuleTree, patterns: Sequence[str], what: str) -> set[int]:
 
     Raises:
         ProblemError: ``patterns`` is a str, or a pattern matches no module. The message begins with
-            ``what``, the argument's name.
+            ``what``, the name of the user's argument.
     """
     if isinstance(patterns, str):
         raise ProblemError(

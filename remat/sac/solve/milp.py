@@ -1,4 +1,4 @@
-"""Plan of a model: the modules' choices, the integer program over them, and the resulting plan."""
+"""Plan a model: find the choices of each module, and select among them by an integer program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from remat.solvers.base import Solver
 from remat.solvers.run import check_time_limit
 from remat.units import Budget
 
-#: Relative gap at which the program stops, which is smaller than the error of estimated times.
+#: Relative optimality gap at which the integer program stops: less than the error of estimated times.
 GAP = 0.005
 
 
@@ -44,24 +44,24 @@ def plan(
 ) -> SACPlan:
     """Choose which modules to checkpoint, and which results each stores, to fit a step into memory.
 
-    Results are those of a module's operators. Among the choices that fit, the plan has the least
-    recompute time, up to the tolerance ``gap``. It checkpoints no leaf, no module within a
-    checkpointed module, and no module that contains an FSDP unit. For each module that may be
-    checkpointed, there are several Pareto-optimal sets of operators to store. An integer program
-    selects one of them, or leaves the module as it is. The plan's peak comes from a simulation of
-    the step moment by moment (`remat.sac.solve.peaks`).
+    A result is what an operator of a module returns. Among all plans that fit, the returned one has
+    the least recompute time, up to the tolerance ``gap``. It checkpoints no module without
+    children, no module within a checkpointed module, and no module that contains an FSDP unit. For
+    each module that may be checkpointed, there are several Pareto-optimal sets of results to store.
+    An integer program selects one of these sets, or leaves the module without checkpointing. The
+    plan's peak comes from a simulation of the step moment by moment (`remat.sac.solve.peaks`).
 
     Args:
-        model: the model in train mode. Or the result of `estimate`, to plan again for another
-            budget.
-        args: positional arguments of a call.
-        kwargs: keyword arguments of a call.
+        model: the model in train mode, or the result of `estimate`. With that result, planning for
+            another budget needs no new estimate.
+        args: positional arguments of the model.
+        kwargs: keyword arguments of the model.
         memory: budget for the step's peak, including parameters and gradients: ``"12GiB"``, an int
-            of bytes, or a number from 0 to 1. Such a number is a ratio of the peak without
-            checkpointing.
-        solver: knapsack solver, as a name or an instance, that finds the sets of results that a
-            module may store. None or ``"auto"``: the sets come from the module's exact Pareto
-            frontier of stored bytes and recompute time.
+            of bytes, or a number from 0 to 1. A number from 0 to 1 is a fraction of the peak
+            without checkpointing.
+        solver: name or instance of a knapsack solver, which finds the sets of results that a module
+            may store. None or ``"auto"``: the sets are points of the module's exact Pareto frontier
+            of stored bytes and recompute time.
         mode: ``"operator-level-cost-model"`` takes runtimes from a cost model,
             ``"operator-level-benchmark"`` measures them; see `SACEstimator`.
         cost: cost model to use instead of the one that belongs to ``mode``: a name such as
@@ -69,20 +69,20 @@ def plan(
         fake: whether the step runs on fake tensors, which need neither memory nor a GPU. None: use
             fake tensors unless all parameters, buffers and inputs are on the CPU.
         units: names or patterns of the modules that may be checkpointed; None: all modules.
-        fsdp_units: names or patterns of the modules that FSDP gathers as one unit. A module that
-            contains such a unit is not checkpointed.
+        fsdp_units: names or patterns of the modules whose parameters FSDP gathers as one unit. A
+            module that contains such a unit is not checkpointed.
         world_size: number of ranks over which parameters and gradients are sharded.
         time_limit: time limit of the integer program in seconds; None: branch-and-bound nodes are
             limited instead.
-        gap: the integer program may stop if its plan is proven to be this close to the optimum, as
-            a fraction. 0: stop only at a proven optimum.
+        gap: relative optimality gap. The integer program may stop at a plan whose recompute time is
+            proven to be within this fraction of the optimum. 0: stop only at a proven optimum.
 
     Returns:
         The plan, for `apply`.
 
     Raises:
-        BudgetError: ``memory`` cannot be parsed, or no plan fits; the message states the least
-            peak.
+        BudgetError: ``memory`` cannot be parsed, or no plan fits the budget. In the latter case,
+            the message states the least peak.
         ProblemError: another argument is invalid, or a module cannot be estimated.
         SolverError: the solver is unknown or cannot run on this machine.
         CaptureError: ``args`` is not a tuple, ``kwargs`` is not a dict, or no output requires a
@@ -119,8 +119,8 @@ def read_memory(memory: object) -> int | float:
     """Parse a memory budget.
 
     Returns:
-        Bytes as an int, or a ratio of the peak without checkpointing as a float. The number 1 is
-        read as the ratio 1.0, as in every budget.
+        Bytes as an int, or a fraction of the peak without checkpointing as a float. The number 1 is
+        read as the fraction 1.0, as in every budget of remat.
 
     Raises:
         BudgetError: ``memory`` is neither bytes nor a number from 0 to 1.
@@ -134,11 +134,12 @@ def read_memory(memory: object) -> int | float:
 
 
 def _without_policy(tree: ModuleTree, k: int, choice: ModuleChoice, gap: float) -> ModuleChoice:
-    """Return plain checkpointing if storing results is not worth a policy; else ``choice``.
+    """Return plain checkpointing if ``choice`` saves too little time over it, else ``choice``.
 
-    A policy runs Python code for every operator. So the choice must save more time than its policy
-    takes, if the policy's time was measured. It must also save more time than ``gap`` times its own
-    recompute time. Plain checkpointing stores nothing, so memory does not increase.
+    Plain checkpointing stores no results and needs no policy. A policy runs Python code for every
+    operator. So ``choice`` must save more time than its policy takes, if this time was measured. It
+    must also save more than ``gap`` times the recompute time of ``choice``. Plain checkpointing
+    stores nothing, so memory does not increase.
 
     Args:
         tree: the modules.
@@ -158,7 +159,7 @@ def _without_policy(tree: ModuleTree, k: int, choice: ModuleChoice, gap: float) 
 def _options(
     tree: ModuleTree, chosen: Sequence[int], solver: Solver | None
 ) -> dict[int, tuple[ModuleChoice, ...]]:
-    """Return the choices of each module that can free memory, by the module's position.
+    """Return a dict from the position of each module that can free memory to the module's choices.
 
     Positions are those in ``tree.modules``. Modules with equal statistics share one tuple of
     choices.
@@ -184,7 +185,14 @@ def _options(
 
 
 def _plan(tree: ModuleTree, result: Outcome, memory_bytes: int, world_size: int) -> SACPlan:
-    """Build the plan from the result of the integer program."""
+    """Build a `SACPlan` from the decision that the integer program found.
+
+    Args:
+        tree: the modules.
+        result: the decision, with the simulated memory of the step.
+        memory_bytes: budget for the step's peak.
+        world_size: number of ranks over which parameters and gradients are sharded.
+    """
     modules = []
     for k in sorted(result.decision, key=lambda k: tree.modules[k].calls[0].begin):
         module, choice = tree.modules[k], result.decision[k]

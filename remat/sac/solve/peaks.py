@@ -24,9 +24,9 @@ class Simulated:
     """Simulated memory of a step in which modules are checkpointed.
 
     Attributes:
-        memory: bytes alive at each moment, without those that recomputation allocates.
-        reruns: dict from (position of a module, position of its call) to the peak bytes of the step
-            while the module runs again for this call.
+        memory: bytes alive at each moment, without the bytes that recomputation allocates.
+        reruns: dict from (position of a module, position of one of the module's calls) to the peak
+            bytes of the step while this call is recomputed.
         peak_bytes: peak of the step, the maximum of ``memory`` and ``reruns``.
     """
 
@@ -38,10 +38,10 @@ class Simulated:
 def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
     """Simulate the memory of a step in which some modules are checkpointed.
 
-    From the end of its forward to the start of its backward, a checkpointed module keeps its stored
-    results and its inputs. Then it runs again, which makes all tensors that backward reads. From
-    the start of the module's forward to the end of its backward, PyTorch also keeps the random
-    generator's state.
+    A checkpointed module keeps its stored results and its inputs from the end of its forward to the
+    start of its backward. Then the module runs again and makes the other tensors that its backward
+    reads. From the start of the module's forward to the end of its backward, PyTorch also keeps the
+    random generator's state.
 
     Args:
         tree: the modules.
@@ -70,7 +70,7 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
 
 
 def rerun_peaks(call: CallStats, stats: SACStats, stored: Stored) -> Ints:
-    """Return the most bytes that a module holds while it runs again, for each stored set.
+    """Return, for each set of stored results, the peak bytes of a module's storages in recomputation.
 
     A stored result is alive from the start of recomputation on. Other results are allocated and
     freed as in forward.
@@ -95,7 +95,7 @@ def held_longer(call: CallStats, stats: SACStats, stored: Stored, moments: Ints)
         call: the module call.
         stats: statistics of the module's operators.
         stored: matrix of stored results from `stored_sets`, with one row for each set.
-        moments: moments of the call's forward.
+        moments: moments of the call's forward for which the bytes are returned.
 
     Returns:
         Matrix of bytes, with a row for each set and a column for each moment.
@@ -109,7 +109,7 @@ def held_longer(call: CallStats, stats: SACStats, stored: Stored, moments: Ints)
 
 
 def stored_sets(stats: SACStats, choices: Sequence[ModuleChoice]) -> Stored:
-    """Return a matrix with a row per choice and a column per operator: 1 for a stored result."""
+    """Return a matrix with a row per choice and a column per operator: 1 if its result is stored."""
     found = np.zeros((len(choices), len(stats)), dtype=np.int64)
     for row, choice in zip(found, choices, strict=True):
         row[list(choice.stored)] = 1

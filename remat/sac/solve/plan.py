@@ -14,11 +14,11 @@ from remat.graph.purity import name_of
 from remat.graph.text.literals import read_target
 from remat.units import columns, format_bytes
 
-#: Most operator names in a row of `_explain`.
+#: Largest number of operator names in a row of `_explain`.
 _NAMED = 4
 
 
-#: Attributes that must be at least 0 and less than ``_TOO_LARGE``, in a module's plan and in a whole plan.
+#: Attributes of `ModulePlan`, then of `SACPlan`, that must be at least 0 and less than ``_TOO_LARGE``.
 _OF_MODULE = ("stored_bytes", "discarded_bytes", "recompute_ms")
 _OF_STEP = (
     "budget_bytes", "peak_bytes", "plain_peak_bytes", "recompute_ms", "step_ms", "bound_ms",
@@ -32,11 +32,12 @@ class ModulePlan:
 
     Attributes:
         name: qualified name of the module, as in ``model.named_modules()``.
-        ops: names of its operators, in the order in which they run, such as ``"aten.mm.default"``.
-            Operators that checkpointing ignores are left out.
-        stored: positions of the operators whose results are stored. All others are recomputed.
+        ops: names of the module's operators, such as ``"aten.mm.default"``, in the order in which
+            they run. Operators that checkpointing ignores are left out.
+        stored: positions in ``ops`` of the operators whose results are stored. All other operators
+            are recomputed.
         stored_bytes: bytes of the stored results.
-        discarded_bytes: bytes of the other results.
+        discarded_bytes: bytes of the results that are not stored.
         recompute_ms: milliseconds that recomputation takes for each call of the module.
     """
 
@@ -66,11 +67,11 @@ class SACPlan(Record):
         modules: plans of the checkpointed modules, in the order in which they run.
         budget_bytes: budget for the step's peak.
         peak_bytes: estimated peak of the step under this plan.
-        plain_peak_bytes: estimated peak without checkpointing.
+        plain_peak_bytes: estimated peak of the step without checkpointing.
         recompute_ms: estimated milliseconds of recomputation in the step.
         step_ms: estimated milliseconds of the step without recomputation.
-        bound_ms: lower bound on ``recompute_ms`` of any plan that fits and selects among the same
-            sets of results for each module.
+        bound_ms: proven lower bound on ``recompute_ms`` for all plans that fit the budget and take
+            each module's stored results from the same candidate sets as this plan.
         world_size: number of ranks over which parameters and gradients are sharded.
         solver: name of the solver; empty for a plan made by hand.
         mode: name of the mode in which runtimes were estimated.
@@ -112,7 +113,7 @@ class SACPlan(Record):
         raise ProblemError(f"module '{name}' is not checkpointed by this plan; it does: {known}")
 
     def explain(self) -> str:
-        """Return the plan as text: its figures, and the bytes and times of each module.
+        """Return the plan as text: peak and times of the step, and bytes and times of each module.
 
         Modules with equal plans share a row.
         """
@@ -120,7 +121,7 @@ class SACPlan(Record):
 
 
 def _check_figures(plan: ModulePlan | SACPlan, names: Iterable[str], where: str = "") -> None:
-    """Raise a ProblemError if a figure is negative, NaN or too large, as in an edited file.
+    """Raise a ProblemError if an attribute is negative, NaN or too large, as an edited file may have.
 
     Args:
         plan: the plan.
@@ -136,7 +137,7 @@ def _check_figures(plan: ModulePlan | SACPlan, names: Iterable[str], where: str 
 
 
 def _alike(plan: SACPlan) -> dict[ModulePlan, list[str]]:
-    """Return a dict from each distinct module plan, without a name, to the modules' names."""
+    """Return a dict from each distinct module plan, with an empty name, to the names of its modules."""
     found: dict[ModulePlan, list[str]] = {}
     for m in plan.modules:
         found.setdefault(replace(m, name=""), []).append(m.name)
@@ -176,7 +177,7 @@ def _explain(plan: SACPlan) -> str:
 
 
 def _step(plan: SACPlan) -> list[str]:
-    """Return a list of one line on the estimated time of a step; empty if the time is unknown."""
+    """Return a list with one line on the estimated time of a step; empty if the time is unknown."""
     if not plan.step_ms:
         return []
     more = plan.recompute_ms / plan.step_ms
@@ -199,7 +200,7 @@ def _undeclared(modules: Iterable[ModulePlan]) -> Iterator[str]:
 
 
 def _row(m: ModulePlan, names: list[str]) -> tuple[str, str, str, str, str]:
-    """Return the cells of the row for modules with equal plans, one per column of `_explain`.
+    """Return the row of `_explain` for modules with equal plans, as a tuple with a cell per column.
 
     Args:
         m: the plan that the modules share.

@@ -1,9 +1,10 @@
 """Integer program over a whole step: which modules to checkpoint, and which results each stores.
 
-Each choice of each module is a 0/1 variable. A program point is a moment of the step, or the rerun
-of one module call. Memory at each program point is linear in the variables. Most solutions exceed
-the budget at few program points. So the program limits memory only at those where an earlier
-solution exceeded the budget. Each such limit is a row of the program.
+A choice is a set of operators whose results a checkpointed module stores. The program has a 0/1
+variable for each choice of each module. A program point is a moment of the step, or the rerun of
+one module call. Memory at each program point is linear in the variables. Most solutions exceed the
+budget at few program points. So the program limits memory only at program points at which an
+earlier solution exceeded the budget. Each such limit is a row of the program.
 """
 
 from __future__ import annotations
@@ -30,29 +31,30 @@ from remat.sac.solve.peaks import (
 from remat.solvers.highs import milp
 from remat.units import format_bytes
 
-#: Most branch-and-bound nodes of one program without a time limit. A limit on work, so that the same
-#: plan results on every machine.
+#: Largest number of branch-and-bound nodes for a program without a time limit. Unlike a time limit, this
+#: limit gives the same plan on every machine.
 NODES = 200
-#: Most programs for one plan. Each has new rows, which the previous solution violated.
+#: Largest number of solutions of the program for one plan. After each solution, the rows that it
+#: violates are added.
 ROUNDS = 60
-#: Largest coefficient of a row or of the objective: HiGHS's tolerances are absolute, so the program is
-#: scaled.
+#: Largest coefficient to which rows and the objective are scaled. The program is scaled because HiGHS's
+#: tolerances are absolute.
 _SCALE = 2.0**20
-#: SciPy's status of an infeasible program.
+#: Status that SciPy returns for an infeasible program.
 _INFEASIBLE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Decision that fits into the budget, with a lower bound on recompute time.
+    """Decision about all modules, with the step's simulated memory and a bound on recompute time.
 
     A decision says which modules are checkpointed, and which results each of them stores.
 
     Attributes:
-        decision: dict from the position of each checkpointed module to its choice.
+        decision: dict from the position of each checkpointed module to the module's choice.
         simulated: simulated memory of the step under the decision.
-        bound_ps: lower bound in picoseconds on the recompute time of any decision that fits and
-            takes its choices from the same options.
+        bound_ps: lower bound in picoseconds on the recompute time of all decisions that fit the
+            budget and take their choices from the same options; 0 if none is proven.
     """
 
     decision: Decision
@@ -69,7 +71,7 @@ def least_time(
     gap: float,
     time_limit: float | None = None,
 ) -> Outcome:
-    """Find the decision of least recompute time within a budget.
+    """Find the decision with the least recompute time among those whose peak fits a budget.
 
     Args:
         tree: the modules.
@@ -80,7 +82,7 @@ def least_time(
         time_limit: time limit in seconds; None: branch-and-bound nodes are limited instead.
 
     Raises:
-        BudgetError: no decision fits; the message states the least peak.
+        BudgetError: no decision fits the budget; the message states the least peak.
     """
     deadline = None if time_limit is None else time.monotonic() + time_limit
     program = _Program(tree, options, plain)
@@ -123,10 +125,10 @@ def _least_peak(
     plain: Ints,
     deadline: float | None,
 ) -> Outcome:
-    """Return the decision of lowest peak found in at most `ROUNDS` solutions of a program.
+    """Return the decision with the lowest peak among at most `ROUNDS` solutions of a program.
 
-    Between two solutions the program gets further rows. A checkpointed module always takes its
-    choice with the fewest stored bytes.
+    Between two solutions, `_Program.add_rows` adds rows to the program. Every checkpointed module
+    takes the choice with the fewest stored bytes.
 
     Args:
         tree: the modules.
@@ -155,8 +157,8 @@ class _Answer:
     """Result of one run of HiGHS.
 
     Attributes:
-        decision: dict from the position of each checkpointed module to its choice; None if HiGHS
-            reached its limit of time or nodes without a solution.
+        decision: dict from the position of each checkpointed module to the module's choice; None if
+            HiGHS reached its limit of time or nodes without a solution.
         bound: lower bound on the minimised quantity: picoseconds of recomputation, or bytes of the
             peak; see `_Program.solve`.
     """
@@ -166,11 +168,11 @@ class _Answer:
 
 
 class _Program:
-    """Integer program of one step; `add_rows` adds constraints to it between its solutions.
+    """Integer program of one step, to which `add_rows` adds constraints between two solutions.
 
-    The columns are 0/1 variables for the choices of all modules, one module after another, and then
-    the peak. Each row limits the memory at one program point: a moment of the step, or the rerun of
-    a module call.
+    The columns are 0/1 variables for the choices of all modules, one module after another. The last
+    column is a variable for the peak. Each row limits the memory at one program point: a moment of
+    the step, or the rerun of a module call.
     """
 
     def __init__(
@@ -191,8 +193,9 @@ class _Program:
     def add_rows(self, simulated: Simulated, budget: int) -> bool:
         """Add a row for each program point whose memory exceeds a budget and that has no row yet.
 
-        Of consecutive moments above the budget, only the one with the most memory gets a row. Its
-        row usually limits the others as well; otherwise a later call adds their rows.
+        Of consecutive moments above the budget, only the moment with the most memory gets a row.
+        This row usually limits memory at the other moments as well. If not, a later call adds rows
+        for these moments.
 
         Args:
             simulated: simulated memory of a step under the latest solution.
@@ -214,7 +217,7 @@ class _Program:
         return bool(rows)
 
     def _at(self, moment: int) -> Ints:
-        """Return the bytes that each choice of each module adds at a moment; negative if freed."""
+        """Return the bytes that each choice of each module adds at a moment; below 0 if it frees some."""
         row = np.zeros(self._count, dtype=np.int64)
         for k, columns in self._columns.items():
             module = self._tree.modules[k]
@@ -289,12 +292,12 @@ class _Program:
         return _Answer(decision=decision, bound=bound)
 
     def _memory(self, unit_bytes: float) -> Any:
-        """Return the constraints that memory is at most the program's peak variable.
+        """Return the constraints that limit memory at program points to the program's peak variable.
 
         There is one constraint for each row that `add_rows` has added.
 
         Args:
-            unit_bytes: bytes in one unit of the program's memory.
+            unit_bytes: number of bytes in the unit in which the program counts memory.
         """
         from scipy.optimize import LinearConstraint
         from scipy.sparse import csr_array

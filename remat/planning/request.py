@@ -31,7 +31,8 @@ from remat.solvers.run import check_time_limit
 from remat.units import AnyBudget, Budget, parse_bytes
 
 T = TypeVar("T")
-#: Types that users may pass for each option. `Unset` is the type of a default, which tells that none was passed.
+#: Types that users may pass for each option. `Unset` is the type of a default value, which shows that the user passed
+#: no value.
 BudgetOption = AnyBudget | Unset[float]
 SolverOption = str | Solver | Unset[str]
 CostOption = str | CostModel | Unset[str]
@@ -64,7 +65,7 @@ class PlanRequest:
         reread_inputs: whether backward may read again the step's outputs, and its inputs that are not
             parameters.
         offload: the link over which any saved value may be offloaded; None: only tagged values are.
-        host_memory: bytes that may lie in the host's memory at one time; None: no limit.
+        host_memory: bytes of offloaded values that may be in the host's memory at one time; None: no limit.
         policies: policies by module.
         chunk: the pass that splits the loss into chunks; ``"auto"`` to choose the number of chunks by the peak;
             None: leave the loss whole.
@@ -90,7 +91,7 @@ class PlanRequest:
 
     @property
     def link(self) -> Link:
-        """The link over which values are offloaded: that of ``offload``, or the usual one for tagged values."""
+        """The link over which values are offloaded: that of ``offload`` if given, else the default link."""
         return self.offload or DEFAULT_LINK
 
     @property
@@ -421,7 +422,7 @@ def _read_bytes(given: object) -> int | None:
 
 
 def _read(option: str, read: Callable[[Any], T], given: object) -> T:
-    """Return what ``read`` makes of an option as given; errors get the name of the option as ``option``."""
+    """Parse the given value of an option by ``read``, and return the result; errors name the option in ``option``."""
     with about(option):
         return read(given)
 

@@ -1,4 +1,4 @@
-"""Find which batches of a whole training step fit a memory, under which budget, and how fast they are."""
+"""Find the batch sizes at which a whole training step fits a device's memory, the budget to set, and the speed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def fit(
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Fit:
-    """Find which batches of a whole training step fit a memory, under which budget, and how fast they are.
+    """Find the batch sizes at which a whole training step fits a device's memory, the budget to set, and the speed.
 
     A step is forward, backward, ``optimizer.step()`` and ``zero_grad()``, which frees the gradients. Outputs
     of forward live until the end of the step. The bytes of a step are:
@@ -134,7 +134,7 @@ def fit(
         on_step: called with a line of text before each stage.
 
     Returns:
-        A table with one row for each batch that was tried: whether it fits, the budget to set, peak and speed.
+        A table with one row for each batch that was tried: whether the step fits, the budget to set, peak and speed.
         The table also holds the bytes of parameters, gradients and optimizer.
 
     Raises:
@@ -445,7 +445,7 @@ def _by_speed(answer: Answer) -> tuple[float, bool, int]:
 
 
 def read_memory(memory: object) -> int:
-    """Return a memory size in bytes.
+    """Parse a memory size; return it in bytes.
 
     Args:
         memory: text with a unit, such as ``"80GiB"``, or a number of bytes.
@@ -493,7 +493,7 @@ def read_margin(margin: object) -> float:
 
 
 def read_batches(batches: object) -> tuple[int, ...]:
-    """Return the batch sizes to try, sorted and each once; empty for ``"max"``.
+    """Parse the batch sizes to try; return them sorted, each once. The result is empty for ``"max"``.
 
     Args:
         batches: whole numbers, one number, or ``"max"``.

@@ -13,7 +13,7 @@ class FitRow:
     """Result for one batch size: whether the whole training step fits, under which budget, and how fast it is.
 
     Attributes:
-        batch: samples in one step of one rank.
+        batch: batch size: the samples in one micro-batch of one rank.
         fits: whether a plan was found whose step fits the memory.
         budget: the budget to pass to `torch.compile`: ``"1"``, ``"peak:52412345678B"`` or, with several
             ranks, a ratio such as ``"0.35"``. None if no plan fits.
@@ -48,7 +48,7 @@ class FitRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Table of whole training steps at several batch sizes within a memory, as `remat.fit` returns it.
+    """Table of whole training steps at several batch sizes within a device's memory, as `remat.fit` returns it.
 
     Attributes:
         model: name of the model.

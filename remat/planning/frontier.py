@@ -168,7 +168,7 @@ class Frontier:
 
         Raises:
             ProblemError: the point is not on this frontier.
-            PlanError: other operators are declared pure than when the frontier was computed.
+            PlanError: the set of operators that are declared pure has changed since the frontier was computed.
         """
         if ops.declarations() != self._planner.declarations:
             raise PlanError(

@@ -150,7 +150,8 @@ class FusedSearch:
         return replace(best, choice=choice)
 
     def _explore(self) -> tuple[Candidate, int, tuple[int, int]]:
-        """Add candidates over the whole range of peaks to `found`, and return the ends of the range.
+        """Add candidates over the whole range of peaks to `found`; return the lowest candidate and the ends of the
+        range.
 
         Returns:
             Three items: the candidate with the least simulated peak; the simulated minus the estimated peak of
@@ -203,7 +204,7 @@ class FusedSearch:
 
         Args:
             wanted: the estimated peak to stay within, in bytes.
-            known: the compiled peak of each decision that was compiled.
+            known: the compiled peak, in bytes, of each decision that was compiled.
 
         Returns:
             Whether the searches found a decision that was not compiled and has an estimated peak within

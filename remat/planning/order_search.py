@@ -34,7 +34,7 @@ _LOWER, _LOWER_SHARE = 3, 0.25
 
 
 class OrderSearch:
-    """Search the schedules of one prepared graph: for a cheaper one within a peak, or for a lower peak.
+    """Search the schedules of one prepared graph: for a cheaper schedule within a peak, or for one with a lower peak.
 
     Each search begins with a schedule that the caller gives.
 
@@ -85,7 +85,7 @@ class OrderSearch:
 
     @cached_property
     def _free(self) -> ScheduleProblem:
-        """The step problem, with a further rule: a value that lives to the end of the step is computed only once.
+        """The step problem, with an additional rule: a value that lives to the end of the step is computed only once.
 
         The rule exists because the value of a later run would replace the value that must stay alive.
         """

@@ -302,7 +302,7 @@ class PeakPlanner(OffloadPlanner):
             high: the highest limit.
             peak_bytes: limit on the peak, in bytes. A decision within it raises the next limit on saved bytes, and
                 any other decision lowers the next one.
-            most: most decisions.
+            most: maximum number of decisions.
         """
         for _ in range(most):
             if high - low <= low // 1000:

@@ -5,10 +5,10 @@ A subgradient search with Polyak's step size raises the prices at the points whe
 peak. Then further values are saved, one at a time, in the best decision that fits. Each value must make the
 decision cheaper, and the decision must still fit.
 
-The cut assumes that a value is recomputed where backward first needs anything computed from it. Without saved
-values between, that is the start of backward, so that recomputing seems to free nothing. If this search finds
-no decision within the peak, it is repeated with checkpoints, values that divide forward into segments: a value
-is then recomputed where backward first needs its segment.
+The cut assumes that a value is recomputed where backward first needs anything computed from it. If no values in between
+are saved, that is the start of backward, and recomputing seems to free nothing. If this search finds no decision within
+the peak, it is repeated with checkpoints, values that divide forward into segments: a value is then recomputed where
+backward first needs its segment.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WORK = 800_000
 _LEAST = 120
 #: Key for the price of saved bytes, beside the keys of program points: positions of the joint graph.
 _SAVED = -1
-#: Random changes that a repair tries for each value that may be saved.
+#: Number of random changes that `_repaired` tries for each value that may be saved.
 _DRAWS = 4
 #: On graphs of more nodes, `_filled` is left out if node orders can be searched.
 _LARGE = 2_000

@@ -1,4 +1,4 @@
-"""The default pipeline in its parts, and pipelines that are parsed from text."""
+"""The parts of the default pipeline, and pipelines that are parsed from text."""
 
 from __future__ import annotations
 

@@ -411,7 +411,7 @@ class Plan(Record):
         )
 
     def plot(self, path: str | Path, *, x: str = "time") -> None:
-        """Draw memory over the step, beside the step without remat, and the values that fill the peak.
+        """Draw memory over the step and the values that fill the peak, with the step without remat for comparison.
 
         A budget on the peak is drawn as a line. A budget on saved bytes is not drawn, because it bounds only a
         part of the memory shown. The step without remat is grey. For a plan that was just made, it is a curve. For

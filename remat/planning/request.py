@@ -182,7 +182,7 @@ class PlanRequest:
 
     @classmethod
     def from_text(cls, options: Mapping[str, str]) -> PlanRequest:
-        """Return the request that `to_text` wrote as text, such as in a worker process."""
+        """Parse the texts that `to_text` returned, such as in a worker process, and return the request."""
         given: dict[str, Any] = dict(options)
         if "time_limit" in given:
             given["time_limit"] = float(given["time_limit"])
@@ -191,7 +191,7 @@ class PlanRequest:
         return cls.of(**given)
 
     def to_text(self) -> dict[str, str]:
-        """Return the options as text by name; empty if a saved plan or a pipeline replaces them."""
+        """Return the options as a dict of texts by name; empty if a saved plan or a pipeline replaces the options."""
         if self.pipeline is not None or self.plan is not None:
             return {}
         kind = type(self.solver)

@@ -448,7 +448,7 @@ class Fitting:
             yield decided
 
     def _within_ratio(self) -> tuple[Candidate, Budget] | None:
-        """Return the decision at the highest ratio of saved bytes found to fit, and this budget; None if none fits."""
+        """Return the decision at the highest fitting ratio of saved bytes, and this ratio as a budget; None if none fits."""
 
         def fits(ratio: float) -> bool:
             return self._fits(self._at(ratio))

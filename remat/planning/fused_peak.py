@@ -150,8 +150,7 @@ class FusedSearch:
         return replace(best, choice=choice)
 
     def _explore(self) -> tuple[Candidate, int, tuple[int, int]]:
-        """Add candidates over the whole range of peaks to `found`; return the lowest candidate and the ends of the
-        range.
+        """Add candidates over the whole range of peaks to `found`; return the lowest one and the ends of the range.
 
         Returns:
             Three items: the candidate with the least simulated peak; the simulated minus the estimated peak of

@@ -1,10 +1,9 @@
 """Check a saved plan on its graph: recompute every figure, and refuse a plan with a false figure.
 
-Figures are compared only if their writer and this process compute them in the same way. That requires
-the same versions of remat and PyTorch, the same lowering and sizes, no hooks, and no user pipeline.
-Costs are compared only if the cost model is data that ships with remat, because measured costs differ
-between measurements. If the figures cannot be compared, the recomputed ones replace them. The budget
-is checked in both cases.
+Figures are compared only if the process that saved the plan and this process compute them in the same way. That
+requires the same versions of remat and PyTorch, the same lowering and sizes, no hooks on saved tensors, and no user
+pipeline. Costs are compared only if the cost model is data that ships with remat, because measured costs differ between
+measurements. If the figures cannot be compared, the recomputed ones replace them. The budget is checked in both cases.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def edited(plan: Plan, fault: str) -> PlanError:
 
     Args:
         plan: the saved plan.
-        fault: clause for the message that says which figure is false.
+        fault: text of the error's message that says which figure is false.
     """
     return PlanError(
         f"this plan for '{plan.graph}' is not as it was saved: {fault}; plan again with remat.plan(joint, …)"
@@ -54,8 +53,9 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
         The time in ps; 0 if the plan offloads nothing.
 
     Raises:
-        PlanError: the graph cannot offload a value as the plan says; the plan's cost model gives no times;
-            its link cannot be parsed; or the time that the plan records is comparable and differs.
+        PlanError: the graph cannot offload a value as the plan says; the plan's cost model gives no times; the plan's
+            link cannot be parsed; or the recorded time can be compared with the recomputed one (see the module's text)
+            and differs from it.
     """
     if not plan.offloads:
         if plan.exposed_time:
@@ -100,14 +100,16 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
 
 
 def _check_offloads(plan: Plan, sizes: dict[str, int]) -> None:
-    """Check the offloaded values of a plan, without the operators at which their copies are placed.
+    """Check that a plan lists each offloaded value once, saves it, and records the bytes that it has in the graph.
+
+    The operators at which copies are placed are not checked here.
 
     Args:
         plan: the saved plan.
         sizes: bytes of each node's storage in the graph, by node name.
 
     Raises:
-        PlanError: a value is listed twice, not saved, or of another size.
+        PlanError: an offloaded value is listed twice, is not among the saved values, or has another size in the graph.
     """
     seen, saved = set(), set(plan.saved)
     for value in plan.offloads:
@@ -131,7 +133,8 @@ def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
         request: the options under which the plan is applied, with the plan's cost model.
 
     Raises:
-        PlanError: a comparable figure of ``plan`` differs from the recomputed one, or the step exceeds the budget.
+        PlanError: a figure of ``plan`` that can be compared (see the module's text) differs from the recomputed one, or
+            the step exceeds the budget.
     """
     if plan.unit != made.unit:
         raise edited(plan, f"unit is {plan.unit} in it, and its costs are in {made.unit}")
@@ -179,8 +182,8 @@ def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
     A budget on saved bytes is compared with the recomputed saved bytes. A budget on the peak is compared with
     a peak that depends on the plan:
 
-    - A plan with a compiled peak: the lower of the recomputed peak and the recorded compiled peak. A new compiled
-      peak is not known yet. If the budget is a ratio of the peak, nothing is checked.
+    - A plan that records the peak of its compiled step: the lower of the recomputed peak and the recorded one, because
+      this process has not compiled the step yet. If the budget is a ratio of the peak, nothing is checked.
     - Any other plan for Inductor: the lower of the recomputed peak and the estimated peak of fused code.
     - A plan for eager execution: the recomputed peak.
 
@@ -190,7 +193,7 @@ def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
     Args:
         plan: the saved plan.
         made: the plan that results from applying ``plan`` to its graph.
-        alone: whether the graph shares its budget with no other graph.
+        alone: whether the budget is for this graph alone.
     """
     asked = plan.asked
     if asked.nbytes is not None and made.saved_bytes > asked.nbytes:
@@ -215,7 +218,7 @@ def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
 
 
 def _is_alike(plan: Plan, lower: str) -> bool:
-    """Return whether a plan was written by this process's versions of remat and PyTorch, for lowering ``lower``."""
+    """Return whether this process's versions of remat and PyTorch computed a plan, for the lowering ``lower``."""
     return (plan.remat, plan.torch, plan.lower) == (__version__, torch.__version__, lower)
 
 

@@ -11,7 +11,7 @@ from remat.graph.lowering import Decision, Lowered
 from remat.passes.core.choice import DecisionInfo
 from remat.solvers.pareto import pareto
 
-#: Partial choices that `combine` keeps after each graph, about. More would only be nearly equal ones.
+#: About how many choices `combine` keeps after each graph. Further choices would be nearly equal to these.
 _CHOICES = 2_000
 _UNKNOWN = DecisionInfo()
 
@@ -82,7 +82,7 @@ class Candidate:
         return sum(value.nbytes for value in self.decision.offloads)
 
 
-#: One decision for each of the first graphs of a step: their saved bytes, their score, and the decisions.
+#: Decisions for the first graphs of a step, one per graph: their summed saved bytes, their score, and the decisions.
 Choice = tuple[int, int, tuple[Candidate, ...]]
 
 
@@ -100,8 +100,8 @@ def combine(
             decision cannot be added. A score is a number to minimise, such as a cost.
 
     Returns:
-        Choices, fewest bytes first. A choice is a tuple of saved bytes, score, and one decision for each
-        graph. A long list is thinned to some thousands. Empty if no choice is possible.
+        Choices, fewest saved bytes first. A choice is a tuple of saved bytes, score, and one decision for each graph. A
+        long list is thinned to some thousands of choices. The list is empty if no choice is possible.
     """
     best: list[Choice] = [(0, 0, ())]
     for k, candidates in enumerate(options):

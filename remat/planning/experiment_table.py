@@ -40,12 +40,13 @@ class ExperimentRow:
         of: identity of the planned step: the digest of a captured step, or the name of a function and the
             lowering that it is captured for. A time limit is appended.
         cost: the requested cost model.
-        priced: the cost model that ``cost`` stands for on this step; empty if the step is not known.
+        priced: the cost model that ``cost`` stands for on this step (``auto`` depends on the step); empty if the step
+            could not be prepared.
         without_peak_bytes: peak of the step without remat; None if unknown.
         without_step_cost: cost of the step without remat, in ``unit``; None if unknown.
         solver: name of the requested solver.
         budget: the requested budget.
-        decided_by: the solver that decided, or the pass ``min-cut``, which may win for the solver ``auto``.
+        decided_by: the solver that decided; or the pass ``min-cut``, if the minimum cut of this pass costs less.
         capacity: the bytes that the budget allows the plan to save.
         saved_bytes: the bytes that the plan saves.
         recompute_cost: recompute cost plus exposed transfer time, in ``unit``.
@@ -84,12 +85,12 @@ class ExperimentRow:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Identity of the row: model, cost model, budget, solver and the other inputs of the figures."""
+        """Identity of the row: model, cost model, budget, solver, and identity of the planned step (``of``)."""
         return self.model, self.cost, self.budget, self.solver, self.of
 
     @property
     def label(self) -> str:
-        """The budget as text for display; it may be rounded."""
+        """The budget as text for display, with numbers that may be rounded."""
         return Budget.parse(self.budget).label
 
     @property
@@ -106,7 +107,7 @@ class ExperimentRow:
 
     @property
     def cells(self) -> dict[str, str]:
-        """The formatted figures of the plan, by column name; dashes without a plan."""
+        """The formatted figures of the plan, by column name; dashes if there is no plan."""
         if self.saved_bytes is None:
             return dict.fromkeys(("saved", "recompute", "gap", "peak", "step", "time"), "–")
         solve_s = self.solve_s or 0.0
@@ -137,7 +138,7 @@ class ExperimentRow:
         return cls(**given)
 
 
-#: Type of each column, without ``| None``; it is text, because annotations are not evaluated in this file.
+#: Type of each column as text, without ``| None``. Annotations are text, because this file does not evaluate them.
 _TYPES = {f.name: str(f.type).removesuffix(" | None") for f in fields(ExperimentRow)}
 COLUMNS = tuple(_TYPES)
 #: Columns that the JSON of a comparison leaves out, because they are equal in all of its rows.
@@ -187,7 +188,7 @@ class Comparison:
 
     @property
     def without(self) -> str:
-        """One line of text with the peak and cost of the step without remat; empty if one is unknown."""
+        """One line of text with the peak and cost of the step without remat; empty if either is unknown."""
         if not self.without_peak_bytes or not self.step_cost:
             return ""
         step = format_cost(self.step_cost + self.without_recompute_cost, self.unit)
@@ -296,7 +297,7 @@ class Sweep:
 
 
 def checked_path(path: str | Path) -> Path:
-    """Return the path of a table after checking that the table can be written in its format.
+    """Check that a table can be written in the format that the suffix of its path names; return the path.
 
     Raises:
         ProblemError: the suffix is unknown, or the library for the format is missing.
@@ -362,7 +363,7 @@ _OPTIONAL = frozenset(f.name for f in fields(ExperimentRow) if "None" in str(f.t
 
 
 def _typed(row: Mapping[str, str]) -> dict[str, Any]:
-    """Return the cells of a CSV row as the types of their columns; empty cells become None if the type allows it."""
+    """Convert the cells of a CSV row to the types of their columns; an empty cell becomes None where allowed."""
     return {
         name: None if name in _OPTIONAL and not text else _READERS[_TYPES.get(name, "str")](text)
         for name, text in row.items()

@@ -70,9 +70,9 @@ def compare(
 ) -> Comparison:
     """Plan one joint graph with several solvers at several budgets.
 
-    A solver that cannot run, refuses, or answers wrongly gets a row with the reason, and the other solvers
-    continue. Solvers that are not part of remat run in processes of their own, so that a crash ends only
-    one of them. An unknown solver and an invalid budget raise an error before any planning.
+    A solver that cannot run, refuses the problem, or answers wrongly gets a row with the reason, and the other solvers
+    continue. Each solver that is not part of remat runs in a process of its own, so that its crash ends only this
+    process. An unknown solver and an invalid budget raise an error before any planning.
 
     Args:
         joint: the captured step; it is not changed.
@@ -158,10 +158,11 @@ def sweep(
 ) -> Sweep:
     """Plan every model at every budget with every solver under every cost model.
 
-    With ``output``, each row is written to ``OUTPUT.partial`` as soon as the row is known. Another call with
-    the same output, after a crash or with more budgets, reuses the rows of that file and of ``OUTPUT``. Files
-    of another version are refused. A captured step is identified by its graph, but a function only by its
-    name: give another output after changing the function. A combination that fails gets a row with the reason.
+    With ``output``, each row is written to ``OUTPUT.partial`` as soon as the row is known. Another call with the same
+    output, after a crash or with more budgets, reuses the rows of that file and of ``OUTPUT``. Files of another format
+    version are refused, and so is an ``OUTPUT.partial`` that another version of remat or PyTorch wrote. A captured step
+    is identified by its graph, but a function only by its name: give another output after changing the function. A
+    combination that fails gets a row with the reason.
 
     Args:
         models: captured steps, or functions that return (model, args, kwargs), by name. With an executor,
@@ -174,8 +175,8 @@ def sweep(
         executor: where to plan: any `concurrent.futures.Executor` (of Dask: ``client.get_executor()``), a
             number of processes, or None for this process.
         output: file of the table, which ends in ``.json``, ``.csv`` or ``.parquet``.
-        on_start: called once, before planning, with the number of rows to plan by model. Models whose rows
-            are all in ``output`` are left out.
+        on_start: called once, before planning, with a dict from the name of each model to its number of rows to plan.
+            Models whose rows are all in ``output`` are left out.
         on_row: called with each new row as soon as the row is known.
 
     Returns:
@@ -248,10 +249,11 @@ def _check_solvers(names: Iterable[str | Solver]) -> None:
 
 
 def _of(model: Model, lower: str, time_limit: float | None) -> str:
-    """Return the text by which a resumed table tells whether its rows are of this model, in their column ``of``.
+    """Return the text for the column ``of``, which identifies the planned step.
 
-    The text has the joint graph's fingerprint, or the name of the model and its lowering if the model is not
-    captured yet; then the time limit in seconds, if there is one.
+    A resumed sweep reuses a row only if this text is the same. The text has the joint graph's fingerprint, or the names
+    of the model and of the lowering if the model is not captured yet. The time limit in seconds follows, if there is
+    one.
     """
     if isinstance(model, JointGraph):
         identity = model.fingerprint[:16]
@@ -271,8 +273,8 @@ def _source(name: str, model: Any, executor: AnyExecutor) -> JointGraph | str | 
         executor: where the worker runs; None for this process.
 
     Returns:
-        A function is returned itself, and so is a captured step in this process. With an executor, a captured
-        step is returned as text.
+        A function is returned unchanged. A captured step is returned as text if there is an executor, and unchanged
+        otherwise.
 
     Raises:
         ProblemError: the model is neither a joint graph nor a function, or a function cannot be pickled
@@ -373,7 +375,7 @@ class _Prepared:
         }
 
     def _request(self, solver: str | Solver) -> PlanRequest:
-        """Return the step's request with the given solver; a solver that is used again is created only once."""
+        """Return the step's request with the given solver; each solver is created only once."""
         name = solver if isinstance(solver, str) else solver.name
         if name not in self._requests:
             self._requests[name] = self.planner.request.by(solver, isolation="foreign")
@@ -437,7 +439,7 @@ def answer(question: _Question) -> ExperimentRow:
 
 
 def _prepared(question: _Question) -> _Prepared:
-    """Return the prepared step of a job; capture and prepare the step if this thread's cache holds another one."""
+    """Return the prepared step of a job; capture and prepare the step if this thread's cache holds another step."""
     of, cost = (question.sweep, question.model), str(question.options["cost"])
     if _NEWEST.step is None or _NEWEST.step[0] != of:
         _NEWEST.step = None  # stays empty if capturing fails

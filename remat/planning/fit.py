@@ -1,4 +1,4 @@
-"""Find which batches of a whole training step fit a memory, under which budget, and how fast they are."""
+"""Find the batch sizes at which a whole training step fits a device's memory, the budget to set, and the speed."""
 
 from __future__ import annotations
 
@@ -43,17 +43,19 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Step = tuple[JointGraph, int]
 #: The result for a batch: its row, and the decisions that were tried for the batch.
 Answer = tuple[FitRow, tuple[Decision, ...]]
-#: Plans batches. Takes batch sizes, and decisions of other batches as candidates; returns results by batch size.
+#: Function that plans batches. It takes batch sizes, and decisions of other batches as candidates; it returns results
+#: by batch size.
 Ask = Callable[[Sequence[int], Sequence[Decision]], Mapping[int, Answer]]
-#: GB/s that one rank sends: NVLink of an H100 in one direction, by the data sheet.
+#: Default rate in GB/s at which one rank sends: NVLink of an H100 in one direction, by the data sheet.
 LINK_GBPS = 450.0
 #: A memory of fewer bytes is refused, because the number probably lacks its unit.
 _LEAST_MEMORY = 1 << 16
 #: The largest batch that ``"max"`` tries.
 _MOST = 1 << 20
-#: ``"max"`` stops when the uncertainty of the largest batch is at most that batch divided by this number.
+#: The search of ``"max"`` ends when two batches, of which one fits and one does not, differ by at most the smaller one
+#: divided by this number.
 _PART = 50
-#: Doubled batches that an executor plans at the same time, unless the executor is a number of processes.
+#: Number of doubled batches (1, 2, 4, …) planned at the same time by an executor that is not a number of processes.
 _WIDTH = 4
 
 
@@ -82,7 +84,7 @@ def fit(
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Fit:
-    """Find which batches of a whole training step fit a memory, under which budget, and how fast they are.
+    """Find the batch sizes at which a whole training step fits a device's memory, the budget to set, and the speed.
 
     A step is forward, backward, ``optimizer.step()`` and ``zero_grad()``, which frees the gradients. Outputs
     of forward live until the end of the step. The bytes of a step are:
@@ -90,14 +92,14 @@ def fit(
     - parameters, buffers and inputs;
     - saved and temporary values under the best plan found, and gradients;
     - the optimizer's state, and the memory that its step allocates;
-    - with several ranks, the buffers of collectives by rule (`remat.planning.sharding.Sharding`).
+    - with several ranks, the buffers of collectives, by the rules of `remat.planning.sharding.Sharding`.
 
     The model may be on the meta device, because nothing is trained or measured. Memory outside of PyTorch's
     tensors is not counted: a CUDA context (some hundred MiB), and memory that the allocator cannot use.
     Subtract the context from ``memory``, and give a ``margin`` for the allocator.
 
     Args:
-        model: a module, or a function, whose parameters are the arguments that require a gradient.
+        model: a module; or a function, whose arguments that require a gradient count as the parameters.
         args: a callable that takes a batch size and returns the arguments of a call: a tuple of positional
             arguments, a dict of keyword arguments, or a pair of both. Or the positional arguments themselves, if the
             first dimension of every tensor is the batch.
@@ -109,11 +111,12 @@ def fit(
         batches: batch sizes of one rank to try. ``"max"``: powers of two until one does not fit, then
             bisection between the last two powers. A largest batch below 100 is exact; from 100 on, it may be up
             to 2 % too small.
-        accumulate: number of micro-batches whose gradients are summed before the optimizer steps. A batch is then
-            a micro-batch. From the second one on, forward and backward run beside the summed gradients.
+        accumulate: number of micro-batches whose gradients are summed before the optimizer steps. A batch is then a
+            micro-batch. From the second micro-batch on, the summed gradients are alive during forward and backward,
+            too.
         ranks: number of ranks that train together: by FSDP2 if ``fsdp`` is set, else by DDP.
         fsdp: whether the ranks shard parameters, gradients and optimizer state, by FSDP2.
-        link_gbps: GB/s that a rank sends. Sending overlaps with computing, so only the longer time counts.
+        link_gbps: GB/s that a rank sends. Sending overlaps with computing, so only the longer of the two times counts.
         cost: cost model whose unit is a time. Unless its device is a CPU, optimizers use their ``foreach``
             implementation by default, as in PyTorch on a GPU.
         solver: as in `remat.plan`.
@@ -124,14 +127,14 @@ def fit(
             not fit otherwise.
         host_memory: as in `remat.plan`.
         policies: as in `remat.plan`.
-        chunk: as in `remat.plan`; ``"auto"`` takes the fastest for each batch.
-        executor: where to plan: any `concurrent.futures.Executor`, a number of processes, or None for this
-            process. Listed and doubled batches are planned in parallel. Steps are captured in this process.
-            Solver and cost model must be given by name.
+        chunk: as in `remat.plan`; ``"auto"`` takes the fastest number of chunks for each batch.
+        executor: where to plan: any `concurrent.futures.Executor`, a number of processes, or None for this process.
+            Listed batches, and the powers of two of ``"max"``, are planned in parallel. Steps are captured in this
+            process. Solver and cost model must be given by name.
         on_step: called with a line of text before each stage.
 
     Returns:
-        A table with one row for each batch that was tried: whether it fits, the budget to set, peak and speed.
+        A table with one row for each batch that was tried: whether the step fits, the budget to set, peak and speed.
         The table also holds the bytes of parameters, gradients and optimizer.
 
     Raises:
@@ -187,7 +190,7 @@ def fit_calls(
         calls: function that takes a batch size and returns a model, its positional arguments, and its keyword
             arguments.
         training: how the model is trained.
-        request: solver, cost model, time limit and link for offloading.
+        request: the options of planning, among them solver, cost model, time limit and link for offloading.
         title: name of the model in the result; empty: the name of its class or function.
         executor: as in `fit`.
         on_step: as in `fit`.
@@ -378,7 +381,7 @@ class _Job:
 
     Attributes:
         rank: the rank, with the bytes on it that depend on neither batch nor plan.
-        request: the options of planning; for a worker, from `PlanRequest.to_text`.
+        request: the options of planning; for a worker, as text from `PlanRequest.to_text`.
         batch: the batch size.
         joint: the captured step; for a worker, as text.
         other_bytes: bytes of the step's inputs and buffers.
@@ -429,7 +432,11 @@ def _answer(job: _Job, on_step: Callable[[str], None] = lambda _: None) -> Answe
 
 
 def _by_speed(answer: Answer) -> tuple[float, bool, int]:
-    """Order answers of one batch: the fastest that fits first; of others, one that is not proven, with the least peak."""
+    """Return a sort key for the answers of one batch; the best answer has the least key.
+
+    Answers that fit come first, the fastest at the front. Next are answers for which it is not proven that no plan
+    fits, and last those for which it is proven, each kind by rising peak.
+    """
     row, _ = answer
     return -(row.samples_per_s or 0.0), row.proven, row.peak_bytes
 
@@ -438,7 +445,7 @@ def _by_speed(answer: Answer) -> tuple[float, bool, int]:
 
 
 def read_memory(memory: object) -> int:
-    """Return a memory size in bytes.
+    """Parse a memory size; return it in bytes.
 
     Args:
         memory: text with a unit, such as ``"80GiB"``, or a number of bytes.
@@ -464,7 +471,7 @@ def read_memory(memory: object) -> int:
 
 
 def read_margin(margin: object) -> float:
-    """Return a part of the memory as a number from 0 to below 1.
+    """Parse the part of the memory that a step must leave free; return it as a number from 0 to below 1.
 
     Args:
         margin: text in percent, such as ``"5%"``; or a number such as 0.05.
@@ -486,7 +493,7 @@ def read_margin(margin: object) -> float:
 
 
 def read_batches(batches: object) -> tuple[int, ...]:
-    """Return the batch sizes to try, sorted and each once; empty for ``"max"``.
+    """Parse the batch sizes to try; return them sorted, each once. The result is empty for ``"max"``.
 
     Args:
         batches: whole numbers, one number, or ``"max"``.
@@ -546,9 +553,9 @@ def read_args(args: Any, kwargs: Mapping[str, Any] | None) -> Callable[[int], Ar
 
 
 def varied(args: Any, kwargs: Mapping[str, Any]) -> Callable[[int], Arguments]:
-    """Return a function that takes a batch size and copies the arguments of a call for it.
+    """Return a function that takes a batch size and returns a copy of a call's arguments with this batch size.
 
-    The copy has uninitialised tensors, whose first dimension is the batch size.
+    Tensors of the copy are uninitialised, and their first dimension is the batch size.
 
     Args:
         args: positional arguments.

@@ -1,4 +1,4 @@
-"""Result of `fit`: training steps at several batch sizes within a memory, as a table and as code to paste."""
+"""Result of `fit`: training steps at several batch sizes within a device's memory, as a table and as code to paste."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class FitRow:
     """Result for one batch size: whether the whole training step fits, under which budget, and how fast it is.
 
     Attributes:
-        batch: samples in one step of one rank.
+        batch: batch size: the samples in one micro-batch of one rank.
         fits: whether a plan was found whose step fits the memory.
         budget: the budget to pass to `torch.compile`: ``"1"``, ``"peak:52412345678B"`` or, with several
             ranks, a ratio such as ``"0.35"``. None if no plan fits.
@@ -22,11 +22,11 @@ class FitRow:
             peak of every plan; else the least peak that was found.
         step_s: modelled seconds of one step; None if no plan fits.
         samples_per_s: samples of all ranks per second; None if no plan fits.
-        recompute_s: modelled seconds of recomputation and exposed transfers; None if no plan fits.
+        recompute_s: modelled seconds of recomputation and exposed transfers in one step; None if no plan fits.
         reason: why no plan fits; empty if one does.
         proven: whether it is proven that no plan fits. False if a plan fits, or if none was found but one
             may exist.
-        chunks: number of chunks of the loss.
+        chunks: number of chunks into which the loss is split; 1 if it is whole.
     """
 
     batch: int
@@ -48,11 +48,11 @@ class FitRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Table of whole training steps at several batch sizes within a memory, as `remat.fit` returns it.
+    """Table of whole training steps at several batch sizes within a device's memory, as `remat.fit` returns it.
 
     Attributes:
         model: name of the model.
-        memory_bytes: the memory of one rank.
+        memory_bytes: bytes of the memory of one rank's device.
         optimizer: the requested optimizer.
         margin: part of the memory that a step must leave free, from 0 to below 1.
         optimizer_code: code that makes the optimizer of ``model.parameters()``; empty if a callable makes it.
@@ -99,7 +99,7 @@ class Fit:
 
     @property
     def best(self) -> FitRow | None:
-        """The row with the most samples per second, among equal rows the smallest batch; None if no batch fits."""
+        """The row with the most samples per second; of equal rows, the smallest batch. None if no batch fits."""
         fits = (r for r in self.rows if r.fits)
         return max(fits, key=lambda r: (r.samples_per_s or 0.0, -r.batch), default=None)
 
@@ -115,7 +115,7 @@ class Fit:
 
     @property
     def code(self) -> str:
-        """Code for the fastest row: `torch.compile` with its budget, the optimizer, and a step of several micro-batches.
+        """Python code for the fastest row: `torch.compile` with its budget, the optimizer, and a step of micro-batches.
 
         Empty if no batch fits.
         """
@@ -196,7 +196,7 @@ class Fit:
         return "\n".join(lines)
 
 
-#: Lines of `Fit.code`; the places are for the number of micro-batches and the samples in each.
+#: Lines of `Fit.code`; ``{0}`` stands for the number of micro-batches, and ``{1}`` for the samples in each.
 _ACCUMULATING = (
     "def train_step(micro_batches, loss_of):  # {0} micro-batches of {1}",
     "    for batch in micro_batches:",

@@ -23,9 +23,9 @@ from remat.units import Budget, format_apart, format_bytes, format_cost
 
 #: Most points that the text of a frontier lists, so that the text fits one screen.
 MOST_SHOWN = 16
-#: Jobs into which budgets are divided for an executor, unless the executor is a number of processes.
+#: Number of jobs among which budgets are divided for an executor that is not a number of processes.
 _CHUNKS = 8
-#: The axes of a frontier: for each, the field of a point with its bytes, and the label for plots.
+#: The axes of a frontier: for each, the field of `FrontierPoint` with the bytes, and the label in plots.
 _BY = {
     "saved": ("saved_bytes", "saved by forward for backward"),
     "peak": ("peak_bytes", "peak of the step"),
@@ -168,7 +168,7 @@ class Frontier:
 
         Raises:
             ProblemError: the point is not on this frontier.
-            PlanError: other operators are declared pure than when the frontier was computed.
+            PlanError: the set of operators that are declared pure has changed since the frontier was computed.
         """
         if ops.declarations() != self._planner.declarations:
             raise PlanError(

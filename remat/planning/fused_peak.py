@@ -1,10 +1,9 @@
 """Plan within a budget on the peak of fused code: search by simulated peak, guided by the estimated peak.
 
 Searches and proofs use the simulated peak of the unfused graphs. The estimated peak of the fused code
-(`remat.graph.fused_liveness`) differs from the simulated one by a similar offset for similar plans. So
-the search is repeated, with its target shifted by the offset of the last plan. If node orders can be
-searched, a repetition is a short search from the last schedule. A compiled decision counts with its
-compiled peak instead of the estimate.
+(`remat.graph.fused_liveness`) differs from the simulated one by a similar offset for similar plans. So the search is
+repeated, with its target shifted by the offset of the last plan. If node orders can be searched, a repetition is a
+short search from the last schedule. If the step of a decision was compiled, its compiled peak replaces the estimate.
 """
 
 from __future__ import annotations
@@ -23,22 +22,23 @@ from remat.planning.planner import Planner
 from remat.planning.prepared import VERTICES
 from remat.units import Budget, bytes_of_share, format_bytes
 
-#: Most searches of `aim_above` without offloads.
+#: Maximum number of searches of `aim_above` without offloads, and of `aim` after a compilation.
 _SEARCHES = 4
 #: Neighbouring limits on saved bytes differ by at most the largest limit divided by this number.
 _GAP = 16
-#: How often the intervals beside the best byte limit are halved.
+#: How often the two intervals beside the best limit on saved bytes are halved.
 _HALVINGS = 2
 #: A target that is too low is raised by the least simulated peak divided by this number.
 _STEP = 100
-#: With offloads: most searches of `aim_above`, and a divisor. A target is lowered by the least simulated peak divided
-#: by it.
+#: With offloads: maximum number of searches of `aim_above`; and a divisor, by which the least simulated peak is divided
+#: to get the step by which a target is lowered.
 _OFFLOADED = 5, 150
 #: Compiled peaks are far above a limit if they exceed it by more than the limit divided by this number.
 _FAR = 10
 #: A plan is near enough if the unused fraction of the wanted peak is at most this.
 _NEAR = 0.005
-#: Most searches of `aim`; and, for searches from the last schedule, edits as a ratio of the usual number.
+#: Maximum number of searches of `aim` before any compilation; and the number of edits in a search from the last
+#: schedule, as a ratio of the usual number.
 _REFINED, _REFINED_SHARE = 6, 0.5
 #: A target that was missed is lowered by at least the wanted peak divided by this number.
 _LOWERED = 1000
@@ -60,14 +60,14 @@ class FusedSearch:
     def __init__(self, planner: Planner) -> None:
         self.planner = planner
         self.found: list[Candidate] = []
-        #: The peak in bytes that a ratio stands for.
+        #: The peak in bytes that the budget's ratio stands for; None until it is computed.
         self._limit: int | None = None
 
     def moved(self, planner: Planner) -> FusedSearch:
-        """Return a search for another planner, which keeps the candidates so far if it plans an equal graph.
+        """Return a search for another planner, with the candidates so far if that planner plans an equal graph.
 
-        Each compilation traces the step again, so each needs a new planner. If its graph or its options differ,
-        the returned search starts without candidates.
+        Each compilation traces the step again, so each needs a new planner. If the new planner's graph or options
+        differ, the returned search starts without candidates.
         """
         new = FusedSearch(planner)
         if planner.adopt(self.planner):
@@ -150,7 +150,7 @@ class FusedSearch:
         return replace(best, choice=choice)
 
     def _explore(self) -> tuple[Candidate, int, tuple[int, int]]:
-        """Add candidates over the whole range of peaks to `found`, and return the ends of the range.
+        """Add candidates over the whole range of peaks to `found`; return the lowest one and the ends of the range.
 
         Returns:
             Three items: the candidate with the least simulated peak; the simulated minus the estimated peak of
@@ -171,7 +171,7 @@ class FusedSearch:
         return lowest, off, (min(map(planner.expected, self.found)), most)
 
     def expect(self, decided: Candidate) -> int:
-        """Add a candidate to `found`, with its tagged values offloaded; return its estimated peak in bytes."""
+        """Add a candidate, with its tagged values offloaded, to `found`; return the estimated peak in bytes."""
         decided = self.planner.with_tagged(decided)
         self.found.append(decided)
         return self.planner.expected(decided)
@@ -181,7 +181,7 @@ class FusedSearch:
         return {nbytes: self.expect(self.planner.at(nbytes)) for nbytes in capacities}
 
     def try_around(self, capacities: Sequence[int], wanted: int) -> None:
-        """Add decisions to `found` by bisection: search the largest limit on saved bytes that keeps an estimated peak.
+        """Bisect for the largest limit on saved bytes that keeps an estimated peak; add each decision to `found`.
 
         Args:
             capacities: the limits on saved bytes, in any order.
@@ -203,7 +203,7 @@ class FusedSearch:
 
         Args:
             wanted: the estimated peak to stay within, in bytes.
-            known: the compiled peak of each decision that was compiled.
+            known: the compiled peak, in bytes, of each decision that was compiled.
 
         Returns:
             Whether the searches found a decision that was not compiled and has an estimated peak within

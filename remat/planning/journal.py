@@ -31,7 +31,7 @@ class Journal:
     _file: IO[str] | None = None
 
     def add(self, row: ExperimentRow) -> None:
-        """Add a row and append it to the file; ignore a row with a known key.
+        """Add a row and append it to the file; ignore the row if its key is in `known`.
 
         Raises:
             ProblemError: the file cannot be written.

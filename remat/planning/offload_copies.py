@@ -46,8 +46,8 @@ class Copies:
     def _needed(self, link: Link) -> list[Transfer]:
         """Return the transfer of each offloaded value, in the order of the offloads.
 
-        A transfer holds the value's bytes and copy times, and two positions among the runs of the step. The value
-        can be sent after the first run, and must be back before the second.
+        A transfer holds the value's bytes and copy times, and two positions among the runs of the step. The value can
+        be sent after the run at the first position, and must be back before the run at the second.
         """
         nodes, at = self._nodes, {node: k for k, node in enumerate(self._nodes)}
         first, second = nodes[: self._boundary], nodes[self._boundary :]
@@ -96,7 +96,7 @@ class Copies:
         return tuple(named), found.exposed_time, max(0, max(found.bytes_alive) - peak_bytes)
 
     def exposed_time(self) -> int:
-        """Return the time in ps for which operators wait for copies at the places that the offloads name.
+        """Return the time in ps for which operators wait for copies, if the copies are placed as the offloads say.
 
         Raises:
             PlanError: a value is freed before its last use in forward, or fetched after its first use in backward.

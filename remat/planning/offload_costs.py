@@ -1,4 +1,4 @@
-"""Run times of operators, and copy times of the values that may be offloaded."""
+"""Run times of operators, and the values that may or must be offloaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Times:
     """Run times of all operators of a graph, including those that only backward runs.
 
     Attributes:
-        of_name: time in the cost model's unit, by name of the joint graph's node.
+        of_name: time of one run of each node of the joint graph, in the cost model's unit, by the node's name.
         cost: the cost model; it also prices operators that passes have added to forward or backward.
     """
 
@@ -63,7 +63,8 @@ class Times:
 def why_kept(state: State, lowered: Lowered, i: int) -> str:
     """Return why the value of a node of the graph problem must not be offloaded; empty if it may be.
 
-    The value must be savable and never written to: a strided tensor of static shape that fills its storage.
+    Only a value that is savable and never written to may be offloaded. It must be a strided tensor of static shape that
+    fills its storage, and its storage must not be alive throughout the step anyway.
     """
     at, storages = lowered.position[i], state.storages
     value, owner = state.index.values[at], storages.owner[at]
@@ -105,7 +106,10 @@ class Tagged:
     why: str
 
     def refusal(self, why: str) -> PlanError:
-        """Return the error for a value that must be offloaded and stays on the device, with the reason."""
+        """Return the error for a value that must be offloaded and stays on the device.
+
+        The error gives the reason from the attribute `why`; if the attribute is empty, it gives the argument ``why``.
+        """
         return PlanError(
             f"'{self.value.name}' is tagged for the host's memory by {tag_of(self.node)}, and stays on the device: "
             f"{self.why or why}. Let it be saved, or tag it PREFER_CPU_OFFLOAD\n  {located(self.node)}"

@@ -28,15 +28,17 @@ from remat.units import format_bytes
 
 #: A value is not offloaded if it has fewer bytes than all values together, divided by this number.
 _SMALL = 5_000
-#: Most rounds of a search. Each leaves out values that cannot be offloaded, or lowers the target by the last excess.
+#: Maximum number of rounds of a search. After a round that fails, values that cannot be offloaded are left out, or the
+#: target peak is lowered by the excess.
 _TURNS = 4
-#: Vertices of the hull from which a search starts, about.
+#: About how many vertices of the hull a search starts from.
 _CUTS = 4
 #: Ratio of the usual number of edits in a search over node orders, if a plan without offloads is known.
 _ORDER_SHARE = 0.5
-#: A search may start from a plan above the peak: by these ratios of the bytes that the link sends during forward.
+#: A search may start from a plan whose peak exceeds the limit: by up to these fractions of the bytes that the link can
+#: send during forward.
 _ABOVE = (0.9, 0.6)
-#: Decisions with offloads for which node orders are searched.
+#: Number of decisions with offloads for which node orders are searched.
 _REORDERED = 2
 #: Most decisions of a round whose copies are placed, if each of them turns out to exceed the peak.
 _PLACED = 3
@@ -47,9 +49,10 @@ class OffloadPlanner(Prepared):
 
     def __init__(self, state: State, request: PlanRequest, **options: Any) -> None:
         super().__init__(state, request, **options)
-        #: Reasons why values cannot be offloaded, by name; failed attempts to offload them add to it.
+        #: For each value that cannot be offloaded, by name, the reason. A failed attempt to offload a value adds an
+        #: entry.
         self._left_out: dict[str, str] = {}
-        #: Results of `with_tagged`.
+        #: Cached results of `with_tagged`, by decision.
         self._with_tagged: dict[Decision, Candidate] = {}
 
     @cached_property
@@ -247,8 +250,8 @@ class OffloadPlanner(Prepared):
             without: the best decision without offloads; None if there is none.
 
         Returns:
-            The best choice found, and the `Decision` with its node orders. If no found one is better, ``choice``
-            and None.
+            The best choice found, and the `Decision` with its node orders. If no better one is found, ``choice`` and
+            None.
         """
         if not choice.offloaded:
             return choice, None
@@ -327,10 +330,10 @@ class OffloadPlanner(Prepared):
     def bound_with_offloads(self, peak_bytes: int, moments: Iterable[int]) -> int:
         """Return a lower bound on the cost of every decision with offloads within a peak, for any node order.
 
-        Values that are in the host's memory while backward runs were sent during forward. Forward takes at most
-        the time of its operators plus the cost T that a decision adds. So the decision offloads at most the
-        bytes that the link sends in that time, and no more than the host's memory holds. T is at least the bound without offloads, within a peak that is
-        higher by these bytes. The result is the least T for which this holds.
+        Values that are in the host's memory while backward runs were sent during forward. Forward takes at most the
+        time of its operators plus the cost T that a decision adds. So the decision offloads at most the bytes that the
+        link sends in that time, and no more than the host's memory holds. T is at least the bound without offloads,
+        within a peak that is higher by these bytes. The result is the least T for which this holds.
 
         Args:
             peak_bytes: limit on the peak, in bytes.
@@ -380,8 +383,8 @@ class OffloadPlanner(Prepared):
         Values that must be offloaded are all returned; `with_tagged` refuses them if they exceed the memory.
 
         Args:
-            host_bytes: bytes that other values take there.
-            saved: names of the values that count.
+            host_bytes: bytes that other values take in the host's memory.
+            saved: names of the saved values; other tagged values are not returned.
         """
         found, most = [], self.host_bytes
         for tagged in self.tagged:

@@ -1,4 +1,4 @@
-"""Search node orders and further runs of nodes for a cheaper schedule within a peak, or for a lower peak."""
+"""Search node orders and recomputations for a cheaper schedule within a peak, or for a schedule with a lower peak."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from remat.solvers.kernel import kernel
 from remat.solvers.run import run
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
 
-#: Edits of a schedule that a search tries in one turn: number for each run, and greatest number in all.
+#: Number of edits of a schedule that one annealing search tries: for each run of the schedule, and at most in total.
 MOVES_PER_RUN, MOST_MOVES = 6_000, 2_000_000
 #: Schedules with more runs get fewer edits, because each edit takes longer.
 _MANY_RUNS = 25_000
-#: Searches for a lower peak, and edits in each as a ratio of the usual number. With all edits, peaks were
-#: within 0.5 % of these (once 4 % lower), in four times the time.
+#: Maximum number of rounds of `lowest`, and the number of edits in each search as a ratio of the usual number. With the
+#: usual number, searches took four times as long, and peaks differed by at most 0.5 % (once, the peak was 4 % lower).
 _LOWER, _LOWER_SHARE = 3, 0.25
 
 
 class OrderSearch:
-    """Search the schedules of one prepared graph: for a cheaper one within a peak, or for a lower peak.
+    """Search the schedules of one prepared graph: for a cheaper schedule within a peak, or for one with a lower peak.
 
     Each search begins with a schedule that the caller gives.
 
@@ -85,7 +85,7 @@ class OrderSearch:
 
     @cached_property
     def _free(self) -> ScheduleProblem:
-        """The step problem, with a further rule: a value that lives to the end of the step is computed only once.
+        """The step problem, with an additional rule: a value that lives to the end of the step is computed only once.
 
         The rule exists because the value of a later run would replace the value that must stay alive.
         """
@@ -138,8 +138,8 @@ class OrderSearch:
             share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
-            The cheapest schedule found within the limit. If there is none, the schedule with the lowest peak that
-            was found. None if this schedule cannot be executed, or if `is_possible` is False.
+            The cheapest schedule found within the limit. If there is none, the schedule with the lowest peak that was
+            found. None if the schedule that was found cannot be executed, or if `is_possible` is False.
         """
         found = self.improved(sequence, boundary, peak_bytes, share=share)
         return found and self._decided(*found)

@@ -1,10 +1,10 @@
 """Proven lower bounds on the cost of every schedule of a step within a peak.
 
-While backward runs an operator, each value that a later run reads is alive or is recomputed afterwards.
-The other bytes that are alive are known: weights, outputs, tangents, and the gradients so far. So consider
-a graph problem in which only the later runs read values, within the bytes that remain of the peak. The
-cost of a schedule is at least the optimum of this problem. The bound holds for every node order and for
-any number of runs of forward's operators. It assumes that backward's own operators run once.
+While backward runs an operator, each value that a later run reads is alive or is recomputed afterwards. The other bytes
+that are alive are known: weights, outputs, tangents, and the gradients so far. So consider a graph problem in which
+only the later runs read values, and whose capacity is the bytes that remain of the peak. The cost of a schedule is at
+least the optimum of this problem. The bound holds for every node order and for any number of runs of forward's
+operators. It assumes that backward's own operators run once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PeakBounds:
             for i, role in roles.placeholders.items()
             if role in (Role.PRIMAL, Role.FORWARD_SEED, Role.BACKWARD_STATE)
         ]
-        #: Storages that are alive throughout backward.
+        #: Bytes of the storages that are alive throughout backward, by key of the storage.
         self._always = self._sizes.of_all((*there, *(o for o in outputs if isinstance(o, fx.Node))))
         self._gradients = [g for g in gradients if isinstance(g, fx.Node)]
 

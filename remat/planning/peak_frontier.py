@@ -21,15 +21,16 @@ from remat.planning.peak_search import Limits, PeakSearch
 from remat.solvers.graph_problem import worth_saving
 from remat.solvers.pareto import lower_hull, pareto
 
-#: Peaks for which prices are adjusted, and most cuts for each peak.
+#: Number of peaks for which prices are adjusted, and maximum number of cuts for each peak.
 _PEAKS, _CUTS = 16, 4
 #: Parts into which the range of peaks is divided; mixtures and additions aim at peaks of this spacing.
 _PARTS = 24
 #: Limits on the evaluations of `_add`: nodes that they visit in total, and a least number of evaluations.
 _WORK, _LEAST = 800_000, 24
-#: Most runs of a step whose node orders are searched, and points of the frontier from which searches start.
+#: Node orders are searched if the step has at most this many runs; and the number of points of the frontier from which
+#: these searches start.
 FEW_RUNS, _ORDERED = 1_000, 8
-#: Peaks at which bounds are computed.
+#: Number of intervals between the peaks at which bounds are computed.
 _STEPS = 64
 
 
@@ -78,7 +79,7 @@ class PeakFrontier(PeakSearch):
         return [low + (high - low) * k // count for k in range(count)]
 
     def _follow(self, peaks: list[int]) -> None:
-        """Evaluate minimum cuts whose prices (Lagrange multipliers) per program point fit one peak after another.
+        """Evaluate minimum cuts under prices (Lagrange multipliers) per program point, adjusted to each peak in turn.
 
         The prices for a peak start from the last prices for the next higher peak.
 

@@ -1,4 +1,4 @@
-"""Plan several graphs of one step within one peak. While a graph runs, the values that others save are alive."""
+"""Plan several graphs of one step within one peak. While a graph runs, values that other graphs save are alive."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from remat.units import Budget, bytes_of_share, format_bytes
 
 #: Most rounds of a loop that lowers the peak. Peaks of choices are only estimates, so one round may not suffice.
 _ROUNDS = 8
-#: Decisions to try for the graph in which the step peaks: those with the lowest peaks of the graph alone.
+#: Number of decisions to try for the graph in which the step peaks: those with the lowest peaks of the graph alone.
 _LOW = 6
-#: Most graphs for which a cheaper decision is searched; the most expensive ones come first.
+#: Maximum number of graphs for which a cheaper decision is searched; graphs of highest cost come first.
 _SEARCHED = 8
 
 
@@ -147,7 +147,10 @@ class PeakOfGraphs:
 
     @cached_property
     def _lowest(self) -> list[Candidate]:
-        """The decisions with the least peak found: those of `_least`, with others tried where the step peaks."""
+        """The decisions, one per graph, with the least peak of the step found.
+
+        The search starts from `_least`, and tries other decisions for the graph in which the step peaks.
+        """
         chosen = [*self._least[2]]
         for _ in range(_ROUNDS):
             highest = self.highest(chosen)

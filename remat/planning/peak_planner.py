@@ -24,22 +24,24 @@ from remat.units import (
     format_bytes,
 )
 
-#: Vertices of the hull from which a frontier by peak starts, about.
+#: About how many vertices of the hull a frontier by peak starts from.
 MOST_CUTS = 40
-#: Nodes of all plans of a frontier together up to which every plan is split and its peak is simulated.
+#: If the plans of a frontier have at most this many nodes together, each plan is split and its peak is simulated.
 SIMULATED = 400_000
-#: Most runs of a step whose frontier by peak includes a search for the least peak. On larger steps, this search takes
-#: several times as long as the rest of the frontier.
+#: A frontier by peak includes a search for the least peak if the step has at most this many runs. On larger steps, this
+#: search takes several times as long as the rest of the frontier.
 LEAST_RUNS = 2_000
-#: Limits on saved bytes that are tried in search of the largest whose decision is within a peak.
+#: Number of limits on saved bytes that are tried to find the largest limit whose decision is within a peak.
 CLOSING = 3
-#: Parts of the range between the least peak and the lowest peak without node orders; orders are searched at each.
+#: Number of parts of the range from the least peak to the lowest peak without node orders. Node orders are searched at
+#: the peaks between the parts.
 _TO_LEAST = 6
-#: Peaks of a frontier at which offloading is tried, about; and parts of the range below the lowest of these peaks.
+#: About how many peaks of a frontier offloading is tried at; and the number of parts of the range below the lowest
+#: peak.
 _OFFLOADED, _BELOW = 12, 4
-#: Share of the peak below which a plan leaves enough memory that the solvers are asked as well.
+#: If the peak of the cheapest candidate is below this fraction of the limit, the solver is asked for decisions, too.
 _SLACK = 0.97
-#: Text of errors: why no budget lowers the peak further, and what does.
+#: Text for error messages: why no budget lowers the peak further, and what else lowers it.
 _UNSHRUNK = (
     "Weights, gradients and what one operator needs at once do not shrink with the budget: raise it, or make the "
     "model or the batch smaller"
@@ -144,7 +146,7 @@ class PeakPlanner(OffloadPlanner):
 
         Args:
             budget: a budget on the peak, in bytes or as a ratio.
-            offload: whether values may be offloaded that need not be.
+            offload: whether values may be offloaded that the user does not tag for offloading.
 
         Raises:
             BudgetError: no decision was found within the budget; the message names the least peak that was
@@ -184,7 +186,7 @@ class PeakPlanner(OffloadPlanner):
         return budget if budget.peak_share is None else Budget(peak_bytes=self._peak_of(budget))
 
     def _peak_of(self, budget: Budget) -> int:
-        """Return a budget on the peak in bytes.
+        """Convert a budget on the peak to bytes.
 
         Ratio 0 stands for the least peak found, and ratio 1 for the peak of the plan for budget 1.
         """
@@ -300,7 +302,7 @@ class PeakPlanner(OffloadPlanner):
             high: the highest limit.
             peak_bytes: limit on the peak, in bytes. A decision within it raises the next limit on saved bytes, and
                 any other decision lowers the next one.
-            most: most decisions.
+            most: maximum number of decisions.
         """
         for _ in range(most):
             if high - low <= low // 1000:
@@ -412,8 +414,8 @@ class PeakPlanner(OffloadPlanner):
             share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
-            The cheapest schedule found within the limit; if there is none, the schedule with the lowest peak that
-            was found. None if this schedule cannot be executed, or saves more than `most_saved` bytes.
+            The cheapest schedule found within the limit; if there is none, the schedule with the lowest peak that was
+            found. None if the schedule that was found cannot be executed, or saves more than `most_saved` bytes.
         """
         schedule = decided.schedule
         if schedule is None:
@@ -426,7 +428,7 @@ class PeakPlanner(OffloadPlanner):
     def _bounded(
         self, decided: Candidate, peak_bytes: int, tried: Candidate | None = None
     ) -> Candidate:
-        """Return a candidate whose record holds a lower bound on the cost of all decisions within a peak.
+        """Return a copy of a candidate whose ``choice`` has a lower bound on the cost of all decisions within a peak.
 
         With hooks on saved tensors, the bound is 0, because hooks may change the bytes of saved values.
 
@@ -493,7 +495,7 @@ class PeakPlanner(OffloadPlanner):
             low, high = ((capacity, peak), high) if peak <= peak_bytes else (low, (capacity, peak))
 
     def swept(self, peak_bytes: int) -> Candidate | None:
-        """Return the cheapest of the decisions at several limits on saved bytes whose peak is within a limit.
+        """Return the cheapest decision within a peak, of the decisions at several limits on saved bytes.
 
         None if no such decision is within ``peak_bytes``.
         """
@@ -520,6 +522,6 @@ class PeakPlanner(OffloadPlanner):
 def _around(
     ends: list[tuple[int, int]], peak_bytes: int
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-    """Return the last pair of saved bytes and peak that is within a peak, and the next pair; None beyond an end."""
+    """Return the last pair (saved bytes, peak) within a peak, and the next pair; None for a missing pair."""
     last = max((k for k, (_, peak) in enumerate(ends) if peak <= peak_bytes), default=-1)
     return ends[last] if last >= 0 else None, ends[last + 1] if ends[last + 1 :] else None

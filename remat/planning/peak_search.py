@@ -5,10 +5,10 @@ A subgradient search with Polyak's step size raises the prices at the points whe
 peak. Then further values are saved, one at a time, in the best decision that fits. Each value must make the
 decision cheaper, and the decision must still fit.
 
-The cut assumes that a value is recomputed where backward first needs anything computed from it. Without saved
-values between, that is the start of backward, so that recomputing seems to free nothing. If this search finds
-no decision within the peak, it is repeated with checkpoints, values that divide forward into segments: a value
-is then recomputed where backward first needs its segment.
+The cut assumes that a value is recomputed where backward first needs anything computed from it. If no values in between
+are saved, that is the start of backward, and recomputing seems to free nothing. If this search finds no decision within
+the peak, it is repeated with checkpoints, values that divide forward into segments: a value is then recomputed where
+backward first needs its segment.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from remat.solvers.graph_problem import GraphProblem, always_saved, evaluate, wo
 from remat.solvers.prices import price_between, search_by_prices
 from remat.solvers.schedule_problem import ScheduleEvaluator
 
-#: Most cuts of the search by prices; of a search with checkpoints.
+#: Maximum number of cuts of a search by prices: without checkpoints, and with checkpoints.
 _CUTS, _CHECKPOINTED_CUTS = 40, 20
 #: Most segments into which checkpoints divide forward.
 _SEGMENTS = 256
@@ -45,11 +45,11 @@ _WORK = 800_000
 _LEAST = 120
 #: Key for the price of saved bytes, beside the keys of program points: positions of the joint graph.
 _SAVED = -1
-#: Random changes that a repair tries for each value that may be saved.
+#: Number of random changes that `_repaired` tries for each value that may be saved.
 _DRAWS = 4
-#: On larger graphs, values are not saved one by one if node orders can be searched.
+#: On graphs of more nodes, `_filled` is left out if node orders can be searched.
 _LARGE = 2_000
-#: Parts of backward, in each of which a bound is computed.
+#: Number of parts of backward, in each of which a bound is computed.
 _STRETCHES = 12
 
 
@@ -98,7 +98,7 @@ class PeakSearch:
 
     @cached_property
     def orders(self) -> OrderSearch:
-        """The search over node orders and further runs of nodes, which starts from schedules found by this search."""
+        """The search over node orders and recomputations, which starts from schedules found by this search."""
         return OrderSearch(self._state, self._lowered, self._cost)
 
     def reordered(self, tried: Candidate, peak_bytes: int) -> Candidate | None:
@@ -313,7 +313,7 @@ class PeakSearch:
         return self._filled(best, allowed)
 
     def _reached(self, allowed: Limits, starts: Iterable[Iterable[int]]) -> list[Candidate]:
-        """Search by prices, and with checkpoints if that finds nothing within the limits; return what each search found.
+        """Search by prices, and with checkpoints if nothing is within the limits; return the candidate of each search.
 
         Args:
             allowed: the limits.
@@ -358,8 +358,8 @@ class PeakSearch:
     def _checkpointed(self, allowed: Limits) -> list[tuple[frozenset[int], Candidate]]:
         """Return up to two sets of checkpoints to search with, each with the candidate that saves little else.
 
-        The second set is the one with the fewest segments whose candidate is within the limits, or else the set
-        whose candidate exceeds the limits least. The first set has fewer segments, so it restricts cuts less.
+        The second set is the one with the fewest segments whose candidate is within the limits. If there is none, it is
+        the set whose candidate exceeds the limits least. The first set has fewer segments, so it restricts cuts less.
         """
         # At this price, saving a value of 1 KiB costs more than to recompute everything.
         prices = {_SAVED: sum(self.problem.cost) / 1024}
@@ -375,7 +375,8 @@ class PeakSearch:
     def _checkpoints(self) -> list[frozenset[int]]:
         """Sets of values that divide forward into 2, 4, 8, … segments of about equal bytes; nodes of the graph problem.
 
-        A segment ends where the fewest bytes cross: bytes of values that forward computes before and reads after.
+        A segment ends where the fewest bytes cross its end: bytes of values that forward computes before the end and
+        reads after it.
         """
         problem, index, owner = self.problem, self._state.index, self._state.storages.owner
         order = [i for i in self._forward_order if self._state.roles.required_forward[i]]

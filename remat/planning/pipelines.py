@@ -1,4 +1,4 @@
-"""The default pipeline in its parts, and pipelines that are parsed from text."""
+"""The parts of the default pipeline, and pipelines that are parsed from text."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from remat.running.workspace import note_workspaces
 from remat.solvers.base import Solver
 from remat.units import Budget
 
-#: Passes before policies by module set tags: calls with different tags are not merged.
+#: Passes that run before policies by module set tags, because calls with different tags cannot be merged.
 _BEFORE_POLICIES: tuple[Pass, ...] = (DeadCode(), CommonSubexpressions())
 _AFTER_POLICIES: tuple[Pass, ...] = (CleanupRecomputeTags(), Classify(), DistanceFromBackward())
 #: Passes that normalise a joint graph before any decision.
@@ -73,8 +73,8 @@ class PassManager(Pipeline):
                 types other than numbers, booleans, text, solvers, cost models and budgets.
 
         Raises:
-            ProblemError: the text cannot be parsed, or the order of the passes is invalid. If a column is at
-                fault, the message points at it.
+            ProblemError: the text cannot be parsed, or the order of the passes is invalid. If a single place in the
+                text is at fault, the message points at it.
         """
         known = registry()
         known.learn_operators()
@@ -105,7 +105,7 @@ def prepare(
     at_budget: bool = False,
     chunk: Pass | None = None,
 ) -> State:
-    """Run the passes that precede any decision, and return the resulting state, which can serve many plans.
+    """Run the passes that precede any decision; return the resulting state, from which many plans can be made.
 
     Args:
         joint: the captured step.
@@ -143,7 +143,7 @@ def prepare(
 
 
 def _after_policies(state: State) -> State:
-    """Run the passes that precede any decision and follow the tagging of policies; the graph changes in place."""
+    """Run the passes between the tagging by policies and any decision; the graph changes in place."""
     return PassManager(_AFTER_POLICIES).run(state, in_place=True, verify=False).state
 
 
@@ -173,7 +173,7 @@ def with_copies(state: State, places: Collection[int]) -> State:
 
     Args:
         state: a state from `prepare`; its graph changes in place.
-        places: positions of these outputs among the outputs that the user sees.
+        places: positions of the outputs to copy, among the outputs that the user sees.
 
     Returns:
         The given state.

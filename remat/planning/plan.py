@@ -53,7 +53,8 @@ class Plan(Record):
             included.
         snapshots: inputs of which forward saves a copy, because forward mutates the input, or because the
             user may write to it before backward.
-        recomputed: names of the nodes that run again, usually in backward; one entry for each further run.
+        recomputed: names of the recomputed nodes, which run again, usually in backward. A node that is recomputed twice
+            is listed twice.
         saved_bytes: bytes of the distinct storages that forward hands to backward, beyond inputs and outputs.
         peak_bytes: most bytes alive at once over forward, then backward; inputs and parameters included.
         recompute_cost: summed cost of ``recomputed``, in ``unit``.
@@ -64,7 +65,7 @@ class Plan(Record):
         unit: unit of all costs.
         capacity: the most bytes that the budget allows to be saved. Under a budget on the peak, a number of bytes
             so large that it restricts no plan.
-        full_bytes: bytes that the runtime-optimal partition saves; a ratio refers to these bytes.
+        full_bytes: bytes that the runtime-optimal partition saves; a budget ratio refers to these bytes.
         least_bytes: the least bytes that any plan saves.
         budget: the requested budget.
         solver: the solver that decided; or the pass ``min-cut``, if no solver was asked or if the minimum cut
@@ -78,29 +79,30 @@ class Plan(Record):
         fallbacks: one text for each call that the cost model could not price by its own method: the operator, and
             how it was priced instead.
         reread_inputs: whether backward may read inputs again that are not parameters or buffers.
-        reread: names of the inputs that backward does read again although eager autograd would not have
-            saved them. Autograd raises an error if the user writes to one before backward.
-        reread_outputs: positions, among the values that the step returns, of the outputs whose memory backward
-            reads. If the user writes to one before backward, an error is raised.
+        reread: names of the inputs that backward does read again although eager autograd would not have saved them.
+            Autograd raises an error if the user writes to such an input before backward.
+        reread_outputs: positions, among the values that the step returns, of the outputs whose memory backward reads.
+            If the user writes to such an output before backward, an error is raised.
         copied_outputs: positions of the outputs that the step returns as copies, because no error would detect
             a write to them. Only for a step that `remat.partitioner` has split by itself.
-        symbolic: whether sizes of the step are symbols, so that it may run at sizes other than those of the
-            figures.
+        symbolic: whether sizes of the step are symbols, so that the step may run at other sizes than those that the
+            figures are for.
         lower: the lowering that the joint graph was traced for: ``"inductor"`` or ``"eager"``. Empty in files from
             before this field existed.
         torch: the version of PyTorch that traced the joint graph; empty in files from before this field existed.
         operators: digest of the joint graph's operators in their order; empty in files from before this field
             existed.
-        planned_saved_bytes: the planned ``saved_bytes``, if ``saved_bytes`` and ``peak_bytes`` are those of the
-            step as Inductor compiled it; else 0.
+        planned_saved_bytes: the saved bytes as planned, if ``saved_bytes`` and ``peak_bytes`` are those of the step as
+            Inductor compiled it; else 0.
         planned_peak_bytes: the simulated peak, if ``peak_bytes`` is the compiled one; else 0.
         forward_order: nodes that forward runs, in this order; empty if the passes order the nodes. Set under a
             budget on the peak. A node that is listed several times runs as often. In the module, the last
             run has the node's name, unless the node is an input of the module too; other runs are called
             ``NAME_again``. Views are not listed: they are computed where they are read.
         backward_order: nodes that backward runs, in this order; the rules of ``forward_order`` apply.
-        region_budget: the ratio that the code set by ``region_activation_memory_budget``; empty if it set none.
-            This ratio replaces a requested ratio. A requested number of bytes holds in addition to it.
+        region_budget: the ratio that the user's code sets by ``region_activation_memory_budget``; empty if the code
+            sets none. This ratio replaces a requested ratio. A requested number of bytes applies in addition to this
+            ratio.
         least_because: why no plan saves less than ``least_bytes``, if a lower ratio was raised to these bytes;
             else empty.
         step_cost: cost of running every operator of the step once, forward and backward, in ``unit``. The step
@@ -235,7 +237,7 @@ class Plan(Record):
 
     @property
     def learns_sizes(self) -> bool:
-        """Whether some sizes depend on data, so they are known only when the step runs; False if read from a file."""
+        """Whether some sizes depend on data and are known only when the step runs; False for a plan from a file."""
         return self._learns
 
     @property
@@ -272,7 +274,7 @@ class Plan(Record):
 
     @property
     def gap(self) -> int:
-        """Recompute cost plus exposed time, minus the proven lower bound on them: what a better plan saves at most."""
+        """Recompute cost plus exposed transfer time, minus their lower bound: the most that another plan can avoid."""
         return self.recompute_cost + self.exposed_time - self.recompute_bound
 
     @property
@@ -339,7 +341,7 @@ class Plan(Record):
                 object.__setattr__(self, name, getattr(made, name))  # plans are frozen
 
     def explain(self) -> str:
-        """Return the plan as text: its figures, each saved activation, and the recomputed nodes with the reasons.
+        """Return the plan as text: its figures, each saved activation, and each recomputed node with the reason.
 
         A saved activation is shown with its bytes, its source line, and the cost of recomputing it alone.
         Activations that repeat from layer to layer share one row.
@@ -409,7 +411,7 @@ class Plan(Record):
         )
 
     def plot(self, path: str | Path, *, x: str = "time") -> None:
-        """Draw memory over the step, beside the step without remat, and the values that fill the peak.
+        """Draw memory over the step and the values that fill the peak, with the step without remat for comparison.
 
         A budget on the peak is drawn as a line. A budget on saved bytes is not drawn, because it bounds only a
         part of the memory shown. The step without remat is grey. For a plan that was just made, it is a curve. For

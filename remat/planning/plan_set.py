@@ -155,9 +155,10 @@ class _SetPlanner(PeakOfGraphs):
         return self._finished(best, max(saved, full + self._passed.all_bytes))
 
     def _share_host(self) -> None:
-        """Divide the host's memory among graphs: to each what it must offload, the rest by what it saves at budget 1.
+        """Divide the host's memory among the graphs.
 
-        When forward ends, the offloaded values of all runs of all graphs lie there together.
+        Each graph gets the bytes that it must offload. The rest is divided in proportion to the bytes that each graph
+        saves at budget 1. When forward ends, the host's memory holds the offloaded values of all runs of all graphs.
         """
         host_memory, planners, runs = self._request.host_memory, self._planners, self._runs
         if host_memory is None:
@@ -316,7 +317,9 @@ class _Passed:
         return sum(self._bytes.values())
 
     def kept(self, decided: Sequence[Candidate]) -> int:
-        """Return the bytes of those activations that the giving or a receiving graph saves, each counted once.
+        """Return the bytes of the activations that graphs hand on and that the giving or a receiving graph saves.
+
+        Each activation counts once.
 
         Args:
             decided: one decision for each graph.

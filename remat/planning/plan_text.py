@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 #: Most offloaded values that are listed; the others are summed up in one line.
 MOST_LISTED = 40
-#: What "without remat" means in every text.
+#: Text that says which step "without remat" is, in every text about a plan.
 WITHOUT_REMAT = "is budget 1, which saves no more bytes than the runtime-optimal partition of plain torch.compile"
 
 
@@ -62,7 +62,7 @@ def _offloaded(plan: Plan) -> str:
 
 
 def _recomputed(plan: Plan) -> str:
-    """Format the number of recomputed nodes, their cost, and the proven bound on the cost."""
+    """Format the number of recomputed nodes, their cost, and the proven lower bound on this cost."""
     recomputed = counted(len(plan.recomputed), "node") if plan.recomputed else "nothing"
     if plan.recompute_cost:
         # Node orders do not list views, so `recomputed` has none then.
@@ -131,7 +131,7 @@ def _region(plan: Plan) -> str:
 
 
 def _raised(plan: Plan) -> str:
-    """Explain why the plan saves more than the ratio of its budget allows; empty if it does not."""
+    """Explain why a plan saves more than the ratio of its budget allows; empty if the plan does not save more."""
     share = Budget.parse(plan.region_budget) if plan.region_budget else plan.asked
     full, least = max(plan.full_bytes, plan.least_bytes), plan.least_bytes
     known = plan.least_because and share.share is not None and plan.capacity == least

@@ -68,7 +68,8 @@ from remat.solvers.hull import Hull
 from remat.units import Budget, format_bytes
 from remat.version import __version__
 
-#: If a simulated peak is lower than that of the plan for budget 1 by this factor, the compiled peak is lower, too.
+#: If a plan's simulated peak, times this factor, is below that of the plan for budget 1, its compiled peak is lower,
+#: too.
 _CLEARLY_LOWER = 1.25
 
 
@@ -251,8 +252,9 @@ class Planner(PeakPlanner):
     def of(cls, joint: JointGraph, request: PlanRequest, **options: Any) -> Self:
         """Prepare a joint graph; with ``chunk="auto"``, choose the number of chunks under the request's budget.
 
-        The step that is cheapest within the budget is chosen; if none is, the one with the least peak. A step whose
-        loss cannot be split is planned without chunks, with a warning.
+        Of the steps with different numbers of chunks, the cheapest one within the budget is chosen. If none is within
+        the budget, the step with the least peak is chosen. A step whose loss cannot be split is planned without chunks,
+        with a warning.
 
         Args:
             joint: the captured step.
@@ -311,7 +313,7 @@ class Planner(PeakPlanner):
         return self.with_tagged(self._saving(budget))
 
     def _saving(self, budget: Budget) -> Candidate:
-        """Return the decision under a budget on saved bytes, which counts offloaded values; see `decide`."""
+        """Return the decision under a budget on saved bytes, where offloaded values count as saved; see `decide`."""
         limits = replace(self.deciding, budget=budget).limits(self.state)
         found = self.decided(limits)
         if limits.capacity == self.full_bytes:  # this is also the decision for budget 1
@@ -424,7 +426,7 @@ def finish(
         host_bytes: bytes that offloaded values may take in the host's memory; None: no limit.
 
     Raises:
-        BudgetError: the decision offloads more bytes than ``host_memory`` allows.
+        BudgetError: the decision offloads more than ``host_bytes`` bytes.
         PlanError: the split graphs break a rule of the verifier, or a value that must be offloaded is not.
     """
     assert state.decision is not None

@@ -31,15 +31,16 @@ from remat.solvers.hull import Hull
 from remat.solvers.pareto import pareto
 from remat.units import format_bytes
 
-#: Number of even steps between the limits on saved bytes of a frontier. Vertices of the hull are further limits.
+#: Number of equal intervals between the limits on saved bytes at which a frontier is decided. Vertices of the hull are
+#: additional limits.
 STEPS = 24
-#: Most vertices of the hull among the limits on saved bytes of a frontier.
+#: Maximum number of vertices of the hull among the limits on saved bytes of a frontier.
 VERTICES = 16
-#: Nodes of the partitioned graphs that stay cached, all together. Two graphs stay cached in any case.
+#: Partitioned graphs stay cached as long as they have at most this many nodes together. Two stay cached in any case.
 _SPLIT_NODES = 20_000
 
 
-#: A decision with its saved bytes, its cost, how it came about, and its simulated peak.
+#: A decision, its saved bytes, its cost, its limits and solver (`DecisionInfo`), and its simulated peak in bytes.
 Answer = tuple[Decision, int, int, DecisionInfo, int]
 
 
@@ -241,7 +242,8 @@ class Prepared:
         """Take over the cached decisions and peaks of another planner, if it plans an equal graph.
 
         Returns:
-            Whether they were taken over: the graphs must be equal, and so must all options except the budget.
+            Whether decisions and peaks were taken over. The graphs must be equal, and so must all options except the
+            budget.
         """
         request = replace(other.request, budget=self.request.budget)
         if other.fingerprint != self.fingerprint or request != self.request:

@@ -31,7 +31,8 @@ from remat.solvers.run import check_time_limit
 from remat.units import AnyBudget, Budget, parse_bytes
 
 T = TypeVar("T")
-#: Types that users may pass for each option. `Unset` is the type of a default, which tells that none was passed.
+#: Types that users may pass for each option. `Unset` is the type of a default value, which shows that the user passed
+#: no value.
 BudgetOption = AnyBudget | Unset[float]
 SolverOption = str | Solver | Unset[str]
 CostOption = str | CostModel | Unset[str]
@@ -64,7 +65,7 @@ class PlanRequest:
         reread_inputs: whether backward may read again the step's outputs, and its inputs that are not
             parameters.
         offload: the link over which any saved value may be offloaded; None: only tagged values are.
-        host_memory: bytes that may lie in the host's memory at one time; None: no limit.
+        host_memory: bytes of offloaded values that may be in the host's memory at one time; None: no limit.
         policies: policies by module.
         chunk: the pass that splits the loss into chunks; ``"auto"`` to choose the number of chunks by the peak;
             None: leave the loss whole.
@@ -90,7 +91,7 @@ class PlanRequest:
 
     @property
     def link(self) -> Link:
-        """The link over which values are offloaded: that of ``offload``, or the usual one for tagged values."""
+        """The link over which values are offloaded: that of ``offload`` if given, else the default link."""
         return self.offload or DEFAULT_LINK
 
     @property
@@ -181,7 +182,7 @@ class PlanRequest:
 
     @classmethod
     def from_text(cls, options: Mapping[str, str]) -> PlanRequest:
-        """Return the request that `to_text` wrote as text, such as in a worker process."""
+        """Parse the texts that `to_text` returned, such as in a worker process, and return the request."""
         given: dict[str, Any] = dict(options)
         if "time_limit" in given:
             given["time_limit"] = float(given["time_limit"])
@@ -190,7 +191,7 @@ class PlanRequest:
         return cls.of(**given)
 
     def to_text(self) -> dict[str, str]:
-        """Return the options as text by name; empty if a saved plan or a pipeline replaces them."""
+        """Return the options as a dict of texts by name; empty if a saved plan or a pipeline replaces the options."""
         if self.pipeline is not None or self.plan is not None:
             return {}
         kind = type(self.solver)
@@ -421,7 +422,7 @@ def _read_bytes(given: object) -> int | None:
 
 
 def _read(option: str, read: Callable[[Any], T], given: object) -> T:
-    """Return what ``read`` makes of an option as given; errors get the name of the option as ``option``."""
+    """Parse the given value of an option by ``read``, and return the result; errors name the option in ``option``."""
     with about(option):
         return read(given)
 

@@ -22,7 +22,7 @@ def read_plan(plan: SavedPlan) -> Plan | PlanSet:
     """Return a plan, or the plans of several graphs.
 
     Args:
-        plan: JSON text of the plan or plans, or the path of a JSON file. A plan or plan set is returned itself.
+        plan: JSON text of the plan or plans, or the path of a JSON file. A `Plan` or `PlanSet` is returned unchanged.
 
     Raises:
         PlanError: the value is none of these, the file cannot be read, or its text is not that of a plan.
@@ -43,7 +43,7 @@ def read_plan(plan: SavedPlan) -> Plan | PlanSet:
 
 
 def _read(text: str) -> Plan | PlanSet:
-    """Parse a plan, or the plans of several graphs, from JSON text; a key in the text tells which of both it is."""
+    """Parse a plan, or the plans of several graphs, from JSON text; a key in the text tells which of the two it is."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):

@@ -15,9 +15,9 @@ from remat.graph.storages import storage_bytes, storage_key
 class Sharding:
     """Bytes of parameters and gradients on one of N ranks, and bytes that the rank sends in a step.
 
-    **DDP** (several ranks without FSDP): every rank has all parameters, all gradients, and buckets. Buckets
-    are another copy of the gradients (``gradient_as_bucket_view=False``) and live as long as the model. Each
-    gradient is sent 2·(N-1)/N times.
+    **DDP** (several ranks without FSDP): every rank has all parameters, all gradients, and buckets. Buckets are another
+    copy of the gradients (``gradient_as_bucket_view=False``) and live as long as the model. In a step, a rank sends
+    2·(N-1)/N times the bytes of the gradients.
 
     **FSDP2** (`fully_shard` of each block, then of the model): a block is a child of an outermost
     `nn.ModuleList`. Parameters outside of all blocks are the root's. Parameters, gradients and the
@@ -29,7 +29,8 @@ class Sharding:
       block count twice: as computed, and as laid out for the reduction.
     - At the end of backward, the root's gradients count twice, and no block's gradients are left.
     - A gradient belongs to the root if no parameter of a block has its size.
-    - Parameters are sent twice (the root's once) and gradients once, (N-1)/N times each.
+    - In each micro-batch, parameters of blocks are sent twice, the root's parameters once, and gradients once. Each
+      time, a rank sends (N-1)/N of their bytes.
 
     Attributes:
         ranks: number of ranks.
@@ -37,12 +38,12 @@ class Sharding:
         shards: number of parts of each parameter and of its optimizer state.
         parameter_bytes: bytes of the parameters that are on the rank all the time.
         gradient_bytes: bytes of the gradients that are on the rank after backward.
-        gathered_bytes: further bytes of parameters while forward and backward run.
-        reduced_bytes: further bytes of blocks' gradients while backward runs.
-        final_bytes: further bytes of the root's parameters and gradients at the end of backward.
+        gathered_bytes: additional bytes of parameters while forward and backward run.
+        reduced_bytes: additional bytes of blocks' gradients while backward runs.
+        final_bytes: additional bytes of the root's parameters and gradients at the end of backward.
         block_sizes: sizes in bytes of the parameters of blocks. A gradient of another size is the root's.
         bucket_bytes: bytes of buckets, which are on the rank all the time.
-        sent_bytes: bytes that the rank sends in a step.
+        sent_bytes: bytes that the rank sends in a step; under FSDP2, in each micro-batch.
     """
 
     ranks: int

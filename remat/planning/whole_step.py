@@ -30,14 +30,15 @@ from remat.solvers.graph_problem import evaluate
 from remat.torch_compat import pytree
 from remat.units import Budget, bytes_of_share, format_bytes
 
-#: Most searches for a simulated peak, as the peak in the graph's lowering differs from the simulated one.
+#: Maximum number of searches of `_aimed`. One may not suffice, because the peak of the step as it runs differs from the
+#: simulated peak.
 _SEARCHES = 4
-#: Ratios to try if several ranks train, highest first.
+#: Ratios of saved bytes to try if several ranks train, highest first.
 _RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0)
-#: Ratios that are decided for every memory limit.
+#: Ratios of saved bytes whose decisions are candidates for every memory limit.
 _FEW_RATIOS = (0.6, 0.3, 0.0)
-#: Decisions for evenly spaced peaks are searched for every memory limit. Their number is `_NODES` divided by the nodes
-#: of the graph, within the two limits `_PEAKS`.
+#: `_searched` searches decisions within evenly spaced peaks. Their number is `_NODES` divided by the number of nodes of
+#: the graph, but at least and at most the two numbers of `_PEAKS`.
 _NODES, _PEAKS = 2_000, (2, 32)
 
 
@@ -447,7 +448,7 @@ class Fitting:
             yield decided
 
     def _within_ratio(self) -> tuple[Candidate, Budget] | None:
-        """Return the decision at the highest ratio of saved bytes found to fit, and this budget; None if none fits."""
+        """Return the decision at the highest fitting ratio of saved bytes, and this ratio as a budget; None if none fits."""
 
         def fits(ratio: float) -> bool:
             return self._fits(self._at(ratio))
@@ -508,7 +509,7 @@ def parameters_of(model: Any, arguments: Any) -> list[torch.Tensor]:
 
 
 def other_bytes(model: Any, arguments: Any, parameters: Sequence[torch.Tensor]) -> int:
-    """Return the bytes of buffers and inputs that are not parameters.
+    """Return the bytes of buffers, and of inputs that are not parameters.
 
     Args:
         model: a module or a function.

@@ -17,20 +17,22 @@ from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, n
 from remat.solvers.solution import ScheduleAnswer
 from remat.solvers.step_core import StepCore, step_core
 
-#: Edits of one turn: for each node of the problem, and at most.
+#: Number of edits in one turn (see `anneal`): for each node of the problem, and at most in total.
 _MOVES, _MOST = 30_000, 10_000_000
-#: Turns from the best known start: first and last temperature (in mean costs of a node), first and last
-#: margin below the capacity (as a fraction), first price of excess bytes. The kernel runs two turns at a
-#: time. Which turn ends with the lowest cost differs from graph to graph, so several are needed.
+#: The turns that start from the best known schedule. The numbers of each turn are the first and
+#: last temperature (in mean costs of a node), the first and last margin below the capacity (as a
+#: fraction), and the first price of excess bytes. The kernel runs two turns at a time. Which turn
+#: ends with the lowest cost differs from graph to graph, so several are needed.
 _FRESH = (
     (1.0, 1e-3, 0.1, 0.01, 0.01),
     (3.0, 1e-2, 0.1, 0.01, 0.002),
     (1.0, 1e-3, 0.1, 0.01, 0.0005),
     (0.3, 1e-3, 0.2, 0.01, 0.01),
 )
-#: Turns from the best schedule of the turns above.
+#: The turns that start from the best schedule of the turns above; same numbers.
 _AGAIN = ((0.3, 1e-3, 0.05, 0.005, 0.05), (0.1, 1e-3, 0.02, 0.002, 0.25))
-#: Turns from a nearly feasible schedule: less hot, so that they stay near it.
+#: The turns that start from a nearly feasible schedule; same numbers. Their temperature is lower,
+#: so that they stay near this schedule.
 _NEAR = ((0.5, 1e-3, 0.05, 0.002, 0.05), (0.1, 1e-3, 0.02, 0.002, 0.25))
 
 

@@ -24,14 +24,17 @@ from remat.solvers.schedule_problem import ScheduleProblem
 from remat.solvers.solution import Answer, ScheduleAnswer, Solution, Status
 from remat.solvers.verify import verify
 
-#: Number of items times capacity: a table of up to this size is filled in well under a second.
+#: Most cells (items times capacity) of a table for dynamic programming. A table of this size is
+#: filled in well under a second.
 _TABLE_CELLS = 50_000_000
-#: With more items, CP-SAT and HiGHS take 100 MB and more, and prove nothing.
+#: Most items for CP-SAT and HiGHS. With more items, these solvers take 100 MB or more, and prove
+#: nothing.
 _MOST_ITEMS = 3_000
-#: For each turn at a graph problem: the prefixes that a beam keeps, and the work of each kernel search.
-#: A few hundred million units of work take a second.
+#: For each round on a graph problem: the number of prefixes (partial decisions) that the beam
+#: search keeps, and the work of each kernel search. A few hundred million units of work take a
+#: second.
 _TURNS = ((500, 200_000), (1_500, 1_000_000), (3_000, 3_000_000))
-#: One more turn, for graphs of more than `_MOST_NODES` nodes.
+#: One more round, for graphs of more than `_MOST_NODES` nodes.
 _LONG_TURN = (4_000, 30_000_000)
 _MOST_NODES = 1_000
 #: Work of HiGHS at the root of its search tree, per node and edge of the graph, in the kernel's units.

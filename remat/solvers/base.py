@@ -21,9 +21,9 @@ class Solver:
     """Base class of solvers, built-in or from a plugin.
 
     A subclass sets `name` and defines at least one of ``solve``, ``solve_graph`` and
-    ``solve_schedule``. Class attributes state what the solver can do, so remat lists solvers
-    without creating them. A subclass imports its back end, such as OR-Tools, inside these methods.
-    Solvers hold no run state: instances are interchangeable and compare equal by class.
+    ``solve_schedule``. Class attributes state what the solver can do, so that remat can list
+    solvers without creating them. A subclass imports its back end, such as OR-Tools, inside these
+    methods. Solvers hold no run state: instances are interchangeable and compare equal by class.
 
     Attributes:
         name: the name under which users select the solver, in kebab-case.

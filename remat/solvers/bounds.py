@@ -55,7 +55,7 @@ def efficiency_order(problem: KnapsackProblem) -> tuple[int, ...]:
 
 
 def fill(problem: KnapsackProblem, order: Iterable[int], room: int) -> list[int]:
-    """Take items in the given order if they fit into the rest of ``room``; return those taken."""
+    """Take each item in the given order that fits into the rest of ``room``; return these items."""
     weights, taken = problem.weights, []
     for i in order:
         if weights[i] <= room:

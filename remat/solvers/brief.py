@@ -20,7 +20,8 @@ from remat.solvers.pulp_cbc import PulpCbc
 #: Divisor of the usual work; the command's help and its tables show this number.
 PARTS = 20
 
-#: The search solvers with less work, by name. Limits on nodes stay ints, and CP-SAT's seconds floats.
+#: The search solvers with less work, by name. Limits on nodes stay ints, and CP-SAT's limit in
+#: seconds stays a float.
 BRIEF: Mapping[str, Solver] = {
     solver.name: replace(solver, **{limit: type(of)(of / PARTS)})
     for solver, limit in (

@@ -93,8 +93,8 @@ def integers(
     """Return the entries of a column if all are integers from ``low`` to ``high``.
 
     Raises:
-        ProblemError: an entry is not. The message has ``label``, the index of the entry, and the
-            entry of ``names`` at this index unless ``names`` is empty.
+        ProblemError: an entry is no such integer. The message has ``label``, the index of the
+            entry, and the entry of ``names`` at this index unless ``names`` is empty.
     """
     entries = sequence(label, values)
     # Fast path: checking each entry on its own takes ten times as long.

@@ -1,9 +1,9 @@
 """Choose the nodes to save in a graph problem with a solver that solves only knapsacks.
 
 The items of the knapsack are the nodes worth saving. The items that the solver picks must not be
-recomputed. A minimum cut over bytes finds the smallest set of values to save so that they are not.
-Saving exactly the picked nodes is one such cut. So the minimum cut saves no more bytes than the
-picked items weigh.
+recomputed. A minimum cut over bytes finds the values to save with the fewest bytes, so that no
+picked item is recomputed. Saving exactly the picked nodes is one such cut. So the minimum cut saves
+no more bytes than the picked items weigh.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def by_knapsack(
     The solver first gets knapsacks whose items are all nodes of the reduced problem that cost
     something to recompute. If ``problem.known`` has decisions, the solver then gets knapsacks
     without the nodes that one known decision recomputes. The known decisions come from a compiler's
-    rules, which save expensive nodes. Such nodes are often the better items.
+    rules, which save expensive nodes. Expensive nodes are often the better items.
 
     Args:
         solver: the knapsack solver; the solution and errors name it.
@@ -121,10 +121,11 @@ def _rounds(
 def _weights(core: GraphProblem) -> list[int]:
     """Return, for each node, the bytes that suffice to avoid its recomputation.
 
-    The weight is 0 if saving cannot avoid it, or if the node is never recomputed. A savable node
-    takes its own size. For a node that cannot be saved, such as an operator with several results,
-    saving all values computed from it avoids the recomputation. Its weight is then the sum of the
-    weights of its readers.
+    These bytes are the node's weight. The weight is 0 if saving cannot avoid the recomputation, or
+    if the node is never recomputed. The weight of a savable node is its own size. For a node that
+    cannot be saved, such as an operator with several results, saving all values computed from the
+    node avoids the recomputation. Its weight is then the sum of the weights of the nodes that read
+    it.
     """
     readers: list[list[int]] = [[] for _ in core.names]
     for i, reads in enumerate(core.inputs):

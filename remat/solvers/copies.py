@@ -23,7 +23,8 @@ class Copy:
         value: the node that makes the value.
         nbytes: bytes that are offloaded.
         sent: position, in the schedule, of the forward run after which the bytes are free.
-        fetched: position of the backward run before which the bytes take memory again.
+        fetched: position, in the schedule, of the backward run before which the bytes take memory
+            again.
     """
 
     value: int
@@ -42,7 +43,8 @@ class WithCopies:
 
     Attributes:
         problem: the extended problem.
-        sequence: a schedule of the original problem with the runs of the send and fetch nodes.
+        sequence: the schedule of the extended problem: a schedule of the original problem, with
+            runs of the send and fetch nodes added.
         boundary: position in ``sequence`` at which backward begins.
         fetches: number of fetch nodes.
         nodes: number of nodes of the original problem.

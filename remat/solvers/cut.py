@@ -1,4 +1,4 @@
-"""A solver that takes the first fitting minimum cut among those of a compiler's rules.
+"""A solver that tries minimum cuts under a compiler's rules, and takes the first one that fits.
 
 The order of the cuts is fixed, from the strictest rules to the loosest; costs are not compared.
 """

@@ -17,8 +17,9 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
         problem: the step problem, with its capacity.
 
     Returns:
-        The schedule, with a further run of a node wherever an evicted value is read. None if this
-        method finds no schedule within the capacity. With a capacity of None, ``problem.order`` as a list.
+        The schedule, with another run of a node wherever its evicted value is read. None if this
+        method finds no schedule within the capacity. With a capacity of None, ``problem.order`` as
+        a list.
     """
     order = problem.order
     if problem.capacity is None:
@@ -65,7 +66,7 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
 
         Args:
             v: the node.
-            position: position in the order of the run that needs the node.
+            position: position, in ``order``, of the node for which these runs are needed.
             pinned: values that these runs must not evict.
 
         Returns:

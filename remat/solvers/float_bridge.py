@@ -25,12 +25,13 @@ from remat.solvers.problem import KnapsackProblem
 from remat.solvers.run import run
 
 KnapsackFn = Callable[[Sequence[float], Sequence[float], float], tuple[float, list[int], list[int]]]
-#: Fraction by which a sum of weights may exceed the capacity: eight halves of a unit in the last place
-#: of a double. PyTorch's weights (a size over 10^9, over a difference of sums) are off by up to about
-#: five. The tolerance is less than one byte as long as there are fewer than 2^50 bytes.
+#: Fraction by which a sum of weights may exceed the capacity: eight halves of a unit in the last
+#: place of a double. A weight of PyTorch is a size divided by 10^9 and by a difference of sums; its
+#: rounding error is up to about five such halves. The tolerance is less than one byte as long as
+#: there are fewer than 2^50 bytes.
 TOLERANCE = Fraction(1, 2**50)
-#: Largest sums of rounded weights and of rounded values. The first is fine enough to tell a rounding
-#: error from a byte, the second is exact in a double.
+#: Largest sums of rounded weights and of rounded values. Up to the first, a rounding error is less
+#: than a byte; up to the second, sums are exact in a double.
 _COARSE_WEIGHTS, _COARSE_VALUES = 2**60, 2**53 - 1
 
 
@@ -113,7 +114,7 @@ def _scale(numbers: Sequence[Fraction]) -> Fraction | None:
 
 
 def _coarse_scale(numbers: Sequence[Fraction], most: int) -> Fraction:
-    """Return a factor for the numbers; the products, rounded up, sum to at most ``most``."""
+    """Return a factor whose products with the numbers, rounded up, sum to at most ``most``."""
     return (most - len(numbers)) / (sum(numbers, Fraction()) or Fraction(1))
 
 

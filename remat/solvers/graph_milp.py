@@ -23,7 +23,8 @@ from remat.solvers.highs import milp
 from remat.solvers.lagrangian import TOLERANCE, Incumbent, Search
 from remat.solvers.solution import Answer
 
-#: HiGHS proves its bounds in floating point, with tolerances of 1e-6 on scaled rows.
+#: HiGHS's bound is lowered by this fraction, because HiGHS computes in floating point, with
+#: tolerances of 1e-6 on scaled rows.
 _MARGIN = 2e-6
 
 
@@ -84,7 +85,7 @@ class GraphMilp(Solver):
 
 
 def _program(search: Search, best: Incumbent) -> tuple[dict[str, Any], float]:
-    """Return the mixed-integer program as arguments of `milp`, and the cost that one unit of its objective is.
+    """Return the mixed-integer program as arguments of `milp`, and the cost that one unit of the objective stands for.
 
     The columns are the save variables of all nodes, then the recompute variables of all nodes.
     """

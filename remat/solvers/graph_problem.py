@@ -190,7 +190,7 @@ def always_saved(problem: GraphProblem) -> tuple[int, ...]:
 
 
 def worth_saving(problem: GraphProblem, saved: Iterable[int]) -> list[int]:
-    """Return the recomputed nodes of a decision that it could save at less cost, highest cost per byte first.
+    """Return the recomputed nodes of a decision that would cost less if it saved them, highest cost per byte first.
 
     Args:
         problem: the graph problem.

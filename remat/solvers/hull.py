@@ -104,7 +104,7 @@ class Hull:
 
     @classmethod
     def of(cls, problem: GraphProblem) -> Hull:
-        """Return the hull of a problem; its copies with another capacity share the same hull.
+        """Return a problem's hull; copies of the problem with another capacity share this hull.
 
         A hull is shared as long as any caller holds a reference to it.
         """
@@ -169,7 +169,7 @@ class Hull:
         return self._network.losses(edge.price * self._size, edge.scale * self._cost)
 
     def _refine(self, fits: Vertex, over: Vertex) -> None:
-        """Insert a vertex below the line between two vertices, or store the line as an edge."""
+        """Insert a vertex below the line between two vertices; if there is none, store an edge."""
         price, scale = self._prices(fits.cost - over.cost, over.saved_bytes - fits.saved_bytes)
         vertex, value = self._vertex(price, scale)
         of_line = min(price * v.saved_bytes + scale * v.cost for v in (fits, over))

@@ -46,7 +46,8 @@ HEAD = ("name", "source", "cost", "unit", "full_bytes", "least_bytes")
 _FLAGS = ("savable", "recomputable", "in_forward")
 #: Fields whose value in a file is a number or null, not a list.
 _NUMBERS = ("capacity", "resident")
-#: By kind, the fields of the problem in a file. `HEAD` has the unit, and `known` decisions are only hints.
+#: For each kind, the fields of a problem that a file has. The unit is left out because `HEAD` has
+#: it, and ``known`` decisions because they are only hints.
 _COLUMNS = {
     kind.kind: tuple(f.name for f in fields(kind) if f.name not in ("unit", "known"))  # type: ignore[arg-type]
     for kind in KINDS

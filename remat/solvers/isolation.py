@@ -47,7 +47,7 @@ def isolated(
     hang_s: float | None = 600.0,
     environment: Mapping[str, str] | None = None,
 ) -> Solver:
-    """Wrap a solver so that it runs in its own process, which is started now.
+    """Wrap a solver so that it runs in its own process, and start this process.
 
     Args:
         solver: the solver to run in the process; its class must be importable by name.

@@ -2,11 +2,11 @@
 
 The module `remat.solvers.hull` computes the lower convex hull of the (bytes, cost) pairs of all
 decisions. For every budget, the hull gives a lower bound on the cost and a price of a byte. The
-hull also gives a decision that fits but may not use the whole budget. At that price, the *loss* of
-a decision is its distance from the best possible total of bytes and cost. The compiled kernel
-enumerates the decisions of little loss, node by node in topological order. A *prefix* is a decision
-on the first nodes of that order. The kernel keeps all prefixes if they are few, and otherwise a
-beam of the best ones.
+hull also gives a decision that fits but may not use the whole budget. At that price of a byte, each
+decision has a total of priced bytes and cost. The *loss* of a decision is the difference between
+its total and the least total of any decision. The compiled kernel enumerates the decisions of
+little loss, node by node in topological order. A *prefix* is a decision on the first nodes of that
+order. The kernel keeps all prefixes if they are few, and otherwise a beam of the best ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ BEAM = 4_000
 BEAM_SHARES = (0.002, 0.01)
 #: Gap at which a search ends, as a fraction of the cost.
 TOLERANCE = 0.001
-#: Cores of up to `SMALL` nodes are searched to a gap of zero, with at most `LAST_WORK`: milliseconds.
+#: Cores of up to `SMALL` nodes are searched to a gap of zero, with at most `LAST_WORK` units of
+#: work, which take milliseconds.
 SMALL, LAST_WORK = 500, 1_000_000
 
 
@@ -131,8 +132,9 @@ class Search:
     def exact(self, best: Incumbent, *, work: int, tolerance: float = TOLERANCE) -> Incumbent:
         """Enumerate all decisions that could be better than ``best``; return the best one known.
 
-        Its lower bound rises with the enumeration, which ends early at the tolerance, or if the
-        work or the time is spent. Without the kernel, ``best`` is returned unchanged.
+        The lower bound of the returned decision rises with the enumeration. The enumeration ends
+        early if the gap reaches the tolerance, or if the work or the time is spent. Without the
+        kernel, ``best`` is returned unchanged.
 
         Args:
             best: the best decision known so far.
@@ -158,14 +160,14 @@ class Search:
         """Return ``best``, with a higher lower bound if no cheap decision can fill the capacity.
 
         The hull's bound supposes that a decision uses every byte of the capacity. The kernel proves
-        more: each unused byte, at the hull's price, raises the bound. It counts the bytes of
-        partial decisions modulo a step, so that many of them become equal and few remain. The step
-        is a difference in bytes between the two vertices of the hull's edge at this capacity. In a
-        model of equal layers, that is the bytes that one more layer saves.
+        more: each unused byte, at the hull's price, raises the bound. The kernel counts the bytes
+        of partial decisions modulo a step, so that many partial decisions become equal and few
+        remain. The step is a difference in bytes between the two vertices of the hull's edge at
+        this capacity. In a model of equal layers, that is the bytes that one more layer saves.
 
         Args:
             best: the best decision known so far.
-            work: limit for each of up to three steps, in the kernel's units.
+            work: limit on the work for each of up to three step sizes, in the kernel's units.
         """
         edge = self.edge
         if kernel() is None or edge.price == 0:
@@ -215,8 +217,8 @@ class Search:
     def answer(self, found: Incumbent) -> Answer:
         """Extend a decision for the core to an answer for the whole problem.
 
-        A core of at most `SMALL` nodes is first searched for the optimum. With optima, a larger
-        budget never costs more.
+        A core of at most `SMALL` nodes is first searched for the optimum. If answers are optimal, a
+        larger budget never gives a higher cost.
         """
         if len(self.core) <= SMALL:
             found = self.exact(found, work=LAST_WORK, tolerance=0.0)

@@ -12,10 +12,12 @@ from remat.solvers.problem import KnapsackProblem
 from remat.solvers.schedule_problem import ScheduleProblem
 from remat.solvers.solution import Answer, ScheduleAnswer, Status
 
-#: States that one search may create, and states that it may keep at one time, in at most 100 MB.
+#: Number of states (partial choices of items) that one search may create, and number that it may
+#: keep at one time. The latter take at most 100 MB.
 WORK = 400_000_000
 STATES = 400_000
-#: With sums up to this, the kernel's products and shifts fit its integers.
+#: With sums of weights and values up to this number, products and shifts fit the integers of the
+#: kernel.
 LARGEST_SUM = 2**60
 
 
@@ -24,8 +26,8 @@ class Native(Solver):
 
     Identical items are grouped, and the greatest common divisor is divided out. The *break item* is
     the first one in order of value per weight that no longer fits. The *core*, the items searched
-    so far, grows around it, and upper bounds prune the choices (Pisinger 1997). For larger
-    problems, one bound uses the capacity and the number of items together (after Martello,
+    so far, grows around the break item, and upper bounds prune the choices (Pisinger 1997). For
+    larger problems, one bound uses the capacity and the number of items together (after Martello,
     Pisinger, Toth 1999). Another bound is the cost of capacity that no set of items can fill (a
     group relaxation, after Gomory 1969). The remaining choices are enumerated from both ends of the
     core. Limits count work, so the answer repeats unless a time limit is set.

@@ -27,8 +27,8 @@ class OffloadProblem:
         step: the step problem; its costs are times, and its capacity limits the device's memory.
         times: time of one run of each node, also of the nodes that belong to backward. All times
             have the unit of the costs.
-        copy_time: for each node, the time to copy its value to the host, and again to copy it back; -1 if the
-            value must not be offloaded.
+        copy_time: for each node, the time of the copy of its value to the host, which is also the
+            time of the copy back; -1 if the value must not be offloaded.
         host_capacity: bytes that may lie in the host's memory at one time; None: no limit.
         always: nodes whose values are offloaded in every decision that carries them into backward.
     """
@@ -162,11 +162,11 @@ def evaluate_offloads(
     Args:
         problem: the step problem with its copy times.
         schedule: the schedule, with the values that it carries into backward.
-        offloaded: nodes whose values are offloaded, besides those of ``problem.always``. Values that are not carried into backward stay
-            on the device.
+        offloaded: nodes whose values are offloaded, in addition to those of ``problem.always``.
+            Values that are not carried into backward stay on the device.
         capacity: bytes that may be alive on the device. Runs wait for copies so that the peak stays
-            within the capacity. It exceeds the capacity only if waiting does not suffice. None: no
-            limit.
+            within the capacity. The peak exceeds the capacity only if waiting does not suffice.
+            None: no limit.
         saved: positions of the saved nodes in the graph problem, for the result.
 
     Raises:

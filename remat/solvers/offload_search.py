@@ -29,13 +29,15 @@ from remat.solvers.prices import search_by_prices
 
 #: Most minimum cuts, one for each move of the Lagrange multipliers.
 _CUTS = 30
-#: A search ends after `_WORK` runs of evaluated schedules, but not before `_LEAST` evaluations.
+#: A search ends when the schedules that it evaluated have `_WORK` runs together, but not before
+#: `_LEAST` evaluations.
 _WORK, _LEAST = 1_500_000, 250
-#: Fraction of this work for the search around one further schedule.
+#: `settled` and `sent` change only which values are offloaded, so each gets this fraction of
+#: `_WORK` and `_LEAST`.
 _AROUND = 0.2
 #: Up to this number of decisions, all are enumerated.
 WHOLE = 4_096
-#: Most changes tried at the position with the most bytes.
+#: Maximum number of values that `_mended` tries to offload, and to recompute, in each step.
 _MENDS = 12
 #: Rates in bytes per unit of time count as equal if they differ by less than a factor of about 2**(1/8).
 _ALIKE = 8

@@ -41,10 +41,10 @@ def search_by_prices(
         best: a decision; returned if no better one is found.
         rank: sort key of a decision: its bytes above the limits, then its cost.
         cheapest: returns the cheapest decision at the current prices.
-        move: moves the prices. Takes that decision, an estimate of the optimal cost, and a factor of the
-            step size; returns False to end the search.
+        move: moves the prices. Its arguments are the cheapest decision, an estimate of the optimal
+            cost, and a factor of the step size. It returns False to end the search.
         most: the first estimate of the optimal cost. The cost of the best decision within the limits replaces it.
-        cuts: most moves of the prices.
+        cuts: maximum number of moves of the prices.
     """
     step, idle = 1.0, 0
     for _ in range(cuts):

@@ -23,7 +23,7 @@ P = TypeVar("P", bound="Problem[Any]")
 
 
 class Limits(NamedTuple):
-    """What is known, without a search, about the value or cost of a problem's answers.
+    """Bounds on the value or cost of a problem's answers that are known without a search.
 
     Attributes:
         bound: no answer has a better value or cost than this number.

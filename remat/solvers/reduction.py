@@ -15,14 +15,15 @@ from remat.solvers.solution import Answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction(Generic[P]):
-    """A problem without the items or nodes that need no search, and the way back from it.
+    """A problem without the items or nodes that need no search, and the data to undo the reduction.
 
     Attributes:
         core: the problem of the remaining items or nodes; may be empty.
         kept: for every item or node of the core, its index in the original problem.
         always: indices, in the original problem, of the removed items or nodes that are saved.
         always_value: for a knapsack, the total value of ``always``.
-        value_unit: number of the original problem's units of value or cost in a unit of the core.
+        value_unit: number of units of value or cost of the original problem that make one unit of
+            the core.
     """
 
     core: P

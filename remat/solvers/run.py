@@ -20,7 +20,8 @@ from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.problem import Problem, S
 from remat.solvers.verify import judge, read, refuse
 
-#: Time limits from here on are refused as infinite: adding them to a clock in floats loses precision.
+#: Time limits of this many seconds or more are refused like infinite ones: a clock in floats cannot
+#: add them exactly.
 _LONGEST = 10.0**15
 
 
@@ -42,7 +43,8 @@ def run(
         solver: the solver to run.
         problem: the problem to solve, with its capacity.
         time_limit: seconds; None: the solver counts its work, or runs until it is done.
-        knapsack: convert a graph problem to knapsacks even if the solver has ``solve_graph``.
+        knapsack: whether to convert a graph problem to knapsacks even if the solver has
+            ``solve_graph``.
 
     Returns:
         The verified solution.

@@ -15,7 +15,8 @@ from typing import Any
 
 from remat.solvers.step_core import StepCore
 
-#: Most nodes of a model. Its size grows fast: one variable per edge, run of the input and run of the reader.
+#: Most nodes of a model. The size of a model grows fast: it has one variable for each edge and each
+#: pair of a run of the input and a run of the reader.
 MOST_NODES = 300
 #: Most runs of one node.
 _RUNS = 2

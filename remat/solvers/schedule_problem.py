@@ -20,7 +20,7 @@ from remat.solvers.columns import as_integer
 from remat.solvers.problem import Limits, Problem
 from remat.solvers.solution import Schedule, ScheduleAnswer
 
-#: Most runs per node of a schedule, on average. A longer one is refused as a solver's mistake.
+#: Most runs per node of a schedule, on average. A longer schedule is refused as a solver's mistake.
 MOST_RUNS_PER_NODE = 64
 
 
@@ -33,9 +33,10 @@ class ScheduleProblem(Problem[Schedule]):
     any ordered iterables and are stored as tuples of ``int``. The sums of ``cost``, ``size`` and
     ``extra`` may each not exceed 2**63 - 1.
 
-    During a run, memory holds the values that this run or later runs read, the run's results, its
-    ``extra`` bytes, and the ``resident`` bytes. A run reads the value of the latest earlier run of
-    each input. A value stays in memory from its run to the last run that reads it.
+    Each run of a node makes a new value. A run reads, of each input, the value that the latest
+    earlier run of this input made. During a run, memory holds the values that were made before and
+    that this run or a later run reads, the run's results, its ``extra`` bytes, and the ``resident``
+    bytes.
 
     The *boundary* is the position in a schedule at which backward begins.
 
@@ -357,7 +358,7 @@ class ScheduleEvaluator:
         #: Bytes of given values; an unused given value takes no memory.
         self._idle_bytes = sum(problem.size[i] for i in given & used)
         self._held = [i for i in range(len(problem)) if i in used or i not in given]
-        #: For each node, whether it may never run, or not again.
+        #: For each node: `_NEVER`, `_ONCE`, or 0 if the node may run any number of times.
         self._special = bytearray(len(problem))
         for i in problem.once:
             self._special[i] = _ONCE

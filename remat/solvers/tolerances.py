@@ -6,8 +6,8 @@ only as far as the precision of doubles justifies.
 
 Large numbers are divided: weights and the capacity rounded down, values rounded up. A choice that
 fits the original problem also fits the scaled one and is worth no less there, so the scaled bounds
-hold. Without scaling, CBC was seen to call choices optimal at half the value, for weights of a
-billion.
+hold. Without scaling, for weights of a billion, CBC was seen to return choices of half the optimal
+value as optimal.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ class Transfer:
         nbytes: bytes of the value.
         ready: position of the forward run after which the value may be sent.
         needed: position of the backward run before which the value must be back.
-        copy_time: time of the copy to the host, and of the copy back to the device, in the unit of the times of runs.
+        copy_time: time of each of the two copies, to the host and back to the device, in the unit
+            of the times of runs.
     """
 
     nbytes: int
@@ -194,7 +195,7 @@ def _through(
     queue: Sequence[_Copy],
     capacity: int | None,
 ) -> tuple[dict[int, int], list[Wait]]:
-    """Place a queue of copies for one direction of the link.
+    """Place the copies of one queue (one direction of the link), and compute the waits.
 
     Args:
         times: time of each run.

@@ -18,9 +18,9 @@ from remat.solvers.native import Native
 from remat.solvers.problem import KnapsackProblem, Problem, S
 from remat.solvers.solution import Answer, Status
 
-#: Limits on the search that checks a plugin's claimed bound: work of either kernel search, and states of
-#: the knapsack search. It takes hundredths of a second and settles nearly all problems of a few hundred
-#: items.
+#: Limits on the search that checks a plugin's claimed bound: work of either kernel search, and
+#: states of the knapsack search. The search takes hundredths of a second and proves the bound of
+#: nearly all problems of a few hundred items.
 _WORK = 2_000_000
 _STATES = 50_000
 
@@ -47,7 +47,7 @@ def verify(problem: Problem[S], solver: Solver, answer: object) -> S:
 
 
 def read(problem: Problem[Any], solver: Solver, answer: object) -> Answer:
-    """Return a solver's answer as plain ints, of any kind of problem. It is read entry by entry and not evaluated.
+    """Read a solver's answer to any kind of problem as plain ints, without evaluating the answer.
 
     Raises:
         SolverError: the answer has the wrong type, or an entry is invalid.
@@ -140,8 +140,8 @@ def _claimed_bound(
     With the status OPTIMAL, the claimed bound is ``reached``, the objective of the answer.
 
     Raises:
-        SolverError: the status OPTIMAL contradicts the bound, or it comes without a bound from a
-            knapsack solver that does not declare ``exact``.
+        SolverError: the status OPTIMAL contradicts the bound, or the status comes without a bound
+            from a knapsack solver that does not declare ``exact``.
     """
     exact = problem.by_capabilities and solver.exact
     if claim.status is None:

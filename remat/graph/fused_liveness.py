@@ -242,10 +242,11 @@ class _Kernels:
     def _segment(self, node: fx.Node, now: int) -> int:
         """Return the number of the segment in which a node runs.
 
-        A fusible operator joins the kernel of an earlier segment in two cases. In the first case,
-        the kernel computes the input of the operator that becomes available last. In the second
-        case, the kernel reads an input of the operator and computes as many elements as the
-        operator. In any other case, the node runs in segment ``now``, the current one.
+        A segment is a part of the graph between two operators that never fuse. A fusible operator
+        joins the kernel of an earlier segment in two cases. In the first case, the kernel computes
+        one of the operator's inputs, and no other input is computed later. In the second case, the
+        kernel reads an input of the operator and computes as many elements as the operator. In any
+        other case, the node runs in segment ``now``.
 
         The method also records which kernels later nodes may join.
         """

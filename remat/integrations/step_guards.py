@@ -508,9 +508,9 @@ def _largest(
     free: Mapping[str, Size],
     fixed: Mapping[str, tuple[int, int | None]],
 ) -> dict[str, int]:
-    """Return the largest sizes, of those that a guard can bound, at which a step meets its budget.
+    """Return the largest sizes, of the symbols in ``free``, at which a step still meets its budget.
 
-    All sizes are multiplied by the same factor, which is found by bisection.
+    The sizes in ``free`` grow by one common factor, which is found by bisection.
 
     Args:
         bytes_at: the step's bytes as a function of sizes.

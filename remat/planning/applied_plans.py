@@ -218,7 +218,7 @@ def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
 
 
 def _is_alike(plan: Plan, lower: str) -> bool:
-    """Return whether this process's versions of remat and PyTorch computed a plan, for the lowering ``lower``."""
+    """Return whether ``plan`` was made for a lowering, by the versions of remat and PyTorch that run here."""
     return (plan.remat, plan.torch, plan.lower) == (__version__, torch.__version__, lower)
 
 

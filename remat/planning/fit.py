@@ -279,7 +279,7 @@ def fit_calls(
 
 
 def _check(request: PlanRequest, training: Training) -> None:
-    """Refuse invalid ranks, links and cost models before any model is built.
+    """Refuse a number of ranks, a link between ranks, or a cost model that is invalid, before the model is built.
 
     Raises:
         ProblemError: an argument is invalid, or two arguments conflict.

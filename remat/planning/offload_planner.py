@@ -378,13 +378,13 @@ class OffloadPlanner(Prepared):
         return self._carried_out(self.informed(wanted), offloads, peak_bytes)
 
     def _fitting(self, host_bytes: int, saved: Container[str]) -> list[Tagged]:
-        """Return the tagged values that can be offloaded within the host's memory.
+        """Return the saved values with a tag for offloading that fit into the host's memory.
 
-        Values that must be offloaded are all returned; `with_tagged` refuses them if they exceed the memory.
+        Saved values that must be offloaded are returned even if they do not fit; `with_tagged` then raises an error.
 
         Args:
             host_bytes: bytes that other values take in the host's memory.
-            saved: names of the saved values; other tagged values are not returned.
+            saved: names of the saved values.
         """
         found, most = [], self.host_bytes
         for tagged in self.tagged:
@@ -397,9 +397,9 @@ class OffloadPlanner(Prepared):
         return found
 
     def with_tagged(self, decided: Candidate) -> Candidate:
-        """Return a decision that also offloads its saved values that the user tags for offloading; cached.
+        """Return a decision, changed so that its saved values with a tag for offloading are offloaded; cached.
 
-        Tagged values that cannot be offloaded stay saved. If none remains, ``decided`` is returned unchanged.
+        Tagged values that cannot be offloaded stay saved. If no tagged value can be offloaded, ``decided`` is returned.
 
         Raises:
             BudgetError: the values that must be offloaded exceed the host's memory.

@@ -428,7 +428,9 @@ class PeakPlanner(OffloadPlanner):
     def _bounded(
         self, decided: Candidate, peak_bytes: int, tried: Candidate | None = None
     ) -> Candidate:
-        """Return a copy of a candidate whose ``choice`` has a lower bound on the cost of all decisions within a peak.
+        """Return a copy of ``decided`` with a lower bound in its ``choice``.
+
+        No decision whose peak is at most ``peak_bytes`` costs less than the bound.
 
         With hooks on saved tensors, the bound is 0, because hooks may change the bytes of saved values.
 

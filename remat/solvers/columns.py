@@ -106,7 +106,7 @@ def integers(
 
 
 def amounts(label: str, values: Any, names: Sequence[str] | None = None) -> tuple[int, ...]:
-    """Return the entries of a column of integers of at least 0 that sum to at most 2**63 - 1.
+    """Check that a column has integers of at least 0 whose sum is at most 2**63 - 1, and return it as a tuple.
 
     Args:
         label: name of the column in error messages.

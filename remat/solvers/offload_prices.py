@@ -97,11 +97,11 @@ class Prices:
             self._fetched[i] = min(lives.first[i], moments[min(k, len(runs) - 1)])
 
     def decision(self) -> tuple[tuple[int, ...], list[int]]:
-        """Return the cheapest decision under the multipliers.
+        """Return the cheapest decision at the current prices of bytes.
 
         Returns:
-            Positions of the nodes to save in the graph problem, and the nodes of the step problem
-            to offload. A saved value is offloaded if that costs less than keeping it on the device.
+            Two items: the nodes of the graph problem to save, and the nodes of the step problem whose
+            values are offloaded. A saved value is offloaded if that costs less than keeping it on the device.
         """
         graph, problem, lives = self._graph, self._problem, self._lives
         at, priced = bool(self._moment), price_between(self._moment)

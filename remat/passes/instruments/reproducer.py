@@ -193,7 +193,7 @@ def leave_reproducer(
     Args:
         folder: where to create the reproducer's folder.
         error: the error whose message is extended.
-        describe: returns the failure to write.
+        describe: returns the `Failure` that the reproducer records.
 
     Returns:
         The path of the reproducer's folder; None if no reproducer could be written.

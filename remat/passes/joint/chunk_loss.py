@@ -414,7 +414,7 @@ class _Split:
         self._sort(groups, at)
 
     def _carry(self, tangent: fx.Node) -> None:
-        """Copy each node through which a call that runs in chunks depends on ``tangent``.
+        """Insert copies of the nodes on the paths from ``tangent`` to the calls that are split into chunks.
 
         The copies read the constant 1 in place of ``tangent``.
         """

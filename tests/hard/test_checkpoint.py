@@ -63,8 +63,8 @@ def selected(
         return asked.get(op, otherwise)  # type: ignore[no-any-return]
 
     def block(a: T) -> T:
-        # Backward does not read the sum, so the policy decides on everything that it reads.
-        return a + torch.sin(a @ w).exp()
+        # The block's own backward does not read the result, so the policy decides on everything that it reads.
+        return torch.sin(a @ w).exp().neg()
 
     contexts = partial(create_selective_checkpoint_contexts, policy)
     return checkpoint(block, checkpoint(block, x, context_fn=contexts).cos(), context_fn=contexts)  # type: ignore[no-any-return]

@@ -195,7 +195,8 @@ def test_what_was_read_before_the_write_is_not_computed_again_from_behind_it() -
     exp = next(n for n in backward.graph.nodes if n.name == "exp")
     h = next(n for n in backward.graph.nodes if n.name == "mul")
     source = {n.name: n for n in forward.graph.nodes}
-    with backward.graph.inserting_after(h):
+    last = backward.graph.find_nodes(op="placeholder")[-1]
+    with backward.graph.inserting_after(last):
         cos = backward.graph.create_node(
             "call_function", torch.ops.aten.cos.default, (h,), name="cos"
         )

@@ -278,4 +278,4 @@ def test_a_copy_keeps_the_limits() -> None:
     limits = {"memory_bytes": 2**31, "grace_s": 1.0, "hang_s": None, "environment": {"A": "b"}}
     made = isolated(registry().solver("greedy"), **limits)  # type: ignore[arg-type]
     other = pickle.loads(pickle.dumps(made))
-    assert {k: getattr(other, f"_{k}") for k in limits} == limits
+    assert other._limits._asdict() == limits

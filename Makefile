@@ -39,12 +39,14 @@ help:
 setup: $(STAMP)
 
 $(STAMP): EXTRAS := dev
+# Python compiles what it imports; pip would compile all of PyTorch and transformers, for half a minute.
 $(VENV)/.installed-demo: EXTRAS := hf,plot
+$(VENV)/.installed-demo: PIPFLAGS := --no-compile
 $(STAMP) $(VENV)/.installed-demo: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"remat needs Python 3.11 or newer, this is {sys.version}: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/',cat) constraints.txt > $(VENV)/constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet $(PIPFLAGS) --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
 demo: $(DEMO)

@@ -462,7 +462,8 @@ class PeakPlanner(OffloadPlanner):
         """Yield decisions at limits on saved bytes that approach the largest limit whose decision is within a peak.
 
         The limits lie between two neighbouring vertices of the hull. They are found by false position (regula
-        falsi) and bisection in turn.
+        falsi) and bisection in turn. If no vertex is within the peak, the gaps beside the vertex with the least
+        peak are halved first.
 
         Args:
             peak_bytes: limit on the peak, in bytes.

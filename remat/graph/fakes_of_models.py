@@ -168,7 +168,11 @@ class Copied(Faker):
     def _fake(self, value: torch.Tensor) -> torch.Tensor:
         if isinstance(value, torch.nn.Parameter):
             return value
-        return value.detach().clone().requires_grad_(value.requires_grad)
+        if value.is_leaf:
+            return value.detach().clone().requires_grad_(value.requires_grad)
+        # The copy must not be a leaf either: PyTorch refuses writes to leaves that require a gradient.
+        with torch.enable_grad():
+            return value.detach().requires_grad_().clone()
 
 
 def fakeable(device: str | torch.device) -> torch.device:

@@ -60,12 +60,6 @@ class OrderSearch:
             for i, kind in enumerate(lowered.kind)
             if kind is SavedKind.GENERATOR_STATE
         ]
-        late, at, nodes = state.roles.tangent_closure, lowered.of_position, state.index.nodes
-        once = {
-            i for i in range(len(at)) if late[i] or (at[i] >= 0 and not problem.recomputable[at[i]])
-        }
-        # A further run of an operator that makes a tuple makes all its elements again.
-        once |= {state.index.position[maker_of(nodes[i])] for i in once if is_element(nodes[i])}
         return lower_step(
             state.joint,
             state.index,
@@ -74,8 +68,15 @@ class OrderSearch:
             problem.unit,
             self._snapshots,
             recomputed=random,
-            once=sorted(once),
+            once=self._once,
         )
+
+    @cached_property
+    def _once(self) -> list[int]:
+        """Positions of the nodes that no decision runs again."""
+        late, at = self._state.roles.tangent_closure, self._lowered.of_position
+        again = self._problem.recomputable
+        return [i for i in range(len(at)) if late[i] or (at[i] >= 0 and not again[at[i]])]
 
     @cached_property
     def _snapshots(self) -> Decision:
@@ -85,13 +86,18 @@ class OrderSearch:
 
     @cached_property
     def _free(self) -> ScheduleProblem:
-        """The step problem, with an additional rule: a value that lives to the end of the step is computed only once.
+        """The step problem, with a further rule: a value that must stay alive is computed only once.
 
-        The rule exists because the value of a later run would replace the value that must stay alive.
+        Such a value lives to the end of the step, or may only be saved. The rule exists because the value of a later
+        run would replace the value that must stay alive.
         """
-        problem = self.step.problem
+        problem, index = self.step.problem, self._state.index
+        # A further run of an operator that makes a tuple makes all its elements again. Decisions may run it for
+        # another element; the passes then keep the element that is saved.
+        elements = (index.nodes[i] for i in self._once if is_element(index.nodes[i]))
+        makers = {v for node in elements for v in self.step.runs_of(maker_of(node).name)}
         stay = {problem.maker(i) for i in problem.to_end}.intersection(problem.runnable)
-        return replace(problem, once=tuple(sorted(stay.union(problem.once))))
+        return replace(problem, once=tuple(sorted(stay.union(makers, problem.once))))
 
     @cached_property
     def is_possible(self) -> bool:
@@ -169,7 +175,8 @@ class OrderSearch:
         """
         if not self.can_be_ordered:
             return None
-        problem = self._free.within(peak_bytes).knowing([sequence])
+        start = [sequence[p] for p in self._runs_once(sequence)]
+        problem = self._free.within(peak_bytes).knowing([start])
         try:
             found = run(solver, problem, time_limit=time_limit)
         except (BudgetError, RefusalError):
@@ -232,12 +239,7 @@ class OrderSearch:
         if compiled is None or not self.is_possible:
             return None
         problem = self._free.within(peak_bytes)
-        # The passes recompute a whole operator even if only one of its results is needed again. `_free` forbids
-        # the further run if another result lives to the end, so the start schedule must not have it.
-        once = {*problem.once}
-        # Reversed, so that the first run of each node stays in the dict.
-        first = {v: p for p, v in reversed([*enumerate(sequence)])}
-        kept = [p for p, v in enumerate(sequence) if first[v] == p or v not in once]
+        kept = self._runs_once(sequence)
         start, boundary = [sequence[p] for p in kept], bisect_left(kept, boundary)
         copied = [
             replace(c, sent=bisect_left(kept, c.sent), fetched=bisect_left(kept, c.fetched))
@@ -248,6 +250,17 @@ class OrderSearch:
         moves = int(share * moves * min(1.0, _MANY_RUNS / max(1, len(start))) ** 2)
         better = improve(compiled, changed.problem, changed.sequence, changed.boundary, moves=moves)
         return changed.invert(*better)
+
+    def _runs_once(self, sequence: Sequence[int]) -> list[int]:
+        """Return the positions in a schedule of all runs that `_free` allows.
+
+        The passes recompute a whole operator even if only one of its results is needed again. `_free` forbids the
+        further run if another result must stay alive.
+        """
+        once = {*self._free.once}
+        # Reversed, so that the first run of each node stays in the dict.
+        first = {v: p for p, v in reversed([*enumerate(sequence)])}
+        return [p for p, v in enumerate(sequence) if first[v] == p or v not in once]
 
     def _decided(self, sequence: Sequence[int], boundary: int) -> Candidate | None:
         """Convert a schedule to a candidate with its cost and peak; None if the schedule cannot be executed."""

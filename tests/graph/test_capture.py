@@ -444,3 +444,14 @@ def test_a_dropout_that_nobody_reads_is_captured(run: bool) -> None:
     with inductor_config.patch(fallback_random=True):
         (joint,) = remat.capture(f, args, lower="eager", fullgraph=False, run=run)
     assert "dropout" in str(joint.graph)
+
+
+@pytest.mark.parametrize("run", [False, True])
+def test_an_input_that_is_no_leaf_may_be_written_to(run: bool) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2).sin()
+
+    x = torch.ones(4, requires_grad=True) * 3
+    (joint,) = remat.capture(f, (x,), lower="eager", fullgraph=False, run=run)
+    assert "mul" in str(joint.graph)
+    assert torch.equal(x, torch.full((4,), 3.0))

@@ -293,3 +293,33 @@ def test_a_step_whose_every_value_must_be_saved(budget: float | str) -> None:
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     assert any("_unsafe_view" in node.name for node in joint.graph.nodes)
     assert remat.plan(joint, budget).recompute_cost == 0
+
+
+@pytest.mark.parametrize("budget", [remat.Peak(0.0), remat.Peak(0.3), 0.3])
+def test_regions_that_end_with_one_result_of_a_tuple_are_planned(
+    budget: remat.Peak | float,
+) -> None:
+    """The next region reads the result of a LayerNorm, which is saved; its mean is computed again."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.l, self.n = nn.Linear(8, 8), nn.LayerNorm(8)
+
+        def forward(self, x: T) -> T:
+            return self.n(x + F.gelu(self.l(x)))  # type: ignore[no-any-return]
+
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+        def forward(self, x: T) -> T:
+            for block in self.blocks:
+                x = checkpoint(block, x)
+            return x.square().mean()
+
+    joint = remat.capture(Blocks(), (torch.randn(32, 8),), lower="eager")
+    plan = remat.plan(joint, budget, cost="roofline:h100")
+    assert {"getitem", "getitem_3"} <= {*plan.saved}
+    assert "native_layer_norm" in {n.name for n in plan.backward.graph.nodes}

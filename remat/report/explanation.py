@@ -313,7 +313,7 @@ def _again_rows(runs: Iterable[RecomputedNode], show_cost: ShowCost) -> list[lis
         cost, nbytes = sum(r.cost for r in group), sum(r.nbytes for r in group if r.why == "read")
         why, rate = "on the way to others", ""
         if group[0].why == "tagged":
-            why = "tagged MUST_RECOMPUTE"
+            why = "tagged for recomputation"
         elif nbytes:
             why, rate = f"frees {format_bytes(nbytes)}", _rate(cost, nbytes, show_cost)
         names = shortened(_names(r.op for r in group), 48)

@@ -84,7 +84,7 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
         exposed_time = Copies(
             done, plan.offloads, link, Times.of(prepared, request.cost)
         ).exposed_time()
-    except PlanError as error:
+    except (PlanError, ProblemError) as error:
         raise edited(plan, str(error)) from None
     if (
         _is_alike(plan, prepared.joint.lower)

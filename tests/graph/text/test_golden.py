@@ -19,7 +19,7 @@ def test_tags_of_a_checkpointed_region() -> None:
     assert_expected_inline(
         text_of("checkpointed"),
         """\
-joint("f", version=1, device="cpu", lower="eager", num_fwd_outputs=1)
+joint("checkpointed", version=1, device="cpu", lower="eager", num_fwd_outputs=1)
 
 part("is_forward")
 primals_1: f32[4, 4] = primal(PlainAOTInput(0))

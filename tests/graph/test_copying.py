@@ -50,15 +50,6 @@ def outline(graph: fx.Graph) -> list[Any]:
     return found
 
 
-def test_the_quick_way_is_the_plain_way(joint: remat.JointGraph) -> None:
-    quick, plain = (copied(joint.graph, quick=q) for q in (True, False))
-    assert outline(quick) == outline(plain)
-    quick.lint()
-    assert [n.meta["val"] for n in quick.nodes if "val" in n.meta] == [
-        n.meta["val"] for n in joint.graph.nodes if "val" in n.meta
-    ]
-
-
 def edit(graph: fx.Graph) -> None:
     """What later passes do to a graph."""
     (cat,) = graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default)
@@ -100,20 +91,6 @@ def test_a_name_that_is_taken_is_not_given_again(joint: remat.JointGraph) -> Non
     before, after = calls(joint.graph), calls(graph)
     # Whose name is free keeps it.
     assert after == ["mm", *["mm_2" if name == "mm" else name for name in before]]
-
-
-def test_what_is_taken_is_a_placeholder(joint: remat.JointGraph) -> None:
-    outlines = []
-    for quick in (True, False):
-        graph = fx.Graph()
-        copier = Copier(graph, joint.graph, quick=quick)
-        relu, sine = (n for n in joint.graph.nodes if n.name in ("relu", "sin"))
-        copier.take([relu])
-        copier.copy([sine], lambda _, copies=copier.copies, node=relu: copies[node])
-        graph.output(copier.copies[sine])
-        outlines.append(outline(graph))
-        assert copier.copies[relu].meta["val"] is relu.meta["val"]
-    assert outlines[0] == outlines[1]
 
 
 def test_names_that_are_made_up_later_are_new() -> None:

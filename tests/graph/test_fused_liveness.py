@@ -20,11 +20,7 @@ def written(walk: StepWalk) -> set[str]:
 
 
 def test_a_chain_of_pointwise_operators_is_one_kernel() -> None:
-    """Of 4 KiB each: the input, the tangent's product and its gradient; what lies between is never written.
-
-    Forward reads x and writes the sum (4 bytes). Backward computes everything from x again and writes the
-    gradient: x, gradient, sum and tangent (4 bytes each). Unfused, a result is there for each operator.
-    """
+    """x and its gradient (4 KiB each), the sum and the tangent (4 bytes each): nothing else is written."""
     joint = joint_of(lambda x: (x * 2).neg().abs().sum(), weight(32, 32))
     plan = remat.plan(joint, 0.0)
     assert plan.predicted_peak_bytes == 2 * 4096 + 2 * 4
@@ -39,10 +35,7 @@ def test_products_take_what_they_take() -> None:
 
 
 def test_a_kernel_writes_where_an_input_ends() -> None:
-    """The product, 64 KiB, is made again in backward, and its gradient is written over it.
-
-    At the last product: x (4 KiB), w (64 KiB), the sum (4 bytes), that gradient, the gradient of w and that of x.
-    """
+    """At the last product: x, w, the sum, a gradient written over the product, those of w and of x."""
     joint = joint_of(lambda x, w: (x @ w).sin().sum(), weight(32, 32), weight(32, 512))
     plan = remat.plan(joint, 0.0)
     assert plan.predicted_peak_bytes == 4096 + 65536 + 4 + 65536 + 65536 + 4096
@@ -135,10 +128,7 @@ def test_what_reads_the_same_value_is_one_kernel_with_what_reads_it_first() -> N
 
 
 def test_what_a_kernel_keeps_in_registers_is_no_place_to_write() -> None:
-    """The kernel reads the product and its gradient, and writes GELU's result beside and its gradient over them.
-
-    64 KiB each: the product, its gradient, GELU's result. Beside them x (8 KiB) and the weights (32 KiB each).
-    """
+    """The product, its gradient, GELU's result (64 KiB each); x (8 KiB), both weights (32 KiB each)."""
 
     def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return (torch.nn.functional.gelu(x @ w) @ v).square().sum()

@@ -34,12 +34,7 @@ def one_product(budget: float) -> remat.Plan:
 
 
 def test_peak_of_one_product() -> None:
-    """Every matrix has 64 bytes, the loss and its gradient 4.
-
-    Forward: two inputs (128), cos (192), mm (256), sum (260). Backward: inputs and loss (132), cos and
-    the tangent (200), the gradient of w (264, then cos goes: 200), mm_2 (264, then the tangent goes:
-    260), sin (324), neg (388): the most. Then sin goes, and the product takes its place.
-    """
+    """Both inputs (128 bytes) and the loss (4), the gradient of w, mm_2, sin and neg (64 each)."""
     plan = one_product(1)
     peak = simulate_peak(plan.forward, plan.backward, 1)
     assert (peak.nbytes, peak.node, peak.in_backward) == (388, "neg", True)
@@ -47,11 +42,7 @@ def test_peak_of_one_product() -> None:
 
 
 def test_peak_in_forward() -> None:
-    """Backward of a sum is a view of the tangent: forward decides.
-
-    Forward: the input (64), big (64 + 16,384) and its exponential, together 32,832, then big goes and
-    the sum (4) comes.
-    """
+    """The input (64 bytes), the first sum (4), big and its exponential (16 KiB each)."""
 
     def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         big = torch.zeros(64, 64)

@@ -38,20 +38,8 @@ class Branches(nn.Module):
         return z.transpose(0, 1).reshape(-1, 16).exp()
 
 
-def convolutions() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(8, 4, 3),
-        nn.Sigmoid(),
-    )
-
-
 MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "branches": (Branches, (4, 6, 16)),
-    "convolutions": (convolutions, (2, 3, 12, 12)),
     "chain": (
         lambda: nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(4)]),
         (5, 8),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from torch.nn import functional as F
 
 import remat
 from remat.errors import ProblemError
-from remat.graph.costs import DEVICES, CostModel, Flops, Roofline, Unit
+from remat.graph.costs import DEVICES, CostModel, Device, Flops, Roofline, RooflineFused, Unit
+from remat.graph.ops import is_random
 from tests.graph.pricing import costs
 from tests.graphs import joint_of, node, traced, weight
 
@@ -109,3 +112,87 @@ def test_flops_with_symbolic_sizes_use_hints() -> None:
     found = costs(joint, Flops())
     assert found["mm"] == 2 * 6 * 5 * 7
     assert type(node(joint, "mm").meta["val"].shape[0]) is not int
+
+
+#: A device that is slower than its memory at random numbers, tanh and max pooling.
+SLOW = Device(
+    name="slow",
+    half_tflops=1,
+    single_tflops=1,
+    memory_tbps=1,
+    draws_tops=0.001,
+    tanh_tops=0.01,
+    pooled_tops=0.01,
+)
+
+
+@pytest.mark.parametrize(
+    ("f", "target", "ps"),
+    [
+        (torch.tanh, "tanh", 100),
+        (lambda x: F.gelu(x, approximate="tanh"), "gelu", 100),
+        (lambda x: F.gelu(x), "gelu", 0),
+        (lambda x: F.dropout(x, 0.5), "native_dropout", 1_000),
+        (lambda x: x * torch.rand_like(x), "rand", 1_000),
+        (torch.exp, "exp", 0),
+    ],
+)
+def test_an_element_takes_its_time(
+    f: Callable[[torch.Tensor], torch.Tensor], target: str, ps: int
+) -> None:
+    joint = joint_of(f, torch.randn(512, requires_grad=True))
+    nodes = [n for n in joint.graph.nodes if f".{target}" in str(n.target).replace("_like", "")]
+    node = nodes[0]
+    for model in (Roofline(SLOW), RooflineFused(SLOW)):
+        assert model.cost(node) == (512 * ps or model.moved_bytes(node))
+
+
+@pytest.mark.parametrize(("window", "elements"), [(3, 9), ((2, 4), 8)])
+def test_pooling_takes_the_time_of_its_windows(
+    window: int | tuple[int, int], elements: int
+) -> None:
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        return F.max_pool2d(x, window, stride=2)
+
+    joint = joint_of(pooled, torch.randn(2, 8, 32, 32, requires_grad=True))
+    node = next(
+        n for n in joint.graph.nodes if str(n.target).startswith("aten.max_pool2d_with_ind")
+    )
+    read = node.meta["val"][0].numel() * elements
+    assert Roofline(SLOW).cost(node) == read * 100
+
+
+def test_what_is_drawn_is_kept_where_drawing_it_again_is_dear() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x = (x * torch.rand_like(x)).exp()
+        return x
+
+    joint = joint_of(f, torch.randn(64, 64, requires_grad=True))
+    drawn = {n.name for n in joint.graph.nodes if is_random(n)}
+    assert len(drawn) == 4
+    plan = remat.plan(joint, 1.0, cost=RooflineFused(SLOW))
+    assert plan.recomputed
+    assert not drawn & {*plan.recomputed}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "made", "sent"),
+    [
+        ("all_reduce", 1 << 20, 1 << 20, 8 << 20),  # float32, twice
+        ("all_gather_into_tensor", 1 << 18, 1 << 20, 4 << 20),
+        ("reduce_scatter_tensor", 1 << 20, 1 << 18, 4 << 20),
+    ],
+)
+def test_a_collective_takes_the_time_to_send(name: str, given: int, made: int, sent: int) -> None:
+    functions = torch.ops._c10d_functional
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(given, device="meta")
+    node = graph.call_function(getattr(functions, name).default, (x, 4, "0"))
+    node.meta["val"] = torch.empty(made, device="meta")
+    h100 = DEVICES["h100"]
+    assert Roofline().cost(node) == math.ceil(sent / h100.ranks_tbps)
+    waited = graph.call_function(functions.wait_tensor.default, (node,))
+    waited.meta["val"] = node.meta["val"]
+    assert Roofline().cost(waited) <= math.ceil(2 * 4 * made / h100.memory_tbps)

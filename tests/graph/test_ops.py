@@ -57,12 +57,3 @@ def test_a_value_that_was_asked_for_is_never_mistaken_for_another() -> None:
         del value
         gc.collect(0)
     assert len(seen) == 100  # the values live on, and so do their memories
-
-
-def test_a_copy_goes_its_own_way() -> None:
-    memories, value = Memories(), torch.empty(1)
-    key = memories.key(value)
-    other = memories.copy()
-    other.key(torch.empty(2))
-    assert other.key(value) == key
-    assert len(memories._known) == 1

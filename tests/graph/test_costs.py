@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import remat
 from remat.errors import ProblemError
-from remat.graph.costs import DEVICES, CostModel, Device, Flops, Roofline, RooflineFused, Unit
+from remat.graph.costs import DEVICES, Device, Flops, Roofline, RooflineFused, Unit
 from remat.graph.ops import is_random
 from tests.graph.pricing import costs
 from tests.graphs import joint_of, node, traced, weight
@@ -81,28 +81,6 @@ def test_roofline_by_name() -> None:
         Roofline.parse("abacus")
     with pytest.raises(ProblemError, match="takes no argument"):
         Flops.parse("h100")
-
-
-def test_identical_calls_are_asked_for_once() -> None:
-    asked: list[str] = []
-
-    class Counting(CostModel):
-        name = "counting"
-        unit = "op"
-
-        def cost(self, node: fx.Node) -> int:
-            asked.append(node.name)
-            return 3
-
-    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        for _ in range(4):
-            x = torch.mm(x, w)
-        return x[:2] @ w
-
-    joint = traced(f, torch.randn(4, 4), torch.randn(4, 4))
-    found = costs(joint, Counting())
-    assert asked == ["mm", "mm_4"]
-    assert [found[f"mm{k}"] for k in ("", "_1", "_2", "_3", "_4")] == [3] * 5
 
 
 def test_flops_with_symbolic_sizes_use_hints() -> None:

@@ -77,15 +77,16 @@ def test_a_plugins_model_plans(joint: remat.JointGraph) -> None:
     assert remat.plan(joint, plan=remat.Plan.from_json(dear.to_json())).cost == "picky:1000"
 
 
-def model(answer: Any) -> CostModel:
+def model(answer: Any, *, looks_around: bool = False) -> CostModel:
     class Answer(CostModel):
         name = "answering"
         unit = "op"
+        contextual = looks_around
 
         def cost(self, node: fx.Node) -> int:
             if isinstance(answer, Exception):
                 raise answer
-            return answer
+            return answer(node) if callable(answer) else answer
 
     return Answer()
 
@@ -135,29 +136,26 @@ def test_a_model_may_answer_for_all_nodes_at_once(joint: remat.JointGraph) -> No
         costs(joint, AtOnce())
 
 
-def test_a_model_that_looks_around_is_asked_about_every_node() -> None:
-    class Place(CostModel):
-        name = "place"
-        unit = "op"
-        contextual = True
+@pytest.mark.parametrize("looks_around", [False, True])
+def test_identical_calls_are_asked_for_once(looks_around: bool) -> None:
+    asked: list[str] = []
 
-        def cost(self, node: fx.Node) -> int:
-            return len(node.name)
+    def ask(node: fx.Node) -> int:
+        asked.append(node.name)
+        return 3
 
-    found = costs(traced(lambda x: x.sin().sin(), torch.randn(3)), Place())
-    assert found == {"x_1": 0, "sin": 3, "sin_1": 5}
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x = torch.mm(x, w)
+        return torch.mm(torch.mm(x[:2], w), torch.mm(w, w))
 
-
-def test_reading_one_tensor_twice_is_another_call() -> None:
-    class Inputs(CostModel):
-        name = "inputs"
-        unit = "tensor"
-
-        def cost(self, node: fx.Node) -> int:
-            return len(node.all_input_nodes)
-
-    joint = traced(lambda x, y: (x + x, x + y), torch.randn(3), torch.randn(3))
-    assert list(costs(joint, Inputs()).values()) == [0, 0, 1, 2]
+    products = ["mm", "mm_1", "mm_2", "mm_3", "mm_4", "mm_5", "mm_6"]
+    found = costs(
+        traced(f, torch.randn(4, 4), torch.randn(4, 4)), model(ask, looks_around=looks_around)
+    )
+    assert [found[n] for n in products] == [3] * 7
+    # Other sizes, and the same tensor twice, make another call.
+    assert asked == (products if looks_around else ["mm", "mm_4", "mm_5"])
 
 
 class Unsure(Picky):

@@ -33,25 +33,14 @@ def failing() -> None:
     raise ValueError("no")
 
 
-def test_collection_is_paused_and_goes_on() -> None:
-    gc.enable()
+@pytest.mark.parametrize("on", [True, False])
+def test_collection_is_paused_and_is_then_as_it_was(on: bool) -> None:
+    (gc.enable if on else gc.disable)()
     assert nested(2) == [False] * 6
-    assert gc.isenabled()
-
-
-def test_an_error_ends_the_pause() -> None:
-    gc.enable()
+    assert gc.isenabled() == on
     with pytest.raises(ValueError, match="no"):
         failing()
-    assert gc.isenabled()
-
-
-def test_where_it_is_off_it_stays_off() -> None:
-    gc.disable()
-    assert nested(1) == [False] * 4
-    with pytest.raises(ValueError, match="no"):
-        failing()
-    assert not gc.isenabled()
+    assert gc.isenabled() == on
 
 
 def test_planning_pauses_it(monkeypatch: pytest.MonkeyPatch) -> None:

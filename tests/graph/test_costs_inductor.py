@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -13,7 +12,8 @@ import remat
 from remat.errors import ProblemError
 from remat.graph.costs import Inductor, RooflineFused, inductor
 from remat.graph.costs.inductor import kernels_of
-from tests.graph.test_costs_fused import SQUARE, N, costs, moving, square
+from tests.graph.pricing import costs
+from tests.graph.test_costs_fused import SQUARE, moving, square
 from tests.graphs import joint_of, traced
 
 
@@ -32,9 +32,7 @@ def test_what_is_computed_in_one_kernel_moves_nothing_between() -> None:
     assert found["neg"] == moving(SQUARE), "writes the result"
 
 
-def test_kernels_are_asked_for_again_where_arguments_are_others() -> None:
-    """Although every node is called as it was."""
-
+def test_kernels_are_asked_for_again_where_arguments_or_sizes_are_others() -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         sin, cos = x.sin(), w.cos()
         return (sin @ w) + cos
@@ -52,51 +50,21 @@ def test_kernels_are_asked_for_again_where_arguments_are_others() -> None:
     after = kernels_of(graph)
     assert after is not None
     assert after["sin"] == after["add"] != after["cos"]
-
-
-def test_kernels_are_asked_for_again_where_sizes_are_others() -> None:
-    joint = traced(lambda x, w: (x.sin() @ w).relu(), square(), square())
-    before = kernels_of(joint.graph)
-    for node in joint.graph.nodes:
+    for node in graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
             node.meta["val"] = value[:4, :4]
-    assert kernels_of(joint.graph) is not before
+    assert kernels_of(graph) is not after
 
 
 def test_who_saves_what_would_stay_in_registers_pays_for_it() -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return ((x + y).sin() * y).sum()
 
-    found = costs(traced(f, square(), square()), Inductor())
-    assert found["add"] == 1, "reading both inputs takes no longer than writing and reading the sum"
-    assert costs(traced(f, square(), square()))["add"] == moving(2 * SQUARE)
-
-
-def test_kernels_are_as_many_as_inductor_writes() -> None:
-    """Of a forward that nothing is saved of."""
-
-    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return (x.sin() @ w).relu().sum(-1).cos() * (x @ w).amax(-1)
-
     joint = traced(f, square(), square())
-    kernels = kernels_of(joint.graph)
-    assert kernels is not None
-    code = _code_of(f, square(), square())
-    assert len(set().union(*kernels.values())) == len(
-        re.findall(r"extern_kernels|cpp_fused\w*\(", code)
-    )
-
-
-def _code_of(f: Any, *args: torch.Tensor) -> str:
-    from torch._inductor.utils import run_and_get_code
-
-    with torch.no_grad():
-        _, codes = run_and_get_code(torch.compile(f, fullgraph=True), *args)
-    call = str(codes[0])
-    return call[
-        call.index("def call") : call.index("def benchmark") if "def benchmark" in call else None
-    ]
+    added = costs(joint, Inductor())["add"]
+    assert added == 1, "reading both inputs takes no longer than writing and reading the sum"
+    assert costs(joint, RooflineFused())["add"] == moving(2 * SQUARE)
 
 
 def test_a_graph_that_inductor_does_not_lower_is_priced_as_fused(
@@ -130,17 +98,14 @@ def test_the_default_is_that_of_the_lowering(lower: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("lower", ["inductor", "eager"])
-def test_a_step_that_is_compiled_is_priced_for_where_it_runs(lower: str) -> None:
+def test_a_step_that_is_compiled_is_priced_for_where_it_runs() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
-    compiled: Any = torch.compile(model, backend="remat", options={"lower": lower})
+    compiled: Any = torch.compile(model, backend="remat", options={"lower": "eager"})
     compiled(torch.randn(4, 8)).sum().backward()
-    kind = {"inductor": "roofline-fused", "eager": "roofline"}[lower]
-    assert remat.plans()[-1].cost == f"{kind}:epyc"
+    assert remat.plans()[-1].cost == "roofline:epyc"
 
 
 def test_a_device_is_named_to_the_model_that_knows_devices() -> None:
     with pytest.raises(ProblemError, match="'roofline-fused:h200' may name another"):
         remat.plan(joint_of(torch.sin, square().requires_grad_()), cost="auto:h200")
-    assert N * N * 4 == SQUARE
     assert Inductor.parse("a100").device is RooflineFused.parse("a100").device

@@ -14,9 +14,9 @@ from torch import fx
 
 import remat
 from remat.errors import ProblemError
-from remat.graph.costs import CostModel, node_costs
-from remat.passes.core.state import State
+from remat.graph.costs import CostModel
 from remat.plugins.registry import registry
+from tests.graph.pricing import costs
 from tests.graphs import joint_of, traced, weight
 
 
@@ -77,20 +77,23 @@ def test_a_plugins_model_plans(joint: remat.JointGraph) -> None:
     assert remat.plan(joint, plan=remat.Plan.from_json(dear.to_json())).cost == "picky:1000"
 
 
-def model(answer: Any) -> CostModel:
+def model(answer: Any, *, looks_around: bool = False) -> CostModel:
     class Answer(CostModel):
         name = "answering"
         unit = "op"
+        contextual = looks_around
 
         def cost(self, node: fx.Node) -> int:
             if isinstance(answer, Exception):
                 raise answer
-            return answer
+            return answer(node) if callable(answer) else answer
 
     return Answer()
 
 
-@pytest.mark.parametrize("answer", [math.nan, -1, -0.5, np.float64("nan"), 1j, [1]])
+@pytest.mark.parametrize(
+    "answer", [math.nan, math.inf, -0.5, np.float64("nan"), 1j, True, "7", None]
+)
 def test_a_bad_answer_stops_planning_with_the_models_name(
     joint: remat.JointGraph, answer: Any
 ) -> None:
@@ -113,56 +116,46 @@ def test_a_model_that_raises_is_named_with_the_node(joint: remat.JointGraph) -> 
     [(2, 2), (1.25, 2), (0, 0), (np.int64(2**60 + 1), 2**60 + 1), (Fraction(5, 2), 3)],
 )
 def test_every_kind_of_number_becomes_an_int(answer: Any, cost: int) -> None:
-    state = State(joint=traced(torch.relu, torch.randn(3)))
-    found = node_costs(state.index, state.storages, model(answer))
-    assert found == [0, cost]
-    assert type(found[1]) is int
+    found = costs(traced(torch.relu, torch.randn(3)), model(answer))
+    assert found["relu"] == cost
+    assert type(found["relu"]) is int
 
 
 def test_a_model_may_answer_for_all_nodes_at_once(joint: remat.JointGraph) -> None:
-    asked: list[list[str]] = []
-
     class AtOnce(CostModel):
         name = "at-once"
         unit = "op"
         short = 0
 
         def costs(self, nodes: Sequence[fx.Node]) -> Sequence[int]:
-            asked.append([n.name for n in nodes])
             return range(len(nodes) - self.short)
 
-    state = State(joint=joint)
-    found = node_costs(state.index, state.storages, AtOnce())
-    assert len(asked) == 1
-    assert len(asked[0]) == len(set(found) - {0}) + 1, "distinct calls only"
+    assert max(costs(joint, AtOnce()).values()) > 1
     AtOnce.short = 1
     with pytest.raises(ProblemError, match=r"'at-once' gave \d+ costs for \d+ nodes; AtOnce.costs"):
-        node_costs(state.index, state.storages, AtOnce())
+        costs(joint, AtOnce())
 
 
-def test_a_model_that_looks_around_is_asked_about_every_node() -> None:
-    class Place(CostModel):
-        name = "place"
-        unit = "op"
-        contextual = True
+@pytest.mark.parametrize("looks_around", [False, True])
+def test_identical_calls_are_asked_for_once(looks_around: bool) -> None:
+    asked: list[str] = []
 
-        def cost(self, node: fx.Node) -> int:
-            return len(node.name)
+    def ask(node: fx.Node) -> int:
+        asked.append(node.name)
+        return 3
 
-    state = State(joint=traced(lambda x: x.sin().sin(), torch.randn(3)))
-    assert node_costs(state.index, state.storages, Place()) == [0, len("sin"), len("sin_1")]
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x = torch.mm(x, w)
+        return torch.mm(torch.mm(x[:2], w), torch.mm(w, w))
 
-
-def test_reading_one_tensor_twice_is_another_call() -> None:
-    class Inputs(CostModel):
-        name = "inputs"
-        unit = "tensor"
-
-        def cost(self, node: fx.Node) -> int:
-            return len(node.all_input_nodes)
-
-    state = State(joint=traced(lambda x, y: (x + x, x + y), *(torch.randn(3) for _ in range(2))))
-    assert node_costs(state.index, state.storages, Inputs()) == [0, 0, 1, 2]
+    products = ["mm", "mm_1", "mm_2", "mm_3", "mm_4", "mm_5", "mm_6"]
+    found = costs(
+        traced(f, torch.randn(4, 4), torch.randn(4, 4)), model(ask, looks_around=looks_around)
+    )
+    assert [found[n] for n in products] == [3] * 7
+    # Other sizes, and the same tensor twice, make another call.
+    assert asked == (products if looks_around else ["mm", "mm_4", "mm_5"])
 
 
 class Unsure(Picky):

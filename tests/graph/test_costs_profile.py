@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 import remat
 from remat.errors import ProblemError
-from remat.graph.costs import Profile, Roofline, measure, node_costs, profile, reporting, store
+from remat.graph.costs import Profile, Roofline, measure, profile, reporting, store
 from remat.graph.costs.devices import Device
 from remat.graph.costs.request import request_of
-from remat.passes.core.state import State
 from remat.plugins.registry import registry
+from tests.graph.pricing import costs
 from tests.graphs import joint_of, node, traced, weight
 
 #: Stands in for this machine where something is not measured.
@@ -52,10 +52,8 @@ def new_process() -> None:
     store.store.cache_clear()
 
 
-def costs(joint: remat.JointGraph, model: Profile | None = None) -> dict[str, int]:
-    state = State(joint=joint)
-    found = node_costs(state.index, state.storages, model or Profile())
-    return {n.name: c for n, c in zip(state.index.nodes, found, strict=True)}
+def profiled(joint: remat.JointGraph) -> dict[str, int]:
+    return costs(joint, Profile())
 
 
 def fallbacks(joint: remat.JointGraph) -> tuple[str, ...]:
@@ -68,14 +66,14 @@ def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 def test_each_distinct_call_runs_once_for_all_processes(clock: list[str]) -> None:
     joint = traced(chain, torch.randn(4, 4), torch.randn(4, 4))
-    found = costs(joint)
+    found = profiled(joint)
     ran = ["aten.mm.default", "aten.relu.default", "aten.mm.default"]
     assert clock == ran
     assert {found[n] for n in ("mm", "relu", "mm_1", "relu_1", "mm_2")} == {20}, "the median"
     assert found["view"] == found["slice_1"] == 0
-    assert costs(joint) == found
+    assert profiled(joint) == found
     new_process()
-    assert costs(joint) == found
+    assert profiled(joint) == found
     assert clock == ran, "nothing ran again"
     assert fallbacks(joint) == ()
 
@@ -84,7 +82,7 @@ def test_times_belong_to_a_version_of_pytorch_and_a_number_of_threads(
     clock: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     joint = traced(torch.relu, torch.randn(4))
-    costs(joint)
+    profiled(joint)
     for place, name, value in (
         (torch, "get_num_threads", lambda: 77),
         (torch, "__version__", "9.9"),
@@ -92,8 +90,8 @@ def test_times_belong_to_a_version_of_pytorch_and_a_number_of_threads(
     ):
         with monkeypatch.context() as changed:
             changed.setattr(place, name, value)
-            costs(joint)
-    costs(joint)
+            profiled(joint)
+    profiled(joint)
     assert len(clock) == 4
 
 
@@ -109,7 +107,7 @@ def test_a_real_step_is_measured_without_a_trace() -> None:
 
     joint = joint_of(f, torch.randint(0, 16, (2, 4)), weight(16, 16))
     state = torch.get_rng_state()
-    found = costs(joint)
+    found = profiled(joint)
     assert torch.equal(torch.get_rng_state(), state), "dropout ran, and left the generator alone"
     assert torch.equal(table.weight, weight_before)
     assert table.weight.grad is None
@@ -118,13 +116,6 @@ def test_a_real_step_is_measured_without_a_trace() -> None:
     plan = remat.plan(joint, 0.5, cost="profile")
     assert (plan.cost, plan.unit) == ("profile", "ps")
     assert plan.recompute_cost == remat.plan(joint, 0.5, cost="profile").recompute_cost
-
-
-def test_what_surrounds_planning_does_not_matter() -> None:
-    joint = traced(chain, torch.randn(4, 4), torch.randn(4, 4))
-    with FakeTensorMode(), torch.device("meta"), torch.autocast("cpu", dtype=torch.bfloat16):
-        assert costs(joint)["mm"] > 0
-    assert fallbacks(joint) == ()
 
 
 def test_it_plans_inside_of_torch_compile() -> None:
@@ -137,19 +128,17 @@ def test_it_plans_inside_of_torch_compile() -> None:
     assert model[0].weight.grad is not None
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.bfloat16, torch.complex64, torch.int32, torch.bool]
-)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex64, torch.int32, torch.bool])
 def test_inputs_of_every_kind_can_be_made_up(dtype: torch.dtype) -> None:
     x = torch.zeros(4, 4, dtype=dtype)
     joint = traced(lambda x, y: torch.where(x == y, x.t(), y.expand(4, 4)), x, x[:1])
-    assert costs(joint)["where"] > 0
+    assert profiled(joint)["where"] > 0
     assert fallbacks(joint) == ()
 
 
 def test_tensors_without_a_device_run_here(clock: list[str]) -> None:
     joint = traced(torch.mm, *(torch.empty(4, 4, device="meta") for _ in range(2)))
-    assert costs(joint)["mm"] == 20
+    assert profiled(joint)["mm"] == 20
     assert request_of(node(joint, "mm")).device == measure.this_device()
     assert fallbacks(joint) == ()
 
@@ -160,7 +149,7 @@ def test_symbolic_sizes_count_by_their_hint(clock: list[str]) -> None:
     )
     assert type(node(joint, "mm").meta["val"].shape[0]) is not int
     assert "float32[6, 5]/[5, 1]" in request_of(node(joint, "mm")).key
-    assert costs(joint)["mm"] == 20
+    assert profiled(joint)["mm"] == 20
 
 
 def test_what_cannot_run_falls_back_to_the_roofline_and_is_listed() -> None:
@@ -185,7 +174,7 @@ def test_what_cannot_run_falls_back_to_the_roofline_and_is_listed() -> None:
             return y
 
         joint = traced(f, torch.randn(4))
-        found = costs(joint)
+        found = profiled(joint)
         expected = Roofline(SLOW).cost(node(joint, "fails"))
         assert found["fails"] == found["fails_1"] == expected
         assert fallbacks(joint) == (
@@ -221,7 +210,7 @@ def test_what_is_too_large_for_the_memory_is_not_run(
 ) -> None:
     joint = traced(torch.relu, torch.randn(2**18))
     monkeypatch.setattr(profile, "free_bytes", lambda device: 3 * 2**20)
-    assert costs(joint)["relu"] == Roofline(SLOW).cost(node(joint, "relu"))
+    assert profiled(joint)["relu"] == Roofline(SLOW).cost(node(joint, "relu"))
     (line,) = fallbacks(joint)
     assert "it takes 2 MiB, and half of the free memory is 1.5 MiB" in line
     assert clock == []
@@ -268,10 +257,10 @@ def test_what_was_measured_before_an_interruption_is_kept(
     with monkeypatch.context() as changed:
         changed.setattr(profile, "durations_ps", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            costs(joint)
+            profiled(joint)
     new_process()
     clock.clear()
-    costs(joint)
+    profiled(joint)
     assert len(clock) == 1, "two of three calls were on disk"
 
 
@@ -288,7 +277,7 @@ def test_long_work_goes_to_disk_in_between(
         seen.append(bool(other.times))
 
     with reporting(look):
-        costs(joint)
+        profiled(joint)
     assert seen == [False, True, True, True]
 
 
@@ -296,8 +285,8 @@ def test_progress_is_reported_to_who_listens(clock: list[str]) -> None:
     said: list[str] = []
     joint = traced(chain, torch.randn(4, 4), torch.randn(4, 4))
     with reporting(said.append):
-        costs(joint)
-        costs(joint)
+        profiled(joint)
+        profiled(joint)
     assert said == [
         "timing 1 of 3 operators: aten.mm.default",
         "timing 2 of 3 operators: aten.relu.default",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,19 @@ def example() -> GraphInfoProvider:
         recorded_knapsack_input_memories=[0.1, 0.2, 0.2],
         recorded_knapsack_input_runtimes=[100.0, 50.0, 51.0],
     )
+
+
+def drawn(seed: int, count: int) -> dict[str, Any]:
+    """Facts about a chain of candidates, drawn at random."""
+    rng = random.Random(seed)
+    names = [f"n{i}" for i in range(count)]
+    return {
+        "graph_nodes_in_order": names,
+        "graph_edges": list(pairwise(names)),
+        "all_recomputable_banned_nodes": names,
+        "recorded_knapsack_input_memories": [rng.randint(1, 9) / 100 for _ in names],
+        "recorded_knapsack_input_runtimes": [float(rng.randint(1, 99)) for _ in names],
+    }
 
 
 def test_the_views_of_the_example() -> None:
@@ -73,15 +87,7 @@ def test_the_knee_of_a_sweep_is_pytorchs() -> None:
         knapsack_evaluator,
     )
 
-    rng = random.Random(0)
-    names = [f"n{i}" for i in range(12)]
-    facts = {
-        "graph_nodes_in_order": names,
-        "graph_edges": list(pairwise(names)),
-        "all_recomputable_banned_nodes": names,
-        "recorded_knapsack_input_memories": [rng.randint(1, 9) / 100 for _ in names],
-        "recorded_knapsack_input_runtimes": [float(rng.randint(1, 99)) for _ in names],
-    }
+    facts = drawn(seed=0, count=12)
     mine = KnapsackEvaluator(GraphInfoProvider(**facts))
     theirs = knapsack_evaluator.KnapsackEvaluator(graph_info_provider.GraphInfoProvider(**facts))
     solver = knapsack.dp_knapsack
@@ -93,15 +99,7 @@ def test_the_knee_of_a_sweep_is_pytorchs() -> None:
 def test_the_knee_of_the_frontier_is_never_worse_than_a_sweeps() -> None:
     import remat
 
-    rng = random.Random(1)
-    names = [f"n{i}" for i in range(25)]
-    info = GraphInfoProvider(
-        graph_nodes_in_order=names,
-        graph_edges=[],
-        all_recomputable_banned_nodes=names,
-        recorded_knapsack_input_memories=[rng.randint(1, 9) / 100 for _ in names],
-        recorded_knapsack_input_runtimes=[float(rng.randint(1, 99)) for _ in names],
-    )
+    info = GraphInfoProvider(**drawn(seed=1, count=25))
     evaluator = KnapsackEvaluator(info)
     exact = remat.knapsack_fn("native" if "native" in remat.solver_names() else "cpsat")
     memories, runtimes = info.get_knapsack_memory_input(), info.get_knapsack_runtime_input()

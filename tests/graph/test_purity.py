@@ -213,7 +213,7 @@ def _defined_elsewhere(namespace: str) -> Any:
 _LIBRARIES: list[torch.library.Library] = []
 
 
-@pytest.mark.parametrize("namespace", ["aten", "prims", "torchvision", "quantized", "inductor"])
+@pytest.mark.parametrize("namespace", ["aten", "prims", "torchvision"])
 def test_a_namespace_of_pytorch_vouches_for_nothing(namespace: str) -> None:
     assert not ops.is_known(_defined_elsewhere(namespace))
     torch.library.define(f"{namespace}::remat_by_function", "(Tensor x) -> Tensor")
@@ -226,10 +226,8 @@ class Doubled(torch.autograd.Function):
         return x + torch.rand_like(x)
 
 
-@pytest.mark.parametrize(
-    "function", [Doubled.apply, torch.nn.Dropout(0.5), torch.rand_like, torch.nn.functional.dropout]
-)
-@pytest.mark.parametrize("namespace", ["remat_purity", "prims", "aten"])
+@pytest.mark.parametrize("function", [Doubled.apply, torch.nn.Dropout(0.5), torch.rand_like])
+@pytest.mark.parametrize("namespace", ["remat_purity", "prims"])
 def test_a_function_of_pytorchs_vouches_for_nothing(namespace: str, function: Any) -> None:
     name = f"{namespace}::by_{getattr(function, '__name__', 'module')}"
     made = torch.library.custom_op(name, function, mutates_args=(), schema="(Tensor x) -> Tensor")

@@ -123,9 +123,12 @@ def shared(module: fx.GraphModule) -> list[list[tuple[str, int]]]:
     return list(groups.values())
 
 
-def assert_same_plans(parsed: remat.JointGraph, joint: remat.JointGraph, *budgets: float) -> None:
-    """Plans both graphs at some budgets and compares what is decided and what it comes to."""
+def assert_same_plans(
+    parsed: remat.JointGraph, joint: remat.JointGraph, *budgets: float
+) -> remat.Plan:
+    """Plans both graphs at some budgets, compares what is decided, and gives the last plan."""
     for budget in budgets:
         mine, theirs = remat.plan(parsed, budget), remat.plan(joint, budget)
         for figure in FIGURES:
             assert getattr(mine, figure) == getattr(theirs, figure), (budget, figure)
+    return mine

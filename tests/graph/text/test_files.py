@@ -18,17 +18,11 @@ from tests.graph.text.steps import captured
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
 
-def test_a_file_holds_the_text(tmp_path: Path) -> None:
-    joint, path = captured("mlp"), tmp_path / "mlp.joint"
-    write_joint(path, joint)
-    assert path.read_text() == print_joint(joint)
-    assert read_joint(str(path)).fingerprint == joint.fingerprint
-
-
-def test_a_plan_fits_the_graph_in_the_file(tmp_path: Path) -> None:
+def test_a_file_holds_the_text_and_a_plan_fits_its_graph(tmp_path: Path) -> None:
     joint, path = captured("several"), tmp_path / "several.joint"
     write_joint(path, joint)
-    plan = remat.plan(read_joint(path), 0)
+    assert path.read_text() == print_joint(joint)
+    plan = remat.plan(read_joint(str(path)), 0)
     assert remat.plan(joint, plan=remat.Plan.from_json(plan.to_json())).saved == plan.saved
 
 
@@ -52,9 +46,7 @@ def test_what_cannot_be_read(tmp_path: Path, content: bytes | None, says: str) -
     assert str(caught.value).startswith(f"joint graph '{path}' cannot be read: {says}")
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ProblemError, match="cannot be read: Is a directory"):
-        read_joint(tmp_path)
+def test_what_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(RematError, match="cannot be written"):
         write_joint(tmp_path / "missing" / "x.joint", captured("mlp"))
 
@@ -73,14 +65,11 @@ def test_what_is_too_large_is_neither_written_nor_read(
     assert path.read_text() == print_joint(joint)
 
 
-def test_it_is_not_imported_unless_it_is_asked_for() -> None:
-    code = "import sys, remat; remat.capture; print([m for m in sys.modules if 'graph.text' in m])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 OTHER_PROCESS = """
 import json, sys
+import remat
+remat.capture
+assert not [m for m in sys.modules if "graph.text" in m], "imported before it is asked for"
 from remat.graph.text import parse_joint, print_joint
 texts = json.load(sys.stdin)
 joints = [parse_joint(text) for text in texts]

@@ -33,33 +33,23 @@ def refusal(text: str) -> str:
     [
         ("x = os.system('touch bad')", "the operator 'os.system'; expected an operator as"),
         ("x = builtins.eval('1')", "expected one of builtins.{abs, max, min, pow, round}"),
-        ("x = builtins.open('bad', 'w')", "the operator 'builtins.open'; expected one of"),
         ("x = operator.attrgetter('a')", "the operator 'operator.attrgetter'; expected one of"),
-        ("x = operator.methodcaller('a')", "the operator 'operator.methodcaller'"),
         ("x = torch.load('bad')", "the operator 'torch.load'; expected one of torch.{sym_float"),
-        ("x = torch.hub.load('bad')", "the operator 'torch.hub.load'; expected one of torch."),
-        ("x = torch.ops.load_library('bad')", "the operator 'torch.ops.load_library'"),
-        ("x = load_library.bad.default()", "library 'load_library' has no 'bad'"),
+        ("x = theirlib.op.default()", "library 'theirlib' has no 'op': import what defines it"),
         ("x = aten.__class__.mro()", "library 'aten' has no '__class__'"),
         ("x = aten.mm.__class__()", "expected one of aten.mm.{default, dtype, dtype_out, out}"),
         ("x = aten.mm.default.__init__()", "expected an operator as namespace.name.overload"),
         ("x = higher_order.__class__()", "'__class__' is none: import what defines it first"),
-        ("x = higher_order.cond.__call__()", "a higher-order operator as higher_order.name"),
         ("x = op('os.system')('bad')", "the operator 'os.system'; expected an operator as"),
         ("x = op('aten.mm.default; bad')()", "expected a name such as aten.mm.default"),
         ("x = __import__('os')", "__import__(…); expected placeholder, get_attr, or an operator"),
-        ("x = print('bad')", "print(…); expected placeholder, get_attr, or an operator"),
         ("x = (lambda: 1)()", "'lambda: 1'; expected a dotted name, such as aten.mm.default"),
         ("x = aten.mm.default((lambda: 1)())", "'(lambda: 1)()'; expected a literal"),
-        ("x = aten.mm.default([i for i in ()])", "'[i for i in ()]'; expected a literal"),
-        ("x = aten.mm.default(f'{1}')", "'f'{1}''; expected a literal"),
         ("x = aten.mm.default(b'x')", "a literal of type bytes; expected a string, number or None"),
         ("x = aten.mm.default(*[])", "'*[]'; expected a literal"),
         ("x = aten.mm.default(**[])", "what follows **; expected a dictionary with names"),
         ("x = aten.mm.default(**{'a=print()': 1})", "expected a dictionary with names as keys"),
-        ("x = aten.mm.default({[]: 1})", "a key of a dictionary; expected a string or number"),
         ("x = aten.mm.default({1: 1, []: 1})", "line 3, column 28: a key of a dictionary"),
-        ("x = aten.mm.default(1 if 1 else 2)", "'1 if 1 else 2'; expected a literal"),
         ("x = aten.mm.default(slice('a'))", "expected a literal, the name of a node above"),
         (
             "x = aten.mm.default(torch.device('bad device'))",
@@ -70,13 +60,11 @@ def refusal(text: str) -> str:
             "the operator 'torch.device'; expected one of torch.",
         ),
         ("x = aten.mm.default(y)", "the name 'y'; expected a node of a line above"),
-        ("x = aten.mm.default(x)", "the name 'x'; expected a node of a line above"),
         ("x = get_attr('__class__')", "the attribute '__class__'; expected one that constant(…)"),
         (
             "x = placeholder()\nx = placeholder()",
             "the name 'x'; expected one that is neither taken",
         ),
-        ("sum = placeholder()", "the name 'sum'; expected one that is neither taken nor reserved"),
         ("nan = placeholder()", "the name 'nan'; expected one that is neither taken nor reserved"),
         ("ｘ١ = placeholder()", "the name 'x١'; expected letters, digits and _"),
         ("x = placeholder(target='a b')", "the target 'a b'; expected a name"),
@@ -85,14 +73,11 @@ def refusal(text: str) -> str:
         ("x = placeholder(PlainAOTInput(0, 1))", "2 values for PlainAOTInput; expected 1: idx"),
         ("x = placeholder(GradAOTOutput(PlainAOTOutput(0)))", "of what it cannot be of"),
         ("x, y = placeholder()", "'x, y = placeholder()'; expected name: type = call(…)"),
-        ("x.y = placeholder()", "'x.y = placeholder()'; expected name: type = call(…)"),
         ("x: f32", "'x: f32'; expected name: type = call(…)"),
         ("x = 3", "'3'; expected a call, or an element as x[0]"),
         ("x = placeholder(), forget", "the mark 'forget'; expected one of must_save"),
         ("x = placeholder(), region(x)", "'x'; expected an integer"),
         ("import os", "'import os'; expected name: type = call(…), part(…)"),
-        ("def f(): pass", "'def f(): pass'; expected name: type = call(…), part(…)"),
-        ("while 1: pass", "'while 1: pass'; expected name: type = call(…), part(…)"),
         ("exec('bad')", "'exec('bad')'; expected part("),
         ("part('is_forward', x=1)", "expected part("),
         ("part(['is_forward'])", "expected one of is_forward, is_backward"),
@@ -104,24 +89,20 @@ def refusal(text: str) -> str:
         ("with subgraph('g'):\n    x = placeholder()", "the end of a graph; expected return …"),
         ("constant('c', f32[2], [1])", "these numbers; expected nested lists in the shape (2,)"),
         ("constant('c', i8[1], [300])", "these numbers; expected nested lists in the shape (1,)"),
-        ("constant('c', f32[100], [])", "these numbers; expected nested lists in the shape (100,)"),
         ("attribute('a', opaque('os; bad'))", "the class 'os; bad'; expected the dotted name"),
         ("x = aten.mm.default(" + "9" * 9999 + ")", "what is no Python syntax"),
         ("x: f32[s0] = placeholder()", "the symbol 's0'; expected one that symbols(…) declares"),
         ("x: f32[-1] = placeholder()", "the size -1; expected a number of 0 or more"),
-        ("x: f32[0.5] = placeholder()", "'0.5'; expected an integer"),
         (f"x: f32[{2**62}] = placeholder()", "expected a tensor that PyTorch makes"),
         (f"x: f32[{2**40}, {2**40}](0, 0) = placeholder()", "a tensor that PyTorch makes: numel"),
         ("x: f32[2](1, 2) = placeholder()", "2 strides; expected 1, one for each dimension"),
         ("x: f32[4](storage=8) = placeholder()", "needs 16 bytes of memory; expected no more than"),
         ("x: f32[2] = placeholder()\ny: f64[2] @ x = placeholder()", "needs 16 bytes of memory"),
         ("x: f32[2] @ y = placeholder()", "the memory of 'y'; expected that of a tensor above"),
-        ("x: f32[2] @ x = placeholder()", "the memory of 'x'; expected that of a tensor above"),
         ("x: i8[2](grad=True) = placeholder()", "'True'; expected True, for a floating-point type"),
         ("x: f32[2](color=1) = placeholder()", "'color'; expected offset, storage, device, grad"),
         ("x: f32[2](layout=torch.float32) = placeholder()", "expected a layout, such as"),
         ("x: f32[2](device='cuda:99999') = placeholder()", "the device 'cuda:99999'"),
-        ("x: float = placeholder()", "the type 'float'; expected one such as f32[8, 4]"),
         ("x: os.system('bad') = placeholder()", "the type 'os.system('bad')'; expected one such"),
         ("x: SymInt[True] = placeholder()", "expected the type of what it computes"),
     ],
@@ -149,10 +130,6 @@ def test_a_line_is_refused_with_its_place(
         (JOINT.replace("=1)", "=-1)"), "num_fwd_outputs as '-1'; expected one such as 0"),
         (JOINT.replace('"eager"', "1"), "lower as '1'; expected one such as 'inductor'"),
         (
-            JOINT.replace("=1)", "=1, static_inputs=[-1])"),
-            "static_inputs as '[-1]'; expected one such as [0]",
-        ),
-        (
             JOINT.replace("=1)", "=1, received=[1])"),
             "received as '[1]'; expected one such as [(0, 0, 0)]",
         ),
@@ -166,9 +143,7 @@ def test_a_line_is_refused_with_its_place(
         (JOINT + "symbols(s0=eval('1'))", "'eval('1')'; expected symbol(hint, min=…, max=…)"),
         (JOINT + "symbols(s0=symbol(1, min=2))", "expected min to be below the hint"),
         (JOINT + "symbols(s0=symbol(big=2))", "'big'; expected min, max, positive or size_like"),
-        (JOINT + "symbols(s0=symbol(0.5))", "'0.5'; expected an integer"),
         (JOINT, "the end of a graph; expected return …; is the text cut off?"),
-        (JOINT + "return", "the end of a graph; expected return …; is the text cut off?"),
         (JOINT + "x = tangent()\nreturn [x]", "'x' as tangent(…); expected primal(…)"),
         (JOINT + "tangents_1 = primal()\nreturn 1", "'tangents_1' as primal(…); expected tangent"),
         (JOINT + "x = primal()\nreturn [backward(x), forward(x)]", "1 outputs of forward among 2"),
@@ -204,11 +179,6 @@ def test_what_is_no_text() -> None:
         parse_joint(b"")  # type: ignore[arg-type]
 
 
-def test_a_library_that_is_not_loaded_is_named() -> None:
-    said = refusal(HEAD + "x = theirlib.their_op.default()\nreturn x")
-    assert "library 'theirlib' has no 'their_op': import what defines it first" in said
-
-
 def test_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading a text evaluates nothing, imports nothing by name, and calls no operator of its."""
     text = "\n".join(x for x in EVERYTHING.splitlines() if "sparse" not in x) + "\n"
@@ -230,9 +200,8 @@ def test_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert print_joint(read) == text
 
 
-@pytest.mark.parametrize("name", ["branches", "symbols"])
-def test_a_text_that_is_cut_off_is_refused(name: str) -> None:
-    text = print_joint(captured(name))
+def test_a_text_that_is_cut_off_is_refused() -> None:
+    text = print_joint(captured("branches"))
     end = text.rstrip()
     for cut in range(0, len(end), 37):
         with pytest.raises(ProblemError, match=r"graph text, line \d+, column \d+: "):
@@ -241,51 +210,12 @@ def test_a_text_that_is_cut_off_is_refused(name: str) -> None:
 
 
 WORDS = re.compile(r"\w+|\s+|[^\w\s]")
-BITS = [
-    "(",
-    ")",
-    "[",
-    "]",
-    ",",
-    "=",
-    "0",
-    "-1",
-    "1e999",
-    "None",
-    "inf",
-    "'x'",
-    "@",
-    "**",
-    "//",
-    "s0",
-    "lambda",
-    "f32",
-    "torch",
-    ".",
-    "...",
-    "{}",
-    "*",
-    "(1,)",
-    "-",
-    "True",
-    "1j",
-    "b'x'",
-    "SymInt[s0]",
-    "nan",
-    "const(1)",
-    "grad=True",
-    "storage=4",
-    "offset=9",
-    "torch.sparse_coo",
-    "u0>=2",
-    "Max",
-    "_",
-    "operator",
-    "getitem",
-    "99999999999999999999999999",
-    "opaque('a.b')",
-    "device='cuda:3'",
-]
+BITS = re.split(
+    r"\s+",
+    """( ) [ ] , = 0 -1 1e999 None inf 'x' @ ** // s0 lambda f32 torch . ... {} * (1,) - True
+    1j b'x' SymInt[s0] nan const(1) grad=True storage=4 offset=9 torch.sparse_coo u0>=2 Max
+    _ operator getitem 99999999999999999999999999 opaque('a.b') device='cuda:3'""",
+)
 
 
 def garbled(text: str, draw: random.Random) -> str:
@@ -307,7 +237,7 @@ def garbled(text: str, draw: random.Random) -> str:
     return "".join(words)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.slow
 def test_a_garbled_text_is_read_or_refused(seed: int) -> None:
     draw = random.Random(seed)

@@ -15,19 +15,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
     ("name", "lower"),
     [
-        ("llama", "eager"),
         ("gpt2", "inductor"),
         ("resnet", "inductor"),
-        ("checkpointed", "inductor"),
-        ("mutated_buffer", "eager"),
+        ("checkpointed", "eager"),
     ],
 )
 def test_a_model_is_read_back(name: str, lower: str) -> None:
     torch._dynamo.reset()
     step = build(name)
     joint = remat.capture(step.model, step.args, step.kwargs, lower=lower)
-    parsed = read_back(joint)
-    assert_same_plans(parsed, joint, 0.3)
-    plan = remat.plan(parsed, 0.3)
+    plan = assert_same_plans(read_back(joint), joint, 0.3)
     read_back_half(plan.forward)
     read_back_half(plan.backward)

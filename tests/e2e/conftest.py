@@ -1,24 +1,15 @@
-"""Every test compiles from scratch: nothing that Dynamo kept of an earlier test is reused.
-
-The other fixtures are those of the doors into torch.compile.
-"""
+"""Fixtures of the doors into torch.compile, beside those of `tests.hard`."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 import remat
 from tests.e2e.doors import Mlp, NewPlans
+from tests.hard.conftest import fresh_dynamo, pytest_collection_modifyitems
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+__all__ = ["fresh_dynamo", "mlp", "new_plans", "pytest_collection_modifyitems", "x"]
 
 
 @pytest.fixture

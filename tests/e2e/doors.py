@@ -1,4 +1,4 @@
-"""A small model, and its steps with and without us, for tests of the doors into torch.compile."""
+"""A small model, and a backend around a partition function, for tests of the doors into torch.compile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch._dynamo.backends.common import aot_autograd
 
 import remat
 
-Model = Callable[..., Any]
 #: The plans made since a test started.
 NewPlans = Callable[[], tuple[remat.Plan, ...]]
 
@@ -31,39 +30,8 @@ class Mlp(nn.Module):
         return x
 
 
-def compiled(model: Model, budget: float | int | str = 0.0, **options: Any) -> Model:
-    asked = {} if "plan" in options else {"budget": budget}  # beside a plan, it is for other graphs
-    options = {**asked, "lower": "eager", **options}
-    return torch.compile(model, backend="remat", options=options)  # type: ignore[no-any-return]
-
-
 def aot(partition: Any) -> Any:
     """A backend that runs the halves as a partition function has split them."""
     return aot_autograd(
         fw_compiler=lambda module, _: make_boxed_func(module.forward), partition_fn=partition
     )
-
-
-def gradients(model: nn.Module) -> list[torch.Tensor | None]:
-    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
-
-
-def run(model: nn.Module, step: Callable[[], Any], seed: int = 3) -> list[Any]:
-    """Runs a step from a seed; returns gradients, generator state, and what the step returned."""
-    model.zero_grad(set_to_none=True)
-    torch.manual_seed(seed)
-    returned = step()
-    return [*gradients(model), torch.get_rng_state(), *torch.utils._pytree.tree_leaves(returned)]
-
-
-def assert_same(mine: list[Any], theirs: list[Any]) -> None:
-    assert len(mine) == len(theirs)
-    for a, b in zip(mine, theirs, strict=True):
-        if isinstance(b, torch.Tensor):
-            assert torch.equal(a, b)
-        else:
-            assert a == b
-
-
-def stepped(model: nn.Module, f: Model, x: torch.Tensor) -> list[Any]:
-    return run(model, lambda: f(x).square().mean().backward())

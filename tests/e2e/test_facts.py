@@ -20,7 +20,7 @@ from torch.utils.checkpoint import (
 from torch.utils.flop_counter import FlopCounterMode
 
 import remat
-from tests.steps import Recorded, recording_backend
+from tests.steps import Recorded, recording_backend, run_graphs
 
 N = 128
 MATRIX = 4 * N * N
@@ -31,11 +31,11 @@ SOLVERS = ("auto", "cpsat", "dp")
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One compiled step.
+    """One step on a plan.
 
     Attributes:
         saved: bytes that forward really returned to backward, in matrices.
-        products: products that backward really computed, in units of one.
+        products: products that both really computed, in units of one.
         plan: what it ran on.
     """
 
@@ -44,33 +44,41 @@ class Measured:
     plan: remat.Plan
 
 
-def measure(
-    f: Callable[..., torch.Tensor], *args: Any, budget: float, solver: str = "auto"
-) -> Measured:
-    recorded = Recorded()
-    partition = remat.partitioner(budget, solver, cost="flops")
-    compiled = torch.compile(f, backend=recording_backend(recorded, partition), fullgraph=True)
-    out = compiled(*args)
+class Step:
+    """One step of a program, captured with all that passes through it."""
+
+    def __init__(self, f: Callable[..., torch.Tensor], *args: torch.Tensor) -> None:
+        self.f, self.args, self.recorded = f, args, Recorded()
+        backend = recording_backend(self.recorded, remat.partitioner(1))
+        torch.compile(f, backend=backend, fullgraph=True)(*args).backward()
+
+    def eager_products(self) -> float:
+        return counted(lambda: self.f(*self.args).backward())
+
+    def measure(self, budget: float, solver: str = "auto") -> Measured:
+        kept, joint = -1, self.recorded.joint
+        assert joint is not None
+        plan = remat.plan(joint, budget, solver, cost="flops")
+
+        def run() -> None:
+            nonlocal kept
+            given = self.recorded.inputs, self.recorded.tangents
+            kept = run_graphs(joint, plan.forward, plan.backward, *given)[1]
+
+        products = counted(run)
+        assert plan.saved_bytes == kept, "the plan misstates what it saves"
+        return Measured(saved=kept / MATRIX, products=products, plan=plan)
+
+
+def counted(run: Callable[[], object]) -> float:
+    """Products that something computes."""
     with FlopCounterMode(display=False) as counter:
-        out.backward()
-    plan = remat.plans()[-1]
-    assert plan.saved_bytes == recorded.saved_bytes, "the plan misstates what it saves"
-    return Measured(
-        saved=recorded.saved_bytes / MATRIX,
-        products=counter.get_total_flops() / PRODUCT,
-        plan=plan,
-    )
+        run()
+    return counter.get_total_flops() / PRODUCT
 
 
 def matrix(rows: int = 1, columns: int = 1) -> torch.Tensor:
     return torch.randn(rows * N, columns * N, requires_grad=True)
-
-
-def eager_products(f: Callable[..., torch.Tensor], *args: Any) -> float:
-    out = f(*args)
-    with FlopCounterMode(display=False) as counter:
-        out.backward()
-    return counter.get_total_flops() / PRODUCT
 
 
 def cheap(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -78,12 +86,12 @@ def cheap(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize(("budget", "saved"), [(1, 1.0), (0.5, 0.0)])
-def test_what_is_cheap_is_recomputed(budget: float, saved: float, solver: str) -> None:
-    args = matrix(), matrix()
-    measured = measure(cheap, *args, budget=budget, solver=solver)
-    assert measured.saved == saved
-    assert measured.products == eager_products(cheap, *args) == 2
+def test_what_is_cheap_is_recomputed(solver: str) -> None:
+    step = Step(cheap, matrix(), matrix())
+    for budget, saved in ((1, 1.0), (0.5, 0.0)):
+        measured = step.measure(budget, solver)
+        assert measured.saved == saved
+        assert measured.products == step.eager_products() == 3
 
 
 def chain(x: torch.Tensor, *ws: torch.Tensor) -> torch.Tensor:
@@ -93,22 +101,20 @@ def chain(x: torch.Tensor, *ws: torch.Tensor) -> torch.Tensor:
     return x.sum()
 
 
-@pytest.mark.parametrize(
-    ("tenths", "solver"),
-    [*((k, "auto") for k in range(11)), *((k, s) for k in (2, 7) for s in SOLVERS[1:])],
-)
-def test_products_are_recomputed_last(tenths: int, solver: str) -> None:
-    args = [matrix() for _ in range(6)]
-    eager = eager_products(chain, *args)
-    measured = measure(chain, *args, budget=tenths / 10, solver=solver)
-    recomputed = measured.products - eager
-    if tenths <= 5:
-        assert (measured.saved, recomputed) == (tenths, 5 - tenths)
-    elif tenths < 10:
-        assert measured.saved <= tenths
-        assert recomputed == 0
-    else:
-        assert (measured.saved, recomputed) == (10, 0)
+def test_products_are_recomputed_last() -> None:
+    step = Step(chain, *(matrix() for _ in range(6)))
+    eager = step.eager_products()
+    others = ((k, s) for k in (2, 7) for s in SOLVERS[1:])
+    for tenths, solver in (*((k, "auto") for k in range(11)), *others):
+        measured = step.measure(tenths / 10, solver)
+        recomputed = measured.products - eager
+        if tenths <= 5:
+            assert (measured.saved, recomputed) == (tenths, 5 - tenths)
+        elif tenths < 10:
+            assert measured.saved <= tenths
+            assert recomputed == 0
+        else:
+            assert (measured.saved, recomputed) == (10, 0)
 
 
 def two(x1: torch.Tensor, w1: torch.Tensor, x2: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
@@ -117,12 +123,10 @@ def two(x1: torch.Tensor, w1: torch.Tensor, x2: torch.Tensor, w2: torch.Tensor) 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_the_cheaper_of_two_products_is_recomputed(solver: str) -> None:
-    args = matrix(1, 1), matrix(1, 4), matrix(2, 2), matrix(2, 2)
-    eager = eager_products(two, *args)
-    everything = measure(two, *args, budget=1, solver=solver)
+    step = Step(two, matrix(1, 1), matrix(1, 4), matrix(2, 2), matrix(2, 2))
+    everything, half = (step.measure(budget, solver) for budget in (1, 0.5))
+    eager = step.eager_products()
     assert (everything.saved, everything.products) == (8, eager)
-    torch._dynamo.reset()
-    half = measure(two, *args, budget=0.5, solver=solver)
     assert (half.saved, half.products) == (4, eager + 4)
 
 
@@ -156,31 +160,28 @@ def products_of(plan: remat.Plan, names: tuple[str, ...]) -> list[str]:
     return [n for n in names if targets.get(n) is torch.ops.aten.mm.default]
 
 
-@pytest.mark.parametrize("budget", [0, 0.5, 1])
-def test_what_must_be_saved_is_saved(budget: float) -> None:
-    args = [matrix() for _ in range(3)]
-    measured = measure(tagged(CheckpointPolicy.MUST_SAVE), *args, budget=budget)
-    assert measured.products == 4, "backward has four products of its own"
-    assert measured.saved >= 2
-    assert products_of(measured.plan, measured.plan.recomputed) == []
+#: Two products in forward, and four in backward.
+OWN = 6
 
 
-@pytest.mark.parametrize("budget", [0, 0.5, 1])
-def test_what_must_be_recomputed_is_recomputed(budget: float) -> None:
-    args = [matrix() for _ in range(3)]
-    measured = measure(tagged(CheckpointPolicy.MUST_RECOMPUTE), *args, budget=budget)
-    assert measured.products == 6, "backward has four products of its own, and recomputes two"
-    assert measured.saved == 0
-    assert len(products_of(measured.plan, measured.plan.recomputed)) == 2
+@pytest.mark.parametrize(
+    ("policy", "again"), [(CheckpointPolicy.MUST_SAVE, 0), (CheckpointPolicy.MUST_RECOMPUTE, 2)]
+)
+def test_tags_on_products_hold(policy: CheckpointPolicy, again: int) -> None:
+    step = Step(tagged(policy), *(matrix() for _ in range(3)))
+    for budget in (0, 0.5, 1):
+        measured = step.measure(budget)
+        assert measured.products == OWN + again
+        assert measured.saved == 0 if again else measured.saved >= 2
+        assert len(products_of(measured.plan, measured.plan.recomputed)) == again
 
 
 def test_without_tags_the_same_region_saves_its_products() -> None:
-    """The two tests above would not notice a tag that does nothing, if this did not hold."""
+    """The test above would not notice a tag that does nothing, if this did not hold."""
 
     def f(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
         return torch.mm(torch.mm(x, w1).cos(), w2).cos().sum()
 
-    args = [matrix() for _ in range(3)]
-    assert measure(f, *args, budget=1).products == 4
-    torch._dynamo.reset()
-    assert measure(f, *args, budget=0).products == 6
+    step = Step(f, *(matrix() for _ in range(3)))
+    assert step.measure(1).products == OWN
+    assert step.measure(0).products == OWN + 2

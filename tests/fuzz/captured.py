@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,11 +64,7 @@ def run_through(program: Program, way: Way, split: Split) -> Recorded:
         "keep_inference_input_mutations": way.writes_in_graph,
     }
     weights, args = program.tensors()
-    with warnings.catch_warnings():
-        # AOTAutograd looks at .grad of inputs that are no leaves.
-        warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor")
-        # Dynamo makes an instance of every custom function.
-        warnings.filterwarnings("ignore", message=r".*Function'> should not be instantiated")
+    with quiet():
         if way.dynamo:
             torch._dynamo.reset()
             backend = aot_autograd(**options)
@@ -81,6 +78,20 @@ def run_through(program: Program, way: Way, split: Split) -> Recorded:
             step = aot_function(program.function(functions.plainly), dynamic=way.dynamic, **options)
         found.left = run_step(step, weights, args)
     return found
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Ignores what PyTorch warns of while it traces and compiles."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", remat.PeakWarning)
+        # AOTAutograd looks at .grad of inputs that are no leaves.
+        warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor")
+        # Dynamo makes an instance of every custom function.
+        warnings.filterwarnings("ignore", message=r".*Function'> should not be instantiated")
+        # Importing Inductor imports a deprecated corner of torch.jit.
+        warnings.filterwarnings("ignore", message=r".*torch\.jit", category=DeprecationWarning)
+        yield
 
 
 def run_joint(joint: remat.JointGraph, recorded: Recorded) -> dict[str, torch.Tensor]:

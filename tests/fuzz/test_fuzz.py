@@ -32,20 +32,20 @@ def one_thread() -> Iterator[None]:
 
 
 def test_no_pipeline_changes_what_a_program_does() -> None:
-    """Fifty programs; `make fuzz` draws thousands."""
-    portion = run_portion(0, shrink=False)
+    """Thirty programs; `make fuzz` draws thousands."""
+    portion = run_portion(0, programs=30, shrink=False)
     assert portion.fault is None, portion.fault
     seen = portion.seen
     # The law is only worth something where plans differ, draw twice, and are refused.
-    assert portion.different >= 45
-    assert seen["programs"] >= 45
+    assert portion.different >= 27
+    assert seen["programs"] >= 27
     assert seen["pipelines"] >= 3 * seen["programs"]
     assert seen["refused without replay"] >= 1
-    assert seen["tagged"] >= 40
-    assert seen["plans that offload"] >= 4
-    assert seen["as eager, to the bit"] >= 20
-    assert seen["PyTorch differs from eager"] <= 2
-    assert len(+portion.written) >= 60
+    assert seen["tagged"] >= 24
+    assert seen["plans that offload"] >= 2
+    assert seen["as eager, to the bit"] >= 12
+    assert seen["PyTorch differs from eager"] <= 1
+    assert len(+portion.written) >= 50
 
 
 def test_no_budget_changes_what_a_whole_step_does() -> None:

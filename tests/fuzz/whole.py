@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import remat
 from remat.errors import BudgetError, BudgetWarning, RematError
 from remat.torch_compat import dynamo_config, functorch_config, inductor_config
+from tests.fuzz.captured import quiet
 from tests.fuzz.check import SEEN, near
 from tests.fuzz.draw import programs
 from tests.fuzz.functions import checkpoint, plainly
@@ -271,15 +272,4 @@ def alike() -> Iterator[None]:
     """Sizes that the data tells are part of graphs; Inductor draws as eager PyTorch does."""
     sizes = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
     with dynamo_config.patch(sizes), inductor_config.patch(fallback_random=True):
-        yield
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", remat.PeakWarning)
-        warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor")
-        warnings.filterwarnings("ignore", message=r".*Function'> should not be instantiated")
-        # Importing Inductor imports a deprecated corner of torch.jit.
-        warnings.filterwarnings("ignore", message=r".*torch\.jit", category=DeprecationWarning)
         yield

@@ -41,9 +41,7 @@ def trained(model: nn.Module, f: Callable[[T], T]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("budget", "lower"),
-    [(0, "eager"), (0.5, "eager"), (1, "inductor"), (remat.Peak(0.0), "inductor")],
-    ids=str,
+    ("budget", "lower"), [(0, "eager"), (1, "inductor"), (remat.Peak(0.0), "inductor")], ids=str
 )
 def test_gradients_of_two_losses_are_those_of_eager(budget: Any, lower: str) -> None:
     model = net()
@@ -64,12 +62,5 @@ def test_what_is_saved_is_overwritten_where_the_graph_is_not_kept() -> None:
         before = [(v, v.clone()) for v in step.saved_tensors]
         out.sum().backward(retain_graph=keep)
         assert all(torch.equal(a, b) for a, b in before) is keep
-
-
-def test_a_second_backward_of_a_graph_that_was_not_kept_is_refused() -> None:
-    model = net()
-    f = torch.compile(model, backend="remat", options={"budget": 1})
-    out = f(torch.randn(32, 16)).sum()
-    out.backward()
     with pytest.raises(RuntimeError, match="second time"):
-        out.backward()
+        out.sum().backward()

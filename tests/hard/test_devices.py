@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import pytest
 import torch
 from torch import fx
 from torch._functorch import config
@@ -103,23 +104,27 @@ def drawn_again(*devices: str, tag: CheckpointPolicy | None = None) -> set[str]:
     return {str(nodes[n].args[0].meta["val"].device) for n in names}  # type: ignore[union-attr]
 
 
-def test_one_generator_is_replayed() -> None:
-    assert drawn_again("cpu") == {"cpu"}
-    assert drawn_again("cuda:0") == {"cuda:0"}
-    assert drawn_again("cpu", "cuda:0") == {"cpu", "cuda:0"}
+MUST = CheckpointPolicy.MUST_RECOMPUTE
 
 
-def test_generators_of_several_accelerators_are_not() -> None:
-    """PyTorch would save and restore the state of the current device's for all of them."""
-    assert drawn_again("cuda:0", "cuda:1") == set()
-    assert drawn_again("cuda:0", "cpu", "cuda:1") == {"cpu"}
-
-
-def test_not_even_where_a_tag_asks_for_it() -> None:
-    tag = CheckpointPolicy.MUST_RECOMPUTE
-    assert drawn_again("cuda:0", tag=tag) == {"cuda:0"}
-    assert drawn_again("cuda:0", "cuda:1", tag=tag) == set()
-
-
-def test_a_device_whose_generator_cannot_be_saved() -> None:
-    assert drawn_again("mps") == set()
+@pytest.mark.parametrize(
+    ("devices", "tag", "again"),
+    [
+        (["cpu"], None, {"cpu"}),
+        (["cuda:0"], None, {"cuda:0"}),
+        (["cpu", "cuda:0"], None, {"cpu", "cuda:0"}),
+        # PyTorch would save and restore the state of the current accelerator for all of them.
+        (["cuda:0", "cuda:1"], None, set()),
+        (["cuda:0", "cpu", "cuda:1"], None, {"cpu"}),
+        # Not even if a tag asks for it.
+        (["cuda:0"], MUST, {"cuda:0"}),
+        (["cuda:0", "cuda:1"], MUST, set()),
+        # The state of this device's generator cannot be saved.
+        (["mps"], None, set()),
+    ],
+    ids=str,
+)
+def test_draws_are_replayed_on_devices_with_one_generator(
+    devices: list[str], tag: CheckpointPolicy | None, again: set[str]
+) -> None:
+    assert drawn_again(*devices, tag=tag) == again

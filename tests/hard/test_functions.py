@@ -9,15 +9,7 @@ import pytest
 import torch
 
 import remat
-from tests.hard.steps import assert_same, check, compiled, drawn, pair
-
-pytestmark = [
-    # Importing Inductor imports a deprecated corner of torch.jit.
-    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
-    # Dynamo looks at .grad of inputs, and makes an instance of each autograd.Function.
-    pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-]
+from tests.hard.steps import check, drawn, pair
 
 T = torch.Tensor
 
@@ -111,16 +103,15 @@ def hooked(x: T, w: T) -> T:
     "program", [two_outputs, random, undifferentiable, hooked], ids=lambda f: f.__name__
 )
 def test_every_budget(program: Callable[..., Any]) -> None:
-    least, *_ = check(lambda: (program, pair()))
+    least, *_ = check(lambda: (program, pair()), captured=program is random)
     assert least.recomputed
 
 
 def test_under_inductor() -> None:
-    check(lambda: (random, pair()), budgets=(0,), lower="inductor", tolerance=1e-4)
+    check(lambda: (random, pair()), lower="inductor")
 
 
-@pytest.mark.parametrize("lower", ["eager", "inductor"])
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(("lower", "times"), [("eager", 1), ("eager", 2), ("inductor", 2)])
 def test_a_buffer_is_saved_and_then_updated_unmarked(lower: str, times: int) -> None:
     def f(x: T, w: T, b: T) -> T:
         h = torch.tanh(x @ w)
@@ -128,41 +119,9 @@ def test_a_buffer_is_saved_and_then_updated_unmarked(lower: str, times: int) -> 
             h = Updating.apply(h @ w, b).sin()  # type: ignore[no-untyped-call]
         return h
 
-    check(
-        lambda: (f, (*pair(), drawn(6, 8, grad=False))),
-        budgets=(0, remat.Peak(0.0), remat.Peak(0.5), 1)
-        if lower == "eager"
-        else (remat.Peak(0.0),),
-        lower=lower,
-        tolerance=1e-5 if lower == "eager" else 1e-4,
-    )
-
-
-def test_a_plan_of_a_captured_graph_fits() -> None:
-    check(lambda: (random, pair()), budgets=(0,), captured=True)
-
-
-def program(x: T, w: T) -> T:
-    return torch.tanh(x @ w).exp()
-
-
-@pytest.mark.parametrize("budget", [0, 1])
-def test_backward_twice_gives_the_gradient_twice(budget: float) -> None:
-    def twice(f: Callable[..., Any]) -> dict[str, Any]:
-        x, w = pair()
-        loss = f(x, w).sum()
-        loss.backward(retain_graph=True)
-        loss.backward()
-        return {"x": x.grad, "w": w.grad}
-
-    assert_same(twice(compiled(program, budget=budget)), twice(program))
-
-
-def test_a_gradient_of_a_gradient_is_refused_by_pytorch() -> None:
-    x, w = pair()
-    (g,) = torch.autograd.grad(compiled(program, budget=0)(x, w).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="does not currently support double backward"):
-        g.sum().backward()
+    peaks = remat.Peak(0.0), remat.Peak(0.5)
+    budgets = peaks[:1] if lower == "inductor" else (0, *peaks, 1)
+    check(lambda: (f, (*pair(), drawn(6, 8, grad=False))), budgets=budgets, lower=lower)
 
 
 def test_random_operators_of_all_kinds() -> None:

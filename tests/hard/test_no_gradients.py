@@ -14,9 +14,6 @@ from remat.graph.joint import output_node
 from tests.graphs import traced
 from tests.hard.steps import check, drawn, pair
 
-# Importing Inductor imports a deprecated corner of torch.jit.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-
 T = torch.Tensor
 
 
@@ -38,29 +35,28 @@ class Model(nn.Module):
         return self.last(y).exp()  # type: ignore[no-any-return]
 
 
-def model(trained: str | None) -> Any:
+def model(trained: str | None = None) -> Any:
     torch.manual_seed(0)
     return Model(trained), (drawn(6, 8, grad=False),)
 
 
-def test_inference_is_not_planned() -> None:
-    check(lambda: ((lambda x, w: torch.tanh(x @ w).exp()), frozen_pair()), plans=0)
+def inference() -> Any:
+    """It draws and mutates, too."""
 
-
-def test_an_inference_that_draws_and_mutates_is_not_planned() -> None:
     def f(x: T, w: T, b: T) -> T:
         b.add_(1)
         return F.dropout(torch.tanh(x @ w) * b, 0.5)
 
-    check(lambda: (f, (*frozen_pair(), drawn(6, 8, grad=False))), plans=0)
+    return f, (*frozen_pair(), drawn(6, 8, grad=False))
 
 
-def test_an_output_without_a_gradient_is_not_planned() -> None:
-    check(lambda: ((lambda x, w: torch.tanh(x @ w).detach().exp()), pair()), plans=0)
+def detached() -> Any:
+    return (lambda x, w: torch.tanh(x @ w).detach().exp()), pair()
 
 
-def test_a_frozen_model_is_not_planned() -> None:
-    check(lambda: model(None), plans=0)
+@pytest.mark.parametrize("make", [inference, detached, model])
+def test_what_is_not_differentiated_is_not_planned(make: Any) -> None:
+    check(make, plans=0)
 
 
 @pytest.mark.parametrize("trained", ["first", "norm", "last"])

@@ -14,13 +14,10 @@ from torch.utils.checkpoint import checkpoint
 import remat
 from remat.graph import ops
 from remat.graph.joint import output_node
-from remat.graph.regions import calls_regions, is_region, separate_calls
+from remat.graph.regions import separate_calls
 from remat.graph.storages import storage_key
 from tests.graphs import joint_of
-from tests.hard.steps import check, compiled, drawn, pair
-
-# Importing Inductor imports a deprecated corner of torch.jit.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+from tests.hard.steps import check, drawn, pair
 
 T = torch.Tensor
 
@@ -83,6 +80,11 @@ def test_functions() -> None:
     assert 0 < some.saved_bytes < full.saved_bytes
     assert any(n.startswith("invoke_subgraph") for n in least.recomputed)
     assert not any(n.startswith("invoke_subgraph") for n in full.recomputed)
+    target = torch.ops.higher_order.invoke_subgraph
+    for plan in (least, some, full):  # PyTorch splits a region once, and so do we
+        calls = plan.backward.graph.find_nodes(op="call_function", target=target)
+        bodies = [n.args[0].target for n in calls if "bw" in n.args[1]]
+        assert (len(bodies), len(set(bodies))) == (3, 1)
 
 
 def test_a_budget_on_saved_bytes_is_for_the_whole_step() -> None:
@@ -123,25 +125,9 @@ def test_nothing_differentiated() -> None:
     check(lambda: (stacked, args()), plans=0)
 
 
-@pytest.mark.parametrize("budget", [0, 1])
-def test_under_inductor(budget: float) -> None:
+def test_under_inductor() -> None:
     """PyTorch 2.13 by itself computes wrong gradients here: it reuses memory that regions share."""
-    check(net, budgets=(budget,), lower="inductor", tolerance=1e-4, captured=budget == 0)
-
-
-def test_mutations_inside_are_refused_by_pytorch() -> None:
-    @torch.compiler.nested_compile_region
-    def counts(x: T, w: T, b: T) -> T:
-        b.add_(1)
-        return torch.tanh(x @ w)
-
-    def f(x: T, w: T, b: T) -> T:
-        for _ in range(2):
-            x = counts(x, w, b) + x
-        return x.cos() * b
-
-    with pytest.raises(Exception, match="training with in-place input or buffer mutations"):
-        compiled(f, budget=0)(*pair(), drawn(6, 8, grad=False))
+    check(net, lower="inductor")
 
 
 def test_a_capture_is_of_the_graph_around_the_regions() -> None:
@@ -202,27 +188,7 @@ def test_what_a_region_hands_back_is_taken_outside_of_it() -> None:
         assert torch.equal(mine, theirs)
 
 
-def test_only_regions_come_without_inputs() -> None:
-    joint = joint_of(lambda x: x.sin().sum(), drawn(3))
-    assert not is_region(joint.graph_module, [])
-    assert not calls_regions(joint.graph_module)
-
-
 def test_a_region_costs_what_is_in_it() -> None:
     joint = joint_of(stacked, *pair())
     plan = remat.plan(joint, 0, cost="flops")
     assert plan.recompute_cost >= 3 * 2 * 6 * 8 * 8, "three products"
-
-
-@pytest.mark.parametrize("budget", [0, 0.5, 1])
-def test_calls_of_one_region_share_one_backward_body(budget: float) -> None:
-    """PyTorch splits a region once; so do we, whatever is computed again around its calls."""
-    torch._dynamo.reset()
-    x, w = pair()
-    torch.sum(compiled(stacked, budget=budget)(x, w)).backward()
-    plan = remat.plans()[-1]
-    target = torch.ops.higher_order.invoke_subgraph
-    calls = plan.backward.graph.find_nodes(op="call_function", target=target)
-    bodies = [n.args[0].target for n in calls if "bw" in n.args[1]]
-    assert len(bodies) == 3
-    assert len(set(bodies)) == 1

@@ -17,9 +17,6 @@ from torch._functorch.aot_autograd import aot_function
 from torch.nn import functional as F
 
 import remat
-from remat.errors import VerifyError
-from remat.graph.joint import JointGraph, copy_module
-from remat.graph.verify import Split, verify
 from tests.hard.steps import assert_same, drawn, step
 
 T = torch.Tensor
@@ -170,43 +167,6 @@ def drawn_program(seed: int) -> Program:
         return torch.stack([torch.tanh(v) @ w for v in values]).sum(0)
 
     return program
-
-
-def test_what_was_read_before_the_write_is_not_computed_again_from_behind_it() -> None:
-    """The rule is still there: the early reader in backward would see other numbers."""
-    taken: list[JointGraph] = []
-
-    def take(module: torch.fx.GraphModule, inputs: Any, **how: Any) -> Any:
-        taken.append(
-            JointGraph(graph_module=copy_module(module), num_fwd_outputs=how["num_fwd_outputs"])
-        )
-        return remat.partitioner(1)(module, inputs, **how)
-
-    def as_it_is(module: torch.fx.GraphModule, _: Any) -> Any:
-        return make_boxed_func(module.forward)
-
-    aot_function(read_before_and_after, as_it_is, as_it_is, take, disable_functionalization=True)(
-        *given()
-    )
-    plan = remat.plan(taken[0], 1)
-    forward, backward = copy_module(plan.forward), copy_module(plan.backward)
-    verify(Split(joint=taken[0], forward=forward, backward=backward))
-    # Backward takes `exp`, which was read from `h` before it was doubled; compute it again instead.
-    exp = next(n for n in backward.graph.nodes if n.name == "exp")
-    h = next(n for n in backward.graph.nodes if n.name == "mul")
-    source = {n.name: n for n in forward.graph.nodes}
-    last = backward.graph.find_nodes(op="placeholder")[-1]
-    with backward.graph.inserting_after(last):
-        cos = backward.graph.create_node(
-            "call_function", torch.ops.aten.cos.default, (h,), name="cos"
-        )
-    cos.meta = dict(source["cos"].meta)
-    with backward.graph.inserting_after(cos):
-        again = backward.graph.create_node("call_function", torch.ops.aten.exp.default, (cos,))
-    again.meta = dict(exp.meta)
-    exp.replace_all_uses_with(again)
-    with pytest.raises(VerifyError, match=r"'cos' .* reads 'mul', which forward has overwritten"):
-        verify(Split(joint=taken[0], forward=forward, backward=backward))
 
 
 def test_memory_that_only_backward_writes_to_may_be_allocated_there() -> None:

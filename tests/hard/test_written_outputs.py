@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -107,9 +107,14 @@ def gradients(model: nn.Module, f: Callable[..., Any], write: Callable[[Any], No
 
 
 @pytest.mark.parametrize(
-    ("budget", "lower"), [*((b, "eager") for b in (0, 0.5, 1)), (0.5, "inductor")]
+    ("kind", "write", "budget", "lower"),
+    [
+        (Language, by_detach, 0, "eager"),
+        (Language, by_detach, 1, "eager"),
+        (Views, by_view, 0.5, "eager"),
+        (Views, by_view, 0.5, "inductor"),
+    ],
 )
-@pytest.mark.parametrize(("kind", "write"), [(Language, by_detach), (Views, by_view)])
 def test_with_reread_inputs_false_writes_change_nothing(
     kind: type[Language], write: Callable[[Any], None], budget: float, lower: str
 ) -> None:
@@ -123,10 +128,9 @@ def test_with_reread_inputs_false_writes_change_nothing(
     assert remat.plans()[-1].reread_outputs == ()
 
 
-@pytest.mark.parametrize("lower", ["eager", "inductor"])
-def test_a_write_to_what_is_read_again_is_refused_by_name(lower: str) -> None:
+def test_a_write_to_what_is_read_again_is_refused_by_name() -> None:
     model = Language()
-    f = torch.compile(model, backend="remat", options={"budget": 0.5, "lower": lower})
+    f = torch.compile(model, backend="remat", options={"budget": 0.5, "lower": "eager"})
     expected = gradients(model, model, nothing)
     torch.testing.assert_close(gradients(model, f, nothing), expected, rtol=1e-5, atol=1e-7)
     assert remat.plans()[-1].reread_outputs == (1,)
@@ -146,43 +150,49 @@ def test_views_are_refused_too_and_a_loss_may_be_scaled() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(("budget", "by"), [*((b, "aot") for b in (0, 0.5, 1)), (0.5, "inductor")])
+def written_to(
+    model: nn.Module, partition: Any, by: str, writes: Sequence[Callable[[Any], None]]
+) -> remat.Plan:
+    """The plan of a model whose outputs are written to, and whose gradients are those of eager."""
+    given = {"custom_partitioner_fn": partition} if by == "inductor" else {}
+    with inductor_config.patch(given), functorch_config.patch(enable_autograd_cache=False):
+        f = torch.compile(model, backend="inductor" if by == "inductor" else aot(partition))
+        expected = gradients(model, model, nothing)
+        for write in (nothing, *writes):
+            found = gradients(model, f, write)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+    plan = remat.plans()[-1]
+    assert plan.reread_outputs == ()
+    return plan
+
+
 @pytest.mark.parametrize(
-    ("kind", "write"), [(Language, by_detach), (Views, by_view), (Chunks, by_detach)]
+    ("kind", "write", "budget", "by"),
+    [
+        (Language, by_detach, 0, "aot"),
+        (Language, by_detach, 1, "aot"),
+        (Views, by_view, 0.5, "aot"),
+        (Chunks, by_detach, 0.5, "aot"),
+        (Chunks, by_detach, 0.5, "inductor"),
+    ],
 )
 def test_a_partitioner_by_itself_hands_out_copies(
     kind: type[Language], write: Callable[[Any], None], budget: float, by: str
 ) -> None:
     """There is nobody who would notice the write."""
-    model, partition = kind(), remat.partitioner(budget)
-    told = {"custom_partitioner_fn": partition} if by == "inductor" else {}
-    with inductor_config.patch(told), functorch_config.patch(enable_autograd_cache=False):
-        f = torch.compile(model, backend="inductor" if by == "inductor" else aot(partition))
-        expected = gradients(model, model, nothing)
-        for written in (nothing, write, by_numpy):
-            found = gradients(model, f, written)
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
-    plan = remat.plans()[-1]
-    assert plan.reread_outputs == ()
+    plan = written_to(kind(), remat.partitioner(budget), by, (write, by_numpy))
     if plan.copied_outputs:
         assert "returns copies of outputs (at 1" in plan.explain()
     assert plan.copied_outputs or budget == 1
 
 
-@pytest.mark.parametrize(("reread", "by"), [(True, "aot"), (False, "aot"), (True, "inductor")])
+@pytest.mark.parametrize("reread", [True, False])
 @pytest.mark.parametrize("kind", [Squared, Pieces])
 def test_a_partitioner_by_itself_copies_what_other_versions_hide(
-    kind: type[Language], reread: bool, by: str
+    kind: type[Language], reread: bool
 ) -> None:
     """What is saved may have another version than the output that lies in its memory."""
-    model, partition = kind(), remat.partitioner(0.5, reread_inputs=reread)
-    given = {"custom_partitioner_fn": partition} if by == "inductor" else {}
-    with inductor_config.patch(given), functorch_config.patch(enable_autograd_cache=False):
-        f = torch.compile(model, backend="inductor" if by == "inductor" else aot(partition))
-        expected = gradients(model, model, nothing)
-        for found in (gradients(model, f, nothing), gradients(model, f, by_detach)):
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
-    assert remat.plans()[-1].reread_outputs == ()
+    written_to(kind(), remat.partitioner(0.5, reread_inputs=reread), "aot", (by_detach,))
 
 
 def test_what_no_view_hides_is_returned_itself() -> None:
@@ -218,9 +228,8 @@ def test_what_eager_pytorch_refuses_is_refused() -> None:
         f = torch.compile(model, backend="remat", options=options)
         with pytest.raises(RereadError, match="Write to a clone of it") as error:
             gradients(model, f, by_detach)
-        assert (
-            "say reread_inputs=False" in str(error.value)
-        ) is reread  # not what was said already
+        # Not what was said already.
+        assert ("say reread_inputs=False" in str(error.value)) is reread
 
 
 def test_a_plan_from_a_cache_is_watched_too() -> None:

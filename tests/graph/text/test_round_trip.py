@@ -21,9 +21,8 @@ from tests.graph.text.checks import (
 )
 from tests.graph.text.steps import STEPS, captured
 from tests.graphs import joint_of, node, traced, weight
-from tests.passes.programs import Program, programs
+from tests.passes.programs import Program, halves, programs, values_like
 from tests.passes.programs import captured as captured_program
-from tests.passes.test_random_programs import halves, values_like
 from tests.steps import differences
 
 

@@ -82,13 +82,14 @@ def verdict(rank: int, *saved: int) -> Verdict:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_the_first_decision_stands(pair: Pair, first: int) -> None:
+def test_the_first_decision_stands(pair: Pair, clock: Clock, first: int) -> None:
     one, other = verdict(first, 1, 2), verdict(1 - first, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("error" if first == 0 else "ignore", RankWarning)
-        assert pair[first].settle(question(), one, 0.0) == one
+        assert pair[first].settle(question(), one, 30.0 if first == 0 else 0.0) == one
         assert pair[1 - first].settle(question(), other, 0.0) == one
     assert pair[first].settle(question(), verdict(first, 4), 0.0) == one
+    assert clock.now == 0.0, "rank 0 waits for nobody"
 
 
 @pytest.mark.filterwarnings("ignore::remat.passes.ranks.protocol.RankWarning")
@@ -96,11 +97,6 @@ def test_other_graphs_and_other_options_share_no_decision(pair: Pair) -> None:
     asked = [question(), question(torch.cos), question(asked="budget 0.4")]
     for i, q in enumerate(asked):
         assert pair[i % 2].settle(q, verdict(i % 2, i), 0.0).saved == (i,)
-
-
-def test_rank_0_waits_for_nobody(pair: Pair, clock: Clock) -> None:
-    pair[0].settle(question(), verdict(0), 30.0)
-    assert clock.now == 0.0
 
 
 def test_rank_0_goes_first_where_it_comes_in_time(pair: Pair, clock: Clock) -> None:
@@ -202,12 +198,8 @@ def group() -> Iterator[Callable[..., None]]:
     dist.destroy_process_group()
 
 
-def test_there_is_nobody_without_a_group() -> None:
-    assert not dist.is_initialized()
+def test_there_is_nobody_without_a_group_or_in_one_of_one(group: Callable[..., None]) -> None:
     assert ranks.other_ranks() is None
-
-
-def test_there_is_nobody_in_a_group_of_one(group: Callable[..., None]) -> None:
     group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     assert ranks.other_ranks() is None
 
@@ -268,13 +260,12 @@ def run(
     return result.state, result.modified
 
 
-def test_it_does_nothing_alone(decided: State) -> None:
+def test_it_does_nothing_alone_or_where_ranks_agree(
+    monkeypatch: pytest.MonkeyPatch, decided: State
+) -> None:
     result = AgreeRanks().run(decided)
     assert result.state is decided
     assert not result.modified
-
-
-def test_it_does_nothing_where_ranks_agree(monkeypatch: pytest.MonkeyPatch, decided: State) -> None:
     assert run(monkeypatch, decided, lambda own: replace(own, rank=0)) == (decided, False)
 
 
@@ -387,7 +378,7 @@ def test_an_order_that_cannot_run_here_is_not_taken(
 
 
 def test_orders_go_through_a_store(pair: Pair) -> None:
-    rows = tuple(range(200_000))
+    rows = tuple(range(50_000))
     one = replace(verdict(0, 1), forward_order=rows, backward_order=rows)
     assert pair[0].settle(question(), one, 0.0) == one
     assert pair[1].settle(question(), verdict(1, 1), 0.0) == one
@@ -401,12 +392,7 @@ def test_an_earlier_decision_of_this_rank_counts(
         run(monkeypatch, decided, lambda own: replace(own, saved=earlier))
 
 
-def test_it_can_be_written_in_a_pipeline() -> None:
-    text = 'min-cut,agree-ranks(asked="a, b",wait-s=5.0),partition'
-    assert str(remat.PassManager.parse(text)) == text
-
-
-@pytest.mark.parametrize("wait_s", [-1, float("nan"), float("inf"), "30", True])
+@pytest.mark.parametrize("wait_s", [-1, float("nan"), "30", True])
 def test_a_wait_that_cannot_be_meant_is_refused(wait_s: Any) -> None:
     with pytest.raises(ProblemError, match="expected seconds, 0 or more"):
         AgreeRanks(wait_s=wait_s)

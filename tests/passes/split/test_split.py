@@ -48,16 +48,6 @@ def test_the_cut_by_rules_is_a_solver(joint: remat.JointGraph) -> None:
     assert remat.plan(joint, 0, "cut").saved_bytes == 0, "below it, the first cut that fits"
 
 
-def test_nothing_kept(joint: remat.JointGraph) -> None:
-    plan = remat.plan(joint, 0)
-    assert returned(plan.forward) == ["sum_1", "primals_1", "primals_2"]
-    assert placeholders(plan.backward) == ["primals_1", "primals_2", "tangents_1"]
-    assert calls(plan.forward) == ["cos", "mm", "exp", "sum_1"]
-    assert set(plan.recomputed) == {"cos", "mm", "exp"}
-    assert (plan.saved_bytes, plan.least_bytes) == (0, 0)
-    assert returned(plan.backward) == returned(remat.plan(joint, 1).backward)
-
-
 def test_tensors_that_autograd_does_not_check_come_behind_the_others() -> None:
     joint = joint_of(product, weight(8, 8), weight(8, 8))
     node(joint, "cos").meta["saved_tensor_with_no_vc_check"] = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from dataclasses import replace
 from typing import Any
 
 import networkx as nx
@@ -20,44 +20,20 @@ from remat.planning.pipelines import prepare
 from remat.solvers.flow import InfeasibleCutError, Network
 from remat.solvers.graph_problem import GraphProblem, conflict, evaluate
 from remat.solvers.hull import Hull
+from remat.testing.graphs import random_graph
+from remat.testing.oracle import decisions
 from tests.graphs import joint_of, weight
 from tests.models import build
 
 
 @st.composite
-def problems(draw: st.DrawFn, max_nodes: int = 9) -> GraphProblem:
-    """Small problems, feasible or not; node 0 is an input."""
-    n = draw(st.integers(2, max_nodes))
-    inputs: list[tuple[int, ...]] = [()]
-    for i in range(1, n):
-        read = draw(st.lists(st.integers(0, i - 1), min_size=1, max_size=3, unique=True))
-        inputs.append(tuple(sorted(read)))
-    some = st.lists(st.booleans(), min_size=n, max_size=n)
-    mostly = st.lists(st.integers(0, 5), min_size=n, max_size=n).map(lambda xs: [x > 0 for x in xs])
-    return GraphProblem(
-        names=tuple(f"v{i}" for i in range(n)),
-        inputs=tuple(inputs),
-        cost=tuple(draw(st.lists(st.integers(0, 9), min_size=n, max_size=n))),
-        size=(0, *draw(st.lists(st.integers(0, 9), min_size=n - 1, max_size=n - 1))),
-        savable=(True, *draw(mostly)[1:]),
-        recomputable=(False, *draw(mostly)[1:]),
-        in_forward=tuple(draw(st.one_of(some, st.just([True] * n)))),
-        needed=tuple(sorted(draw(st.sets(st.integers(0, n - 1), min_size=1, max_size=4)))),
-    )
-
-
-def decisions(problem: GraphProblem) -> list[tuple[int, int]]:
-    """Bytes and cost of every decision that works."""
-    found = []
-    choices = [i for i in range(len(problem)) if problem.savable[i]]
-    for k in range(len(choices) + 1):
-        for saved in itertools.combinations(choices, k):
-            try:
-                scored = evaluate(problem, saved)
-            except ProblemError:
-                continue
-            found.append((scored.saved_bytes, scored.recompute_cost))
-    return found
+def problems(draw: st.DrawFn, most: int = 9) -> GraphProblem:
+    """Small problems, most of them feasible."""
+    problem = random_graph(draw(st.integers(0, 2**20)), nodes=draw(st.integers(4, most)))
+    once, never = (draw(st.sets(st.integers(0, most), max_size=3)) for _ in range(2))
+    again = (v and i not in once for i, v in enumerate(problem.recomputable))
+    savable = (v and i not in never for i, v in enumerate(problem.savable))
+    return replace(problem, recomputable=tuple(again), savable=tuple(savable))
 
 
 def oracle(problem: GraphProblem, weight: list[int], penalty: list[int]) -> float:
@@ -103,21 +79,15 @@ def test_cuts_are_as_small_as_networkxs(problem: GraphProblem, data: st.DataObje
 
 
 @settings(max_examples=150)
-@given(problem=problems(max_nodes=7), capacity=st.integers(0, 30))
+@given(problem=problems(7), capacity=st.integers(0, 30))
 @pytest.mark.slow
 def test_the_bound_never_exceeds_the_optimum(problem: GraphProblem, capacity: int) -> None:
     assume(conflict(problem) is None)
-    costs = [cost for nbytes, cost in decisions(problem) if nbytes <= capacity]
+    found = decisions(problem)
+    assert Network(problem).cut(problem.size).value == min(d.saved_bytes for d in found)
+    costs = [d.recompute_cost for d in found if d.saved_bytes <= capacity]
     assume(costs)
     assert 0 <= Hull(problem).edge(capacity).bound(capacity) <= min(costs)
-
-
-@settings(max_examples=100)
-@given(problem=problems(max_nodes=7))
-def test_the_cut_over_bytes_saves_the_least(problem: GraphProblem) -> None:
-    assume(conflict(problem) is None)
-    least = min(nbytes for nbytes, _ in decisions(problem))
-    assert Network(problem).cut(problem.size).value == least
 
 
 def test_the_cut_of_a_real_graph() -> None:

@@ -19,6 +19,8 @@ from remat.passes.decide.min_cut import MinCut
 from remat.passes.joint.dce import DeadCode
 from remat.units import Budget
 from tests.graphs import calls, joint_of, traced, weight
+from tests.passes.instruments.passes import Raises
+from tests.passes.instruments.sample import step
 
 
 def joint() -> remat.JointGraph:
@@ -171,31 +173,18 @@ def test_what_a_pipeline_has_decided_another_goes_on_from() -> None:
 # Failures -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Breaks(Pass):
-    """Changes the graph, then raises."""
-
-    name: ClassVar[str] = "breaks"
-    stage: ClassVar[Stage] = Stage.ANY
-
-    def run(self, state: State) -> PassResult:
-        for node in reversed(state.joint.graph.nodes):
-            node.meta["recompute"] = "scribble"
-        raise KeyError("on purpose")
-
-
 def test_a_pass_that_raises_is_named_with_the_way_to_it_and_those_before_it() -> None:
-    graph = joint()
-    before, code = graph.fingerprint, graph.graph_module.print_readable(print_output=False)
-    inner = Fixpoint((Fixpoint((DeadCode(), Breaks())),))
+    graph = step()
+    code = graph.graph_module.print_readable(print_output=False)
+    inner = Fixpoint((Fixpoint((DeadCode(), Raises())),))
     passes = (*remat.PassManager.parse("cse,classify").passes, inner, MinCut())
-    said = "'fixpoint > fixpoint > breaks' failed: KeyError: 'on purpose'"
+    said = "'fixpoint > fixpoint > raises' failed: KeyError: 'half-way'"
     with pytest.raises(PassError, match=said) as caught:
         Pipeline(passes).run(graph)
-    assert caught.value.pass_name == "fixpoint > fixpoint > breaks"
+    assert caught.value.pass_name == "fixpoint > fixpoint > raises"
     assert caught.value.completed == ("cse", "classify", "dce")
     assert isinstance(caught.value.__cause__, KeyError)
-    assert graph.fingerprint == before
+    assert graph.fingerprint == step().fingerprint
     assert graph.graph_module.print_readable(print_output=False) == code
 
 

@@ -66,11 +66,11 @@ def cost_at(state: State, share: float, solver: str, cost: str = "roofline") -> 
 
 
 @pytest.mark.parametrize(
-    ("solver", "cost"), [("auto", "roofline"), ("auto", "roofline-fused"), ("lagrangian", "flops")]
+    ("solver", "cost"), [("auto", "roofline"), ("auto", "flops"), ("lagrangian", "roofline-fused")]
 )
 @pytest.mark.slow
 def test_more_budget_never_costs_more(state: State, solver: str, cost: str) -> None:
-    costs = [cost_at(state, k / 41, solver, cost) for k in range(42)]
+    costs = [cost_at(state, k / 97, solver, cost) for k in range(98)]
     assert all(a >= b for a, b in pairwise(costs))
     assert costs[-1] <= cost_at(state, 1.0, "cut", cost)
 
@@ -101,7 +101,7 @@ def test_whole_shares_are_in_order_whatever_the_solver_s_tolerance(state: State)
     def costs(solver: remat.Solver) -> list[int]:
         made = [
             SolveGraph(solver=solver, budget=Budget(share=k / 1000), cost=model)
-            for k in range(440, 460)
+            for k in range(440, 470)
         ]
         return [p.decide(state, p.limits(state))[0].cost for p in made]
 

@@ -12,6 +12,7 @@ from remat.errors import ProblemError
 from remat.graph.joint import JointGraph, Role, role_of, split_outputs
 from remat.graph.lowering import Decision
 from remat.graph.text import parse_joint, print_joint
+from remat.passes.split.partition import Partition
 from remat.planning import pipelines
 from remat.reduction.edits import EDITS, GraphEdit, fault_of, tidy
 from remat.running.differences import first_difference
@@ -120,6 +121,13 @@ def test_what_writes_to_a_list_stays_behind_what_it_writes_to() -> None:
     found = remat.reduce(parse_joint(WRITES), lambda joint: calls(joint, "_foreach_mul_"))
     assert fault_of(found.joint) is None
     assert found.nodes < 6
+
+
+def test_a_pass_that_is_broken_keeps_nothing_from_being_reduced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Partition, "run", lambda self, state: 1 / 0)
+    assert remat.reduce(step(), reads_a_product).nodes == 4
 
 
 def test_a_custom_operator_computed_twice() -> None:

@@ -26,7 +26,6 @@ SLOW = frozenset(
         "graph/text/test_models.py",
         "hard",
         "integrations",
-        "passes/test_random_programs.py",
         "plugins",
         "planning/test_fit.py",
         "planning/test_frontier.py",

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import remat
+from remat.graph.joint import Role, role_of
+from tests.steps import run_graphs
 
 SIZE = 8
 
@@ -118,3 +120,22 @@ def programs(draw: st.DrawFn, max_lines: int = 12) -> Program:
         lines.append((name, draw(pick), draw(pick)))
     outputs = draw(st.lists(st.integers(0, 3 + len(lines)), max_size=2, unique=True))
     return Program(lines=tuple(lines), outputs=tuple(outputs))
+
+
+def values_like(joint: remat.JointGraph, role: Role, seed: int) -> list[torch.Tensor]:
+    """Real tensors in the shapes of a joint graph's placeholders."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for node in joint.graph.find_nodes(op="placeholder"):
+        if role_of(node) is role:
+            fake = node.meta["val"]
+            real = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype)
+            found.append(real.normal_(generator=generator))
+    return found
+
+
+def halves(joint: remat.JointGraph, plan: remat.Plan) -> dict[str, torch.Tensor]:
+    """What the halves of a plan leave behind on random inputs."""
+    inputs = values_like(joint, Role.PRIMAL, 1)
+    tangents = values_like(joint, Role.TANGENT, 2)
+    return run_graphs(joint, plan.forward, plan.backward, inputs, tangents)[0]

@@ -12,7 +12,6 @@ from remat.graph import ops
 from remat.passes.core.state import State
 from remat.passes.joint.cleanup_recompute_tags import CleanupRecomputeTags
 from remat.passes.joint.dce import DeadCode
-from remat.passes.split.raise_getitems import raise_getitems
 from tests.graphs import calls, joint_of, node, traced, weight
 
 X = torch.linspace(-1, 1, 9).view(3, 3)
@@ -101,20 +100,3 @@ def test_one_region_has_no_boundary() -> None:
 
     joint = joint_of(f, weight(16, 16))
     assert not CleanupRecomputeTags().run(State(joint=joint)).modified
-
-
-def test_elements_move_behind_their_operator() -> None:
-    def f(x: torch.Tensor) -> torch.Tensor:
-        a, b, c = x.split(1, 0)
-        return a + b.sin() + c
-
-    joint = traced(f, X)
-    graph = joint.graph
-    (total,) = (n for n in graph.nodes if n.name == "add_1")
-    last = node(joint, "getitem_2")
-    total.prepend(last)
-    assert calls(graph)[-2:] == ["getitem_2", "add_1"]
-    assert raise_getitems(graph) == 1
-    assert calls(graph) == ["split", "getitem", "getitem_1", "getitem_2", "sin", "add", "add_1"]
-    assert raise_getitems(graph) == 0
-    graph.lint()

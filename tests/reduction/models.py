@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
-from functorch.compile import make_boxed_func
 from torch import nn
-from torch._functorch.aot_autograd import aot_function
-from torch._functorch.partitioners import default_partition
 from torch.nn import functional as F
 
 import remat
-from remat.graph.joint import JointGraph, copy_module
+from remat.graph.joint import JointGraph
 from remat.graph.text import parse_joint, print_joint
 
 T = torch.Tensor
@@ -68,30 +64,31 @@ def gpt(*, custom: bool = False) -> JointGraph:
     return parse_joint(print_joint(remat.capture(Gpt(custom=custom), (tokens,), lower="eager")))
 
 
-@functools.cache
-def gpt_with_writes() -> JointGraph:
-    """The same behind a list that is doubled in place, in a graph without functions made of writes."""
-    taken: list[JointGraph] = []
-    block = Block(16, custom=False)
-    names = [name for name, _ in block.named_parameters()]
+#: A list that is overwritten in place, in a graph without functions made of writes.
+WRITES = """joint("writes", version=1, device="cpu", lower="eager", num_fwd_outputs=1)
 
-    def program(x: T, w: T, *weights: T) -> T:
-        for _ in range(2):
-            named = dict(zip(names, weights, strict=True))
-            x = torch.func.functional_call(block, named, (x @ w,))
-        made = [torch.sin(x), torch.cos(x)]
-        torch._foreach_mul_(made, 2.0)
-        return torch.sin(made[0] @ w) + torch.exp(made[1])
-
-    def take(module: torch.fx.GraphModule, inputs: Any, **how: Any) -> Any:
-        n = how["num_fwd_outputs"]
-        taken.append(JointGraph(graph_module=copy_module(module), num_fwd_outputs=n))
-        return default_partition(module, inputs, **how)
-
-    def as_it_is(module: torch.fx.GraphModule, _: Any) -> Any:
-        return make_boxed_func(module.forward)
-
-    compiled = aot_function(program, as_it_is, as_it_is, take, disable_functionalization=True)
-    weights = (p.detach().requires_grad_() for p in block.parameters())
-    compiled(torch.randn(2, 8, 16), torch.randn(16, 16, requires_grad=True), *weights)
-    return taken[0]
+primals_1: f32[8, 8] = primal()
+primals_2: f32[8, 8] = primal()
+tangents_1: f32[8, 8] = tangent()
+mm: f32[8, 8] = aten.mm.default(primals_1, primals_2)
+sin: f32[8, 8] = aten.sin.default(mm)
+cos: f32[8, 8] = aten.cos.default(primals_1)
+_foreach_mul_ = aten._foreach_mul_.Scalar([sin, cos], 2.0)
+mm_1: f32[8, 8] = aten.mm.default(sin, primals_2)
+add: f32[8, 8] = aten.add.Tensor(mm_1, cos)
+t: f32[8, 8](1, 8) = aten.t.default(sin)
+mm_2: f32[8, 8] = aten.mm.default(t, tangents_1)
+t_1: f32[8, 8](1, 8) = aten.t.default(primals_2)
+mm_3: f32[8, 8] = aten.mm.default(tangents_1, t_1)
+mul: f32[8, 8] = aten.mul.Scalar(mm_3, 2.0)
+cos_1: f32[8, 8] = aten.cos.default(mm)
+mul_1: f32[8, 8] = aten.mul.Tensor(mul, cos_1)
+t_2: f32[8, 8](1, 8) = aten.t.default(primals_1)
+mm_4: f32[8, 8] = aten.mm.default(t_2, mul_1)
+add_1: f32[8, 8] = aten.add.Tensor(mm_2, mm_4)
+return [
+    forward(add),
+    backward(None),
+    backward(add_1),
+]
+"""

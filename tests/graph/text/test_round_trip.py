@@ -20,7 +20,7 @@ from tests.graph.text.checks import (
 )
 from tests.graph.text.steps import STEPS, captured
 from tests.graphs import joint_of, node, traced, weight
-from tests.passes.test_random_programs import values_like
+from tests.passes.programs import values_like
 
 
 @pytest.mark.parametrize("name", STEPS)

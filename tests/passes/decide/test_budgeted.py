@@ -65,8 +65,9 @@ def cost_at(state: State, share: float, solver: str, cost: str = "roofline") -> 
     return done.recompute_cost
 
 
-@pytest.mark.parametrize("cost", ["roofline", "roofline-fused", "flops"])
-@pytest.mark.parametrize("solver", ["auto", "lagrangian"])
+@pytest.mark.parametrize(
+    ("solver", "cost"), [("auto", "roofline"), ("auto", "flops"), ("lagrangian", "roofline-fused")]
+)
 @pytest.mark.slow
 def test_more_budget_never_costs_more(state: State, solver: str, cost: str) -> None:
     costs = [cost_at(state, k / 97, solver, cost) for k in range(98)]
@@ -108,7 +109,7 @@ def test_whole_shares_are_in_order_whatever_the_solver_s_tolerance(state: State)
     assert all(a >= b for a, b in pairwise(found))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
 @pytest.mark.parametrize("solver", ["greedy", "dp"])
 def test_knapsack_solvers_decide_graphs_in_one_way(
     state: State, joint: remat.JointGraph, solver: str, share: float
@@ -141,7 +142,7 @@ def test_a_cut_without_rules_recomputes_nothing_that_costs(state: State) -> None
 
 @pytest.mark.slow
 def test_rows_of_one_comparison_are_in_order(joint: remat.JointGraph) -> None:
-    budgets = (0.5, 0.45, 0.452, 0.451, 1.0)
+    budgets = (0.45, 0.452, 0.451)
     rows = remat.compare(joint, (Forgetful(), "auto"), budgets).rows
     for name in ("forgetful", "auto"):
         mine = [(r.capacity or 0, r.recompute_cost or 0) for r in rows if r.solver == name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -78,10 +77,7 @@ def shown(module: fx.GraphModule | None) -> str:
         else:
             args = ", ".join(map(str, [*n.args, *(f"{k}={v}" for k, v in n.kwargs.items())]))
             lines.append(f"{n.name}: {kind(n.meta['val'])} = {n.target}({args})")
-    text = "\n".join(lines)
-    for k, symbol in enumerate(dict.fromkeys(re.findall(r"\bs\d+\b", text))):
-        text = re.sub(rf"\b{symbol}\b", f"z{k}", text)
-    return text
+    return "\n".join(lines)
 
 
 def kind(value: Any) -> str:
@@ -96,12 +92,6 @@ def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 ARGS = (weight(4, 6), weight(6, 8))
 CAST = (lambda x: x.to(torch.bfloat16), lambda p: p.to(torch.float32))
-
-
-def deep(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    for _ in range(16):
-        x = torch.sin(x @ w)
-    return x.sum()
 
 
 def names_handed(result: PassResult) -> list[str]:

@@ -18,9 +18,12 @@ from tests.passes.instruments.sample import WHOLE, step
 
 
 def test_only_the_first_passes_run() -> None:
-    limited = OptBisect(3)
+    written: list[str] = []
+    limited = OptBisect(3, write=written.append)
     result = run(step(), "fixpoint(dce,cse),fixpoint(limit=1,dce,classify)", limited)
-    assert limited.lines == [
+    assert written == limited.lines
+    assert limited.count == 6
+    assert written == [
         "BISECT: running pass (1) fixpoint > dce",
         "BISECT: running pass (2) fixpoint > cse",
         "BISECT: running pass (3) fixpoint > dce",
@@ -31,16 +34,7 @@ def test_only_the_first_passes_run() -> None:
     assert "sin_1" not in calls(result.graph_module)
 
 
-def test_lines_are_written_as_they_come() -> None:
-    written: list[str] = []
-    limited = OptBisect(0, write=written.append)
-    result = run(step(), "dce,cse", limited)
-    assert written == limited.lines
-    assert not result.modified
-    assert limited.count == 2
-
-
-@pytest.mark.parametrize("limit", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("limit", [0, 2, 4])
 def test_a_pipeline_is_right_wherever_it_is_cut(limit: int) -> None:
     """Passes without which it would be wrong run always, so every prefix passes the checks."""
     limited = OptBisect(limit)
@@ -58,7 +52,7 @@ def two_cosines(result: PassResult) -> bool:
     return sum(str(n.target) == "aten.sin.default" for n in result.joint.graph.nodes) < 2
 
 
-@pytest.mark.parametrize("where", range(5))
+@pytest.mark.parametrize("where", [0, 2, 4])
 def test_the_first_bad_pass_is_found(where: int) -> None:
     passes = [DeadCode(), Looks(), DeadCode(), Looks()]
     passes.insert(where, Wrong())
@@ -70,10 +64,12 @@ def test_the_first_bad_pass_is_found(where: int) -> None:
 
 
 def test_a_pass_that_raises_is_bad() -> None:
+    graph, before = step(), step().fingerprint
     passes = (DeadCode(), Looks(), Raises(), DeadCode())
-    found = bisect(Pipeline(passes), step(), lambda _: False)
+    found = bisect(Pipeline(passes), graph, lambda _: False)
     assert found is not None
     assert (found.number, found.name) == (3, "raises")
+    assert graph.fingerprint == before
 
 
 def test_a_check_can_be_what_is_bad() -> None:
@@ -93,10 +89,3 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
 def test_what_cannot_be_left_out_is_suspected_then() -> None:
     with pytest.raises(ProblemError, match="every pass is left out that can be; suspect partition"):
         bisect(Pipeline((DeadCode(), Partition())), step(), lambda _: True)
-
-
-def test_the_callers_graph_is_not_changed() -> None:
-    graph = step()
-    before = calls(graph.graph_module)
-    bisect(Pipeline((DeadCode(), Wrong())), graph, two_cosines)
-    assert calls(graph.graph_module) == before

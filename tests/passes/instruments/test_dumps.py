@@ -18,22 +18,11 @@ from tests.passes.instruments.sample import TEXT, WHOLE, step
 def test_files_are_numbered_and_read_back(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "here"
     run(step(), "dce,fixpoint(cse,dce),min-cut,partition", Dumps(folder, before=True))
-    names = [path.name for path in sorted(folder.iterdir())]
-    assert names == [
-        "001-dce.after.txt",
-        "001-dce.before.txt",
-        "002-fixpoint.cse.after.txt",
-        "002-fixpoint.cse.before.txt",
-        "003-fixpoint.dce.after.txt",
-        "003-fixpoint.dce.before.txt",
-        "004-fixpoint.cse.after.txt",
-        "004-fixpoint.cse.before.txt",
-        "005-fixpoint.dce.after.txt",
-        "005-fixpoint.dce.before.txt",
-        "006-min-cut.after.txt",
-        "006-min-cut.before.txt",
-        "007-partition.after.txt",
-        "007-partition.before.txt",
+    places = ["dce", *["fixpoint.cse", "fixpoint.dce"] * 2, "min-cut", "partition"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"{number:03}-{place}.{when}.txt"
+        for number, place in enumerate(places, 1)
+        for when in ("after", "before")
     ]
     assert (folder / "001-dce.before.txt").read_text() == TEXT
     merged = parse_joint((folder / "002-fixpoint.cse.after.txt").read_text())
@@ -113,33 +102,19 @@ def test_what_changed_is_a_diff() -> None:
 def test_the_diff_starts_from_the_pass_before() -> None:
     printed: list[str] = []
     run(step(), [DeadCode(), Wrong()], PrintChanged(write=printed.append, context=0))
-    assert_expected_inline(
-        printed[1],
-        """\
-# *** wrong: changed ***
---- before wrong
-+++ after wrong
-@@ -8 +8 @@
--sin: f32[8, 8] = aten.sin.default(mm)
-+sin: f32[8, 8] = aten.cos.default(mm)""",
-    )
+    assert printed[1].splitlines()[3:] == [
+        "@@ -8 +8 @@",
+        "-sin: f32[8, 8] = aten.sin.default(mm)",
+        "+sin: f32[8, 8] = aten.cos.default(mm)",
+    ]
 
 
 def test_a_split_is_shown_whole() -> None:
     printed: list[str] = []
     run(step(), WHOLE, PrintChanged(write=printed.append))
-    titles = [text.splitlines()[0] for text in printed]
-    assert titles == [
-        "# *** dce: changed ***",
-        "# *** cse: changed ***",
-        "# *** cleanup-recompute-tags: unchanged ***",
-        "# *** min-cut: unchanged ***",
-        "# *** solve-graph: unchanged ***",
-        "# *** partition: split ***",
-        "# *** functionalize-rng: unchanged ***",
-        "# *** reorder-backward: changed ***",
-        "# *** raise-getitems: unchanged ***",
-    ]
+    titles = [text.splitlines()[0].removesuffix(" ***").split(": ")[1] for text in printed]
+    same = "unchanged"
+    assert titles == ["changed", "changed", same, same, same, "split", same, "changed", same]
     assert 'graph("forward"' in printed[5]
     assert 'graph("backward"' in printed[5]
 

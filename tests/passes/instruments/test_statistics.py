@@ -42,7 +42,10 @@ def test_the_table_leaves_out_what_is_none() -> None:
     assert str(statistics) == "nothing was counted"
     run(step(), "fixpoint(cse,dce),dce", statistics)
     assert ("dce",) in statistics.counts
-    assert "\ndce" not in str(statistics)
-    assert str(statistics).splitlines()[0].split() == ["pass", "what", "count"]
-    assert "removed" in str(statistics)
-    assert "fixpoint > dce  removed      1" in str(statistics)
+    assert str(statistics).splitlines() == [
+        "pass               what  count",
+        "------------------------------",
+        "fixpoint > cse   merged      5",
+        "fixpoint > dce  removed      1",
+        "fixpoint         rounds      2",
+    ]

@@ -39,7 +39,7 @@ def packed_bytes(packed: Any) -> int:
 @pytest.mark.parametrize("name", LOSSY)
 def test_what_comes_back_is_near(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    x = (torch.randn(64, 96) * torch.logspace(-3, 3, 64)[:, None]).to(dtype)
+    x = (torch.randn(96, 64).t() * torch.logspace(-3, 3, 64)[:, None]).to(dtype)
     y = through(name, x)
     if y is None:
         assert name == "bf16"
@@ -82,15 +82,6 @@ def test_what_is_not_finite_comes_back(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSY)
-def test_a_float64_keeps_its_range(name: str) -> None:
-    x = torch.tensor([[1e300, -1e300, 5e299, 0.0]], dtype=torch.float64)
-    y = through(name, x)
-    assert (name == "bf16") == (y is None), "a bfloat16 has no room for it"
-    if y is not None:
-        torch.testing.assert_close(y, x, rtol=0.1, atol=0)
-
-
-@pytest.mark.parametrize("name", LOSSY)
 def test_masks_come_back(name: str) -> None:
     causal = torch.ones(8, 8, dtype=torch.bool).tril()
     for blocked in (-INF, torch.finfo(torch.bfloat16).min):
@@ -116,14 +107,6 @@ def test_pairs_decline_what_they_cannot_make_smaller(name: str) -> None:
         torch.zeros(3, dtype=torch.complex64),
     ):
         assert through(name, x) is None, x.dtype
-
-
-@pytest.mark.parametrize("name", LOSSY)
-def test_layouts_are_kept(name: str) -> None:
-    x = torch.randn(4, 6, 8).permute(2, 0, 1)
-    y = through(name, x)
-    assert y is not None
-    assert y.stride() == x.stride()
 
 
 # Offloading ---------------------------------------------------------------------------------------

@@ -82,13 +82,14 @@ def verdict(rank: int, *saved: int) -> Verdict:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_the_first_decision_stands(pair: Pair, first: int) -> None:
+def test_the_first_decision_stands(pair: Pair, clock: Clock, first: int) -> None:
     one, other = verdict(first, 1, 2), verdict(1 - first, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("error" if first == 0 else "ignore", RankWarning)
-        assert pair[first].settle(question(), one, 0.0) == one
+        assert pair[first].settle(question(), one, 30.0 if first == 0 else 0.0) == one
         assert pair[1 - first].settle(question(), other, 0.0) == one
     assert pair[first].settle(question(), verdict(first, 4), 0.0) == one
+    assert clock.now == 0.0, "rank 0 waits for nobody"
 
 
 @pytest.mark.filterwarnings("ignore::remat.passes.ranks.protocol.RankWarning")
@@ -96,11 +97,6 @@ def test_other_graphs_and_other_options_share_no_decision(pair: Pair) -> None:
     asked = [question(), question(torch.cos), question(asked="budget 0.4")]
     for i, q in enumerate(asked):
         assert pair[i % 2].settle(q, verdict(i % 2, i), 0.0).saved == (i,)
-
-
-def test_rank_0_waits_for_nobody(pair: Pair, clock: Clock) -> None:
-    pair[0].settle(question(), verdict(0), 30.0)
-    assert clock.now == 0.0
 
 
 def test_rank_0_goes_first_where_it_comes_in_time(pair: Pair, clock: Clock) -> None:
@@ -141,16 +137,6 @@ def test_a_rank_with_another_graph_is_not_waited_for(pair: Pair, clock: Clock) -
     with pytest.warns(RankWarning, match=r"rank 1 alone has 'sin' .*; rank 0 alone has 'cos'"):
         pair[1].settle(question(), verdict(1), 30.0)
     assert clock.now == 0.0
-
-
-def test_rank_0_learns_of_a_difference_when_it_compiles_again(pair: Pair) -> None:
-    pair[0].settle(question(torch.cos), verdict(0), 0.0)
-    with pytest.warns(RankWarning) as theirs:
-        pair[1].settle(question(), verdict(1), 0.0)
-    ranks._REPORTED.clear()  # in its own process it was told nothing
-    with pytest.warns(RankWarning) as ours:
-        pair[0].settle(question(torch.tan), verdict(0), 0.0)
-    assert str(ours[0].message) == str(theirs[0].message)
 
 
 def test_what_was_told_once_goes_to_the_log(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
@@ -202,12 +188,8 @@ def group() -> Iterator[Callable[..., None]]:
     dist.destroy_process_group()
 
 
-def test_there_is_nobody_without_a_group() -> None:
-    assert not dist.is_initialized()
+def test_there_is_nobody_without_a_group_or_in_one_of_one(group: Callable[..., None]) -> None:
     assert ranks.other_ranks() is None
-
-
-def test_there_is_nobody_in_a_group_of_one(group: Callable[..., None]) -> None:
     group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     assert ranks.other_ranks() is None
 
@@ -223,15 +205,31 @@ def test_a_fake_group_has_nobody_in_it(group: Callable[..., None]) -> None:
 
 
 class Elsewhere:
-    """Ranks of which another has decided already."""
+    """Ranks of which another has decided already: as this one, but for some fields."""
 
     rank = 1
 
-    def __init__(self, change: Callable[[Verdict], Verdict]) -> None:
-        self.change = change
+    def __init__(self) -> None:
+        self.said: list[Verdict] = []
+        self._fields: dict[str, Any] = {}
 
     def settle(self, question: Question, own: Verdict, wait_s: float) -> Verdict:
-        return self.change(own)
+        self.said.append(own)
+        return replace(own, **self._fields)
+
+    def agree(self, state: State, *, capacity_too: bool = False, **fields: Any) -> State:
+        """The state after the pass, if the other rank has decided on these fields."""
+        self._fields = {"rank": 0, **fields}
+        result = AgreeRanks(capacity_too=capacity_too).run(state)
+        assert result.modified == (result.state is not state)
+        return result.state
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
+    there = Elsewhere()
+    monkeypatch.setattr(agree_ranks, "other_ranks", lambda: there)
+    return there
 
 
 @pytest.fixture
@@ -257,38 +255,20 @@ def positions(state: State) -> tuple[int, ...]:
     return tuple(i for i, n in enumerate(state.joint.graph.nodes) if n.name in saved(state))
 
 
-def run(
-    monkeypatch: pytest.MonkeyPatch,
-    state: State,
-    change: Callable[[Verdict], Verdict],
-    agree: AgreeRanks = AgreeRanks(),  # noqa: B008
-) -> tuple[State, bool]:
-    monkeypatch.setattr(agree_ranks, "other_ranks", lambda: Elsewhere(change))
-    result = agree.run(state)
-    return result.state, result.modified
-
-
 def test_it_does_nothing_alone(decided: State) -> None:
-    result = AgreeRanks().run(decided)
-    assert result.state is decided
-    assert not result.modified
+    assert AgreeRanks().run(decided).state is decided
 
 
-def test_it_does_nothing_where_ranks_agree(monkeypatch: pytest.MonkeyPatch, decided: State) -> None:
-    assert run(monkeypatch, decided, lambda own: replace(own, rank=0)) == (decided, False)
+def test_it_does_nothing_where_ranks_agree(elsewhere: Elsewhere, decided: State) -> None:
+    assert elsewhere.agree(decided) is decided
 
 
-def test_a_decision_is_taken_over(monkeypatch: pytest.MonkeyPatch, decided: State) -> None:
+def test_a_decision_is_taken_over(elsewhere: Elsewhere, decided: State) -> None:
     smaller = at_budget(decided, 0.4)
-    assert positions(smaller) != positions(decided)
-
-    def change(own: Verdict) -> Verdict:
-        keep = positions(smaller)
-        return replace(own, rank=0, saved=keep, solver="other", deterministic=False)
-
+    keep = positions(smaller)
+    assert keep != positions(decided)
     with pytest.warns(RankWarning, match="which is taken .a clock ended a search"):
-        state, modified = run(monkeypatch, decided, change)
-    assert modified
+        state = elsewhere.agree(decided, saved=keep, solver="other", deterministic=False)
     assert saved(state) == saved(smaller)
     assert state.choice is not None
     assert (state.choice.solver, state.choice.deterministic) == ("other", False)
@@ -296,36 +276,29 @@ def test_a_decision_is_taken_over(monkeypatch: pytest.MonkeyPatch, decided: Stat
 
 
 def test_a_decision_beyond_the_bytes_allowed_is_not_taken(
-    monkeypatch: pytest.MonkeyPatch, decided: State
+    elsewhere: Elsewhere, decided: State
 ) -> None:
     tight = at_budget(decided, 0.4)
     assert tight.choice is not None
     assert tight.choice.recompute_bound > 0
-
-    def change(own: Verdict) -> Verdict:
-        return replace(own, rank=0, saved=positions(decided), capacity=5000)
-
+    theirs: dict[str, Any] = {"saved": positions(decided), "capacity": 5000}
     allowed = tight.choice.capacity
     with pytest.warns(RankWarning, match=rf"it would save \d+ bytes here, {allowed} allowed. Each"):
-        assert run(monkeypatch, tight, change) == (tight, False)
+        assert elsewhere.agree(tight, **theirs) is tight
     # Under a budget on the peak, the bytes allowed are part of the decision.
     with pytest.warns(RankWarning, match="which is taken"):
-        state, _ = run(monkeypatch, tight, change, AgreeRanks(capacity_too=True))
+        state = elsewhere.agree(tight, capacity_too=True, **theirs)
     assert saved(state) == saved(decided)
     assert state.choice is not None
     assert (state.choice.capacity, state.choice.recompute_bound) == (5000, 0)
 
 
 def test_a_decision_that_is_none_for_this_graph_is_not_taken(
-    monkeypatch: pytest.MonkeyPatch, decided: State
+    elsewhere: Elsewhere, decided: State
 ) -> None:
     view = [n.name for n in decided.joint.graph.nodes].index("t")
-
-    def change(own: Verdict) -> Verdict:
-        return replace(own, rank=0, saved=(*own.saved, view))
-
     with pytest.warns(RankWarning, match="does not fit here: .*'t', which cannot be saved"):
-        assert run(monkeypatch, decided, change) == (decided, False)
+        assert elsewhere.agree(decided, saved=(*positions(decided), view)) is decided
 
 
 def orders(state: State) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -342,71 +315,48 @@ def orders(state: State) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return forward, backward
 
 
-def test_an_order_is_taken_over(monkeypatch: pytest.MonkeyPatch, decided: State) -> None:
+def test_an_order_is_taken_over(elsewhere: Elsewhere, decided: State) -> None:
     forward, backward = orders(decided)
     again = (*forward[:2], forward[1], *forward[2:])  # one of them runs twice
-
-    def change(own: Verdict) -> Verdict:
-        assert own.forward_order == ()
-        return replace(own, rank=0, forward_order=again, backward_order=backward, recomputed=1)
-
     with pytest.warns(RankWarning, match="which is taken"):
-        state, modified = run(monkeypatch, decided, change)
-    assert modified
+        state = elsewhere.agree(decided, forward_order=again, backward_order=backward, recomputed=1)
     assert state.decision is not None
     assert len(state.decision.further_runs) == 1
     # It is said to other ranks in turn, and agreed on with those that have it.
-    said: list[Verdict] = []
-    taken = run(monkeypatch, state, lambda own: said.append(own) or own)  # type: ignore[func-returns-value]
-    assert taken == (state, False)
-    assert (said[0].forward_order, said[0].backward_order) == (again, backward)
-    assert said[0].recomputed == 1
+    assert elsewhere.agree(state) is state
+    first, second = elsewhere.said
+    assert first.forward_order == ()
+    assert (second.forward_order, second.backward_order) == (again, backward)
+    assert second.recomputed == 1
     done = split(state)
     assert done.forward is not None
     assert sum("_again" in name for name in calls(done.forward)) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RankWarning)
-        back, modified = run(monkeypatch, state, lambda own: replace(own, forward_order=forward))
-    assert modified
+    back = elsewhere.agree(state, forward_order=forward)  # which is told once
     assert back.decision is not None
     assert back.decision.further_runs == ()
 
 
-def test_an_order_that_cannot_run_here_is_not_taken(
-    monkeypatch: pytest.MonkeyPatch, decided: State
-) -> None:
+def test_an_order_that_cannot_run_here_is_not_taken(elsewhere: Elsewhere, decided: State) -> None:
     forward, backward = orders(decided)
-
-    def change(own: Verdict) -> Verdict:
-        return replace(own, rank=0, forward_order=forward[::-1], backward_order=backward)
-
-    with pytest.warns(
-        RankWarning, match="does not fit here: .* is not there for .*. Each keeps its own"
-    ):
-        assert run(monkeypatch, decided, change) == (decided, False)
+    theirs: dict[str, Any] = {"forward_order": forward[::-1], "backward_order": backward}
+    with pytest.warns(RankWarning, match="does not fit here: .* is not there for .*. Each keeps"):
+        assert elsewhere.agree(decided, **theirs) is decided
 
 
 def test_orders_go_through_a_store(pair: Pair) -> None:
-    rows = tuple(range(200_000))
+    rows = tuple(range(50_000))
     one = replace(verdict(0, 1), forward_order=rows, backward_order=rows)
     assert pair[0].settle(question(), one, 0.0) == one
     assert pair[1].settle(question(), verdict(1, 1), 0.0) == one
 
 
-def test_an_earlier_decision_of_this_rank_counts(
-    monkeypatch: pytest.MonkeyPatch, decided: State
-) -> None:
+def test_an_earlier_decision_of_this_rank_counts(elsewhere: Elsewhere, decided: State) -> None:
     earlier = positions(at_budget(decided, 0.4))
     with pytest.warns(RankWarning, match=r"rank 1 found .*; before, it found .* which is taken"):
-        run(monkeypatch, decided, lambda own: replace(own, saved=earlier))
+        elsewhere.agree(decided, rank=1, saved=earlier)
 
 
-def test_it_can_be_written_in_a_pipeline() -> None:
-    text = 'min-cut,agree-ranks(asked="a, b",wait-s=5.0),partition'
-    assert str(remat.PassManager.parse(text)) == text
-
-
-@pytest.mark.parametrize("wait_s", [-1, float("nan"), float("inf"), "30", True])
+@pytest.mark.parametrize("wait_s", [-1, float("nan"), "30", True])
 def test_a_wait_that_cannot_be_meant_is_refused(wait_s: Any) -> None:
     with pytest.raises(ProblemError, match="expected seconds, 0 or more"):
         AgreeRanks(wait_s=wait_s)

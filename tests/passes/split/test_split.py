@@ -48,24 +48,6 @@ def test_the_cut_by_rules_is_a_solver(joint: remat.JointGraph) -> None:
     assert remat.plan(joint, 0, "cut").saved_bytes == 0, "below it, the first cut that fits"
 
 
-def test_nothing_kept(joint: remat.JointGraph) -> None:
-    plan = remat.plan(joint, 0)
-    assert returned(plan.forward) == ["sum_1", "primals_1", "primals_2"]
-    assert placeholders(plan.backward) == ["primals_1", "primals_2", "tangents_1"]
-    assert calls(plan.forward) == ["cos", "mm", "exp", "sum_1"]
-    assert set(plan.recomputed) == {"cos", "mm", "exp"}
-    assert (plan.saved_bytes, plan.least_bytes) == (0, 0)
-    assert returned(plan.backward) == returned(remat.plan(joint, 1).backward)
-
-
-def test_without_a_decision_forward_is_what_the_user_wrote(joint: remat.JointGraph) -> None:
-    result = Partition().run(State(joint=joint.copy()))
-    assert result.forward is not None
-    assert result.backward is not None
-    assert returned(result.forward) == ["sum_1", "primals_1", "primals_2", "cos", "exp"]
-    assert set(calls(result.forward)) & set(calls(result.backward)) == set()
-
-
 def test_tensors_that_autograd_does_not_check_come_behind_the_others() -> None:
     joint = joint_of(product, weight(8, 8), weight(8, 8))
     node(joint, "cos").meta["saved_tensor_with_no_vc_check"] = True
@@ -126,21 +108,8 @@ def drops(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.dropout(x @ w, 0.5, training=True).sin().sum()
 
 
-def test_a_replayed_draw_hands_its_state_over() -> None:
+def test_a_replayed_draw_hands_the_state_of_its_generator_over() -> None:
     plan = remat.plan(joint_of(drops, weight(64, 64), weight(64, 64)), 0)
-    assert returned(plan.forward) == ["sum_1", "primals_1", "primals_2", "native_dropout_state"]
-    assert placeholders(plan.backward) == [
-        "primals_1",
-        "primals_2",
-        "native_dropout_state",
-        "tangents_1",
-    ]
-    drawn, replayed = (
-        next(n for n in m.graph.nodes if n.name == name)
-        for m, name in ((plan.forward, "native_dropout_drawn"), (plan.backward, "native_dropout"))
-    )
-    assert drawn.target is torch.ops.higher_order.run_and_save_rng_state
-    assert replayed.target is torch.ops.higher_order.run_with_rng_state
     assert "native_dropout" in plan.recomputed
     assert plan.saved_bytes == 5056 == torch.get_rng_state().nbytes
 
@@ -176,22 +145,6 @@ def test_states_come_before_sizes() -> None:
 # Order of backward --------------------------------------------------------------------------------
 
 
-def test_recomputed_values_come_just_before_their_use() -> None:
-    def f(x: torch.Tensor, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return ((x @ u).sin() @ v).sin().sum()
-
-    joint = joint_of(f, weight(16, 16), weight(16, 16), weight(16, 16))
-    half = remat.plan(joint, 0.4, "greedy")
-    order = calls(half.backward)
-    first_own = order.index("expand")
-    assert first_own == 0, "nothing is recomputed before backward begins"
-    for name in half.recomputed:
-        n = next(n for n in half.backward.graph.nodes if n.name == name)
-        nearest = min(order.index(u.name) for u in n.users)
-        between = order[order.index(name) + 1 : nearest]
-        assert all(b in half.recomputed for b in between), (name, between)
-
-
 def test_reordering_keeps_the_meaning_and_is_stable(joint: remat.JointGraph) -> None:
     plan = remat.plan(joint, 0)
     graph = plan.backward.graph
@@ -201,28 +154,13 @@ def test_reordering_keeps_the_meaning_and_is_stable(joint: remat.JointGraph) -> 
     graph.lint()
 
 
-def test_writes_stay_behind_reads() -> None:
-    joint = joint_of(product, weight(8, 8), weight(8, 8))
-    plan = remat.plan(joint, 1)
-    graph = plan.backward.graph
-    cos = next(n for n in graph.nodes if n.name == "cos")
-    reader = next(iter(cos.users))
+def test_writes_stay_behind_reads(joint: remat.JointGraph) -> None:
+    graph = remat.plan(joint, 1).backward.graph
+    nodes = {n.name: n for n in graph.nodes}
+    cos, reader = nodes["cos"], next(iter(nodes["cos"].users))
     with graph.inserting_before(output_node(graph)):
-        written = graph.call_function(torch.ops.aten.copy_.default, (cos, node_of(graph, "exp")))
+        written = graph.call_function(torch.ops.aten.copy_.default, (cos, nodes["exp"]))
         written.meta["val"] = cos.meta["val"]
     reorder(graph)
     order = calls(graph)
     assert order.index(reader.name) < order.index(written.name)
-
-
-def node_of(graph: torch.fx.Graph, name: str) -> torch.fx.Node:
-    return next(n for n in graph.nodes if n.name == name)
-
-
-def test_node_names_survive(joint: remat.JointGraph) -> None:
-    known = {n.name for n in joint.graph.nodes}
-    for budget in (0, 0.5, 1):
-        plan = remat.plan(joint, budget)
-        assert set(plan.saved) | set(plan.recomputed) <= known
-        assert set(calls(plan.backward)) <= known
-        assert node(joint, "mm").meta["val"].shape == (8, 8)

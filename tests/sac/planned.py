@@ -43,11 +43,24 @@ class Stack(nn.Module):
         return self.head(x)
 
 
+def ran(
+    make: Callable[[], nn.Module],
+    *shapes: tuple[int, ...],
+    estimator: SACEstimator | None = None,
+    mode: str = "operator-level-cost-model",
+) -> SACEstimator:
+    """An estimator after a model has run on fake tensors of these shapes."""
+    with FakeTensorMode():
+        model, inputs = make(), [torch.randn(s) for s in shapes]
+        with (estimator or SACEstimator())(mode) as found:
+            model(*inputs)
+    return found
+
+
 def estimate(make: Callable[[], nn.Module], *shapes: tuple[int, ...]) -> dict[str, SACStats]:
     """Module name, below the model, to its statistics when the model gets tensors of these shapes."""
-    with FakeTensorMode(), SACEstimator()("operator-level-cost-model") as estimator:
-        make()(*(torch.randn(s) for s in shapes))
-    return {name.partition(".")[2]: s for name, s in estimator.sac_mod_stats.items()}
+    stats = ran(make, *shapes).sac_mod_stats
+    return {name.partition(".")[2]: s for name, s in stats.items()}
 
 
 def plan_of(*ops: str, stored: tuple[int, ...] = (), name: str = "layers.3") -> ModulePlan:

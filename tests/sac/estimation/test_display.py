@@ -5,24 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from remat.errors import ProblemError
 from remat.sac import SACEstimator, greedy_order, upper_envelope
 from remat.sac.estimation.display import exact_points, tradeoff_figure
-from tests.sac.estimation.test_estimator import MODEL, Block
+from tests.sac.estimation.test_estimator import Block
 from tests.sac.estimation.test_optimum import example
+from tests.sac.planned import ran
 
 
 @pytest.fixture
 def found() -> SACEstimator:
-    with FakeTensorMode(), SACEstimator()(MODEL) as estimator:
+    def make() -> nn.Module:
         model = nn.Sequential()
         model.add_module("a/b", Block())
-        model(torch.randn(2, 5, 8))
-    return estimator
+        return model
+
+    return ran(make, (2, 5, 8))
 
 
 @pytest.mark.parametrize("tabular", [True, False])

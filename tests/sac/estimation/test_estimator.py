@@ -20,7 +20,7 @@ from remat.errors import ProblemError
 from remat.graph.costs import Flops, Roofline
 from remat.sac import SACEstimator, SACStats, is_skipped, optimal_checkpointing_policy
 from remat.sac.estimation.stats import group
-from tests.sac.planned import checkpointed
+from tests.sac.planned import checkpointed, ran
 
 MODEL = "operator-level-cost-model"
 
@@ -41,11 +41,11 @@ class Net(nn.Module):
 
 def estimated(run: Callable[..., Any], *shapes: tuple[int, ...], **children: Any) -> SACStats:
     """The statistics of a `Net` that is given float32 tensors of these shapes."""
-    with FakeTensorMode():
-        net = Net(run, **{k: make() for k, make in children.items()})
-        with SACEstimator()(MODEL) as estimator:
-            net(*(torch.randn(s) for s in shapes))
-    return estimator.sac_mod_stats["Net"]
+
+    def make() -> Net:
+        return Net(run, **{name: child() for name, child in children.items()})
+
+    return ran(make, *shapes).sac_mod_stats["Net"]
 
 
 def named(stats: SACStats) -> list[str]:
@@ -191,14 +191,12 @@ def test_tensor_subclasses_count_what_is_in_them() -> None:
     def run(self: Net, x: torch.Tensor) -> torch.Tensor:
         return self.lin(x).exp().sin()
 
+    plain = estimated(run, (2, 4))
     with FakeTensorMode():
         net, x = Net(run), torch.randn(2, 4)
         with SACEstimator()(MODEL) as estimator:
-            net(x)
-        plain = estimator.sac_mod_stats["Net"]
-        with SACEstimator()(MODEL) as estimator:
             net(TwoTensor(x, x.clone()))
-        double = estimator.sac_mod_stats["Net"]
+    double = estimator.sac_mod_stats["Net"]
     assert plain.func_names == double.func_names
     assert double.memory == [2 * n for n in plain.memory] == [0, 64, 64, 0]
     assert double.view_like_ops == plain.view_like_ops
@@ -276,8 +274,7 @@ def test_pytorchs_estimator_says_the_same_where_it_is_right(
 
 def test_a_policy_meets_the_operators_that_were_estimated() -> None:
     # Written in place, a view is taken once more under fake tensors, and under them only.
-    with FakeTensorMode(), SACEstimator()(MODEL) as estimator:
-        Stack(1)(torch.randn(2, 5, 8))
+    stats = ran(lambda: Stack(1), (2, 5, 8)).sac_mod_stats["Stack.layers.0"]
     met: list[str] = []
 
     def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -287,18 +284,14 @@ def test_a_policy_meets_the_operators_that_were_estimated() -> None:
 
     contexts = functools.partial(create_selective_checkpoint_contexts, policy)
     checkpointed(Stack(1).layers[0], torch.randn(2, 5, 8), contexts=contexts).sum().backward()
-    assert met == estimator.sac_mod_stats["Stack.layers.0"].func_names
+    assert met == stats.func_names
 
 
 def test_measured_runtimes() -> None:
-    with FakeTensorMode():
-        model, x = Stack(), torch.randn(2, 5, 8)
-        with SACEstimator()("operator-level-benchmark") as estimator:
-            model(x)
-    stats = estimator.sac_mod_stats["Stack.layers.0"]
-    # Views take time too.
-    assert all(t > 0 for t in stats.runtimes)
-    assert estimator.sac_mod_stats["Stack.layers.1"].runtimes == stats.runtimes
+    stats = ran(Stack, (2, 5, 8), mode="operator-level-benchmark").sac_mod_stats
+    first, second = (stats[f"Stack.layers.{i}"].runtimes for i in range(2))
+    assert all(t > 0 for t in first), "views take time too"
+    assert second == first
 
 
 def test_modules_that_are_called_again() -> None:
@@ -311,13 +304,10 @@ def test_modules_that_are_called_again() -> None:
     def inner(self: Net, x: torch.Tensor) -> torch.Tensor:
         return self.lin(x) if x.dim() else x.exp()
 
-    with FakeTensorMode():
-        with SACEstimator()(MODEL) as estimator:
-            Net(steady, inner=Net(inner))(torch.randn(2, 4))
-        assert estimator.sac_mod_calls == {"Net": 1, "Net.inner": 2}
-        assert set(estimator.sac_mod_stats) == {"Net", "Net.inner"}
-        with SACEstimator()(MODEL) as estimator:
-            Net(unsteady, inner=Net(inner))(torch.randn(2, 4))
+    estimator = ran(lambda: Net(steady, inner=Net(inner)), (2, 4))
+    assert estimator.sac_mod_calls == {"Net": 1, "Net.inner": 2}
+    assert set(estimator.sac_mod_stats) == {"Net", "Net.inner"}
+    estimator = ran(lambda: Net(unsteady, inner=Net(inner)), (2, 4))
     assert set(estimator.sac_mod_stats) == {"Net"}
     assert estimator.sac_mod_unsteady == {
         "Net.inner": "module 'Net.inner' is called more than once and runs aten.exp.default as "
@@ -328,15 +318,18 @@ def test_modules_that_are_called_again() -> None:
         estimator.plot("x.png", "Net.inner")
 
 
-def test_a_module_that_changes_between_runs_is_refused() -> None:
+def test_further_runs_and_backward_change_nothing_and_other_operators_are_refused() -> None:
     estimator = SACEstimator()(MODEL)
     with FakeTensorMode():
         model, x = Stack(), torch.randn(2, 5, 8)
         with estimator:
             model(x)
+            before = {k: list(s.func_names) for k, s in estimator.sac_mod_stats.items()}
+            model(x).sum().backward()
         with estimator:
             model(x)
-        assert estimator.sac_mod_calls["Stack.layers.0"] == 2
+        assert before == {k: s.func_names for k, s in estimator.sac_mod_stats.items()}
+        assert estimator.sac_mod_calls["Stack.layers.0"] == 3
         model.layers[1].norm = nn.Identity()
         says = r"'Stack' runs aten.view.default as operator \d+ instead of aten.native_layer_norm"
         with pytest.raises(ProblemError, match=says), estimator:
@@ -346,23 +339,21 @@ def test_a_module_that_changes_between_runs_is_refused() -> None:
 @pytest.mark.parametrize("fake", [True, False])
 def test_real_models(fake: bool) -> None:
     """Real parameters within a fake mode, and a real run without one, give what fake ones do."""
-    with FakeTensorMode(), SACEstimator()(MODEL) as expected:
-        net = Net(norms, norm=nn.BatchNorm1d(4), stack=Stack())
-        net(torch.randn(10, 4), torch.randn(2, 5, 8))
-    real = Net(norms, norm=nn.BatchNorm1d(4), stack=Stack())
+
+    def norms(self: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.norm(x).sum() + self.stack(y).sum()
+
+    def make() -> Net:
+        return Net(norms, norm=nn.BatchNorm1d(4), stack=Stack())
+
+    expected, real = ran(make, (10, 4), (2, 5, 8)).sac_mod_stats, make()
     context = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
     with context, SACEstimator()(MODEL, fake=fake) as estimator:
         out = real(torch.randn(10, 4), torch.randn(2, 5, 8))
-    assert estimator.sac_mod_stats == expected.sac_mod_stats
-    assert set(expected.sac_mod_stats) == {"Net", "Net.stack", *LAYERS}
+    assert estimator.sac_mod_stats == expected
+    layers = ("Net.stack.layers.0", "Net.stack.layers.1")
+    assert set(expected) == {"Net", "Net.stack", *layers}
     assert isinstance(out, FakeTensor) is fake
-
-
-LAYERS = ("Net.stack.layers.0", "Net.stack.layers.1")
-
-
-def norms(self: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return self.norm(x).sum() + self.stack(y).sum()
 
 
 def test_a_run_that_fails_leaves_nothing_behind() -> None:
@@ -391,16 +382,6 @@ def test_a_model_without_operators() -> None:
     stats = estimated(run, (2, 4))
     assert len(stats) == 0
     assert optimal_checkpointing_policy(stats, 0.5) == []
-
-
-def test_backward_is_not_recorded() -> None:
-    with FakeTensorMode():
-        model, x = Stack(), torch.randn(2, 5, 8)
-        with SACEstimator()(MODEL) as estimator:
-            model(x)
-            before = {k: list(s.func_names) for k, s in estimator.sac_mod_stats.items()}
-            model(x).sum().backward()
-    assert before == {k: s.func_names for k, s in estimator.sac_mod_stats.items()}
 
 
 def test_what_another_thread_runs_meanwhile_is_not_estimated() -> None:
@@ -466,18 +447,20 @@ def test_two_devices_are_refused() -> None:
 
 
 def test_other_cost_models() -> None:
-    def runtimes(estimator: SACEstimator, *cost: Roofline) -> list[float]:
-        with FakeTensorMode():
-            model, x = Stack(1), torch.randn(512, 5, 8)
-            with estimator(MODEL, *cost):
-                model(x)
-        return estimator.sac_mod_stats["Stack"].runtimes
+    def runtimes(estimator: SACEstimator) -> list[float]:
+        return (
+            ran(lambda: Stack(1), (512, 5, 8), estimator=estimator).sac_mod_stats["Stack"].runtimes
+        )
 
-    default, a100 = runtimes(SACEstimator()), SACEstimator()
-    pairs = zip(runtimes(a100, Roofline.parse("a100")), default, strict=True)
-    assert all(a > b or a == b == 0 for a, b in pairs)
-    assert str(a100.cost) == "roofline:a100"
+    default = runtimes(SACEstimator())
     assert runtimes(SACEstimator("NVIDIA H100")) == default
     assert sum(runtimes(SACEstimator(gpu_type="NVIDIA B200"))) < sum(default)
     with pytest.raises(ProblemError, match="unknown device; known: a100"):
         SACEstimator("NVIDIA Voodoo")
+    with FakeTensorMode():
+        model, x = Stack(1), torch.randn(512, 5, 8)
+        with SACEstimator()(MODEL, Roofline.parse("a100")) as slow:
+            model(x)
+    pairs = zip(slow.sac_mod_stats["Stack"].runtimes, default, strict=True)
+    assert all(a > b or a == b == 0 for a, b in pairs)
+    assert str(slow.cost) == "roofline:a100"

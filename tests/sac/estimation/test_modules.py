@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from remat.errors import CaptureError, ProblemError
 from remat.running.measure import measure_step
 from remat.sac import apply, remove
-from remat.sac.estimation.modules import estimate
+from remat.sac.estimation.modules import ModuleTree, estimate
 from remat.sac.run.lifetimes import loss_only
 from remat.sac.solve.milp import plan as plan_for
 
@@ -67,6 +68,11 @@ def example(name: str) -> tuple[nn.Module, torch.Tensor]:
     return make().train(), torch.randn(shape)
 
 
+def tree_of(name: str, **options: Any) -> ModuleTree:
+    model, x = example(name)
+    return estimate(model, (x,), **options)
+
+
 def measured(model: nn.Module, x: torch.Tensor, by: str = "storages") -> int:
     resident = [*model.parameters(), *model.buffers()]
     return measure_step(loss_only(model), (x,), resident=resident, by=by).peak_bytes
@@ -112,9 +118,8 @@ def test_fake_runs_find_the_same_and_leave_the_model_as_it_was() -> None:
 
 def test_meta_tensors_need_no_memory() -> None:
     with torch.device("meta"):
-        model, x = example("blocks")
-    real = estimate(*_with_args(example("blocks")))
-    assert estimate(model, (x,)).peak_bytes() == real.peak_bytes()
+        meta = tree_of("blocks")
+    assert meta.peak_bytes() == tree_of("blocks").peak_bytes()
 
 
 def test_a_real_run_leaves_statistics_gradients_and_generators_alone() -> None:
@@ -130,7 +135,7 @@ def test_a_real_run_leaves_statistics_gradients_and_generators_alone() -> None:
 
 
 def test_the_tree() -> None:
-    tree = estimate(*_with_args(example("deep")), mode="operator-level-benchmark")
+    tree = tree_of("deep", mode="operator-level-benchmark")
     assert tree.mode == "operator-level-benchmark"
     assert tree.step_ms > 0
     by_name = {m.fqn: m for m in tree.modules}
@@ -148,7 +153,7 @@ def test_the_tree() -> None:
 
 
 def test_parameters_and_gradients_are_spread_over_ranks() -> None:
-    tree = estimate(*_with_args(example("blocks")))
+    tree = tree_of("blocks")
     whole, spread = tree.memory(), tree.memory(4)
     sharded = tree.parameter_bytes + tree.gradients
     assert (whole - spread).tolist() == (sharded - -(-sharded // 4)).tolist()
@@ -164,8 +169,4 @@ def test_what_is_refused() -> None:
     with pytest.raises(CaptureError, match="no output of the step requires a gradient"):
         estimate(model.requires_grad_(False), (x,))
     with pytest.raises(ProblemError, match=r"no module 'stages\.7' ran in this step"):
-        estimate(*_with_args(example("deep")))["stages.7"]
-
-
-def _with_args(made: tuple[nn.Module, torch.Tensor]) -> tuple[nn.Module, tuple[torch.Tensor]]:
-    return made[0], (made[1],)
+        tree_of("deep")["stages.7"]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from remat.errors import ProblemError, SolverError
+from remat.errors import BudgetError, ProblemError, SolverError
 from remat.solvers import Answer, Solver, Status
 from remat.solvers.auto import Auto
 from remat.solvers.graph_milp import GraphMilp
@@ -51,6 +51,9 @@ def test_nobody_beats_the_bound_and_exact_ones_are_optimal(block: int) -> None:
                 assert solution.cost == best
             if solver in (EXACT, Auto()) and all(problem.in_forward):
                 assert solution.cost == best
+        if least:
+            with pytest.raises(BudgetError, match=f"the least possible is {least}"):
+                run(SOLVERS[seed % len(SOLVERS)], problem.within(least - 1))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -198,6 +201,7 @@ def test_what_cannot_be_saved_is_refused_by_name(monkeypatch) -> None:
         ({"inputs": ((), (1,))}, r"inputs\[1\] \('b'\) has node 1; expected earlier nodes only"),
         ({"inputs": ((), (-1,))}, r"inputs\[1\]\[0\] is -1; expected an integer"),
         ({"inputs": ((), (0.0,))}, r"inputs\[1\]\[0\] is 0.0; expected an integer"),
+        ({"inputs": ((), 0)}, r"inputs\[1\] is 0; expected an ordered sequence"),
         ({"needed": (2,)}, r"needed\[0\] is 2; expected an integer from 0 to 1"),
         ({"recomputable": ("no", True)}, r"recomputable\[0\] \('a'\) is 'no'; expected True or"),
         ({"savable": (True, 1)}, r"savable\[1\] \('b'\) is 1; expected True or False"),

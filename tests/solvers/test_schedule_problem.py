@@ -34,6 +34,7 @@ def step(**changes: Any) -> ScheduleProblem:
     ("changes", "message"),
     [
         ({"names": ("a", "a", "c")}, "names has 'a' twice"),
+        ({"names": "abc"}, "names is 'abc'; expected an ordered sequence"),
         ({"names": ("a", "b", 3)}, r"names\[2\] is 3; expected text"),
         ({"cost": (3, 2)}, "cost has 2 entries; expected 3"),
         ({"size": (2**62, 2**62, 2**62)}, "size sums to .*use a coarser unit"),

@@ -202,6 +202,13 @@ class Decaying(torch.nn.Module):
         return (x * self.scale.clone()).sin()
 
 
+def test_a_buffer_is_written_to_once() -> None:
+    eager, ours, x = Decaying(), Decaying(), torch.linspace(0.1, 2, 6, requires_grad=True)
+    wanted = planned.gradient(eager, x)
+    assert torch.equal(planned.gradient(ours, x, context_fn(Table())), wanted)
+    assert torch.equal(ours.scale, eager.scale)
+
+
 def calls(module: torch.nn.Module, again: bool) -> list[torch.Tensor]:
     """The gradient of each of two calls before backward."""
     x = torch.linspace(0.1, 2, 6, requires_grad=True)

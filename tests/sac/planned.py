@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from remat.sac import ModulePlan, SACEstimator, SACPlan, SACStats, optimal_checkpointing_policy
 
@@ -42,11 +43,31 @@ class Stack(nn.Module):
         return self.head(x)
 
 
+def ran(
+    make: Callable[[], nn.Module],
+    *shapes: tuple[int, ...],
+    estimator: SACEstimator | None = None,
+    mode: str = "operator-level-cost-model",
+) -> SACEstimator:
+    """An estimator after a model has run on fake tensors of these shapes."""
+    with FakeTensorMode():
+        model, inputs = make(), [torch.randn(s) for s in shapes]
+        with (estimator or SACEstimator())(mode) as found:
+            model(*inputs)
+    return found
+
+
 def estimate(make: Callable[[], nn.Module], *shapes: tuple[int, ...]) -> dict[str, SACStats]:
     """Module name, below the model, to its statistics when the model gets tensors of these shapes."""
-    with FakeTensorMode(), SACEstimator()("operator-level-cost-model") as estimator:
-        make()(*(torch.randn(s) for s in shapes))
-    return {name.partition(".")[2]: s for name, s in estimator.sac_mod_stats.items()}
+    stats = ran(make, *shapes).sac_mod_stats
+    return {name.partition(".")[2]: s for name, s in stats.items()}
+
+
+def plan_of(*ops: str, stored: tuple[int, ...] = (), name: str = "layers.3") -> ModulePlan:
+    """The plan of a module of which only the operators matter."""
+    return ModulePlan(
+        name=name, ops=ops, stored=stored, stored_bytes=0, discarded_bytes=0, recompute_ms=0.0
+    )
 
 
 def module_plan(name: str, stats: SACStats, stored: Iterable[int]) -> ModulePlan:
@@ -80,6 +101,20 @@ def plan_for(
         decided = optimal_checkpointing_policy(stats[name], share)
         modules.append(module_plan(name, stats[name], [i for i, d in enumerate(decided) if d]))
     return sac_plan(*modules)
+
+
+def checkpointed(run: Callable[..., Any], *inputs: Any, contexts: Callable[[], Any]) -> Any:
+    """What a function returns, under checkpointing with these contexts."""
+    return checkpoint(run, *inputs, use_reentrant=False, context_fn=contexts)
+
+
+def gradient(
+    run: Callable[..., Any], x: torch.Tensor, contexts: Callable[[], Any] | None = None
+) -> torch.Tensor:
+    """The gradient of the sum of what a function returns, checkpointed if there are contexts."""
+    out = run(x) if contexts is None else checkpointed(run, x, contexts=contexts)
+    (found,) = torch.autograd.grad(out.sum(), x)
+    return found
 
 
 def gradients(model: nn.Module, *inputs: torch.Tensor, seed: int = 1) -> list[torch.Tensor]:

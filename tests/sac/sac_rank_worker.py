@@ -8,6 +8,7 @@ read the files are in ``test_distributed.py``.
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 import warnings
 from collections.abc import Callable
@@ -22,8 +23,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from remat.errors import PolicyError
-from remat.sac import apply
-from tests.rank_cases import Case, outcome, run_all
+from remat.sac import SACPlan, apply
+from tests.rank_cases import outcome, run_all
 from tests.sac.planned import Block, Stack, plan_for
 
 WORLD = 2
@@ -70,8 +71,13 @@ def compare(
     return found
 
 
+@functools.cache
+def plan() -> SACPlan:
+    return plan_for(Stack, LAYERS, SHAPE)
+
+
 def with_plan(model: Stack) -> Stack:
-    return apply(model, plan_for(Stack, LAYERS, SHAPE))
+    return apply(model, plan())
 
 
 def shard(model: Stack) -> Stack:
@@ -83,11 +89,8 @@ def shard(model: Stack) -> Stack:
 
 
 def case_ddp(rank: int) -> Any:
-    return compare(
-        rank,
-        DistributedDataParallel,
-        lambda m: DistributedDataParallel(with_plan(m)),
-    )
+    ddp = DistributedDataParallel
+    return compare(rank, ddp, lambda m: ddp(with_plan(m)))
 
 
 def case_shard_then_apply(rank: int) -> Any:
@@ -108,8 +111,8 @@ class Deep(Stack):
 
 def case_checkpointed_below(rank: int) -> Any:
     """What is checkpointed lies within what is sharded."""
-    plan = plan_for(Deep, ["layers.0.0", "layers.1.0"], SHAPE)
-    return compare(rank, shard, lambda m: apply(shard(m), plan), Deep)
+    deep = plan_for(Deep, ["layers.0.0", "layers.1.0"], SHAPE)
+    return compare(rank, shard, lambda m: apply(shard(m), deep), Deep)
 
 
 def case_sharded_within(rank: int) -> Any:
@@ -131,14 +134,8 @@ def case_sharded_within(rank: int) -> Any:
 
 
 def main(folder: Path, rank: int) -> None:
-    run_all(globals(), folder, rank, WORLD, quiet_outcome)
-
-
-def quiet_outcome(case: Case, rank: int) -> dict[str, Any]:
-    """What a case comes to; no warning is shown."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return outcome(case, rank)
+    warnings.simplefilter("ignore")
+    run_all(globals(), folder, rank, WORLD, outcome)
 
 
 if __name__ == "__main__":

@@ -137,72 +137,40 @@ def search_of(problem: OffloadProblem) -> OffloadSearch:
     )
 
 
-def _closure(step: ScheduleProblem, nodes: Iterable[int]) -> bytearray:
-    """Marks for each node whether it is one of those, or read on the way to one."""
-    found, todo = bytearray(len(step)), [*nodes]
-    while todo:
-        i = todo.pop()
-        if not found[i]:
-            found[i] = 1
-            todo.extend(step.inputs[i])
-    return found
-
-
 class _Step:
-    """The graph problem of a step problem, and the schedule of a decision.
-
-    The nodes before the boundary are numbered first, so that both problems number them alike.
-    """
+    """The graph problem of a step problem whose forward is its first values, and the schedule of a decision."""
 
     def __init__(self, step: ScheduleProblem) -> None:
-        self.step = step
-        self.early = n = len(step) - len({*step.backward, *step.at_boundary})
-        given = set(step.at_start)
-        free = given.union(set(step.to_end).intersection(step.once))  # there in any case
-        read = _closure(step, (j for i in step.backward for j in step.inputs[i]))
-        # What backward never needs runs in forward, whether it is named there or not.
-        forward = _closure(step, (i for i in range(n) if i in step.forward or not read[i]))
-        self._forward, self._given = forward, given
+        self.step, n = step, len(step.forward)
+        self.early = n
+        assert step.forward == tuple(range(n))
+        free = set(step.to_end).intersection(step.once)  # there in any case
         self.graph = GraphProblem(
             names=step.names[:n],
             inputs=step.inputs[:n],
             cost=step.cost[:n],
-            # Whether what takes no memory runs early is a question too, unless forward runs it anyway.
-            size=tuple(0 if i in free else step.size[i] or int(not forward[i]) for i in range(n)),
+            size=tuple(0 if i in free else step.size[i] for i in range(n)),
             savable=(True,) * n,
-            # What runs once may do so in backward, unless forward needs it.
-            recomputable=tuple(
-                i not in given and (i not in step.once or not forward[i]) for i in range(n)
-            ),
-            in_forward=tuple(map(bool, forward[:n])),
+            recomputable=tuple(i not in step.once for i in range(n)),
+            in_forward=(True,) * n,
             needed=tuple(sorted({j for i in step.backward for j in step.inputs[i] if j < n})),
-            unit=step.unit,
         )
 
     def schedule(self, saved: Iterable[int]) -> Scheduled:
         """The schedule of a decision; moments are nodes: of the run, or of backward's own next run."""
-        step, keep = self.step, set(saved)
-        forward = bytearray(self._forward)
-        stack = [i for i in keep if not forward[i]]
-        while stack:
-            i = stack.pop()
-            if not forward[i]:
-                forward[i] = 1
-                stack.extend(step.inputs[i])
-        sequence = [i for i in range(self.early) if forward[i] and i not in self._given]
-        moments, boundary = list(sequence), len(sequence)
-        placed = {*keep, *self._given, *step.at_boundary}
-        for root in step.backward:
+        sequence, placed = [*range(self.early)], set(saved)
+        moments = list(sequence)
+        for root in self.step.backward:
             missing, todo = [], [root]
             while todo:
                 j = todo.pop()
                 if j not in placed:
                     placed.add(j)
                     missing.append(j)
-                    todo.extend(step.inputs[j])
+                    todo.extend(self.step.inputs[j])
             sequence += sorted(missing)
             moments += [root] * len(missing)
-        return sequence, moments, boundary
+        return sequence, moments, self.early
 
     @property
     def lives(self) -> Lives:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from itertools import combinations
 
 import pytest
+from frontier_cases import pareto
 
 import remat
 from remat.errors import ProblemError
@@ -24,22 +24,6 @@ def by_numpy(problem: remat.KnapsackProblem, most: int = 200_000) -> KnapsackFro
 BOTH = pytest.mark.parametrize("compute", [by_kernel_or_numpy, by_numpy])
 
 
-def pareto(problem: remat.KnapsackProblem) -> list[tuple[int, int]]:
-    n = len(problem)
-    pairs = sorted(
-        (problem.weight_of(c), -problem.value_of(c))
-        for k in range(n + 1)
-        for c in combinations(range(n), k)
-        if problem.weight_of(c) <= problem.capacity
-    )
-    best, points = -1, []
-    for weight, value in pairs:
-        if -value > best:
-            best = -value
-            points.append((weight, best))
-    return points
-
-
 @BOTH
 def test_every_pareto_optimal_pair_with_its_items(compute) -> None:
     rng = random.Random(3)
@@ -51,9 +35,8 @@ def test_every_pareto_optimal_pair_with_its_items(compute) -> None:
             rng.randint(0, 4 * top),
         )
         found = compute(problem)
-        assert list(zip(found.weights.tolist(), found.values.tolist(), strict=True)) == pareto(
-            problem
-        )
+        points = zip(found.weights.tolist(), found.values.tolist(), strict=True)
+        assert list(points) == pareto(problem)
         assert found.tolerance == 0
         for i in range(len(found)):
             items = found.items(i)

@@ -30,7 +30,7 @@ SOLVERS = (Lagrangian(work=0), EXACT, GraphMilp(gap=0.0), Auto(), Greedy(), Nati
 needs_kernel = pytest.mark.skipif(kernel() is None, reason="the compiled kernel was not built here")
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(2))
 def test_nobody_beats_the_bound_and_exact_ones_are_optimal(block: int) -> None:
     draw = random.Random(block)
     for seed in range(40 * block, 40 * block + 40):
@@ -53,10 +53,10 @@ def test_nobody_beats_the_bound_and_exact_ones_are_optimal(block: int) -> None:
                 assert solution.cost == best
         if least:
             with pytest.raises(BudgetError, match=f"the least possible is {least}"):
-                run(SOLVERS[block], problem.within(least - 1))
+                run(SOLVERS[seed % len(SOLVERS)], problem.within(least - 1))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_reducing_a_graph_loses_no_optimum(seed: int) -> None:
     problem = random_graph(seed, nodes=10, outside=False)
     every = decisions(problem)
@@ -167,12 +167,10 @@ class Liar(Solver):
     ("answer", "fault"),
     [
         ((0, 0), "index 0 twice"),
-        ((999,), "index 999, but the nodes are"),
         ((True,), "a node index is due"),
         ((0, 1), "overweight decision: 113 bytes over a capacity of 100, 13 too much"),
         (Answer((0,), 10**9), "every decision costs at least"),
         (Answer((0,), value=1), "claims a cost of 1"),
-        (Answer((0,), 1, status=Status.OPTIMAL), "with it, a bound of"),
         (7, "where indices are due"),
     ],
 )
@@ -194,33 +192,24 @@ def test_what_cannot_be_saved_is_refused_by_name(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        *(
-            ({label: ()}, f"{label} has 0 entries; expected 2")
-            for label in ("inputs", "cost", "size")
-        ),
-        *(({label: ()}, f"{label} has 0 entries") for label in ("savable", "recomputable")),
+        ({"inputs": ()}, "inputs has 0 entries; expected 2"),
+        ({"cost": ()}, "cost has 0 entries; expected 2"),
+        ({"size": (1,)}, "size has 1 entries; expected 2"),
+        ({"savable": ()}, "savable has 0 entries; expected 2"),
+        ({"recomputable": ()}, "recomputable has 0 entries; expected 2"),
         ({"in_forward": (True,) * 3}, "in_forward has 3 entries; expected 2"),
-        (
-            {"inputs": ((), (1,))},
-            r"inputs\[1\] \('b'\) has node 1; expected earlier nodes only",
-        ),
+        ({"inputs": ((), (1,))}, r"inputs\[1\] \('b'\) has node 1; expected earlier nodes only"),
         ({"inputs": ((), (-1,))}, r"inputs\[1\]\[0\] is -1; expected an integer"),
         ({"inputs": ((), (0.0,))}, r"inputs\[1\]\[0\] is 0.0; expected an integer"),
+        ({"inputs": ((), 0)}, r"inputs\[1\] is 0; expected an ordered sequence"),
         ({"needed": (2,)}, r"needed\[0\] is 2; expected an integer from 0 to 1"),
-        ({"needed": (0, 0.5)}, r"needed\[1\] is 0.5; expected an integer from 0 to 1"),
-        (
-            {"recomputable": ("no", True)},
-            r"recomputable\[0\] \('a'\) is 'no'; expected True or False",
-        ),
+        ({"recomputable": ("no", True)}, r"recomputable\[0\] \('a'\) is 'no'; expected True or"),
         ({"savable": (True, 1)}, r"savable\[1\] \('b'\) is 1; expected True or False"),
-        ({"in_forward": (None, True)}, r"in_forward\[0\] \('a'\) is None; expected True or False"),
-        (
-            {"cost": (2**62, 2**62)},
-            r"cost sums to 9223372036854775808; expected at most 2\*\*63 - 1",
-        ),
-        ({"size": (2**63 - 1, 1)}, r"size sums to 9223372036854775808; .* use a coarser unit"),
-        ({"cost": (1, -1)}, r"cost\[1\] \('b'\) is -1; expected an int"),
-        ({"size": (1.0, 1)}, r"size\[0\] \('a'\) is 1.0; expected an int"),
+        ({"in_forward": (None, True)}, r"in_forward\[0\] \('a'\) is None; expected True or"),
+        ({"cost": (2**62, 2**62)}, r"cost sums to 9223372036854775808; .* use a coarser unit"),
+        ({"size": (2**63 - 1, 1)}, "size sums to 9223372036854775808; expected at most"),
+        ({"capacity": -1}, "capacity is -1"),
+        ({"capacity": True}, "capacity is True"),
     ],
 )
 def test_a_problem_that_is_none_is_refused(wrong: dict, said: str) -> None:
@@ -232,16 +221,12 @@ def test_a_problem_that_is_none_is_refused(wrong: dict, said: str) -> None:
         GraphProblem(**fields | wrong)
 
 
-def test_other_costs_are_summed_too() -> None:
+def test_other_costs_and_capacities_are_checked_too() -> None:
     problem = layers(1)
     with pytest.raises(ProblemError, match=r"cost sums to .*; expected at most 2\*\*63 - 1"):
         problem.priced((2**62,) * len(problem), "ns")
-
-
-@pytest.mark.parametrize("capacity", [-1, 2.5, True])
-def test_a_capacity_is_bytes(capacity: object) -> None:
-    with pytest.raises(ProblemError, match="capacity is"):
-        layers(1).within(capacity)  # type: ignore[arg-type]
+    with pytest.raises(ProblemError, match=r"capacity is 2\.5"):
+        problem.within(2.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -287,8 +272,8 @@ def test_costs_are_integers_and_so_is_what_highs_proves() -> None:
 
 @needs_kernel
 def test_threads_may_decide_one_problem_at_several_capacities() -> None:
-    problem = layers(60, seed=3)
-    capacities = [sum(problem.size) * share // 100 for share in range(10, 90, 2)] * 3
+    problem = layers(30, seed=3)
+    capacities = [sum(problem.size) * share // 100 for share in range(10, 90, 5)] * 2
     random.Random(1).shuffle(capacities)
 
     def cost(capacity: int) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +19,26 @@ from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.instances import Instance, load_instance, save_instance
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.schedule_problem import ScheduleProblem
+from remat.testing.families import family
+from remat.testing.graphs import random_graph
+from remat.testing.steps import random_step
 
 
-def graph(**changes: Any) -> Instance:
-    values: dict[str, Any] = {
-        "names": ("x", "mm", "relu:state"),
-        "inputs": ((), (0,), (0, 1)),
-        "cost": (0, 700, 5),
-        "size": (0, 4096, 16),
-        "savable": (True, True, False),
-        "recomputable": (False, True, True),
-        "in_forward": (True, True, True),
-        "needed": (0, 2),
-        "unit": "ps",
-    }
+def graph() -> Instance:
+    problem = GraphProblem(
+        names=("x", "mm", "relu:state"),
+        inputs=((), (0,), (0, 1)),
+        cost=(0, 700, 5),
+        size=(0, 4096, 16),
+        savable=(True, True, False),
+        recomputable=(False, True, True),
+        in_forward=(True, True, True),
+        needed=(0, 2),
+        unit="ps",
+    )
     return Instance(
         name="tiny",
-        problem=GraphProblem(**{**values, **changes}),
+        problem=problem,
         full_bytes=4112,
         least_bytes=0,
         cost="roofline:h100",
@@ -98,35 +101,23 @@ def test_version_1_is_written_and_read_like_this(made: Instance, text: str, tmp_
     assert remat.load_instance(tmp_path / "a.json") == made
 
 
-@st.composite
-def graphs(draw: st.DrawFn) -> Instance:
-    n = draw(st.integers(0, 12))
-    numbers = st.lists(st.integers(0, 2**40), min_size=n, max_size=n).map(tuple)
-    flags = st.lists(st.booleans(), min_size=n, max_size=n).map(tuple)
-    printable = st.text(max_size=9).filter(str.isprintable)
-    columns = {label: draw(numbers) for label in ("cost", "size")}
-    columns |= {label: draw(flags) for label in ("savable", "recomputable", "in_forward")}
-    problem = GraphProblem(
-        names=tuple(draw(st.lists(printable, min_size=n, max_size=n))),
-        inputs=tuple(
-            tuple(draw(st.lists(st.integers(0, i - 1), max_size=4))) if i else () for i in range(n)
-        ),
-        needed=tuple(draw(st.lists(st.integers(0, n - 1), max_size=5))) if n else (),
-        unit="op",
-        capacity=draw(st.none() | st.integers(0, 2**62)),
-        **columns,
-    )
-    full = draw(st.integers(0, 2**62))
-    least = draw(st.integers(0, full))
-    return Instance(name="g", problem=problem, full_bytes=full, least_bytes=least, unit="op")
+def drawn(seed: int) -> Iterator[Instance]:
+    """An instance of each kind."""
+    n = seed % 12
+    graph = random_graph(seed, nodes=4 + n)
+    yield Instance(name="g", problem=graph, full_bytes=9, least_bytes=seed % 9, unit=graph.unit)
+    step = random_step(seed, nodes=4 + n).within(2**62 + seed)
+    yield Instance(name="s", problem=step, unit=step.unit)
+    items = family("circle", items=n, span=2**40, share=seed, seed=seed)
+    yield Instance(name="k", problem=items, source="£ × 🔥 ="[: seed % 8], unit="ms")
 
 
-@given(graphs())
-@pytest.mark.slow
-def test_every_graph_comes_back_as_it_was(made: Instance) -> None:
-    text = made.to_json()
-    assert Instance.from_json(text) == made
-    assert Instance.from_json(text).to_json() == text
+@pytest.mark.parametrize("seed", range(40))
+def test_every_instance_comes_back_as_it_was(seed: int) -> None:
+    for made in drawn(seed):
+        text = made.to_json()
+        assert Instance.from_json(text) == made
+        assert Instance.from_json(text).to_json() == text
 
 
 @pytest.mark.parametrize("text", [GRAPH_TEXT, KNAPSACK_TEXT])
@@ -184,68 +175,38 @@ def changed(text: str, old: str, new: str) -> str:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        (
-            '"remat_instance":1',
-            '"remat_instance":2',
-            "version 2; this remat reads version 1: update",
-        ),
+        ('"remat_instance":1', '"remat_instance":2', "reads version 1: update"),
         ('"remat_instance":1', '"remat_instance":0', "version 0; this remat reads version 1"),
         ('"remat_instance":1', '"remat_instance":true', "expected a JSON object with the key"),
-        ('"remat_instance":1', '"remat_instance":"1"', "expected a JSON object with the key"),
-        (
-            '"kind":"graph"',
-            '"kind":"tree"',
-            "kind is 'tree'; expected 'graph', 'knapsack' or 'schedule'",
-        ),
+        ('"kind":"graph"', '"kind":"tree"', "expected 'graph', 'knapsack' or 'schedule'"),
         ('"kind":"graph"', '"kind":["graph"]', "kind is a list of 1; expected 'graph'"),
         ('"kind":"graph"', '"kind":"knapsack"', "problem has no key 'weights'"),
         ('"kind":"graph",', '"kind":"graph","colour":1,', "unknown key 'colour'"),
         ('"kind":"graph",\n', "", "the file has no key 'kind'"),
         ('"needed":[0,2]', '"needed":[0,2],"extra":[]', "problem has the unknown key 'extra'"),
         ('"needed":[0,2],\n', "", "problem has no key 'needed'"),
+        ('"needed":[0,2]', '"needed":[0,3]', "needed[1] is 3; expected an integer from 0 to 2"),
         ('"name":"tiny"', '"name":"tiny","name":"other"', "key 'name' stands there twice"),
         ('"name":"tiny"', '"name":""', "name is empty"),
         ('"name":"tiny"', '"name":null', "name is None; expected printable text"),
         ('"name":"tiny"', '"name":"\\u001b[2J"', "expected printable text"),
         ('"unit":"ps"', '"unit":7', "unit is 7; expected printable text"),
         ('"full_bytes":4112', '"full_bytes":null', "full_bytes is None; expected an integer"),
-        ('"full_bytes":4112', '"full_bytes":4112.0', "full_bytes is 4112.0; expected an integer"),
         ('"least_bytes":0', '"least_bytes":-1', "least_bytes is -1; expected an integer from 0"),
         ('"least_bytes":0', '"least_bytes":5000', "expected no less than least_bytes, 5000"),
-        ('["x","mm","relu:state"]', '["x","mm"]', "inputs has 3 entries; expected 2"),
         ('["x","mm","relu:state"]', '["x","mm",3]', "names[2] is 3; expected text"),
+        ('["x","mm","relu:state"]', '["x","m\\nm","z"]', "names[1] is 'm\\nm'; expected printable"),
         ('["x","mm","relu:state"]', '"xyz"', "names is 'xyz'; expected a list"),
-        (
-            "[[],[0],[0,1]]",
-            "[[],[0],[0,2]]",
-            "inputs[2] ('relu:state') has node 2; expected earlier",
-        ),
-        ("[[],[0],[0,1]]", "[[1],[0],[0,1]]", "inputs[0] ('x') has node 1; expected earlier nodes"),
-        ("[[],[0],[0,1]]", "[[],[-1],[0,1]]", "inputs[1][0] is -1; expected an integer from 0"),
-        ("[[],[0],[0,1]]", "[[],[false],[0,1]]", "inputs[1][0] is False; expected an integer"),
-        ("[[],[0],[0,1]]", "[[],0,[0,1]]", "inputs[1] is 0; expected an ordered sequence"),
-        ("[[],[0],[0,1]]", '[[],["x"],[0,1]]', "inputs[1][0] is 'x'; expected an integer"),
-        ("[0,700,5]", "[0,700]", "cost has 2 entries; expected 3"),
+        ("[[],[0],[0,1]]", "[[],[0],[0,2]]", "inputs[2] ('relu:state') has node 2"),
         ("[0,700,5]", "[0,NaN,5]", "NaN stands where only integers may"),
-        ("[0,700,5]", "[0,-Infinity,5]", "-Infinity stands where only integers may"),
         ("[0,700,5]", "[0,1e999,5]", "cost[1] ('mm') is inf; expected an integer"),
-        ("[0,700,5]", "[0,700.0,5]", "cost[1] ('mm') is 700.0; expected an integer"),
-        ("[0,700,5]", "[0,true,5]", "cost[1] ('mm') is True; expected an integer"),
-        (
-            "[0,700,5]",
-            f"[0,{2**63},5]",
-            "cost[1] ('mm') is 9223372036854775808; expected an integer",
-        ),
         ("[0,700,5]", f"[0,{2**63 - 1},5]", "cost sums to 9223372036854775812; expected at most"),
         ("[0,700,5]", f"[0,{'9' * 5000},5]", "a number is too long"),
-        ("[0,4096,16]", "[0,-4096,16]", "size[1] ('mm') is -4096; expected an integer from 0"),
         ("[0,4096,16]", "[0,null,16]", "size[1] ('mm') is None; expected an integer"),
         ('"savable":"110"', '"savable":"11"', "savable has 2 entries; expected 3"),
         ('"savable":"110"', '"savable":"11x"', "savable is '11x'; expected text of digits"),
         ('"savable":"110"', '"savable":[1,1,0]', "savable is a list of 3; expected text of digits"),
-        ('"needed":[0,2]', '"needed":[0,3]', "needed[1] is 3; expected an integer from 0 to 2"),
         ('"capacity":null', '"capacity":-1', "capacity is -1; expected an integer from 0"),
-        ('"capacity":null', '"capacity":0.5', "capacity is 0.5; expected an integer"),
     ],
 )
 def test_what_cannot_be_meant_is_named(old: str, new: str, says: str, tmp_path: Path) -> None:
@@ -263,9 +224,7 @@ def test_what_cannot_be_meant_is_named(old: str, new: str, says: str, tmp_path: 
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("[5,7]", "[5]", "values has 1 entries; expected 2"),
         ("[5,7]", "[5,-7]", "values[1] is -7"),
-        ("[5,7]", f"[{2**62},{2**62}]", "values sums to"),
         ('"capacity":9', '"capacity":null', "capacity is None; expected an integer"),
         ('"full_bytes":null', '"full_bytes":1', "full_bytes is 1; a knapsack has none"),
     ],
@@ -277,33 +236,24 @@ def test_what_cannot_be_meant_in_a_knapsack_is_named(old: str, new: str, says: s
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("{}", "expected a JSON object with the key 'remat_instance'"),
-        ('{"remat_plan":1}', "expected a JSON object with the key 'remat_instance'"),
-        ('{"remat_instance":1,"problem":' + "[" * 100_000, "nested too deeply"),
-        ('{"remat_instance":1}{"remat_instance":1}', "no JSON, or it is cut off"),
-    ],
-)
-def test_other_texts_are_no_instances(text: str, says: str) -> None:
-    with pytest.raises(ProblemError, match=says):
-        load_instance(text)
-
-
-@pytest.mark.parametrize(
     ("content", "says"),
     [
         (b"", "no JSON, or it is cut off"),
+        (b"{}", "expected a JSON object with the key 'remat_instance'"),
+        (b'{"remat_instance":1}{"remat_instance":1}', "no JSON, or it is cut off"),
+        (b'{"remat_instance":1,"problem":' + b"[" * 100_000, "nested too deeply"),
         (b"[1]", "expected a JSON object, got a list of 1"),
         (b"\x80\x02}q\x00.", "no text in UTF-8: byte 0"),
         (b"\xef\xbb\xbf{}", "BOM"),
-        (b"names,cost\nx,1\n", "no JSON, or it is cut off"),
     ],
 )
-def test_other_files_are_no_instances(content: bytes, says: str, tmp_path: Path) -> None:
+def test_other_texts_and_files_are_no_instances(content: bytes, says: str, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(content)
     with pytest.raises(ProblemError, match=says):
         load_instance(tmp_path / "f")
+    if content.startswith(b"{"):
+        with pytest.raises(ProblemError, match=says):
+            load_instance(content.decode())
 
 
 def test_what_is_no_file_is_told(tmp_path: Path) -> None:
@@ -313,15 +263,6 @@ def test_what_is_no_file_is_told(tmp_path: Path) -> None:
         load_instance(tmp_path)
     with pytest.raises(ProblemError, match="null byte"):
         load_instance("a\0b")
-
-
-def test_more_nodes_than_a_million_are_refused() -> None:
-    most = instance_format.MAX_NODES
-    assert most == 1_000_000
-    names = ",".join(['"n"'] * (most + 1))
-    text = changed(GRAPH_TEXT, '["x","mm","relu:state"]', f"[{names}]")
-    with pytest.raises(ProblemError, match="names has 1000001 entries; at most 1000000 are read"):
-        Instance.from_json(text)
 
 
 def test_what_could_not_be_read_again_is_not_written(
@@ -334,27 +275,13 @@ def test_what_could_not_be_read_again_is_not_written(
     with pytest.raises(ProblemError, match=r"would take \d+ bytes; at most 100 are read"):
         save_instance(tmp_path / "b.json", graph())
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+    assert instance_format.MAX_NODES == 1_000_000
     monkeypatch.setattr(instance_format, "MAX_NODES", 1)
-    with pytest.raises(ProblemError, match="at most 1 are read"):
-        graph()
-    with pytest.raises(ProblemError, match="at most 1 are read"):
-        knapsack()
-
-
-def test_a_file_that_cannot_be_written_keeps_what_it_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.json"
-    save_instance(path, graph())
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RematError, match=r"a\.json' cannot be written: No space left"):
-        save_instance(path, knapsack())
-    assert load_instance(path) == graph()
-    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+    with pytest.raises(ProblemError, match="names has 3 entries; at most 1 are read"):
+        Instance.from_json(GRAPH_TEXT)
+    for make in (graph, knapsack):
+        with pytest.raises(ProblemError, match="at most 1 are read"):
+            make()
 
 
 @pytest.mark.parametrize(
@@ -375,12 +302,9 @@ def test_an_instance_checks_what_it_is_given(changes: dict[str, Any], says: str)
     assert says in str(caught.value)
 
 
-def test_names_that_would_break_a_line_are_refused() -> None:
-    with pytest.raises(ProblemError, match=r"names\[1\] is 'm\\nm'"):
-        graph(names=("x", "m\nm", "z"))
-
-
-def test_what_is_no_instance_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_instance_or_no_file_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(RematError, match="cannot be written"):
+        save_instance(tmp_path, graph())
     with pytest.raises(ProblemError, match="instance is a PosixPath; expected an Instance"):
         remat.save_instance(3, tmp_path / "out.json")  # type: ignore[arg-type]
 
@@ -415,22 +339,14 @@ def test_a_step_problem_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        (
-            '"inputs":[[],[0],[],[0,2]]',
-            '"inputs":[[],[3],[],[0,2]]',
-            "has node 3; expected earlier",
-        ),
         ('"once":[3]', '"once":[9]', r"once\[0\] is 9; expected an integer from 0 to 3"),
         ('"once":[3]', '"once":"3"', "once is '3'; expected a list"),
-        ('"resident":2', '"resident":-2', "resident is -2"),
         ('"to_end":[0,3],\n', "", "problem has no key 'to_end'"),
     ],
 )
 def test_a_step_problem_that_cannot_be_meant(old: str, new: str, says: str) -> None:
-    text = step_instance().to_json()
-    assert old in text
     with pytest.raises(ProblemError, match=says):
-        Instance.from_json(text.replace(old, new))
+        Instance.from_json(changed(step_instance().to_json(), old, new))
 
 
 NODES = [{"id": 7, "duration": 3, "out_cost": 8}, {"id": 5, "duration": 1, "out_cost": 4}]

@@ -15,25 +15,25 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
+from frontier_cases import pareto
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 import remat
 from remat.solvers.kernel import kernel, missing
+from remat.solvers.problem import KnapsackProblem
+from remat.testing.oracle import brute_force
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 #: None only where all tests here are skipped.
 compiled: Any = kernel()
 
 CALLS = int(os.environ.get("REMAT_BORDER_CALLS", "400"))
-#: No larger sum of 64-bit integers fits.
-INT64_MAX = 2**63 - 1
 
 
 @pytest.mark.skipif("REMAT_BORDER_CALLS" not in os.environ, reason="for `make sanitize`")
@@ -44,60 +44,44 @@ def test_the_kernel_is_the_one_with_sanitizers() -> None:
 # ---- references ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Knapsack:
-    weights: Sequence[int]
-    values: Sequence[int]
-    capacity: int
+def knapsack(call: dict[str, Any]) -> KnapsackProblem:
+    return KnapsackProblem(call["weights"], call["values"], call["capacity"])
 
-    def subsets(self) -> list[tuple[int, int]]:
-        """(weight, value) of all subsets that fit."""
-        found = {(0, 0)}
-        for w, v in zip(self.weights, self.values, strict=True):
-            found |= {(a + w, b + v) for a, b in found if a + w <= self.capacity}
-        return sorted(found)
 
-    def best(self) -> int:
-        return max(value for _, value in self.subsets())
-
-    def is_worth(self, items: Sequence[int], value: int) -> None:
-        assert len(set(items)) == len(items)
-        assert sum(self.weights[i] for i in items) <= self.capacity
-        assert sum(self.values[i] for i in items) == value
+def assert_worth(problem: KnapsackProblem, items: Sequence[int], value: int) -> None:
+    assert len(set(items)) == len(items)
+    assert problem.weight_of(items) <= problem.capacity
+    assert problem.value_of(items) == value
 
 
 def check_solved(call: dict[str, Any], answer: Any) -> None:
-    problem = Knapsack(call["weights"], call["values"], call["capacity"])
+    problem = knapsack(call)
     saved, value, bound, optimal, _ = answer
-    problem.is_worth(saved, value)
-    assert value <= problem.best() <= bound
+    assert_worth(problem, saved, value)
+    assert value <= brute_force(problem) <= bound
     assert not optimal or value == bound
 
 
 def check_relaxed(call: dict[str, Any], answer: Any) -> None:
-    problem = Knapsack(call["weights"], call["values"], call["capacity"])
+    problem = knapsack(call)
     order, bound, saved, value = answer
-    problem.is_worth(saved, value)
+    assert_worth(problem, saved, value)
     assert sorted(order) == [i for i, w in enumerate(problem.weights) if w <= problem.capacity]
-    assert value <= problem.best() <= bound
-    assert 2 * value >= problem.best()
+    assert value <= brute_force(problem) <= bound
+    assert 2 * value >= brute_force(problem)
 
 
 def check_frontier(call: dict[str, Any], frontier: Any) -> None:
-    problem = Knapsack(call["weights"], call["values"], call["capacity"])
+    problem = knapsack(call)
     weights, values = (column.tolist() for column in frontier.points())
-    undominated: list[tuple[int, int]] = []
-    for weight, value in sorted(problem.subsets(), key=lambda s: (s[0], -s[1])):
-        if not undominated or value > undominated[-1][1]:
-            undominated.append((weight, value))
-    found = list(zip(weights, values, strict=True))
+    undominated, found = pareto(problem), list(zip(weights, values, strict=True))
     enough = 1 + Fraction(frontier.tolerance) + Fraction(1, 10**12)  # it is computed in doubles
     for weight, value in undominated:
         assert any(w <= weight and v * enough >= value for w, v in found)
     assert found == undominated or frontier.tolerance > 0
     for i, (weight, value) in enumerate(found):
-        assert sum(problem.weights[j] for j in frontier.items(i)) == weight
-        problem.is_worth(frontier.items(i), value)
+        assert problem.weight_of(frontier.items(i)) == weight
+        assert_worth(problem, frontier.items(i), value)
 
 
 def decisions(call: dict[str, Any]) -> list[tuple[int, int, tuple[int, ...]]]:
@@ -300,9 +284,7 @@ ENTRIES = {
     "Frontier.items": (
         compiled and split(compiled.Frontier, "items", ("weights", "values", "capacity", "most")),
         knapsacks(most=MOST, i=st.integers(0, 3)),
-        lambda call, items: Knapsack(call["weights"], call["values"], call["capacity"]).is_worth(
-            items, sum(call["values"][i] for i in items)
-        ),
+        lambda call, items: assert_worth(knapsack(call), items, knapsack(call).value_of(items)),
     ),
     "GraphCore.run": (
         compiled and split(compiled.GraphCore, "run", GRAPH),
@@ -370,7 +352,7 @@ def meant(value: Any) -> Any:
     """What an argument says, as far as it is sound; to be asked before the call."""
     if isinstance(value, (list, tuple, range, bytes)):
         return [meant(v) for v in value]
-    return 1 if isinstance(value, Index) else value
+    return int(value) if isinstance(value, bool) else 1 if isinstance(value, Index) else value
 
 
 @settings(max_examples=CALLS)
@@ -422,7 +404,7 @@ def test_sums_up_to_the_limit_are_computed_with_exactly(kind: str) -> None:
             capacity = sum(weights) * share // 10
             saved, value, bound, _, _ = compiled.solve(weights, values, capacity, 0, 10**6, 10**5)
             relaxed = compiled.relax(weights, values, capacity)
-            Knapsack(weights, values, capacity).is_worth(saved, value)
+            assert_worth(KnapsackProblem(weights, values, capacity), saved, value)
             assert relaxed[3] <= value <= bound <= relaxed[1]
 
 
@@ -464,33 +446,9 @@ CHAIN: dict[str, Any] = {
 ROW = (1, 100, 1.0, 1e-3, 0.1, 0.01, 0.01)
 
 
-@pytest.mark.parametrize(
-    ("start", "says"),
-    [
-        ((), "start has 0 entries; expected a run of each node at least"),
-        ((0, 1), "start has no run of node 2; expected one of each node that"),
-        (
-            (0, 2),
-            r"start\[1\] is node 2, which reads value 1; expected node 1, which makes it, before",
-        ),
-        ((0, 1, 2, 2), r"start\[3\] is a second run of node 2; expected one, as once says"),
-        ((0, 1, 3), r"start\[2\] is 3; expected an integer from 0 to 2"),
-    ],
-)
-def test_a_start_that_cannot_run_is_refused(start: Sequence[int], says: str) -> None:
-    with pytest.raises(ValueError, match=f"^{says}"):
-        compiled.StepGraph(**CHAIN).anneal(start, 8, [ROW], 0.0)
-
-
 def test_a_run_of_the_last_node_more_than_once_stays_where_it_is() -> None:
-    call = {
-        **CHAIN,
-        "once": [0, 0, 0],
-        "start": (0, 1, 1, 2, 0, 1, 2, 2),
-        "capacity": 8,
-        "seconds": 0,
-    }
-    call["turns"] = [(seed, 5_000, *ROW[2:]) for seed in range(20)]
+    call = {"once": [0, 0, 0], "start": (0, 1, 1, 2, 0, 1, 2, 2), "capacity": 8, "seconds": 0}
+    call = {**CHAIN, **call, "turns": [(seed, 5_000, *ROW[2:]) for seed in range(20)]}
     check_annealed(call, ENTRIES["StepGraph.anneal"][0](**call))
 
 
@@ -508,11 +466,25 @@ def test_a_run_of_the_last_node_more_than_once_stays_where_it_is() -> None:
         ({"once": [0, 2, 0]}, r"once\[1\] is 2; expected an integer from 0 to 1"),
         ({"size": [2**53, 1]}, r"size sum to more than 2\*\*53; .* coarser unit"),
         ({"extra": [2**53, 0, 0]}, r"size and extra sum to more than 2\*\*53; .* coarser unit"),
+        ({"start": ()}, "start has 0 entries; expected a run of each node at least"),
+        ({"start": (0, 1)}, "start has no run of node 2; expected one of each node that"),
+        (
+            {"start": (0, 2)},
+            r"start\[1\] is node 2, which reads value 1; expected node 1, which makes",
+        ),
+        (
+            {"start": (0, 1, 2, 2)},
+            r"start\[3\] is a second run of node 2; expected one, as once says",
+        ),
+        ({"start": (0, 1, 3)}, r"start\[2\] is 3; expected an integer from 0 to 2"),
     ],
 )
-def test_a_step_that_does_not_fit_together_is_refused(wrong: dict[str, Any], says: str) -> None:
+def test_a_step_or_start_that_does_not_fit_together_is_refused(
+    wrong: dict[str, Any], says: str
+) -> None:
+    call = {"start": (0, 1, 2), "capacity": 8, "turns": [ROW], "seconds": 0.0}
     with pytest.raises((ValueError, OverflowError), match=f"^{says}"):
-        compiled.StepGraph(**{**CHAIN, **wrong})
+        ENTRIES["StepGraph.anneal"][0](**{**CHAIN, **call, **wrong})
 
 
 def test_a_graph_without_a_price_is_bounded() -> None:

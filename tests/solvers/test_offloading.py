@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from offload_cases import chain, cheapest, drawn, least_wait, search_of
 
 from remat.errors import ProblemError
 from remat.solvers import offload_search
-from remat.solvers.offload_problem import OffloadProblem, carried, evaluate_offloads
-from remat.solvers.schedule_problem import ScheduleProblem
+from remat.solvers.offload_problem import OffloadChoice, OffloadProblem, carried, evaluate_offloads
 from remat.solvers.transfers import Transfer, exposed_time_at, place
 
+Make = Callable[[int, int], OffloadProblem]
 #: Steps of three layers, each with the least cost of any decision; None: none is within the capacity.
 CASES: dict[str, tuple[OffloadProblem, int | None]] = {
     "all-fits": (chain(100, copies=4), 0),
@@ -35,29 +35,8 @@ RUNS = (0, 1, 2, 3, 4, 5)
 @pytest.mark.parametrize("name", CASES)
 def test_named_cases(name: str) -> None:
     problem, least = CASES[name]
-    found = search_of(problem).best([range(3)])
+    found = searched(problem)
     assert (None if found.over else found.cost) == least == cheapest(problem)
-
-
-@pytest.mark.parametrize(
-    ("more", "cost"),
-    [
-        # Nobody reads `b`, and nobody says when it runs: it does so in forward.
-        ({"inputs": ((), (0,), (0,)), "cost": (1, 1, 0), "size": (10, 10, 1), "backward": (2,), "capacity": 50}, 0),
-        # What runs once, and forward does not need, runs in backward.
-        ({"inputs": ((), (), (0,), (1, 2)), "cost": (1, 1, 0, 0), "size": (10, 10, 1, 1), "once": (1,),
-          "forward": (0,), "backward": (2, 3), "capacity": 12}, 0),
-        # So does what takes no memory, and then what it reads.
-        ({"inputs": ((), (), (1,), (0,), (2, 3)), "cost": (1, 1, 1, 0, 0), "size": (10, 10, 0, 1, 1),
-          "forward": (0,), "backward": (3, 4), "capacity": 12}, 0),
-    ],
-)  # fmt: skip
-def test_what_forward_does_not_need_may_run_late(more: dict[str, Any], cost: int) -> None:
-    n = len(more["inputs"])
-    step = ScheduleProblem(names=tuple("abcde"[:n]), **more)
-    problem = OffloadProblem(step=step, times=(1,) * n, copy_time=(-1,) * n)
-    found = search_of(problem).best([range(n - len(more["backward"]))])
-    assert (found.over, found.cost) == (0, cost)
 
 
 def test_a_copy_that_fits_beside_the_runs_costs_nothing() -> None:
@@ -96,7 +75,7 @@ def test_what_must_not_be_offloaded_is_refused() -> None:
         evaluate_offloads(CHAIN, carried(CHAIN, RUNS), [1], None)
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(80))
 def test_no_placement_of_copies_waits_less(seed: int) -> None:
     draw = random.Random(seed)
     forward, backward = draw.randint(1, 4), draw.randint(1, 4)
@@ -121,24 +100,7 @@ def test_no_placement_of_copies_waits_less(seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(0, 2000, 50))
-def test_small_problems_are_solved_to_the_optimum(seed: int) -> None:
-    problem = drawn(seed, most=4)
-    found = search_of(problem).best([range(len(problem.step) // 2)])
-    assert (None if found.over else found.cost) == cheapest(problem)
-
-
-def test_local_search_is_never_better_and_mostly_as_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    problems = [drawn(seed) for seed in range(60)]
-    optimal = [search_of(p).whole() for p in problems]
-    monkeypatch.setattr(offload_search, "WHOLE", 0)
-    found = [search_of(p).best([range(len(p.step) // 2)]) for p in problems]
-    pairs = list(zip(found, optimal, strict=True))
-    assert all(a.rank >= b.rank for a, b in pairs)
-    assert sum(a.rank == b.rank for a, b in pairs) >= 0.85 * len(pairs)
-
-
-def bounded(seed: int, most: int = 4) -> OffloadProblem:
+def bounded(seed: int, most: int = 5) -> OffloadProblem:
     """A step whose host has room for a part of what may go there, and of which some values must go there."""
     problem, draw = drawn(seed, most), random.Random(seed)
     able = [v for v, time in enumerate(problem.copy_time) if time >= 0]
@@ -147,28 +109,29 @@ def bounded(seed: int, most: int = 4) -> OffloadProblem:
     return replace(problem, host_capacity=room, always=always)
 
 
-@pytest.mark.parametrize("seed", range(0, 3000, 50))
-def test_the_host_is_never_fuller_than_its_bound(seed: int) -> None:
-    problem = bounded(seed)
-    found = search_of(problem).best([range(len(problem.step) // 2)])
+def searched(problem: OffloadProblem) -> OffloadChoice:
+    return search_of(problem).best([problem.step.forward])
+
+
+@pytest.mark.parametrize("make", [drawn, bounded])
+@pytest.mark.parametrize("seed", range(0, 2000, 50))
+def test_small_problems_are_solved_to_the_optimum(make: Make, seed: int) -> None:
+    problem = make(seed, 4)
+    found = searched(problem)
     assert (None if found.over else found.cost) == cheapest(problem)
 
 
-def test_local_search_keeps_to_the_host_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    problems = [bounded(seed, 5) for seed in range(60)]
+@pytest.mark.parametrize(("make", "share"), [(drawn, 0.85), (bounded, 0.8)])
+def test_local_search_is_never_better_and_mostly_as_good(
+    make: Make, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems = [make(seed, 5) for seed in range(40)]
     optimal = [search_of(p).whole() for p in problems]
-    assert sum(not a.over for a in optimal) > 30
-    assert any(
-        search_of(replace(p, host_capacity=None)).whole().cost < a.cost
-        for p, a in zip(problems, optimal, strict=True)
-        if not a.over
-    )
+    assert sum(not a.over for a in optimal) > 20
     monkeypatch.setattr(offload_search, "WHOLE", 0)
-    found = [search_of(p).best([range(len(p.step) // 2)]) for p in problems]
-    pairs = list(zip(found, optimal, strict=True))
+    pairs = list(zip(map(searched, problems), optimal, strict=True))
     assert all(a.rank >= b.rank for a, b in pairs)
-    assert sum(a.rank == b.rank for a, b in pairs) >= 0.8 * len(pairs)
-    assert all(
-        a.over or a.host_bytes <= (p.host_capacity or 0)
-        for a, p in zip(found, problems, strict=True)
-    )
+    assert sum(a.rank == b.rank for a, b in pairs) >= share * len(pairs)
+    for (found, _), problem in zip(pairs, problems, strict=True):
+        host = problem.host_capacity
+        assert host is None or found.over or found.host_bytes <= host

@@ -37,33 +37,25 @@ def step(**changes: Any) -> ScheduleProblem:
         ({"names": "abc"}, "names is 'abc'; expected an ordered sequence"),
         ({"names": ("a", "b", 3)}, r"names\[2\] is 3; expected text"),
         ({"cost": (3, 2)}, "cost has 2 entries; expected 3"),
-        ({"cost": (3, -2, 1)}, r"cost\[1\] \('b'\) is -2; expected an integer from 0"),
-        ({"cost": (3, 2.5, 1)}, r"cost\[1\] \('b'\) is 2.5"),
-        ({"cost": (2**62, 2**62, 2**62)}, "cost sums to .*use a coarser unit"),
         ({"size": (2**62, 2**62, 2**62)}, "size sums to .*use a coarser unit"),
         ({"size": (4, True, 1)}, r"size\[1\] \('b'\) is True"),
         (
             {"inputs": ((), (2,), (0, 1))},
             r"inputs\[1\] \('b'\) has node 2; expected earlier nodes only.*cycle",
         ),
-        ({"inputs": ((), (1,), (0,))}, r"inputs\[1\] \('b'\) has node 1"),
-        ({"inputs": ((), (7,), (0,))}, r"inputs\[1\]\[0\] is 7; expected an integer from 0 to 2"),
-        ({"capacity": -1}, "capacity is -1"),
         ({"capacity": "8GiB"}, "capacity is '8GiB'"),
         ({"resident": -1}, "resident is -1"),
         ({"extra": (0, 1)}, "extra has 2 entries"),
+        ({"part_of": (-1, -1)}, "part_of has 2 entries"),
         ({"once": (0, 0)}, "once names a node twice"),
         ({"once": (5,)}, r"once\[0\] is 5; expected an integer from 0 to 2"),
+        ({"to_end": (9,)}, r"to_end\[0\] is 9"),
         ({"at_start": (1,)}, "inputs, a cost or extra bytes for 'b', which is there without a run"),
         (
             {"part_of": (-1, 0, -1)},
             "inputs, a cost or extra bytes for 'b', which is part of another node",
         ),
-        ({"part_of": (-1, -1, -1), "to_end": (9,)}, r"to_end\[0\] is 9"),
-        (
-            {"ordered": (1, 0)},
-            "ordered has 'b' before 'a'; expected nodes in the problem's own order",
-        ),
+        ({"ordered": (1, 0)}, "ordered has 'b' before 'a'; expected nodes in the problem's own"),
         ({"forward": (0,), "backward": (0,)}, "forward and .backward both name 'a'"),
         (
             {"forward": (2,), "backward": (1,)},
@@ -232,10 +224,9 @@ needs_kernel = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 @pytest.mark.slow
 @needs_kernel
-@pytest.mark.parametrize("block", range(2))
-def test_the_annealer_finds_what_trying_everything_finds(block: int) -> None:
+def test_the_annealer_finds_what_trying_everything_finds() -> None:
     missed = 0
-    for seed in range(100 * block, 100 * block + 100):
+    for seed in range(60):
         problem = random_step(seed, nodes=5, plain=seed % 2 == 0)
         full = evaluate_schedule(problem, problem.order).peak_bytes
         problem = problem.within((least_peak(problem)[0] + full) // 2)
@@ -248,7 +239,7 @@ def test_the_annealer_finds_what_trying_everything_finds(block: int) -> None:
         assert best is not None
         assert found.cost >= best
         missed += found.cost > best
-    assert missed <= 1
+    assert missed == 0
 
 
 @pytest.mark.slow

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint
+from torch.utils.checkpoint import CheckpointPolicy
 
 import remat
 from remat.errors import PolicyError
 from remat.sac import apply, context_fn
+from tests.sac import planned
 
 CALLS: list[str] = []
 
@@ -93,14 +94,7 @@ def region(x: torch.Tensor) -> torch.Tensor:
 def gradient(contexts: Any = None) -> torch.Tensor:
     CALLS.clear()
     torch.manual_seed(1)
-    x = torch.linspace(-1, 1, 8, requires_grad=True)
-    ran = (
-        region(x)
-        if contexts is None
-        else checkpoint(region, x, use_reentrant=False, context_fn=contexts)
-    )
-    (found,) = torch.autograd.grad(ran.sum(), x)
-    return found
+    return planned.gradient(region, torch.linspace(-1, 1, 8, requires_grad=True), contexts)
 
 
 def test_a_policy_that_would_rather_recompute_one_stores_it() -> None:

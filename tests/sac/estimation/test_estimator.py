@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,16 +14,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from remat.errors import ProblemError
 from remat.graph.costs import Flops, Roofline
 from remat.sac import SACEstimator, SACStats, is_skipped, optimal_checkpointing_policy
 from remat.sac.estimation.stats import group
+from tests.sac.planned import checkpointed, ran
 
 MODEL = "operator-level-cost-model"
 
@@ -43,11 +41,11 @@ class Net(nn.Module):
 
 def estimated(run: Callable[..., Any], *shapes: tuple[int, ...], **children: Any) -> SACStats:
     """The statistics of a `Net` that is given float32 tensors of these shapes."""
-    with FakeTensorMode():
-        net = Net(run, **{k: make() for k, make in children.items()})
-        with SACEstimator()(MODEL) as estimator:
-            net(*(torch.randn(s) for s in shapes))
-    return estimator.sac_mod_stats["Net"]
+
+    def make() -> Net:
+        return Net(run, **{name: child() for name, child in children.items()})
+
+    return ran(make, *shapes).sac_mod_stats["Net"]
 
 
 def named(stats: SACStats) -> list[str]:
@@ -193,14 +191,12 @@ def test_tensor_subclasses_count_what_is_in_them() -> None:
     def run(self: Net, x: torch.Tensor) -> torch.Tensor:
         return self.lin(x).exp().sin()
 
+    plain = estimated(run, (2, 4))
     with FakeTensorMode():
         net, x = Net(run), torch.randn(2, 4)
         with SACEstimator()(MODEL) as estimator:
-            net(x)
-        plain = estimator.sac_mod_stats["Net"]
-        with SACEstimator()(MODEL) as estimator:
             net(TwoTensor(x, x.clone()))
-        double = estimator.sac_mod_stats["Net"]
+    double = estimator.sac_mod_stats["Net"]
     assert plain.func_names == double.func_names
     assert double.memory == [2 * n for n in plain.memory] == [0, 64, 64, 0]
     assert double.view_like_ops == plain.view_like_ops
@@ -272,46 +268,30 @@ def test_pytorchs_estimator_says_the_same_where_it_is_right(
         # It does not see what autograd keeps after the module has ended.
         later = set(a.saved_autograd_ops) ^ set(b.saved_autograd_ops)
         assert later <= {len(a) - 1}
+    assert ours.sac_mod_stats["Stack.layers.0"] == ours.sac_mod_stats["Stack.layers.1"]
+    assert set(ours.sac_mod_calls.values()) == {1}
 
 
-def test_identical_layers_are_equal() -> None:
-    with FakeTensorMode(), SACEstimator()(MODEL) as estimator:
-        Stack(3)(torch.randn(2, 5, 8))
-    first, *others = [estimator.sac_mod_stats[f"Stack.layers.{i}"] for i in range(3)]
-    assert others == [first, first]
-    assert set(estimator.sac_mod_calls.values()) == {1}
-
-
-@pytest.mark.parametrize("inplace", [False, True])
-def test_a_policy_meets_the_operators_that_were_estimated(inplace: bool) -> None:
+def test_a_policy_meets_the_operators_that_were_estimated() -> None:
     # Written in place, a view is taken once more under fake tensors, and under them only.
-    with FakeTensorMode(), SACEstimator()(MODEL) as estimator:
-        Stack(1, inplace)(torch.randn(2, 5, 8))
-    met: dict[bool, list[str]] = {False: [], True: []}
+    stats = ran(lambda: Stack(1), (2, 5, 8)).sac_mod_stats["Stack.layers.0"]
+    met: list[str] = []
 
     def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        if not is_skipped(op):
-            met[ctx.is_recompute].append(str(op))
+        if not (is_skipped(op) or ctx.is_recompute):
+            met.append(str(op))
         return CheckpointPolicy.MUST_RECOMPUTE
 
-    checkpoint(
-        Stack(1, inplace).layers[0],
-        torch.randn(2, 5, 8),
-        use_reentrant=False,
-        context_fn=lambda: create_selective_checkpoint_contexts(policy),
-    ).sum().backward()
-    assert met[False] == estimator.sac_mod_stats["Stack.layers.0"].func_names
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    checkpointed(Stack(1).layers[0], torch.randn(2, 5, 8), contexts=contexts).sum().backward()
+    assert met == stats.func_names
 
 
 def test_measured_runtimes() -> None:
-    with FakeTensorMode():
-        model, x = Stack(), torch.randn(2, 5, 8)
-        with SACEstimator()("operator-level-benchmark") as estimator:
-            model(x)
-    stats = estimator.sac_mod_stats["Stack.layers.0"]
-    # Views take time too.
-    assert all(t > 0 for t in stats.runtimes)
-    assert estimator.sac_mod_stats["Stack.layers.1"].runtimes == stats.runtimes
+    stats = ran(Stack, (2, 5, 8), mode="operator-level-benchmark").sac_mod_stats
+    first, second = (stats[f"Stack.layers.{i}"].runtimes for i in range(2))
+    assert all(t > 0 for t in first), "views take time too"
+    assert second == first
 
 
 def test_modules_that_are_called_again() -> None:
@@ -324,13 +304,10 @@ def test_modules_that_are_called_again() -> None:
     def inner(self: Net, x: torch.Tensor) -> torch.Tensor:
         return self.lin(x) if x.dim() else x.exp()
 
-    with FakeTensorMode():
-        with SACEstimator()(MODEL) as estimator:
-            Net(steady, inner=Net(inner))(torch.randn(2, 4))
-        assert estimator.sac_mod_calls == {"Net": 1, "Net.inner": 2}
-        assert set(estimator.sac_mod_stats) == {"Net", "Net.inner"}
-        with SACEstimator()(MODEL) as estimator:
-            Net(unsteady, inner=Net(inner))(torch.randn(2, 4))
+    estimator = ran(lambda: Net(steady, inner=Net(inner)), (2, 4))
+    assert estimator.sac_mod_calls == {"Net": 1, "Net.inner": 2}
+    assert set(estimator.sac_mod_stats) == {"Net", "Net.inner"}
+    estimator = ran(lambda: Net(unsteady, inner=Net(inner)), (2, 4))
     assert set(estimator.sac_mod_stats) == {"Net"}
     assert estimator.sac_mod_unsteady == {
         "Net.inner": "module 'Net.inner' is called more than once and runs aten.exp.default as "
@@ -341,15 +318,18 @@ def test_modules_that_are_called_again() -> None:
         estimator.plot("x.png", "Net.inner")
 
 
-def test_a_module_that_changes_between_runs_is_refused() -> None:
+def test_further_runs_and_backward_change_nothing_and_other_operators_are_refused() -> None:
     estimator = SACEstimator()(MODEL)
     with FakeTensorMode():
         model, x = Stack(), torch.randn(2, 5, 8)
         with estimator:
             model(x)
+            before = {k: list(s.func_names) for k, s in estimator.sac_mod_stats.items()}
+            model(x).sum().backward()
         with estimator:
             model(x)
-        assert estimator.sac_mod_calls["Stack.layers.0"] == 2
+        assert before == {k: s.func_names for k, s in estimator.sac_mod_stats.items()}
+        assert estimator.sac_mod_calls["Stack.layers.0"] == 3
         model.layers[1].norm = nn.Identity()
         says = r"'Stack' runs aten.view.default as operator \d+ instead of aten.native_layer_norm"
         with pytest.raises(ProblemError, match=says), estimator:
@@ -359,23 +339,21 @@ def test_a_module_that_changes_between_runs_is_refused() -> None:
 @pytest.mark.parametrize("fake", [True, False])
 def test_real_models(fake: bool) -> None:
     """Real parameters within a fake mode, and a real run without one, give what fake ones do."""
-    with FakeTensorMode(), SACEstimator()(MODEL) as expected:
-        net = Net(norms, norm=nn.BatchNorm1d(4), stack=Stack())
-        net(torch.randn(10, 4), torch.randn(2, 5, 8))
-    real = Net(norms, norm=nn.BatchNorm1d(4), stack=Stack())
+
+    def norms(self: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.norm(x).sum() + self.stack(y).sum()
+
+    def make() -> Net:
+        return Net(norms, norm=nn.BatchNorm1d(4), stack=Stack())
+
+    expected, real = ran(make, (10, 4), (2, 5, 8)).sac_mod_stats, make()
     context = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
     with context, SACEstimator()(MODEL, fake=fake) as estimator:
         out = real(torch.randn(10, 4), torch.randn(2, 5, 8))
-    assert estimator.sac_mod_stats == expected.sac_mod_stats
-    assert set(expected.sac_mod_stats) == {"Net", "Net.stack", *LAYERS}
+    assert estimator.sac_mod_stats == expected
+    layers = ("Net.stack.layers.0", "Net.stack.layers.1")
+    assert set(expected) == {"Net", "Net.stack", *layers}
     assert isinstance(out, FakeTensor) is fake
-
-
-LAYERS = ("Net.stack.layers.0", "Net.stack.layers.1")
-
-
-def norms(self: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return self.norm(x).sum() + self.stack(y).sum()
 
 
 def test_a_run_that_fails_leaves_nothing_behind() -> None:
@@ -406,37 +384,29 @@ def test_a_model_without_operators() -> None:
     assert optimal_checkpointing_policy(stats, 0.5) == []
 
 
-def test_backward_is_not_recorded() -> None:
-    with FakeTensorMode():
-        model, x = Stack(), torch.randn(2, 5, 8)
-        with SACEstimator()(MODEL) as estimator:
-            model(x)
-            before = {k: list(s.func_names) for k, s in estimator.sac_mod_stats.items()}
-            model(x).sum().backward()
-    assert before == {k: s.func_names for k, s in estimator.sac_mod_stats.items()}
-
-
 def test_what_another_thread_runs_meanwhile_is_not_estimated() -> None:
     other, called = Net(lambda self, x: self.lin(x).exp()), nn.Module.__call__
+    inner = Net(lambda self, x: self.lin(x))
     seen: list[bool] = []
 
     def run(self: Net, x: torch.Tensor) -> torch.Tensor:
         def there() -> None:
             other(torch.randn(2, 4)).sum().backward()
-            seen.append(nn.Module.__call__ is called)
+            inner(torch.randn(2, 4))
+            seen.append(nn.Module.__call__ is called and "forward" not in other.__dict__)
 
         thread = threading.Thread(target=there)
         thread.start()
         thread.join()
         return self.lin(x)
 
-    with FakeTensorMode():
-        net, x = Net(run), torch.randn(2, 4)
-        with SACEstimator()(MODEL) as estimator:
-            net(x)
+    net = Net(run, inner=inner)
+    with SACEstimator()(MODEL, fake=False) as estimator:
+        net(torch.randn(2, 4))
     assert seen == [True]
     assert other.lin.weight.grad is not None
     assert {k: named(s) for k, s in estimator.sac_mod_stats.items()} == {"Net": ["t", "mm"]}
+    assert estimator.sac_mod_calls == {"Net": 1}
 
 
 def test_what_is_refused() -> None:
@@ -476,15 +446,21 @@ def test_two_devices_are_refused() -> None:
         Net(run)(torch.randn(2, 4) + 1)
 
 
-def test_another_cost_model() -> None:
+def test_other_cost_models() -> None:
+    def runtimes(estimator: SACEstimator) -> list[float]:
+        return (
+            ran(lambda: Stack(1), (512, 5, 8), estimator=estimator).sac_mod_stats["Stack"].runtimes
+        )
+
+    default = runtimes(SACEstimator())
+    assert runtimes(SACEstimator("NVIDIA H100")) == default
+    assert sum(runtimes(SACEstimator(gpu_type="NVIDIA B200"))) < sum(default)
+    with pytest.raises(ProblemError, match="unknown device; known: a100"):
+        SACEstimator("NVIDIA Voodoo")
     with FakeTensorMode():
-        model, x = Stack(), torch.randn(2, 5, 8)
-        with SACEstimator()(MODEL) as fast:
-            model(x)
+        model, x = Stack(1), torch.randn(512, 5, 8)
         with SACEstimator()(MODEL, Roofline.parse("a100")) as slow:
             model(x)
-    pairs = zip(
-        slow.sac_mod_stats["Stack"].runtimes, fast.sac_mod_stats["Stack"].runtimes, strict=True
-    )
+    pairs = zip(slow.sac_mod_stats["Stack"].runtimes, default, strict=True)
     assert all(a > b or a == b == 0 for a, b in pairs)
     assert str(slow.cost) == "roofline:a100"

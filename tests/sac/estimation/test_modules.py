@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -67,25 +68,24 @@ def example(name: str) -> tuple[nn.Module, torch.Tensor]:
     return make().train(), torch.randn(shape)
 
 
+def tree_of(name: str, **options: Any) -> ModuleTree:
+    model, x = example(name)
+    return estimate(model, (x,), **options)
+
+
 def measured(model: nn.Module, x: torch.Tensor, by: str = "storages") -> int:
     resident = [*model.parameters(), *model.buffers()]
     return measure_step(loss_only(model), (x,), resident=resident, by=by).peak_bytes
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_peaks_are_those_that_are_measured(name: str) -> None:
+def test_peaks_with_and_without_a_plan_are_those_that_are_measured(name: str) -> None:
     model, x = example(name)
     tree = estimate(model, (x,))
     assert tree.peak_bytes() == measured(model, x)
-
-
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("share", [0.95, 0.86])
-def test_peaks_under_a_plan_are_those_that_are_measured(name: str, share: float) -> None:
-    model, x = example(name)
     # Operators return no states of generators; the allocator also counts what convolutions free at once.
-    tree = replace(estimate(model, (x,)), state_bytes=0)
-    plan = plan_for(tree, memory=int(share * tree.peak_bytes()))
+    tree = replace(tree, state_bytes=0)
+    plan = plan_for(tree, memory=int(0.86 * tree.peak_bytes()))
     assert plan.modules
     apply(model, plan)
     peak = measured(model, x)
@@ -94,15 +94,15 @@ def test_peaks_under_a_plan_are_those_that_are_measured(name: str, share: float)
     assert peak >= 0.97 * plan.peak_bytes
 
 
-@pytest.mark.parametrize("share", [0.8, 0.4])
-def test_states_of_generators_count_where_modules_are_small(share: float) -> None:
-    """Each checkpointed call keeps 5 KB of its generator: of 46 calls, more than a tenth of this budget."""
+def test_states_of_generators_count_where_modules_are_small() -> None:
+    """Each checkpointed call keeps 5 KB of its generator: of all calls, more than a tenth of this budget."""
     torch.manual_seed(0)
-    model, x = nn.Sequential(*(Block(8) for _ in range(46))).train(), torch.randn(128, 8)
+    model, x = nn.Sequential(*(Block(8) for _ in range(12))).train(), torch.randn(128, 8)
     tree = estimate(model, (x,))
-    plan = plan_for(tree, memory=int(share * tree.peak_bytes()))
+    plan = plan_for(tree, memory=int(0.4 * tree.peak_bytes()))
     apply(model, plan)
     assert measured(model, x, "allocator") == plan.peak_bytes <= plan.budget_bytes
+    assert len(plan.modules) * tree.state_bytes > 0.1 * plan.budget_bytes
 
 
 def test_fake_runs_find_the_same_and_leave_the_model_as_it_was() -> None:
@@ -118,9 +118,8 @@ def test_fake_runs_find_the_same_and_leave_the_model_as_it_was() -> None:
 
 def test_meta_tensors_need_no_memory() -> None:
     with torch.device("meta"):
-        model, x = example("blocks")
-    real = estimate(*_with_args(example("blocks")))
-    assert estimate(model, (x,)).peak_bytes() == real.peak_bytes()
+        meta = tree_of("blocks")
+    assert meta.peak_bytes() == tree_of("blocks").peak_bytes()
 
 
 def test_a_real_run_leaves_statistics_gradients_and_generators_alone() -> None:
@@ -136,7 +135,9 @@ def test_a_real_run_leaves_statistics_gradients_and_generators_alone() -> None:
 
 
 def test_the_tree() -> None:
-    tree = estimate(*_with_args(example("deep")))
+    tree = tree_of("deep", mode="operator-level-benchmark")
+    assert tree.mode == "operator-level-benchmark"
+    assert tree.step_ms > 0
     by_name = {m.fqn: m for m in tree.modules}
     assert list(by_name)[:5] == ["", "first", "stages.0", "stages.0.0", "stages.0.0.up"]
     assert tree.modules[by_name["stages.0.0"].parent].fqn == "stages.0"
@@ -152,7 +153,7 @@ def test_the_tree() -> None:
 
 
 def test_parameters_and_gradients_are_spread_over_ranks() -> None:
-    tree = estimate(*_with_args(example("blocks")))
+    tree = tree_of("blocks")
     whole, spread = tree.memory(), tree.memory(4)
     sharded = tree.parameter_bytes + tree.gradients
     assert (whole - spread).tolist() == (sharded - -(-sharded // 4)).tolist()
@@ -168,15 +169,4 @@ def test_what_is_refused() -> None:
     with pytest.raises(CaptureError, match="no output of the step requires a gradient"):
         estimate(model.requires_grad_(False), (x,))
     with pytest.raises(ProblemError, match=r"no module 'stages\.7' ran in this step"):
-        estimate(*_with_args(example("deep")))["stages.7"]
-
-
-def _with_args(made: tuple[nn.Module, torch.Tensor]) -> tuple[nn.Module, tuple[torch.Tensor]]:
-    return made[0], (made[1],)
-
-
-def test_a_tree_says_what_it_is_of() -> None:
-    tree = estimate(*_with_args(example("blocks")), mode="operator-level-benchmark")
-    assert isinstance(tree, ModuleTree)
-    assert tree.mode == "operator-level-benchmark"
-    assert tree.step_ms > 0
+        tree_of("deep")["stages.7"]

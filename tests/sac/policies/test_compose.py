@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint
+from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.errors import PolicyError, ProblemError
 from remat.sac import compose, context_fn
 from remat.sac.policies.compose import Policy
+from tests.sac.planned import checkpointed
 
 aten = torch.ops.aten
 MUST_SAVE, PREFER_SAVE = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE
@@ -94,8 +95,10 @@ def test_what_is_no_policy_is_refused(given: list[Any], message: str) -> None:
 
 def ran(policy: Any, **options: Any) -> torch.Tensor:
     x = torch.ones(3, requires_grad=True)
-    contexts = context_fn(policy, **options)
-    return checkpoint(lambda t: t.sin().exp(), x, use_reentrant=False, context_fn=contexts)
+    out: torch.Tensor = checkpointed(
+        lambda t: t.sin().exp(), x, contexts=context_fn(policy, **options)
+    )
+    return out
 
 
 def saves_all(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -107,29 +110,25 @@ def fails(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @pytest.mark.parametrize("wrap", [lambda p: p, compose, lambda p: compose(compose(p), p)])
-def test_a_bool_is_refused(wrap: Callable[[Any], Policy]) -> None:
+@pytest.mark.parametrize(
+    ("policy", "says", "cause"),
+    [
+        (
+            saves_all,
+            "policy 'saves_all' returned True; expected a torch.utils.checkpoint.CheckpointPolicy: "
+            "PyTorch reads True as MUST_SAVE",
+            type(None),
+        ),
+        (fails, "policy 'fails' raised LookupError: no such layer", LookupError),
+    ],
+)
+def test_a_bool_and_an_error_name_module_operator_and_policy(
+    wrap: Callable[[Any], Policy], policy: Policy, says: str, cause: type
+) -> None:
     with pytest.raises(PolicyError) as caught:
-        ran(wrap(saves_all), module="encoder.0")
-    assert str(caught.value) == (
-        "module 'encoder.0': aten.sin.default: policy 'saves_all' returned True; expected a "
-        "torch.utils.checkpoint.CheckpointPolicy: PyTorch reads True as MUST_SAVE"
-    )
-
-
-@pytest.mark.parametrize("answer", [None, "MUST_SAVE", 0])
-def test_any_other_answer_is_refused(answer: Any) -> None:
-    with pytest.raises(PolicyError, match=rf"policy 'p0' returned {answer!r}; expected a"):
-        ran(*says(answer))
-
-
-@pytest.mark.parametrize("wrap", [lambda p: p, compose])
-def test_an_error_in_a_policy_names_module_and_operator(wrap: Callable[[Any], Policy]) -> None:
-    with pytest.raises(PolicyError) as caught:
-        ran(wrap(fails), module="encoder.0")
-    assert str(caught.value) == (
-        "module 'encoder.0': aten.sin.default: policy 'fails' raised LookupError: no such layer"
-    )
-    assert isinstance(caught.value.__cause__, LookupError)
+        ran(wrap(policy), module="encoder.0")
+    assert str(caught.value) == f"module 'encoder.0': aten.sin.default: {says}"
+    assert isinstance(caught.value.__cause__, cause)
 
 
 def test_a_region_without_a_name_is_called_by_its_policy() -> None:

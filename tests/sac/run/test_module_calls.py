@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -124,47 +123,6 @@ def test_hooks_are_outside_of_forward() -> None:
         model(torch.randn(2))
     inner = ["Sequential.0", "/Sequential.0: 1 args, "]
     assert seen.events == ["before", "Sequential", *inner, "/Sequential: 1 args, ", "after"]
-
-
-def elsewhere(run: Callable[[], None]) -> None:
-    """Runs something in another thread, and waits for it."""
-    errors: list[BaseException] = []
-
-    def guarded() -> None:
-        try:
-            run()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=guarded)
-    thread.start()
-    thread.join()
-    assert errors == []
-
-
-def test_other_threads_are_passed_by() -> None:
-    seen, mine, theirs = Seen(), nn.Sequential(nn.ReLU()), nn.Sequential(nn.Tanh())
-    call = nn.Module.__call__
-
-    def there() -> None:
-        assert nn.Module.__call__ is call
-        theirs(torch.ones(1))
-        mine[0](torch.ones(1))
-        assert not any("forward" in m.__dict__ for m in theirs.modules())
-
-    class Waits(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            elsewhere(there)
-            return x
-
-    mine.append(Waits())
-    with watching(seen):
-        mine(torch.ones(1))
-    assert [e for e in seen.events if not e.startswith("/")] == [
-        "Sequential",
-        "Sequential.0",
-        "Sequential.1",
-    ]
 
 
 def test_two_threads_that_watch_one_model_end_in_any_order() -> None:

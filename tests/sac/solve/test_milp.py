@@ -65,15 +65,20 @@ def tree_of(pairs: int, rows: int, width: int = 8, others: int = 0) -> ModuleTre
 TREES = [(3, 64, 8, 0), (2, 4, 24, 0), (2, 32, 8, 2)]
 
 
-def least_time(tree: ModuleTree, budget: int) -> int | None:
+@functools.cache
+def every(made: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(picoseconds, peak) of all decisions, over few choices."""
+    tree = tree_of(*made)
+    plain = tree.memory()
+    return sorted(
+        (sum(c.recompute_ps for c in d.values()), simulate(tree, d, plain).peak_bytes)
+        for d in decisions(tree, _options(tree, candidates(tree), None))
+    )
+
+
+def least_time(made: tuple[int, ...], budget: int) -> int | None:
     """The fewest picoseconds of all decisions that fit; None if none does."""
-    options = _options(tree, candidates(tree), None)
-    plain, best = tree.memory(), None
-    for decision in decisions(tree, options):
-        time = sum(c.recompute_ps for c in decision.values())
-        if (best is None or time < best) and simulate(tree, decision, plain).peak_bytes <= budget:
-            best = time
-    return best
+    return next((time for time, peak in every(made) if peak <= budget), None)
 
 
 def decisions(
@@ -94,12 +99,12 @@ def few_choices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("made", TREES, ids=str)
-@pytest.mark.parametrize("share", [0.95, 0.9, 0.8, 0.7, 0.6])
+@pytest.mark.parametrize("share", [0.9, 0.75, 0.6])
 @pytest.mark.usefixtures("few_choices")
 def test_no_decision_that_fits_is_faster(made: tuple[int, ...], share: float) -> None:
     tree = tree_of(*made)
     budget = int(share * tree.peak_bytes())
-    expected = least_time(tree, budget)
+    expected = least_time(made, budget)
     if expected is None:
         with pytest.raises(BudgetError, match="no plan fits"):
             plan_for(tree, memory=budget)
@@ -125,7 +130,7 @@ def test_an_infeasible_budget_is_told_the_least(made: tuple[int, ...]) -> None:
     least, short = map(int, found.groups())
     assert least - short == 1000
     assert plan_for(tree, memory=least).peak_bytes <= least
-    assert least_time(tree, least - 1) is None
+    assert least_time(made, least - 1) is None
 
 
 class Again(nn.Module):
@@ -156,18 +161,19 @@ def test_what_a_module_frees_in_its_other_calls_counts_while_it_runs_again() -> 
     assert int(found[1]) == min(peaks)
 
 
-def test_all_choices_are_there_and_the_bound_is_met() -> None:
+def test_with_all_choices_the_bound_is_met() -> None:
+    """Backward within one of two equal modules may be what the budget is short for: counting cannot tell."""
     tree = tree_of(3, 64)
-    plan = plan_for(tree, memory=int(0.8 * tree.peak_bytes()), gap=0.0)
-    assert plan.modules
-    assert plan.bound_ms == pytest.approx(plan.recompute_ms, rel=1e-6)
-    ranges = [(m.name, len(m.ops)) for m in plan.modules]
-    assert [(m.name, len(m.ops)) for m in sorted(plan.modules, key=lambda m: m.name)] == ranges
-    for module in plan.modules:
-        stats = tree[module.name].stats
-        assert stats is not None
-        again = sum(ms for i, ms in enumerate(stats.runtimes) if i not in module.stored)
-        assert module.recompute_ms == pytest.approx(again)
+    for share in (0.66, 0.7, 0.74, 0.78):
+        plan = plan_for(tree, memory=int(share * tree.peak_bytes()), gap=0.0)
+        assert plan.modules
+        assert plan.peak_bytes <= plan.budget_bytes
+        assert plan.bound_ms == pytest.approx(plan.recompute_ms, rel=1e-6)
+        for module in plan.modules:
+            stats = tree[module.name].stats
+            assert stats is not None
+            again = sum(ms for i, ms in enumerate(stats.runtimes) if i not in module.stored)
+            assert module.recompute_ms == pytest.approx(again)
 
 
 def test_nothing_is_decided_where_the_step_fits() -> None:
@@ -207,8 +213,8 @@ def test_more_ranks_leave_more_room() -> None:
     assert together.plain_peak_bytes == tree.peak_bytes(4)
 
 
-def test_eighty_equal_modules_are_within_the_gap() -> None:
-    tree = tree_of(80, 16)
+def test_forty_equal_modules_are_within_the_gap() -> None:
+    tree = tree_of(40, 16)
     plan = plan_for(tree, memory=int(0.7 * tree.peak_bytes()))
     assert plan.peak_bytes <= plan.budget_bytes
     assert plan.recompute_ms <= 1.005 * plan.bound_ms
@@ -240,16 +246,6 @@ def test_knapsack_solvers_compete_within_modules() -> None:
         assert plan.recompute_ms >= best - 1e-12
 
 
-def test_the_bound_of_fewer_choices_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = tree_of(3, 64)
-    budget = int(0.75 * tree.peak_bytes())
-    best = plan_for(tree, memory=budget)
-    monkeypatch.setattr("remat.sac.solve.choices.MOST_CHOICES", 3)
-    thin = plan_for(tree, memory=budget)
-    assert thin.bound_ms <= thin.recompute_ms
-    assert best.bound_ms <= thin.recompute_ms
-
-
 def test_choices_are_better_the_more_they_keep() -> None:
     stats = tree_of(1, 64)["pairs.0"].stats
     assert stats is not None
@@ -258,15 +254,6 @@ def test_choices_are_better_the_more_they_keep() -> None:
     assert kept == sorted(kept, reverse=True)
     assert [c.recompute_ps for c in found] == sorted(c.recompute_ps for c in found)
     assert choices(replace(stats, inplace_ops=[(1, 1)]), 0) == ()
-
-
-def test_what_two_equal_modules_get_is_proven_best() -> None:
-    """Backward within one of them is what the budget is short for: counting cannot tell."""
-    tree = tree_of(3, 64)
-    for share in (0.66, 0.7, 0.74, 0.78):
-        plan = plan_for(tree, memory=int(share * tree.peak_bytes()), gap=0.0)
-        assert plan.peak_bytes <= plan.budget_bytes
-        assert plan.bound_ms == pytest.approx(plan.recompute_ms, rel=1e-6)
 
 
 def test_what_is_refused() -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 
 import pytest
 
 from remat.errors import PlanError
-from remat.sac import SACPlan, apply
+from remat.sac import SACPlan
 from tests.sac.planned import Stack, plan_for, sac_plan
 
 LAYERS = ("layers.0", "layers.1")
 
 
+@functools.cache
 def a_plan() -> SACPlan:
     return plan_for(Stack, LAYERS, (4, 8))
 
@@ -53,31 +55,16 @@ def test_what_offloads_is_no_plan_any_more() -> None:
         SACPlan.from_json(json.dumps(data))
 
 
-@pytest.mark.parametrize("name", ["stored_bytes", "discarded_bytes", "recompute_ms"])
 @pytest.mark.parametrize("value", [-1, float("nan"), 10**400])
-def test_figures_of_a_module_that_cannot_be_are_refused(name: str, value: float) -> None:
+def test_figures_that_cannot_be_are_refused(value: float) -> None:
     data = json.loads(a_plan().to_json())
-    data["modules"][0][name] = value
-    with pytest.raises(PlanError, match=f"{name}"):
-        SACPlan.from_json(json.dumps(data))
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["budget_bytes", "peak_bytes", "plain_peak_bytes", "recompute_ms", "step_ms", "bound_ms"],
-)
-def test_figures_of_a_step_that_cannot_be_are_refused(name: str) -> None:
-    data = json.loads(a_plan().to_json())
-    for value in (-1, float("-inf")):
+    for name in ("stored_bytes", "discarded_bytes", "recompute_ms"):
+        module = {**data["modules"][0], name: value}
+        with pytest.raises(PlanError, match=name):
+            SACPlan.from_json(json.dumps({**data, "modules": [module]}))
+    numbers = ("budget_bytes", "peak_bytes", "plain_peak_bytes")
+    for name in (*numbers, "recompute_ms", "step_ms", "bound_ms"):
         with pytest.raises(PlanError, match=name):
             SACPlan.from_json(json.dumps({**data, name: value}))
     with pytest.raises(PlanError, match="world_size is 0, expected 1 or more ranks"):
         SACPlan.from_json(json.dumps({**data, "world_size": 0}))
-
-
-def test_an_edited_name_of_a_module_is_refused_by_the_model() -> None:
-    edited = a_plan().to_json().replace('"name": "layers.1"', '"name": "layers.7"')
-    plan, model = SACPlan.from_json(edited), Stack()
-    with pytest.raises(PlanError, match=r"module 'layers\.7', which Stack does not have; near are"):
-        apply(model, plan)
-    assert not any("forward" in m.__dict__ for m in model.modules())

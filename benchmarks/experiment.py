@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import gc
+import itertools
 import json
+import logging
 import math
 import multiprocessing
 import os
-import platform
 import statistics
-import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-RESULTS = Path(__file__).parent / "results"
+from benchmarks.tables import RESULTS
 
 Row = dict[str, Any]
 
@@ -40,12 +40,7 @@ class Case:
 
     def row(self, **figures: Any) -> Row:
         """A row of the results: the case and its figures."""
-        return {
-            "workload": self.workload,
-            "budget": self.budget,
-            "side": self.side,
-            **figures,
-        }
+        return {**asdict(self), **figures}
 
 
 #: Measures the cases of one workload; the last argument says whether to be quick about it.
@@ -87,13 +82,8 @@ def grid(
     sides: Iterable[str] = ("remat",),
 ) -> tuple[Case, ...]:
     """Every workload at every budget by every side."""
-    budgets, sides = tuple(budgets), tuple(sides)
-    return tuple(
-        Case(workload=workload, budget=budget, side=side)
-        for workload in workloads
-        for budget in budgets
-        for side in sides
-    )
+    cells = itertools.product(workloads, budgets, sides)
+    return tuple(Case(workload=name, budget=budget, side=side) for name, budget, side in cells)
 
 
 def measured(experiment: Experiment, cases: Sequence[Case], *, quick: bool) -> Iterator[Row]:
@@ -142,22 +132,23 @@ def in_process(
 
 
 def _send_rows(sender: Any, work: Callable[..., Iterable[Row]], arguments: Sequence[Any]) -> None:
+    silence()
     for row in work(*arguments):
         sender.send(row)
     sender.send(None)
     sender.close()
 
 
+def silence() -> None:
+    """Keeps warnings of the libraries out of the output."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+
+
 def result_path(experiment: Experiment, *, quick: bool) -> Path:
     """Where an experiment writes its results, unless the user names another file."""
     stem = experiment.name.replace("-", "_")
     return RESULTS / f"{stem}{'.quick' if quick else ''}.json"
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a file; none without a file."""
-    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
-    return rows
 
 
 def write_record(path: Path, experiment: Experiment, rows: list[Row]) -> Row:
@@ -178,46 +169,31 @@ def header(benchmark: str) -> Row:
     import torch
 
     import remat
+    from remat.graph.costs.measure import describe_device
 
     return {
         "benchmark": benchmark,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "torch": torch.__version__,
         "remat": remat.__version__,
-        "cpu": describe_cpu(),
-        "threads": torch.get_num_threads(),
+        "cpu": describe_device(torch.device("cpu")),
         "load_average": round(os.getloadavg()[0], 1),
     }
-
-
-def describe_cpu() -> str:
-    """The model of the processor, as far as the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor())
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keeps standard error off the terminal: some builds of the profiler announce themselves there."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def geometric_mean(ratios: Iterable[float], floor: float = 0.0) -> float:
     """Geometric mean, each ratio counted as no less than ``floor``; NaN of none."""
     logs = [math.log(max(floor, ratio)) for ratio in ratios]
     return math.exp(statistics.fmean(logs)) if logs else math.nan
+
+
+def above(figures: Row, limits: Mapping[str, float]) -> list[str]:
+    """The figures that are above their limits."""
+    return [
+        f"{name} is {figures[name]:g}, limit {limit:g}"
+        for name, limit in limits.items()
+        if figures[name] > limit
+    ]
 
 
 def ratio_of(ours: float, theirs: float) -> float:

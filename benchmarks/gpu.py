@@ -36,7 +36,7 @@ import torch
 from scipy.stats import spearmanr
 
 import remat
-from benchmarks.experiment import RESULTS, Case, Row, geometric_mean, header, quiet
+from benchmarks.experiment import RESULTS, Case, Row, geometric_mean, header
 from benchmarks.workloads import LARGE, Workload
 from remat.graph.costs.measure import describe_device, free_bytes
 from remat.planning.pipelines import prepare
@@ -141,10 +141,9 @@ class Step:
 
         run()
         found: Row = {"compile_s": round(compile_s, 1), "step_ms": self.bench.milliseconds(run)}
-        with quiet():
-            found["peak_bytes"] = measure_step(
-                step, kwargs=self.batch, resident=self.model.parameters(), by="allocator"
-            ).peak_bytes
+        found["peak_bytes"] = measure_step(
+            step, kwargs=self.batch, resident=self.model.parameters(), by="allocator"
+        ).peak_bytes
         return found, gradients
 
 

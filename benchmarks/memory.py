@@ -26,7 +26,7 @@ import torch
 from scipy.stats import spearmanr
 
 import remat
-from benchmarks.experiment import Case, Experiment, Row, grid, quiet
+from benchmarks.experiment import Case, Experiment, Row, grid
 from benchmarks.tables import by_workload
 from benchmarks.workloads import FITTED
 from remat.graph.liveness import own_outputs, simulate_peak
@@ -112,10 +112,7 @@ def eager_cell(name: str, budget: Any, case: Case) -> Row:
     if case.side == "within":
         row["asked"] = budget.nbytes
     if case.side == "ratio":
-        with quiet():
-            row["allocator"] = measure_step(
-                compiled, step.args, step.kwargs, by="allocator"
-            ).peak_bytes
+        row["allocator"] = measure_step(compiled, step.args, step.kwargs, by="allocator").peak_bytes
         row["saved_bytes"] = plan.saved_bytes
         row["warned"] = any(issubclass(w.category, remat.PeakWarning) for w in seen)
     return row
@@ -125,8 +122,7 @@ def inductor_cell(name: str, budget: Any, case: Case) -> Row:
     before = len(remat.plans())
     step, compiled = run_compiled(name, budget, "inductor")
     try:
-        with quiet():
-            allocated = measure_step(compiled, step.args, step.kwargs, by="allocator").peak_bytes
+        allocated = measure_step(compiled, step.args, step.kwargs, by="allocator").peak_bytes
     except Exception as error:  # Dynamo wraps the errors of a backend
         if not isinstance(error, remat.RematError) and "BudgetError" not in str(error):
             raise

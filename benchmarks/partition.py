@@ -26,7 +26,7 @@ from torch import fx
 import remat
 from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid, in_process, timed
 from benchmarks.torch_partitioner import Modules, split_by_pytorch
-from benchmarks.workloads import COMPILED, llama
+from benchmarks.workloads import COMPILED, captured
 from remat.torch_compat import use_lazy_graph_module
 
 #: PyTorch's side takes minutes on more nodes than this.
@@ -34,8 +34,7 @@ THEIRS_UP_TO = 10_000
 
 
 def measure_partition(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
-    layers = int(name.removeprefix("llama-"))
-    joint = remat.capture(*llama(layers))
+    joint = captured(name)
     nodes = len(joint.graph.nodes)
     for budget in dict.fromkeys(case.budget for case in cases):
         own = {case.side: case for case in cases if case.budget == budget}
@@ -61,7 +60,7 @@ def measure_partition(name: str, cases: Sequence[Case], quick: bool) -> Iterator
         for side in sides:
             clock_s, cpu_s = (statistics.median(run[at] for run in found[side]) for at in (0, 1))
             yield own[side].row(
-                layers=layers,
+                layers=int(name.removeprefix("llama-")),
                 joint_nodes=nodes,
                 nodes=[len(half.graph.nodes) for half in found[side][-1][2]],
                 **{"collection off": {"seconds": cpu_s, "clock_seconds": clock_s}},

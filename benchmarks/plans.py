@@ -30,7 +30,7 @@ from typing import Any
 
 import remat
 from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid, ratio_of, timed
-from benchmarks.workloads import ARCHITECTURES, REAL_AND_SMALL, captured, gpt2_xl
+from benchmarks.workloads import ARCHITECTURES, REAL_AND_SMALL, captured
 from remat.errors import BudgetError
 from remat.passes.core.state import Costs
 from remat.planning.pipelines import prepare
@@ -118,8 +118,7 @@ def summarise_peak_plans(rows: list[Row]) -> Row:
 
 
 def measure_large_steps(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
-    layers = int(name.split("-")[1])
-    joint = remat.capture(*gpt2_xl(layers), lower="inductor", device="cpu")
+    joint = captured(name)
     for case in cases:
         found: Row = {"nodes": len(joint.graph.nodes)}
         if case.side == "frontier":

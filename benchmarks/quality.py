@@ -21,7 +21,7 @@ import torch
 import remat
 from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid, ratio_of, timed
 from benchmarks.torch_partitioner import TorchPartitioner, generated, partition, score
-from benchmarks.workloads import ARCHITECTURES, captured, llama
+from benchmarks.workloads import ARCHITECTURES, captured
 from remat.passes.core.state import State
 from remat.planning.pipelines import prepare
 from remat.plugins.registry import registry
@@ -31,7 +31,7 @@ BUDGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 FEW = (0.2, 0.5, 0.8)
 #: Budgets under each cost model.
 COSTS = {"roofline": BUDGETS, "flops": FEW, "roofline-fused": FEW}
-DEEP, DEEP_LAYERS = "llama-240-layers", 240
+DEEP = "llama-240-layers"
 SOLVERS = ("auto", "lagrangian", "cpsat", "dp")
 #: A ratio counts for no less than this in a geometric mean, so that a cost of 0 does not decide it.
 FLOOR = 0.01
@@ -130,7 +130,7 @@ def measure_quality(name: str, cases: Sequence[Case], quick: bool) -> Iterator[R
 
 def deep(cases: Sequence[Case]) -> Iterator[Row]:
     """Plans a graph of 50,000 nodes: a Llama 7B with more layers than anybody trains."""
-    capture_s, _, joint = timed(lambda: remat.capture(*llama(DEEP_LAYERS)))
+    capture_s, _, joint = timed(lambda: captured(DEEP))
     yield Case(workload=DEEP, side="graph").row(
         joint_nodes=len(joint.graph.nodes), capture_s=round(capture_s, 2)
     )

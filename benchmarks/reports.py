@@ -21,7 +21,7 @@ from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 import remat
-from benchmarks.experiment import Case, Experiment, Row, grid, quiet
+from benchmarks.experiment import Case, Experiment, Row, grid
 from benchmarks.torch_partitioner import partition
 from benchmarks.workloads import text
 from remat.graph.liveness import simulate_peak
@@ -92,8 +92,7 @@ def deep(name: str, cases: Sequence[Case]) -> Iterator[Row]:
             step = torch.compile(model)
         elif case.side == "remat":
             step = torch.compile(model, backend="remat", options={"budget": remat.Peak(eager)})
-        with quiet():
-            peak = measure_step(step, args, resident=model.parameters(), by="allocator").peak_bytes
+        peak = measure_step(step, args, resident=model.parameters(), by="allocator").peak_bytes
         eager = eager or peak
         yield case.row(peak_bytes=peak, of_eager=peak / eager)
 

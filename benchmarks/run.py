@@ -10,10 +10,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import logging
 import sys
 import traceback
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +22,8 @@ from benchmarks.experiment import (
     Experiment,
     Row,
     measured,
-    read_rows,
     result_path,
+    silence,
     write_record,
 )
 
@@ -71,7 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a small part of it")
     parser.add_argument("--only", default="", help="workloads, separated by commas")
     parser.add_argument("--budgets", default="", help="instead of the experiment's own")
-    parser.add_argument("--sides", default="", help="some of the experiment's")
     parser.add_argument("--json", type=Path, help="file of the results")
     parser.add_argument("--show", action="store_true", help="print the tables; measure nothing")
     parser.epilog = "experiments: " + ", ".join(MODULES)
@@ -95,10 +92,9 @@ def run(
         show(experiment, json.loads(path.read_text()))
         return True
     cases = chosen(experiment, options, parser)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
+    silence()
     workloads = dict.fromkeys(case.workload for case in cases)
-    rows = read_rows(path) if options.only else []
+    rows: list[Row] = json.loads(path.read_text())["rows"] if options.only and path.exists() else []
     record: Row = {}
     missed: list[str] = []
     for workload in workloads:
@@ -125,13 +121,12 @@ def chosen(
 ) -> list[Case]:
     """The cases that the options ask for."""
     cases = list(experiment.quick if options.quick and not options.only else experiment.cases)
-    for option, field in (("only", "workload"), ("sides", "side")):
-        asked = [name for name in getattr(options, option).split(",") if name]
-        known = list(dict.fromkeys(getattr(case, field) for case in cases))
-        if unknown := [name for name in asked if name not in known]:
-            parser.error(f"--{option}: there is no '{unknown[0]}'; known: {', '.join(known)}")
-        if asked:
-            cases = [case for case in cases if getattr(case, field) in asked]
+    asked = [name for name in options.only.split(",") if name]
+    known = list(dict.fromkeys(case.workload for case in cases))
+    if unknown := [name for name in asked if name not in known]:
+        parser.error(f"--only: there is no '{unknown[0]}'; known: {', '.join(known)}")
+    if asked:
+        cases = [case for case in cases if case.workload in asked]
     if options.budgets and any(case.budget is None for case in cases):
         parser.error(f"--budgets: {experiment.name} has its own")
     if options.budgets:

@@ -26,7 +26,7 @@ import networkx as nx
 import torch
 from torch import nn
 
-from benchmarks.experiment import Case, Experiment, Row, grid, quiet, timed
+from benchmarks.experiment import Case, Experiment, Row, grid, timed
 from benchmarks.workloads import CHECKPOINTED, Workload, text
 from remat.checkpointing import estimate, plan
 from remat.errors import BudgetError
@@ -201,10 +201,9 @@ def their_plan(tree: Any, budget: int) -> Row:
 
     units = [tree.modules[k].name for k in candidates(tree)]
     graph = as_graph(tree)
-    with quiet():
-        solve_s, _, (chosen, said_ms, said_bytes) = timed(
-            lambda: sac_ilp.sac_milp(graph, budget / 2**30, ac_units=units)
-        )
+    solve_s, _, (chosen, said_ms, said_bytes) = timed(
+        lambda: sac_ilp.sac_milp(graph, budget / 2**30, ac_units=units)
+    )
     decision: dict[int, ModuleChoice] = {}
     places = {m.name: k for k, m in enumerate(tree.modules)}
     for name, discarded in chosen.items():

@@ -38,7 +38,7 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as functorch
 
 import remat
-from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid, quiet
+from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid
 from benchmarks.torch_partitioner import TorchPartitioner
 from benchmarks.workloads import STEPS, Batch, Workload
 from remat.graph.costs.measure import describe_device
@@ -165,8 +165,7 @@ def variants(name: str, budgets: Sequence[float]) -> list[Variant]:
 
 
 def peak_of(variant: Variant, batch: Batch) -> int:
-    with quiet():
-        return measure_step(variant.step, kwargs=batch, by="allocator").peak_bytes
+    return measure_step(variant.step, kwargs=batch, by="allocator").peak_bytes
 
 
 def train(made: Sequence[Variant], work: Workload, steps: int) -> None:

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 import remat
 from benchmarks.experiment import Case, Experiment, Row, geometric_mean, timed
-from benchmarks.torch_partitioner import TorchPartitioner, partition, score
+from benchmarks.torch_partitioner import Split, partition, score
 from benchmarks.workloads import captured
 from remat.errors import BudgetError
 from remat.graph.liveness import simulate_peak
@@ -129,12 +129,11 @@ def by_hand(joint: remat.JointGraph, name: str, side: str) -> tuple[int, int]:
 
 def by_pytorch(joint: remat.JointGraph, ratio: float) -> tuple[int, int]:
     """Peak in bytes and recompute cost of what PyTorch's partitioner makes of a graph."""
-    forward, backward = partition(joint.copy(), ratio)
-    peak = simulate_peak(forward, backward, joint.num_fwd_outputs).nbytes
+    modules = partition(joint.copy(), ratio)
+    peak = simulate_peak(*modules, joint.num_fwd_outputs).nbytes
     state = prepare(joint)
     lowered = state.lowered(registry().cost_model(COST))
-    split = TorchPartitioner(joint).split(ratio)
-    return peak, score(state, lowered, split).evaluation.recompute_cost
+    return peak, score(state, lowered, Split.of(joint, modules))[0].recompute_cost
 
 
 def measure_handwritten(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:

@@ -12,20 +12,19 @@ process, so that their processor time counts.
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import fx
 
 import remat
 from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid, in_process, timed
-from benchmarks.torch_partitioner import Modules, split_by_pytorch
+from benchmarks.torch_partitioner import Modules, pytorchs, split_by
 from benchmarks.workloads import COMPILED, captured
 from remat.torch_compat import use_lazy_graph_module
 
@@ -38,25 +37,21 @@ def measure_partition(name: str, cases: Sequence[Case], quick: bool) -> Iterator
     nodes = len(joint.graph.nodes)
     for budget in dict.fromkeys(case.budget for case in cases):
         own = {case.side: case for case in cases if case.budget == budget}
-        splits: dict[str, Callable[[fx.GraphModule], Modules]] = {
-            "remat": functools.partial(
-                remat.partitioner(budget, solver="dp", cost="flops"),
-                joint_inputs=[],
-                num_fwd_outputs=joint.num_fwd_outputs,
-                static_lifetime_input_indices=list(joint.static_inputs),
-            ),
-            "pytorch": functools.partial(split_by_pytorch, joint, budget),
+        splits = {
+            "remat": remat.partitioner(budget, solver="dp", cost="flops"),
+            "pytorch": pytorchs(budget),
         }
         sides = [side for side in own if side == "remat" or nodes <= THEIRS_UP_TO]
         found: dict[str, list[tuple[float, float, Modules]]] = {side: [] for side in sides}
         # Modules are lazy, as under `torch.compile`: nobody asks for their code here.
         with use_lazy_graph_module(True):
-            splits["remat"](joint.copy().graph_module)  # the process knows all operators then
+            # The process knows all operators then.
+            split_by(splits["remat"], joint, joint.copy().graph_module)
             for _ in range(1 if quick else 3):
                 for side in sides:
                     # A partitioner takes apart the graph that it is given.
-                    split = functools.partial(splits[side], joint.copy().graph_module)
-                    found[side].append(timed(split))
+                    fresh = joint.copy().graph_module
+                    found[side].append(timed(partial(split_by, splits[side], joint, fresh)))
         for side in sides:
             clock_s, cpu_s = (statistics.median(run[at] for run in found[side]) for at in (0, 1))
             yield own[side].row(

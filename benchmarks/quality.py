@@ -13,14 +13,23 @@ from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
 
 import remat
-from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid, ratio_of, timed
-from benchmarks.torch_partitioner import TorchPartitioner, generated, partition, score
+from benchmarks.experiment import (
+    Case,
+    Experiment,
+    Row,
+    above,
+    geometric_mean,
+    grid,
+    ratio_of,
+    timed,
+)
+from benchmarks.torch_partitioner import Split, generated, partition, score, split_by
 from benchmarks.workloads import ARCHITECTURES, captured
 from remat.passes.core.state import State
 from remat.planning.pipelines import prepare
@@ -42,13 +51,15 @@ def gap_of(cost: int, bound: int) -> float:
     return (cost - bound) / cost if cost else 0.0
 
 
-def cell(state: State, splits: TorchPartitioner, case: Case) -> Row:
+def decisions(joint: remat.JointGraph) -> Callable[[float | None], Split]:
+    """PyTorch's decisions on a joint graph by budget, each made once."""
+    return functools.cache(lambda budget: Split.of(joint, partition(joint.copy(), budget)))
+
+
+def cell(state: State, split: Split, case: Case) -> Row:
     """PyTorch's decision at a budget, and remat's under its bytes."""
-    assert case.budget is not None
-    split = splits.split(case.budget)
     lowered = state.lowered(registry().cost_model(case.side))
-    theirs = score(state, lowered, split)
-    evaluation = theirs.evaluation
+    evaluation, state_bytes, illegal = score(state, lowered, split)
     problem = lowered.problem.within(evaluation.saved_bytes)
     ours = run(registry().solver("auto"), problem)
     twice = (lowered.of_position[state.index.by_name[name]] for name in split.twice)
@@ -58,18 +69,10 @@ def cell(state: State, splits: TorchPartitioner, case: Case) -> Row:
             "cost": evaluation.recompute_cost,
             "cost_of_modules": sum(problem.cost[i] for i in twice if i >= 0),
             "bytes_of_modules": split.saved_bytes,
-            "state_bytes": theirs.state_bytes,
-            "illegal": theirs.illegal,
-            "merged": split.merged,
-            "seconds": round(split.seconds, 3),
+            "state_bytes": state_bytes,
+            "illegal": illegal,
         },
-        ours={
-            "cost": ours.cost,
-            "bound": ours.bound,
-            "saved_bytes": ours.saved_bytes,
-            "seconds": round(ours.elapsed_s, 4),
-            "deterministic": ours.deterministic,
-        },
+        ours={"cost": ours.cost, "bound": ours.bound, "saved_bytes": ours.saved_bytes},
         unit=problem.unit,
         ratio=ratio_of(ours.cost, evaluation.recompute_cost),
         gap=gap_of(ours.cost, ours.bound),
@@ -78,17 +81,10 @@ def cell(state: State, splits: TorchPartitioner, case: Case) -> Row:
 
 def whole(joint: remat.JointGraph, case: Case) -> Row:
     """Seconds of both partitioners, from joint graph to generated code, at the same ratio."""
-    assert case.budget is not None
-    fresh = joint.copy()
-    theirs_s, theirs_cpu_s, _ = timed(lambda: partition(fresh, case.budget))
-    fresh = joint.copy()
-    split = functools.partial(
-        remat.partitioner(budget=case.budget, cost="roofline:h100"),
-        num_fwd_outputs=joint.num_fwd_outputs,
-        static_lifetime_input_indices=list(joint.static_inputs),
-    )
-    ours_s, ours_cpu_s, _ = timed(lambda: generated(split(fresh.graph_module, [])))
-    plan = remat.plans()[-1]
+    theirs, mine = joint.copy(), joint.copy().graph_module
+    theirs_s, theirs_cpu_s, _ = timed(lambda: partition(theirs, case.budget))
+    ours = remat.partitioner(budget=case.budget, cost="roofline:h100")
+    ours_s, ours_cpu_s, _ = timed(lambda: generated(split_by(ours, joint, mine)))
     return case.row(
         pytorch_s=round(theirs_s, 3),
         ours_s=round(ours_s, 3),
@@ -96,9 +92,6 @@ def whole(joint: remat.JointGraph, case: Case) -> Row:
         ours_cpu_s=round(ours_cpu_s, 3),
         ratio=ours_s / theirs_s,
         cpu_ratio=ours_cpu_s / theirs_cpu_s,
-        solver=plan.solver,
-        solve_s=round(plan.solve_s, 4),
-        gap=gap_of(plan.recompute_cost, plan.recompute_bound),
     )
 
 
@@ -121,11 +114,13 @@ def measure_quality(name: str, cases: Sequence[Case], quick: bool) -> Iterator[R
         joint_nodes=len(joint.graph.nodes),
         problem_nodes=len(problem),
         capture_s=round(capture_s, 2),
-        solver="auto",
     )
-    splits = TorchPartitioner(state.joint)
+    theirs = decisions(joint)
     for case in cases:
-        yield whole(joint, case) if case.side == "whole" else cell(state, splits, case)
+        if case.side == "whole":
+            yield whole(joint, case)
+        else:
+            yield cell(state, theirs(case.budget), case)
 
 
 def deep(cases: Sequence[Case]) -> Iterator[Row]:
@@ -135,11 +130,9 @@ def deep(cases: Sequence[Case]) -> Iterator[Row]:
         joint_nodes=len(joint.graph.nodes), capture_s=round(capture_s, 2)
     )
     for case in cases:
-        seconds, cpu_s, plan = timed(lambda case=case: remat.plan(joint, case.budget))
+        seconds, _, plan = timed(lambda case=case: remat.plan(joint, case.budget))
         yield case.row(
             plan_s=round(seconds, 3),
-            plan_cpu_s=round(cpu_s, 3),
-            solve_s=round(plan.solve_s, 3),
             cost=plan.recompute_cost,
             bound=plan.recompute_bound,
             gap=gap_of(plan.recompute_cost, plan.recompute_bound),
@@ -206,31 +199,23 @@ def summarise_quality(rows: list[Row]) -> Row:
 
 def missed_quality(summary: Row) -> list[str]:
     """The figures beside their limits, if they are on the wrong side."""
-    of, deep = summary.get("roofline"), summary.get("deep")
-    limits: list[tuple[str, float, float]] = []
-    if of is not None:
-        limits += [
-            ("cells above PyTorch's cost at PyTorch's bytes", len(of["above_pytorch"]), 0),
-            ("geometric mean of the cost ratio", of["geomean_ratio"], 0.78),
-            ("worst proven gap", of["worst_gap"], 0.01),
-            ("budgets at which more bytes cost more", of["rises"], 0),
-        ]
-    if deep is not None:
-        limits += [
-            ("50,000 nodes: seconds to plan", deep["plan_s"], 60),
-            ("50,000 nodes: proven gap", deep["gap"], 0.01),
-        ]
-    return [f"{what}: {value:g}, limit {limit:g}" for what, value, limit in limits if value > limit]
+    found = []
+    if of := summary.get("roofline"):
+        dearer = len(of["above_pytorch"])
+        limits = {"dearer than PyTorch": 0, "geomean_ratio": 0.78, "worst_gap": 0.01, "rises": 0}
+        found += above({**of, "dearer than PyTorch": dearer}, limits)
+    if deep := summary.get("deep"):
+        found += above(deep, {"plan_s": 60, "gap": 0.01})
+    return found
 
 
 def measure_flops(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
     joint = captured(name)
     state = prepare(joint)
     lowered = state.lowered(registry().cost_model("flops"))
-    splits = TorchPartitioner(joint)
+    theirs = decisions(joint)
     for case in cases:
-        assert case.budget is not None
-        evaluation = score(state, lowered, splits.split(case.budget)).evaluation
+        evaluation, _, _ = score(state, lowered, theirs(case.budget))
         nbytes, flops = evaluation.saved_bytes, evaluation.recompute_cost
         plan = remat.plan(joint, remat.Saved(nbytes), case.side, "flops")
         ratio = plan.recompute_cost / flops if flops else float(plan.recompute_cost > 0)

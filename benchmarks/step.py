@@ -39,7 +39,7 @@ from torch._functorch import config as functorch
 
 import remat
 from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid
-from benchmarks.torch_partitioner import TorchPartitioner
+from benchmarks.torch_partitioner import Split, partition
 from benchmarks.workloads import STEPS, Batch, Workload
 from remat.graph.costs.measure import describe_device
 from remat.graph.joint import JointGraph
@@ -148,10 +148,10 @@ def variants(name: str, budgets: Sequence[float]) -> list[Variant]:
         recompute(variant, plan.saved_bytes, operators(plan.forward) & operators(plan.backward))
 
     joint = remat.capture(copy.deepcopy(original), (), batch)
-    prices, splits = prices_of(joint), TorchPartitioner(joint)
+    prices = prices_of(joint)
     add("eager", None)
     for budget in (1.0, *budgets):
-        theirs = splits.split(budget)
+        theirs = Split.of(joint, partition(joint.copy(), budget))
         for side in SIDES[:2]:
             # An option that no other variant has, as below; it is of a tuner that is off.
             options = {"autotune_num_choices_displayed": 10 + len(made)}

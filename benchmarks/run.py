@@ -61,16 +61,22 @@ def experiment_of(name: str) -> Experiment:
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def parser_of(about: str) -> argparse.ArgumentParser:
+    """What every command of the benchmarks takes."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("experiment", choices=(*MODULES, "all"), metavar="EXPERIMENT")
     parser.add_argument("--quick", action="store_true", help="a small part of it")
     parser.add_argument("--only", default="", help="workloads, separated by commas")
     parser.add_argument("--budgets", default="", help="instead of the experiment's own")
     parser.add_argument("--json", type=Path, help="file of the results")
     parser.add_argument("--show", action="store_true", help="print the tables; measure nothing")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = parser_of(__doc__)
+    parser.add_argument("experiment", choices=(*MODULES, "all"), metavar="EXPERIMENT")
     parser.epilog = "experiments: " + ", ".join(MODULES)
     options = parser.parse_args(arguments)
     if options.experiment == "all" and options.json:

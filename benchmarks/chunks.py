@@ -122,7 +122,6 @@ def missed(summary: Row) -> list[str]:
 
 EXPERIMENTS = {
     "chunked-loss": Experiment(
-        name="chunked-loss",
         about="the step of a language model with its loss whole, and in chunks",
         cases=(
             *grid(VOCABULARIES, BUDGETS, ("modelled",)),

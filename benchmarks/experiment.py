@@ -52,7 +52,7 @@ class Experiment:
     """A benchmark.
 
     Attributes:
-        name: its subcommand; its results are in ``results/NAME.json``, with underscores.
+        name: its key in ``EXPERIMENTS``, and its subcommand. Its results are in ``results/NAME.json``, with underscores.
         about: what it measures, in a line.
         cases: all of its cases.
         quick: those of ``--quick``, which take less than a minute or so.
@@ -60,11 +60,10 @@ class Experiment:
         summarise: figures over all rows.
         tables: names in `benchmarks.tables` that show the results.
         missed: from the summary, what falls short of what the experiment demands.
-        apart: whether each workload is measured in a process of its own.
-        environment: of that process.
+        environment: of a process for each workload; None to measure all in one process.
     """
 
-    name: str
+    name: str = ""
     about: str
     cases: tuple[Case, ...]
     quick: tuple[Case, ...]
@@ -72,8 +71,7 @@ class Experiment:
     summarise: Callable[[list[Row]], Row] = field(default=lambda rows: {})
     tables: tuple[str, ...] = ()
     missed: Callable[[Row], list[str]] = field(default=lambda summary: [])
-    apart: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] | None = None
 
 
 def grid(
@@ -89,10 +87,10 @@ def grid(
 def measured(experiment: Experiment, cases: Sequence[Case], *, quick: bool) -> Iterator[Row]:
     """Measures the cases of one workload, and prints each row as a line of JSON."""
     given = (cases[0].workload, cases, quick)
-    if experiment.apart:
-        rows = in_process(experiment.measure, *given, environment=experiment.environment)
-    else:
+    if experiment.environment is None:
         rows = iter(experiment.measure(*given))
+    else:
+        rows = in_process(experiment.measure, *given, environment=experiment.environment)
     for row in rows:
         print(json.dumps(row), flush=True)
         yield row

@@ -65,7 +65,6 @@ def drawn_ms(path: Path, times: int = 3) -> list[float]:
 
 EXPERIMENTS = {
     "explorer": Experiment(
-        name="explorer",
         about="pages of large steps: size, seconds to write, milliseconds to draw in Chromium",
         cases=grid(("llama-7b", "bert-large", "resnet-50"), sides=("page",)),
         quick=grid(("llama-small",), sides=("page",)),

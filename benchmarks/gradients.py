@@ -245,7 +245,6 @@ def type_cases(names: Iterable[str], lowers: Iterable[str]) -> tuple[Case, ...]:
 
 EXPERIMENTS = {
     "gradients": Experiment(
-        name="gradients",
         about="how far gradients move from eager PyTorch's under a budget, by every solver",
         cases=grid(MODELS, sides=SIDES),
         quick=grid(("randn_like", "mutated_buffer", "custom_counting"), sides=SIDES[:2]),
@@ -255,7 +254,6 @@ EXPERIMENTS = {
         missed=lambda summary: summary["wrong"],
     ),
     "model-types": Experiment(
-        name="model-types",
         about="two training steps of types of transformers models, beside eager PyTorch's",
         cases=type_cases(RECIPES, TYPE_BUDGETS),
         quick=type_cases(("llama", "convnext"), ("eager",)),
@@ -263,7 +261,6 @@ EXPERIMENTS = {
         summarise=summarise_types,
         tables=("model-types",),
         missed=lambda summary: summary["under_remat_alone"],
-        apart=True,
         # Kernels are compiled one after another by children of the process, so that it sees their time.
         environment={"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"},
     ),

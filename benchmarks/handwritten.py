@@ -221,7 +221,6 @@ def cases_of(names: Sequence[str]) -> tuple[Case, ...]:
 
 EXPERIMENTS = {
     "hand-written": Experiment(
-        name="hand-written",
         about="what people write by hand, beside the plan at the same peak",
         cases=cases_of(list(MODELS)),
         quick=tuple(case for case in cases_of(["sdxl"]) if case.side in POLICIES),

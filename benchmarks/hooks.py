@@ -116,7 +116,6 @@ def summarise(rows: list[Row]) -> Row:
 
 EXPERIMENTS = {
     "hooks": Experiment(
-        name="hooks",
         about="saved-tensor hooks on a Llama: bytes, peaks, error of the gradients",
         cases=grid(("llama",), (1, 0.5), SIDES),
         quick=grid(("llama",), (1,), SIDES),

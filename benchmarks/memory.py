@@ -215,7 +215,6 @@ def summarise_fit(rows: list[Row]) -> Row:
 
 EXPERIMENTS = {
     "peak": Experiment(
-        name="peak",
         about="the simulated peak of plans, against the memory of their steps, eager lowering",
         cases=EAGER(ZOO),
         quick=EAGER_QUICK(QUICK),
@@ -225,7 +224,6 @@ EXPERIMENTS = {
         missed=missed_peak,
     ),
     "compiled-memory": Experiment(
-        name="compiled-memory",
         about="the expected and the known peak of steps that Inductor compiled, against the allocator",
         cases=INDUCTOR(ZOO),
         quick=INDUCTOR_QUICK(QUICK[2:]),
@@ -234,7 +232,6 @@ EXPERIMENTS = {
         tables=("memory",),
     ),
     "fit": Experiment(
-        name="fit",
         about="the peak of whole training steps, as remat.fit predicts it, against the allocator",
         cases=grid(FITTED, sides=("adamw", "sgd:momentum=0.9")),
         quick=grid(("gpt2",), sides=("sgd:momentum=0.9",)),

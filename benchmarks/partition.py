@@ -158,7 +158,6 @@ def summarise_compile_time(rows: list[Row]) -> Row:
 
 EXPERIMENTS = {
     "partition": Experiment(
-        name="partition",
         about="processor seconds of both partitioners on the same joint graph",
         cases=grid([f"llama-{n}" for n in (2, 8, 32, 128)], (1.0, 0.3), ("remat", "pytorch")),
         quick=grid(("llama-2",), (0.3,), ("remat", "pytorch")),
@@ -167,7 +166,6 @@ EXPERIMENTS = {
         tables=("partition",),
     ),
     "compile-time": Experiment(
-        name="compile-time",
         about="processor seconds of a first step, with empty and with full caches, beside plain Inductor's",
         cases=grid(
             ("llama", "resnet", "gpt2-long", "bert", "vit", "t5", "unet", "dit", "moe"),

@@ -284,7 +284,6 @@ SHARES = (0.9, 0.8, 0.7)
 
 EXPERIMENTS = {
     "peak-plans": Experiment(
-        name="peak-plans",
         about="plans within a peak, beside a sweep over budgets in bytes",
         cases=grid(REAL_AND_SMALL, (0.75, 0.5, 0.25, 0.1)),
         quick=grid(("llama-small", "resnet-small"), (0.5, 0.1)),
@@ -296,7 +295,6 @@ EXPERIMENTS = {
         tables=("peak-plans",),
     ),
     "large-steps": Experiment(
-        name="large-steps",
         about="seconds to plan steps of many thousand nodes by their peak",
         cases=(
             Case(workload="gpt2-80-layers", side="frontier"),
@@ -306,7 +304,6 @@ EXPERIMENTS = {
         measure=measure_large_steps,
     ),
     "schedules": Experiment(
-        name="schedules",
         about="schedules of published graphs within a peak, beside the published figures",
         cases=grid(schedule_problems(), SHARES, ("auto",)),
         quick=grid(list(schedule_problems())[:1], SHARES[1:2], ("auto",)),
@@ -314,7 +311,6 @@ EXPERIMENTS = {
         tables=("schedules",),
     ),
     "frontier": Experiment(
-        name="frontier",
         about="the knee of the frontier at once, beside PyTorch's sweep",
         cases=grid(KNAPSACKS, sides=("knee",)),
         quick=grid(KNAPSACKS[:2], sides=("knee",)),
@@ -322,7 +318,6 @@ EXPERIMENTS = {
         tables=("frontier",),
     ),
     "offloading": Experiment(
-        name="offloading",
         about="time that plans within a peak add to the step, with and without offloading",
         cases=grid(ARCHITECTURES, (0.5, 0.25, 0.1), ("25GB/s",)),
         quick=grid(("resnet-50",), (0.25,), ("25GB/s",)),

@@ -229,7 +229,6 @@ def summarise_flops(rows: list[Row]) -> Row:
 
 EXPERIMENTS = {
     "plan-quality": Experiment(
-        name="plan-quality",
         about="recompute cost of plans, as a share of that of PyTorch's at the same bytes",
         cases=(
             *(
@@ -252,7 +251,6 @@ EXPERIMENTS = {
         missed=missed_quality,
     ),
     "flops": Experiment(
-        name="flops",
         about="recomputed FLOPs of whole plans by solver, as a share of PyTorch's at the same bytes",
         cases=grid(("resnet-50", "bert-large", "unet"), (0.15, 0.3, 0.5, 0.7), SOLVERS),
         quick=grid(("resnet-50",), (0.3,), SOLVERS),

@@ -138,7 +138,6 @@ def summarise(rows: list[Row]) -> Row:
 
 EXPERIMENTS = {
     "reports": Experiment(
-        name="reports",
         about="public reports about PyTorch's partitioner, and the same steps under remat",
         cases=(
             *grid(SIZES, BUDGETS, ("pytorch",)),

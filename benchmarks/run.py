@@ -57,8 +57,7 @@ MODULES = {
 def experiment_of(name: str) -> Experiment:
     """An experiment by its name; imports its module."""
     module = importlib.import_module(f"benchmarks.{MODULES[name]}")
-    found: Experiment = module.EXPERIMENTS[name]
-    return found
+    return replace(module.EXPERIMENTS[name], name=name)
 
 
 def parser_of(about: str) -> argparse.ArgumentParser:

@@ -300,7 +300,6 @@ def missed(summary: Row) -> list[str]:
 
 EXPERIMENTS = {
     "sac": Experiment(
-        name="sac",
         about="selective checkpointing of modules: estimated, measured, and PyTorch's sac_milp",
         cases=(
             *grid(CHECKPOINTED, (0.85, 0.7), ("step",)),
@@ -314,7 +313,6 @@ EXPERIMENTS = {
         summarise=summarise,
         tables=("checkpointing", "checkpointing-large"),
         missed=missed,
-        apart=True,
         environment=KEEP_MEMORY,
     ),
 }

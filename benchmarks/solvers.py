@@ -193,7 +193,6 @@ def measure(name: str, asked: Sequence[Case], quick: bool) -> Iterator[Row]:
 
 EXPERIMENTS = {
     "solvers": Experiment(
-        name="solvers",
         about="knapsack solvers side by side, PyTorch's among them",
         cases=grid(PARTS, sides=("all",)),
         quick=grid(PARTS, sides=("all",)),

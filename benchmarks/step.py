@@ -351,7 +351,6 @@ def if_exact(pairs: Sequence[tuple[float, float, float]], draws: int = 500) -> f
 
 EXPERIMENTS = {
     "step": Experiment(
-        name="step",
         about="measured training steps under Inductor, beside PyTorch's partitioner",
         cases=grid(STEPS, (0.4, 0.2), SIDES),
         quick=grid(("wide",), (0.4,), SIDES),
@@ -359,7 +358,6 @@ EXPERIMENTS = {
         summarise=summarise,
         tables=("step", "predictions"),
         missed=lambda summary: [f"losses of {name} are apart" for name in summary["losses_apart"]],
-        apart=True,
         environment=KEPT_MEMORY,
     ),
 }

@@ -26,7 +26,7 @@ import torch
 from scipy.stats import spearmanr
 
 import remat
-from benchmarks.experiment import Case, Experiment, Row, grid
+from benchmarks.experiment import Case, Experiment, Row, above, grid
 from benchmarks.tables import by_workload
 from benchmarks.workloads import FITTED
 from remat.graph.liveness import own_outputs, simulate_peak
@@ -43,25 +43,20 @@ RATIOS = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1)
 QUICK = ("llama", "resnet", "mutated_buffer")
 
 
-def cases(ratios: Sequence[float], within: Sequence[float], falling: Sequence[float]) -> Any:
-    """The cases of a model: ratios first, since the places of ``within`` lie between their peaks."""
-
-    def of(names: Iterable[str]) -> tuple[Case, ...]:
-        sides = (("ratio", ratios), ("within", within), ("falling", falling))
-        return tuple(
-            case
-            for name in names
-            for side, budgets in sides
-            for case in grid((name,), budgets, (side,))
-        )
-
-    return of
-
-
-EAGER = cases(RATIOS, (0.05, 0.3, 0.7), [tenths / 10 for tenths in range(10, -1, -1)])
-EAGER_QUICK = cases((0, 0.5, 1), (0.3,), (1.0, 0.5, 0.0))
-INDUCTOR = cases((1.0, 0.5, 0.2, 0.1), (0.75, 0.5, 0.25), (1.0, 0.75, 0.5, 0.25, 0.0))
-INDUCTOR_QUICK = cases((1.0, 0.2), (0.5,), ())
+def cases(
+    names: Iterable[str],
+    ratios: Sequence[float],
+    within: Sequence[float],
+    falling: Sequence[float],
+) -> tuple[Case, ...]:
+    """The cases of models: ratios first, since the places of ``within`` lie between their peaks."""
+    sides = (("ratio", ratios), ("within", within), ("falling", falling))
+    return tuple(
+        case
+        for name in names
+        for side, budgets in sides
+        for case in grid((name,), budgets, (side,))
+    )
 
 
 def measure(cell: Callable[[str, Any, Case], Row], by: str, margin: int) -> Any:
@@ -158,45 +153,40 @@ def summarise_peak(rows: list[Row]) -> Row:
         [row[key] for row in cells] for key in ("simulated", "storages", "allocator")
     )
     planned = [row.get("planned", row["simulated"]) for row in cells]
+    off = [a / b - 1 for a, b in zip(simulated, storages, strict=True)]
     top = {row["workload"]: row["storages"] for row in cells if row["budget"] == 1}
-    above = [r for r in cells if r["storages"] > top.get(r["workload"], r["storages"])]
+    higher = [r["warned"] for r in cells if r["storages"] > top.get(r["workload"], r["storages"])]
     asked = [row["storages"] / row["asked"] - 1 for row in rows if row["side"] == "within"]
     return {
         "limits": {"error": LIMIT, "rank_correlation": CORRELATION},
-        "largest_error": max(abs(a / b - 1) for a, b in zip(simulated, storages, strict=True)),
-        "exact": sum(a == b for a, b in zip(simulated, storages, strict=True)),
+        "largest_error": max(map(abs, off)),
+        "exact": off.count(0),
         "spearman": float(spearmanr(simulated, storages).statistic),
         "allocator_error": max(1 - a / b for a, b in zip(planned, allocator, strict=True)),
         "allocator_spearman": float(spearmanr(planned, allocator).statistic),
         "over": max(asked, default=0.0),
         "largest_rise": largest_rise(rows, "storages"),
-        "above_budget_1": sum(not row["warned"] for row in above),
-        "above_budget_1_warned": sum(row["warned"] for row in above),
+        "above_budget_1": higher.count(False),
+        "above_budget_1_warned": higher.count(True),
         "warned": sum(row["warned"] for row in cells),
     }
 
 
 def missed_peak(summary: Row) -> list[str]:
-    limits = (
-        ("largest_error", summary["largest_error"] > LIMIT),
-        ("spearman", summary["spearman"] < CORRELATION),
-        ("over", summary["over"] > OVER),
-    )
-    return [f"{name} is {summary[name]}" for name, bad in limits if bad]
+    low = [f"spearman is {summary['spearman']}"] if summary["spearman"] < CORRELATION else []
+    return low + above(summary, {"largest_error": LIMIT, "over": OVER})
 
 
 def summarise_compiled(rows: list[Row]) -> Row:
     cells, within = ([r for r in rows if r["side"] == side] for side in ("ratio", "within"))
     limits = [int(r["peak_budget"].removeprefix("peak:").removesuffix("B")) for r in within]
+    reached = [row.get("allocated", math.inf) for row in within]
     return {
         "largest_expected_off": max(abs(row["expected_off"]) for row in cells),
         "largest_known_off": max(abs(row["known_off"]) for row in cells),
         "held_equal": f"{sum(r['held'] == r['saved'] for r in cells)} of {len(cells)}",
         "held_within": f"{sum(r['held'] <= r['capacity'] for r in cells)} of {len(cells)}",
-        "peaks_held": sum(
-            row.get("allocated", math.inf) <= limit
-            for row, limit in zip(within, limits, strict=True)
-        ),
+        "peaks_held": sum(peak <= limit for peak, limit in zip(reached, limits, strict=True)),
         "peaks_refused": sum("refused" in row for row in within),
         "peaks": len(within),
         "largest_rise": round(largest_rise(rows, "allocated"), 5),
@@ -216,8 +206,8 @@ def summarise_fit(rows: list[Row]) -> Row:
 EXPERIMENTS = {
     "peak": Experiment(
         about="the simulated peak of plans, against the memory of their steps, eager lowering",
-        cases=EAGER(ZOO),
-        quick=EAGER_QUICK(QUICK),
+        cases=cases(ZOO, RATIOS, (0.05, 0.3, 0.7), [tenths / 10 for tenths in range(10, -1, -1)]),
+        quick=cases(QUICK, (0, 0.5, 1), (0.3,), (1.0, 0.5, 0.0)),
         measure=measure(eager_cell, "storages", 16),
         summarise=summarise_peak,
         tables=("memory",),
@@ -225,8 +215,8 @@ EXPERIMENTS = {
     ),
     "compiled-memory": Experiment(
         about="the expected and the known peak of steps that Inductor compiled, against the allocator",
-        cases=INDUCTOR(ZOO),
-        quick=INDUCTOR_QUICK(QUICK[2:]),
+        cases=cases(ZOO, (1.0, 0.5, 0.2, 0.1), (0.75, 0.5, 0.25), (1.0, 0.75, 0.5, 0.25, 0.0)),
+        quick=cases(QUICK[2:], (1.0, 0.2), (0.5,), ()),
         measure=measure(inductor_cell, "allocated", 0),
         summarise=summarise_compiled,
         tables=("memory",),

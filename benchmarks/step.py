@@ -26,22 +26,22 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+from unittest import mock
 
 import torch
 from scipy.stats import spearmanr
-from torch import fx, nn
+from torch import nn
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch
 
 import remat
 from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid
-from benchmarks.torch_partitioner import Split, partition
+from benchmarks.torch_partitioner import Split, partition, run_twice
 from benchmarks.workloads import STEPS, Batch, Workload
-from remat.graph.costs.measure import describe_device
 from remat.graph.joint import JointGraph
 from remat.planning.pipelines import prepare
 from remat.plugins.registry import registry
@@ -66,10 +66,6 @@ KEPT_MEMORY = {
 }
 
 
-def operators(module: fx.GraphModule) -> frozenset[str]:
-    return frozenset(n.name for n in module.graph.nodes if n.op == "call_function")
-
-
 @dataclass(slots=True, kw_only=True)
 class Variant:
     """One way to run the step, with its own copy of the model.
@@ -82,7 +78,6 @@ class Variant:
         predicted_ps: by cost model, the cost of the operators that run in forward and again in backward.
         losses: by step.
         step_ms: milliseconds of each step: forward, backward and optimizer.
-        forward_ms: milliseconds until the loss is known.
         peak_bytes: of each measurement.
     """
 
@@ -93,7 +88,6 @@ class Variant:
     predicted_ps: dict[str, int] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     step_ms: list[float] = field(default_factory=list)
-    forward_ms: list[float] = field(default_factory=list)
     peak_bytes: list[int] = field(default_factory=list)
 
 
@@ -115,13 +109,9 @@ def variants(name: str, budgets: Sequence[float]) -> list[Variant]:
     batch = work.batches(1)[0]
     made: list[Variant] = []
 
-    def add(
-        side: str, budget: float | None, backend: str = "", options: Row | None = None
-    ) -> Variant:
+    def add(side: str, budget: float | None, **how: Any) -> Variant:
         model = copy.deepcopy(original)
-        step: Any = model
-        if options is not None:
-            step = torch.compile(model, backend=backend, options=options)
+        step: Any = torch.compile(model, **how) if how else model
         case = Case(workload=name, budget=budget, side=side)
         variant = Variant(case=case, model=model, step=step)
         step(**batch).backward()
@@ -130,22 +120,22 @@ def variants(name: str, budgets: Sequence[float]) -> list[Variant]:
         made.append(variant)
         return variant
 
-    def recompute(variant: Variant, saved_bytes: int, twice: Iterable[str]) -> None:
-        variant.saved_bytes, names = saved_bytes, list(twice)
+    def recompute(variant: Variant, saved_bytes: int, twice: Sequence[str]) -> None:
+        variant.saved_bytes = saved_bytes
         for cost, table in prices.items():
-            variant.predicted_ps[cost] = sum(table.get(name, 0) for name in names)
+            variant.predicted_ps[cost] = sum(table.get(name, 0) for name in twice)
 
     def ours(side: str, budget: float, asked: Any) -> None:
         known = len(remat.plans())
         # An option that no other variant has, else Dynamo takes a step that it has compiled for another one.
         options = {"budget": asked, "rank_wait_s": 30 + len(made) / 1000}
         try:
-            variant = add(side, budget, "remat", options)
+            variant = add(side, budget, backend="remat", options=options)
         except Exception as error:  # Dynamo's, around ours: no plan is within that peak
             print(f"{name}: {side} at {budget}: {error}", flush=True)
             return
         (plan,) = remat.plans()[known:]
-        recompute(variant, plan.saved_bytes, operators(plan.forward) & operators(plan.backward))
+        recompute(variant, plan.saved_bytes, run_twice((plan.forward, plan.backward)))
 
     joint = remat.capture(copy.deepcopy(original), (), batch)
     prices = prices_of(joint)
@@ -156,7 +146,7 @@ def variants(name: str, budgets: Sequence[float]) -> list[Variant]:
             # An option that no other variant has, as below; it is of a tuner that is off.
             options = {"autotune_num_choices_displayed": 10 + len(made)}
             with functorch.patch(activation_memory_budget=budget):
-                variant = add(side, budget, "inductor", options)
+                variant = add(side, budget, options=options)
             recompute(variant, theirs.saved_bytes, theirs.twice)
         ours("remat", budget, remat.Saved(theirs.saved_bytes) if budget < 1 else 1.0)
         if budget < 1:
@@ -175,22 +165,15 @@ def train(made: Sequence[Variant], work: Workload, steps: int) -> None:
         for turn in range(len(made)):
             i = (turn + at) % len(made)
             torch.manual_seed(at)
-            one_step(made[i], optimizers[i], batch, counted=at >= 2)
-
-
-def one_step(v: Variant, optimizer: Any, batch: Batch, *, counted: bool) -> None:
-    optimizer.zero_grad(set_to_none=True)
-    start = time.perf_counter()
-    loss = v.step(**batch)
-    between = time.perf_counter()
-    loss.backward()
-    optimizer.step()
-    end = time.perf_counter()
-    optimizer.zero_grad(set_to_none=True)
-    v.losses.append(float(loss.detach()))
-    if counted:
-        v.step_ms.append((end - start) * 1e3)
-        v.forward_ms.append((between - start) * 1e3)
+            start = time.perf_counter()
+            loss = made[i].step(**batch)
+            loss.backward()
+            optimizers[i].step()
+            seconds = time.perf_counter() - start
+            optimizers[i].zero_grad(set_to_none=True)
+            made[i].losses.append(float(loss.detach()))
+            if at >= 2:
+                made[i].step_ms.append(1e3 * seconds)
 
 
 def measure(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
@@ -198,10 +181,10 @@ def measure(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
     # Operators are timed anew for the cost model ``profile``, whatever is known from before.
     with (
         tempfile.TemporaryDirectory() as folder,
+        mock.patch.dict("os.environ", REMAT_CACHE=folder),
         torch._dynamo.config.patch(recompile_limit=64),
         functorch.patch(enable_autograd_cache=False),
     ):
-        os.environ["REMAT_CACHE"] = folder
         yield from timed_steps(name, cases, 5 if quick else 20)
 
 
@@ -218,8 +201,6 @@ def timed_steps(name: str, cases: Sequence[Case], steps: int) -> Iterator[Row]:
     yield Case(workload=name, side="model").row(
         about=work.about,
         parameters=sum(p.numel() for p in made[0].model.parameters()),
-        dtype="float32",
-        device=describe_device(torch.device("cpu")),
         steps=steps,
         largest_loss_difference=loss_difference(made, draws=work.draws),
         loss_difference_allowed=LIMIT,
@@ -242,35 +223,25 @@ def loss_difference(made: Sequence[Variant], *, draws: bool) -> float:
 
 
 def quartiles(values: Sequence[float]) -> list[float]:
-    if len(values) < 2:
-        return [values[0]] * 3
     return [round(q, 3) for q in statistics.quantiles(values, n=4, method="inclusive")]
 
 
 def rows_of_variants(made: Sequence[Variant]) -> Iterator[Row]:
     by_case = {(v.case.side, v.case.budget): v for v in made}
-    full = {who: by_case[who, 1.0] for who in ("pytorch", "remat")}
     for v in made:
         other = by_case["pytorch", v.case.budget or 1.0]
-        own = full["pytorch" if v.case.side.startswith("pytorch") else "remat"]
-
-        def beyond(reference: Variant, v: Variant = v) -> list[float]:
-            return quartiles([a - b for a, b in zip(v.step_ms, reference.step_ms, strict=True)])
-
+        own = by_case["pytorch" if v.case.side.startswith("pytorch") else "remat", 1.0]
         ratios = [a / b for a, b in zip(v.step_ms, other.step_ms, strict=True)]
+        added = [a - b for a, b in zip(v.step_ms, own.step_ms, strict=True)]
         peak = statistics.median(v.peak_bytes)
         yield v.case.row(
             saved_bytes=v.saved_bytes,
             step_ms=quartiles(v.step_ms),
-            forward_ms=quartiles(v.forward_ms),
             to_pytorch=quartiles(ratios),
-            added_ms=beyond(full["pytorch"]),
-            added_to_own_ms=beyond(own),
+            added_to_own_ms=quartiles(added),
             peak_bytes=peak,
             peak_to_pytorch=round(peak / statistics.median(other.peak_bytes), 4),
-            peak_spread_bytes=max(v.peak_bytes) - min(v.peak_bytes),
             predicted_recompute_ms={k: round(p / 1e9, 4) for k, p in v.predicted_ps.items()},
-            last_loss=v.losses[-1],
         )
 
 
@@ -290,7 +261,7 @@ def summarise(rows: list[Row]) -> Row:
         if budget in (None, 1):
             continue
         theirs, full = by_case[name, "pytorch", budget], by_case[name, "pytorch", 1.0]
-        much = theirs["added_ms"][1] / full["step_ms"][1] >= MUCH
+        much = theirs["added_to_own_ms"][1] / full["step_ms"][1] >= MUCH
         cells["much" if much else "little"].setdefault(side, []).append(row["to_pytorch"][1])
         own = by_case[name, "pytorch" if side.startswith("pytorch") else "remat", 1.0]
         steps = by_case[name, "model", None]["steps"]

@@ -75,16 +75,20 @@ class Split:
     def of(cls, joint: remat.JointGraph, modules: Modules) -> Split:
         forward, backward = modules
         given = backward.graph.find_nodes(op="placeholder")
-        ran, again = (
-            [node.name for node in half.graph.nodes if node.op == "call_function"]
-            for half in modules
-        )
-        known = set(ran)
         return cls(
             saved=tuple(n.name for n in given if role_of(n) in (Role.PRIMAL, Role.FORWARD_SEED)),
-            twice=tuple(name for name in again if name in known),
+            twice=run_twice(modules),
             saved_bytes=sum(saved_storages(forward, joint.num_fwd_outputs).values()),
         )
+
+
+def run_twice(modules: Modules) -> tuple[str, ...]:
+    """Names of the operators that both modules run."""
+    first, again = (
+        dict.fromkeys(node.name for node in half.graph.nodes if node.op == "call_function")
+        for half in modules
+    )
+    return tuple(name for name in again if name in first)
 
 
 def score(state: State, lowered: Lowered, split: Split) -> tuple[Evaluation, int, str | None]:

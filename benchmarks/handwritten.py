@@ -13,14 +13,15 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 import remat
-from benchmarks.experiment import Case, Experiment, Row, geometric_mean, timed
+from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid, timed
 from benchmarks.torch_partitioner import Split, partition, score
 from benchmarks.workloads import captured
 from remat.errors import BudgetError
@@ -36,27 +37,15 @@ ATEN = torch.ops.aten
 PRODUCTS = (ATEN.mm.default, ATEN.addmm.default, ATEN.bmm.default, ATEN.convolution.default)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Where a model's blocks and attention are.
-
-    Attributes:
-        block: matches the names of its blocks, at the start of a module's name.
-        attention: is found in the names of modules of attention; empty if attention is a function.
-    """
-
-    block: str
-    attention: str = ""
-
-
-LAYERS = Shape(block=r"(model\.)?layers\.\d+\b", attention="self_attn")
+LAYERS = (r"(model\.)?layers\.\d+\b", "self_attn")
+#: What matches the start of the names of a model's blocks, and what is found in the names of modules of attention.
 MODELS = {
     "llama-8b": LAYERS,
     "llama-70b": LAYERS,
     "qwen3-moe": LAYERS,
-    "vit-huge": Shape(block=r"(vit\.)?(encoder\.)?layers?\.\d+\b", attention="attention"),
-    "dit-xl": Shape(block=r"blocks\.\d+\b"),
-    "sdxl": Shape(block=r"((down|up)\.\d+|middle)\.\d+\b|last\b", attention=r"\.(own|cross)\b"),
+    "vit-huge": (r"(vit\.)?(encoder\.)?layers?\.\d+\b", "attention"),
+    "dit-xl": (r"blocks\.\d+\b", ""),  # its attention is a function
+    "sdxl": (r"((down|up)\.\d+|middle)\.\d+\b|last\b", r"\.(own|cross)\b"),
 }
 #: Whether an operator of a block is saved, by its number among the products and whether it is attention.
 Rule = Callable[[fx.Node, int, bool], bool]
@@ -68,24 +57,15 @@ def is_attention(node: fx.Node) -> bool:
     return "scaled_dot_product" in str(getattr(maker, "target", ""))
 
 
-def nothing(node: fx.Node, product: int, attends: bool) -> bool:
-    return False
-
-
-def second_products(node: fx.Node, product: int, attends: bool) -> bool:
-    return product % 2 == 1 or is_attention(node)
-
-
-def attention(node: fx.Node, product: int, attends: bool) -> bool:
-    return attends or is_attention(node)
-
-
 #: Every which block is recomputed, and what is saved in it.
 POLICIES: dict[str, tuple[int, Rule]] = {
-    "every block": (1, nothing),
-    "every second block": (2, nothing),
-    "every second product saved": (1, second_products),
-    "attention saved": (1, attention),
+    "every block": (1, lambda node, product, attends: False),
+    "every second block": (2, lambda node, product, attends: False),
+    "every second product saved": (
+        1,
+        lambda node, product, attends: product % 2 == 1 or is_attention(node),
+    ),
+    "attention saved": (1, lambda node, product, attends: attends or is_attention(node)),
 }
 BY_PYTORCH = "PyTorch's budget"
 #: Costs and link of the machines on which everything is offloaded.
@@ -95,14 +75,14 @@ LINKS = {
 }
 
 
-def tagged(joint: remat.JointGraph, shape: Shape, every: int, is_saved: Rule) -> remat.JointGraph:
+def tagged(joint: remat.JointGraph, name: str, every: int, is_saved: Rule) -> remat.JointGraph:
     """A copy of a joint graph with the tags of a hand-written policy."""
-    copy = joint.copy()
+    (block, attention), copy = MODELS[name], joint.copy()
     blocks: dict[str, int] = {}
     product = -1
     for node in copy.graph.nodes:
         path = module_path(node) if "nn_module_stack" in node.meta else ""
-        found = re.match(shape.block, path)
+        found = re.match(block, path)
         if node.op != "call_function" or found is None:
             continue
         number = blocks.setdefault(found[0], len(blocks))
@@ -110,24 +90,24 @@ def tagged(joint: remat.JointGraph, shape: Shape, every: int, is_saved: Rule) ->
         if number % every:
             continue
         at = product if node.target in PRODUCTS else 0
-        attends = bool(shape.attention and re.search(shape.attention, path))
+        attends = bool(attention and re.search(attention, path))
         saved = is_saved(node, at, attends)
         node.meta["recompute"] = (
             CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.MUST_RECOMPUTE
         )
         node.meta["ac_graph_id"] = number
-    assert blocks, f"no block of {joint.name} matches {shape.block}"
+    assert blocks, f"no block of {joint.name} matches {block}"
     return copy
 
 
 def by_hand(joint: remat.JointGraph, name: str, side: str) -> tuple[int, int]:
     """Peak in bytes and recompute cost of a hand-written policy."""
     every, is_saved = POLICIES[side]
-    plan = remat.plan(tagged(joint, MODELS[name], every, is_saved), 1, cost=COST)
+    plan = remat.plan(tagged(joint, name, every, is_saved), 1, cost=COST)
     return plan.peak_bytes, plan.recompute_cost
 
 
-def by_pytorch(joint: remat.JointGraph, ratio: float) -> tuple[int, int]:
+def by_pytorch(joint: remat.JointGraph, ratio: float | None) -> tuple[int, int]:
     """Peak in bytes and recompute cost of what PyTorch's partitioner makes of a graph."""
     modules = partition(joint.copy(), ratio)
     peak = simulate_peak(*modules, joint.num_fwd_outputs).nbytes
@@ -153,19 +133,16 @@ def measure_handwritten(name: str, cases: Sequence[Case], quick: bool) -> Iterat
         if case.side in POLICIES:
             peak, cost = by_hand(joint, name, case.side)
         else:
-            assert case.budget is not None
             peak, cost = by_pytorch(joint, case.budget)
-        found = {"peak_bytes": peak, "ms": (whole + cost) / 1e9}
-        seconds, _, plan = timed(lambda p=peak: remat.plan(joint, remat.Peak(p), cost=COST))
-        found["plan_ms"] = (whole + plan.recompute_cost) / 1e9
-        found["plan_peak_bytes"] = plan.peak_bytes
-        try:
-            greedy = remat.plan(joint, remat.Peak(peak), cost=COST, solver="greedy")
-            found["greedy_ms"] = (whole + greedy.recompute_cost) / 1e9
-            found["greedy_ratio"] = found["greedy_ms"] / found["plan_ms"]
-        except BudgetError:
-            found["greedy_ms"] = None  # no decision of the greedy solver is within this peak
-        yield case.row(**found, ratio=found["ms"] / found["plan_ms"], seconds=round(seconds, 1))
+        planned = partial(remat.plan, joint, remat.Peak(peak), cost=COST)
+        seconds, _, plan = timed(planned)
+        ms, plan_ms = ((whole + each) / 1e9 for each in (cost, plan.recompute_cost))
+        found: Row = {"peak_bytes": peak, "ms": ms, "plan_ms": plan_ms, "greedy_ms": None}
+        with suppress(BudgetError):  # no decision of the greedy solver may be within this peak
+            found["greedy_ms"] = (whole + planned(solver="greedy").recompute_cost) / 1e9
+            found["greedy_ratio"] = found["greedy_ms"] / plan_ms
+        figures = {"plan_peak_bytes": plan.peak_bytes, "seconds": round(seconds, 1)}
+        yield case.row(**found, **figures, ratio=ms / plan_ms)
 
 
 def offloaded(joint: remat.JointGraph, case: Case) -> Row:
@@ -192,38 +169,29 @@ def offloaded(joint: remat.JointGraph, case: Case) -> Row:
 def summarise(rows: list[Row]) -> Row:
     """Geometric means of the ratios by side, and the number of cells in which the plan is dearer."""
     cells = [row for row in rows if "ratio" in row]
-    sides = dict.fromkeys(row["side"] for row in cells)
+    by_side: dict[str, list[float]] = {}
+    for row in cells:
+        by_side.setdefault(row["side"], []).append(row["ratio"])
+    greedy = [row["greedy_ratio"] for row in cells if "greedy_ratio" in row]
     return {
         "cells": len(cells),
         "plan_dearer": sum(row["ratio"] < 1 for row in cells),
         "geometric_means": {
-            side: round(geometric_mean([r["ratio"] for r in cells if r["side"] == side], 0.01), 4)
-            for side in sides
+            side: round(geometric_mean(ratios, 0.01), 4) for side, ratios in by_side.items()
         },
-        "greedy": round(
-            geometric_mean([r["greedy_ratio"] for r in cells if "greedy_ratio" in r] or [1], 0.01),
-            4,
-        ),
+        "greedy": round(geometric_mean(greedy or [1], 0.01), 4),
     }
-
-
-def cases_of(names: Sequence[str]) -> tuple[Case, ...]:
-    return tuple(
-        Case(workload=name, side=side, budget=ratio)
-        for name in names
-        for side, ratio in (
-            *((side, None) for side in POLICIES),
-            *((BY_PYTORCH, ratio) for ratio in RATIOS),
-            *((side, None) for side in LINKS),
-        )
-    )
 
 
 EXPERIMENTS = {
     "hand-written": Experiment(
         about="what people write by hand, beside the plan at the same peak",
-        cases=cases_of(list(MODELS)),
-        quick=tuple(case for case in cases_of(["sdxl"]) if case.side in POLICIES),
+        cases=(
+            *grid(MODELS, sides=POLICIES),
+            *grid(MODELS, RATIOS, (BY_PYTORCH,)),
+            *grid(MODELS, sides=LINKS),
+        ),
+        quick=grid(("sdxl",), sides=POLICIES),
         measure=measure_handwritten,
         summarise=summarise,
         tables=("hand-written",),

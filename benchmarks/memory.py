@@ -43,24 +43,8 @@ RATIOS = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1)
 QUICK = ("llama", "resnet", "mutated_buffer")
 
 
-def cases(
-    names: Iterable[str],
-    ratios: Sequence[float],
-    within: Sequence[float],
-    falling: Sequence[float],
-) -> tuple[Case, ...]:
-    """The cases of models: ratios first, since the places of ``within`` lie between their peaks."""
-    sides = (("ratio", ratios), ("within", within), ("falling", falling))
-    return tuple(
-        case
-        for name in names
-        for side, budgets in sides
-        for case in grid((name,), budgets, (side,))
-    )
-
-
 def measure(cell: Callable[[str, Any, Case], Row], by: str, margin: int) -> Any:
-    """Measures the cases of one model, by a function that measures one budget.
+    """Measures the cases of one model, ratios first: the places of ``within`` lie between their peaks.
 
     Args:
         cell: measures a model under a budget.
@@ -206,8 +190,16 @@ def summarise_fit(rows: list[Row]) -> Row:
 EXPERIMENTS = {
     "peak": Experiment(
         about="the simulated peak of plans, against the memory of their steps, eager lowering",
-        cases=cases(ZOO, RATIOS, (0.05, 0.3, 0.7), [tenths / 10 for tenths in range(10, -1, -1)]),
-        quick=cases(QUICK, (0, 0.5, 1), (0.3,), (1.0, 0.5, 0.0)),
+        cases=(
+            *grid(ZOO, RATIOS, ("ratio",)),
+            *grid(ZOO, (0.05, 0.3, 0.7), ("within",)),
+            *grid(ZOO, [tenths / 10 for tenths in range(10, -1, -1)], ("falling",)),
+        ),
+        quick=(
+            *grid(QUICK, (0, 0.5, 1), ("ratio",)),
+            *grid(QUICK, (0.3,), ("within",)),
+            *grid(QUICK, (1.0, 0.5, 0.0), ("falling",)),
+        ),
         measure=measure(eager_cell, "storages", 16),
         summarise=summarise_peak,
         tables=("memory",),
@@ -215,8 +207,12 @@ EXPERIMENTS = {
     ),
     "compiled-memory": Experiment(
         about="the expected and the known peak of steps that Inductor compiled, against the allocator",
-        cases=cases(ZOO, (1.0, 0.5, 0.2, 0.1), (0.75, 0.5, 0.25), (1.0, 0.75, 0.5, 0.25, 0.0)),
-        quick=cases(QUICK[2:], (1.0, 0.2), (0.5,), ()),
+        cases=(
+            *grid(ZOO, (1.0, 0.5, 0.2, 0.1), ("ratio",)),
+            *grid(ZOO, (0.75, 0.5, 0.25), ("within",)),
+            *grid(ZOO, (1.0, 0.75, 0.5, 0.25, 0.0), ("falling",)),
+        ),
+        quick=(*grid(QUICK[2:], (1.0, 0.2), ("ratio",)), *grid(QUICK[2:], (0.5,), ("within",))),
         measure=measure(inductor_cell, "allocated", 0),
         summarise=summarise_compiled,
         tables=("memory",),

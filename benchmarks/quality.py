@@ -231,15 +231,9 @@ EXPERIMENTS = {
     "plan-quality": Experiment(
         about="recompute cost of plans, as a share of that of PyTorch's at the same bytes",
         cases=(
-            *(
-                case
-                for name in ARCHITECTURES
-                for case in (
-                    *grid((name,), (0.5,), ("whole",)),
-                    *(case for cost in COSTS for case in grid((name,), COSTS[cost], (cost,))),
-                )
-            ),
-            Case(workload=DEEP, budget=0.3, side="deep"),
+            *grid(ARCHITECTURES, (0.5,), ("whole",)),
+            *(case for cost in COSTS for case in grid(ARCHITECTURES, COSTS[cost], (cost,))),
+            *grid((DEEP,), (0.3,), ("deep",)),
         ),
         quick=(
             *grid(("resnet-50",), (0.5,), ("whole",)),

@@ -318,12 +318,17 @@ LARGE: Mapping[str, Workload] = {
     ),
 }  # fmt: skip
 
+
+def llama_of(layers: int, width: int = 384) -> Workload:
+    return text(
+        "llama", 4, 256, f"{layers} layers of width {width}", vocab_size=512, hidden_size=width,
+        intermediate_size=11 * width // 4, num_hidden_layers=layers, num_attention_heads=6,
+    )  # fmt: skip
+
+
 #: What the selective checkpointing of modules is measured on.
 CHECKPOINTED: Mapping[str, Workload] = {
-    "Llama": text(
-        "llama", 4, 256, "4 layers of width 384", vocab_size=512, hidden_size=384, intermediate_size=1056,
-        num_hidden_layers=4, num_attention_heads=6,
-    ),
+    "Llama": llama_of(4),
     "GPT-2 with dropout": text(
         "gpt2", 4, 256, "4 layers of width 384", vocab_size=512, n_embd=384, n_layer=4, n_head=6,
         bos_token_id=None, eos_token_id=None, draws=True,

@@ -31,7 +31,6 @@ LARGEST = "llama-8b: largest batch"
 
 def modelled(case: Case) -> Row:
     """Plans the whole and the chunked step of a model."""
-    assert case.budget is not None
     joint, budget = captured(case.workload), remat.Peak(case.budget)
     whole = remat.plan(joint, budget, cost=COST)
     chunked = remat.plan(joint, budget, cost=COST, chunk="auto")

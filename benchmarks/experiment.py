@@ -35,7 +35,7 @@ class Case:
     """
 
     workload: str
-    budget: float | None = None
+    budget: Any = None
     side: str = "remat"
 
     def row(self, **figures: Any) -> Row:

@@ -23,7 +23,6 @@ import functools
 import math
 import os
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ from remat.planning.pipelines import prepare
 from remat.plugins.registry import registry
 from remat.solvers.frontier import knapsack_frontier
 from remat.solvers.run import run
-from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, least_peak
+from remat.solvers.schedule_problem import evaluate_schedule, least_peak
 from remat.testing.steps import layered
 
 COST = "roofline:h100"
@@ -71,7 +70,6 @@ def measure_peak_plans(name: str, cases: Sequence[Case], quick: bool) -> Iterato
     joint = captured(name)
     sweep_s, _, swept = timed(lambda: remat.frontier(joint, by="saved", cost=COST))
     full = remat.plan(joint, 1, cost=COST)  # the process knows the operators afterwards
-    ratio_s = timed(lambda: remat.plan(joint, 0.5, cost=COST))[0]
     least = min(point.peak_bytes for point in swept.points)
     once = sum(prepare(joint).get(Costs(registry().cost_model(COST))))
     yield Case(workload=name, side="graph").row(
@@ -81,7 +79,6 @@ def measure_peak_plans(name: str, cases: Sequence[Case], quick: bool) -> Iterato
         sweep_s=round(sweep_s, 2),
     )
     for case in cases:
-        assert case.budget is not None
         peak = int(least + case.budget * (full.peak_bytes - least))
         within = [p.recompute_cost for p in swept.points if p.peak_bytes <= peak]
         seconds, _, plan = timed(lambda peak=peak: remat.plan(joint, remat.Peak(peak), cost=COST))
@@ -97,7 +94,6 @@ def measure_peak_plans(name: str, cases: Sequence[Case], quick: bool) -> Iterato
             reached_bytes=plan.peak_bytes,
             ordered=bool(plan.forward_order),
             seconds=round(seconds, 2),
-            times_of_ratio=round(seconds / ratio_s, 1),
         )
 
 
@@ -120,31 +116,23 @@ def summarise_peak_plans(rows: list[Row]) -> Row:
 def measure_large_steps(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
     joint = captured(name)
     for case in cases:
-        found: Row = {"nodes": len(joint.graph.nodes)}
         if case.side == "frontier":
             seconds, _, frontier = timed(lambda: remat.frontier(joint, by="peak", cost=COST))
-            found |= {"seconds": round(seconds, 1), "points": len(frontier.points)}
+            found = {"points": len(frontier.points)}
         else:
-            budget = remat.Peak(case.budget)  # type: ignore[arg-type]
+            budget = remat.Peak(case.budget)
             seconds, _, plan = timed(lambda budget=budget: remat.plan(joint, budget, cost=COST))
-            found |= {
-                "seconds": round(seconds, 1),
-                "peak_bytes": plan.peak_bytes,
-                "recompute_cost": plan.recompute_cost,
-                "recompute_bound": plan.recompute_bound,
-            }
-        yield case.row(**found)
+            names = ("peak_bytes", "recompute_cost", "recompute_bound")
+            found = {name: getattr(plan, name) for name in names}
+        yield case.row(nodes=len(joint.graph.nodes), seconds=round(seconds, 1), **found)
 
 
 @functools.cache
-def schedule_problems() -> dict[str, Callable[[], ScheduleProblem]]:
+def schedule_problems() -> dict[str, Callable[[], Any]]:
     """What makes each graph: a file of the folder of published graphs, or a draw."""
-    folder = os.environ.get("REMAT_SCHEDULES")
-    if folder:
-        return {
-            path.stem: functools.partial(schedule_instance, path)
-            for path in sorted(Path(folder).glob("*.json"))
-        }
+    if folder := os.environ.get("REMAT_SCHEDULES"):
+        paths = sorted(Path(folder).glob("*.json"))
+        return {path.stem: lambda path=path: remat.load_instance(path).problem for path in paths}
     nodes = {name: int(name.split("n")[-1]) for name in DRAWN}
     return {
         name: functools.partial(layered, nodes[name], width=width, seed=nodes[name])
@@ -152,18 +140,11 @@ def schedule_problems() -> dict[str, Callable[[], ScheduleProblem]]:
     }
 
 
-def schedule_instance(path: Path) -> ScheduleProblem:
-    problem = remat.load_instance(path).problem
-    assert isinstance(problem, ScheduleProblem), f"{path} is no schedule problem"
-    return problem
-
-
 def measure_schedules(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
     problem = schedule_problems()[name]()
     given = evaluate_schedule(problem, range(len(problem)))
     published = next((v for k, v in PUBLISHED.items() if k in name), {})
     for case in cases:
-        assert case.budget is not None
         found: Row = {
             "nodes": len(problem),
             "given_peak_bytes": given.peak_bytes,
@@ -173,9 +154,8 @@ def measure_schedules(name: str, cases: Sequence[Case], quick: bool) -> Iterator
         }
         within = problem.within(math.ceil(case.budget * given.peak_bytes))
         solver = registry().solver(case.side)
-        started, processor = time.perf_counter(), time.process_time()
         try:
-            schedule = run(solver, within)
+            seconds, processor_s, schedule = timed(functools.partial(run, solver, within))
         except BudgetError as error:
             found |= {"why": str(error), "least_bytes": least_peak(problem)[0]}
         else:
@@ -184,9 +164,9 @@ def measure_schedules(name: str, cases: Sequence[Case], quick: bool) -> Iterator
                 "bound": 100 * (schedule.bound / given.cost - 1),
                 "peak_bytes": schedule.peak_bytes,
                 "runs": len(schedule.sequence),
+                "seconds": seconds,
+                "processor_s": processor_s,
             }
-        found["seconds"] = time.perf_counter() - started
-        found["processor_s"] = time.process_time() - processor
         yield case.row(**found)
 
 
@@ -224,13 +204,8 @@ def measure_frontier(name: str, cases: Sequence[Case], quick: bool) -> Iterator[
 
     def score(budget: float) -> float:
         i = frontier.best_within(int(budget * total * (1 + 1e-9)))
-        x = (frontier.weights[i] - frontier.weights[low]) / (
-            frontier.weights[high] - frontier.weights[low]
-        )
-        y = (frontier.values[high] - frontier.values[i]) / (
-            frontier.values[high] - frontier.values[low]
-        )
-        return float((x * x + y * y) ** 0.5)
+        axes = (frontier.weights, low), (frontier.values, high)
+        return math.hypot(*((of[i] - of[end]) / (of[high] - of[low]) for of, end in axes))
 
     for case in cases:
         yield case.row(
@@ -249,7 +224,7 @@ def measure_frontier(name: str, cases: Sequence[Case], quick: bool) -> Iterator[
 def measure_offloading(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
     joint = captured(name, "eager")
     for case in cases:
-        budget = remat.Peak(case.budget)  # type: ignore[arg-type]
+        budget = remat.Peak(case.budget)
         plan = functools.partial(remat.plan, joint, budget, cost=COST)
         _, without_s, without = timed(plan)
         _, with_s, offloading = timed(functools.partial(plan, offload=case.side))

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 import remat
 from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid, timed
+from benchmarks.tables import grouped
 from benchmarks.torch_partitioner import Split, partition, score
 from benchmarks.workloads import captured
 from remat.errors import BudgetError
@@ -169,15 +170,13 @@ def offloaded(joint: remat.JointGraph, case: Case) -> Row:
 def summarise(rows: list[Row]) -> Row:
     """Geometric means of the ratios by side, and the number of cells in which the plan is dearer."""
     cells = [row for row in rows if "ratio" in row]
-    by_side: dict[str, list[float]] = {}
-    for row in cells:
-        by_side.setdefault(row["side"], []).append(row["ratio"])
     greedy = [row["greedy_ratio"] for row in cells if "greedy_ratio" in row]
     return {
         "cells": len(cells),
         "plan_dearer": sum(row["ratio"] < 1 for row in cells),
         "geometric_means": {
-            side: round(geometric_mean(ratios, 0.01), 4) for side, ratios in by_side.items()
+            side: round(geometric_mean((row["ratio"] for row in of), 0.01), 4)
+            for side, of in grouped(cells, "side").items()
         },
         "greedy": round(geometric_mean(greedy or [1], 0.01), 4),
     }

@@ -27,7 +27,7 @@ from scipy.stats import spearmanr
 
 import remat
 from benchmarks.experiment import Case, Experiment, Row, above, grid
-from benchmarks.tables import by_workload
+from benchmarks.tables import grouped
 from benchmarks.workloads import FITTED
 from remat.graph.liveness import own_outputs, simulate_peak
 from remat.running.measure import measure_step
@@ -126,7 +126,7 @@ def inductor_cell(name: str, budget: Any, case: Case) -> Row:
 
 def largest_rise(rows: Iterable[Row], by: str) -> float:
     """The largest share by which the measured peak rises where the share of the peak falls."""
-    falling = by_workload(row for row in rows if row["side"] == "falling").values()
+    falling = grouped(row for row in rows if row["side"] == "falling").values()
     rises = (b[by] / a[by] - 1 for of in falling for a, b in pairwise(of))
     return max(rises, default=0.0)
 

@@ -13,7 +13,6 @@ process, so that their processor time counts.
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -24,9 +23,11 @@ import torch
 
 import remat
 from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid, in_process, timed
+from benchmarks.tables import grouped
 from benchmarks.torch_partitioner import Modules, pytorchs, split_by
 from benchmarks.workloads import COMPILED, captured
 from remat.torch_compat import use_lazy_graph_module
+from tests.model_type_steps import cpu_seconds
 
 #: PyTorch's side takes minutes on more nodes than this.
 THEIRS_UP_TO = 10_000
@@ -79,66 +80,60 @@ def summarise_partition(rows: list[Row]) -> Row:
     return {"growth": {name: exponent(*pair) for name, pair in ends.items()}}
 
 
-def peak_between(name: str, place: float) -> Iterator[Row]:
+def peak_between(name: str, place: float) -> Iterator[int]:
     """Bytes at a place between the least peak of a step, as it is estimated under Inductor, and that of budget 1."""
     step, batch = COMPILED[name].build(), COMPILED[name].batches(1)[0]
     joint = remat.capture(step, (), batch)
-    low, high = (
-        remat.plan(joint, budget).predicted_peak_bytes for budget in (remat.Peak(0.0), 1.0)
-    )
-    yield {"bytes": int(low + place * (high - low))}
+    least, full = (remat.plan(joint, b).predicted_peak_bytes for b in (remat.Peak(0.0), 1.0))
+    yield int(least + place * (full - least))
 
 
 def first_step(name: str, budget: float | int | None) -> Iterator[Row]:
     """Processor seconds of a first step, under remat if there is a budget."""
     step, batch = COMPILED[name].build(), COMPILED[name].batches(1)[0]
-    backend, options = ("inductor", {}) if budget is None else ("remat", {"budget": budget})
-    compiled: Any = torch.compile(step, backend=backend, options=options)
-    start = os.times()[:4]
+    how: Row = {} if budget is None else {"backend": "remat", "options": {"budget": budget}}
+    compiled: Any = torch.compile(step, **how)
+    start = cpu_seconds()
     compiled(**batch).backward()
-    row: Row = {"seconds": round(sum(os.times()[:4]) - sum(start), 2)}
+    row: Row = {"seconds": round(cpu_seconds() - start, 2)}
     if isinstance(budget, int):
         (plan,) = remat.plans()
-        row |= {
-            "bytes": budget,
-            "estimated": plan.predicted_peak_bytes,
-            "compiled": plan.peak_bytes,
-        }
+        figures = {"estimated": plan.predicted_peak_bytes, "compiled": plan.peak_bytes}
+        row |= {"bytes": budget, **figures}
     yield row
 
 
 def measure_compile_time(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
-    budgets: dict[Case, float | int | None] = {}
+    plain: Row | None = None
     for case in cases:
-        budgets[case] = None if case.side == "inductor" else case.budget
+        budget = None if case.side == "inductor" else case.budget
         if case.side == "peak":
-            (place,) = in_process(peak_between, name, case.budget)
-            budgets[case] = place["bytes"]
-    cold: dict[Case, Row] = {}
-    warm: dict[Case, Row] = {}
-    for case in cases:
+            (budget,) = in_process(peak_between, name, case.budget)
         with tempfile.TemporaryDirectory() as folder:
             environment = {
                 "TORCHINDUCTOR_CACHE_DIR": folder,
                 "REMAT_CACHE": folder,
                 "TORCHINDUCTOR_COMPILE_THREADS": "1",
             }
-            for rows in (cold, warm):
-                (rows[case],) = in_process(first_step, name, budgets[case], environment=environment)
-    plain = next((case for case in cases if case.side == "inductor"), None)
-    for case in cases:
-        row = case.row(**cold[case], warm_seconds=warm[case]["seconds"])
-        if plain is not None and case is not plain:
-            row["ratio"] = round(row["seconds"] / cold[plain]["seconds"], 4)
-            row["warm_ratio"] = round(row["warm_seconds"] / warm[plain]["seconds"], 4)
+            # A process has ended, and has written its caches, before the next one starts.
+            (cold,), (warm,) = (
+                in_process(first_step, name, budget, environment=environment) for _ in range(2)
+            )
+        row = case.row(**cold, warm_seconds=warm["seconds"])
+        if case.side == "inductor":
+            plain = row
+        elif plain is not None:
+            for key, of in (("ratio", "seconds"), ("warm_ratio", "warm_seconds")):
+                row[key] = round(row[of] / plain[of], 4)
         yield row
 
 
 def summarise_compile_time(rows: list[Row]) -> Row:
     """Means and worst ratios by side, cold and warm; estimates of the peak, and how much of the budget is used."""
     found: Row = {}
+    by_side = grouped(rows, "side")
     for side in ("remat", "peak"):
-        own = [row for row in rows if row["side"] == side and "ratio" in row]
+        own = [row for row in by_side.get(side, ()) if "ratio" in row]
         if own:
             found[side] = {
                 "budget": own[0]["budget"],
@@ -147,8 +142,7 @@ def summarise_compile_time(rows: list[Row]) -> Row:
                 "warm_geometric_mean": round(geometric_mean(r["warm_ratio"] for r in own), 4),
                 "warm_worst": max(r["warm_ratio"] for r in own),
             }
-    peaks = [row for row in rows if row["side"] == "peak"]
-    if peaks:
+    if peaks := by_side.get("peak"):
         found["peak"] |= {
             "largest_estimate_off": max(abs(r["estimated"] / r["compiled"] - 1) for r in peaks),
             "least_used": min(r["compiled"] / r["bytes"] for r in peaks),

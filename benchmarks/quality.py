@@ -29,6 +29,7 @@ from benchmarks.experiment import (
     ratio_of,
     timed,
 )
+from benchmarks.tables import grouped
 from benchmarks.torch_partitioner import Split, generated, partition, score, split_by
 from benchmarks.workloads import ARCHITECTURES, captured
 from remat.passes.core.state import State
@@ -104,39 +105,28 @@ def warm_up() -> None:
 
 def measure_quality(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
     warm_up()
-    if name == DEEP:
-        yield from deep(cases)
-        return
     capture_s, _, joint = timed(lambda: captured(name))
-    state = prepare(joint)
-    problem = state.lowered(registry().cost_model("roofline")).problem
     yield Case(workload=name, side="graph").row(
-        joint_nodes=len(joint.graph.nodes),
-        problem_nodes=len(problem),
-        capture_s=round(capture_s, 2),
-    )
-    theirs = decisions(joint)
-    for case in cases:
-        if case.side == "whole":
-            yield whole(joint, case)
-        else:
-            yield cell(state, theirs(case.budget), case)
-
-
-def deep(cases: Sequence[Case]) -> Iterator[Row]:
-    """Plans a graph of 50,000 nodes: a Llama 7B with more layers than anybody trains."""
-    capture_s, _, joint = timed(lambda: captured(DEEP))
-    yield Case(workload=DEEP, side="graph").row(
         joint_nodes=len(joint.graph.nodes), capture_s=round(capture_s, 2)
     )
     for case in cases:
-        seconds, _, plan = timed(lambda case=case: remat.plan(joint, case.budget))
-        yield case.row(
-            plan_s=round(seconds, 3),
-            cost=plan.recompute_cost,
-            bound=plan.recompute_bound,
-            gap=gap_of(plan.recompute_cost, plan.recompute_bound),
-        )
+        if case.side not in COSTS:
+            yield {"whole": whole, "deep": deep}[case.side](joint, case)
+    if cells := [case for case in cases if case.side in COSTS]:
+        state = prepare(joint)
+        theirs = decisions(state.joint)
+        yield from (cell(state, theirs(case.budget), case) for case in cells)
+
+
+def deep(joint: remat.JointGraph, case: Case) -> Row:
+    """Plans a graph of 50,000 nodes: a Llama 7B with more layers than anybody trains."""
+    seconds, _, plan = timed(lambda: remat.plan(joint, case.budget))
+    return case.row(
+        plan_s=round(seconds, 3),
+        cost=plan.recompute_cost,
+        bound=plan.recompute_bound,
+        gap=gap_of(plan.recompute_cost, plan.recompute_bound),
+    )
 
 
 def counted_otherwise(row: Row) -> bool:
@@ -149,6 +139,10 @@ def counted_otherwise(row: Row) -> bool:
     return bool(of["cost_of_modules"] < of["cost"] or few)
 
 
+def named(row: Row) -> str:
+    return f"{row['workload']} {row['budget']}"
+
+
 def rises(rows: Sequence[Row]) -> int:
     """Pairs of budgets of one architecture where more bytes come with more cost."""
     by_bytes = sorted(rows, key=lambda row: (row["saved_bytes"], row["budget"]))
@@ -157,29 +151,25 @@ def rises(rows: Sequence[Row]) -> int:
 
 def summarise_quality(rows: list[Row]) -> Row:
     found: Row = {}
-    for cost in COSTS:
-        cells = [row for row in rows if row["side"] == cost]
-        if not cells:
-            continue
-        names = dict.fromkeys(row["workload"] for row in cells)
+    by_side = grouped(rows, "side")
+    for cost in filter(by_side.get, COSTS):
+        cells = by_side[cost]
+        nets = grouped(cells).values()
         legal = [row["ratio"] for row in cells if row["pytorch"]["illegal"] is None]
         found[cost] = {
-            "architectures": len(names),
+            "architectures": len(nets),
             "cells": len(cells),
-            "above_pytorch": [f"{r['workload']} {r['budget']}" for r in cells if r["ratio"] > 1],
+            "above_pytorch": [named(row) for row in cells if row["ratio"] > 1],
             "geomean_ratio": geometric_mean((row["ratio"] for row in cells), FLOOR),
             "geomean_ratio_legal": geometric_mean(legal, FLOOR),
             "illegal": len(cells) - len(legal),
-            "counted_otherwise": [
-                f"{r['workload']} {r['budget']}" for r in cells if counted_otherwise(r)
-            ],
+            "counted_otherwise": [named(row) for row in cells if counted_otherwise(row)],
             "worst_ratio": max(row["ratio"] for row in cells),
             "share_within_0.1%": statistics.fmean(row["gap"] <= 0.001 for row in cells),
             "worst_gap": max(row["gap"] for row in cells),
-            "rises": sum(rises([r for r in cells if r["workload"] == name]) for name in names),
+            "rises": sum(map(rises, nets)),
         }
-    timings = [row for row in rows if row["side"] == "whole"]
-    if timings:
+    if timings := by_side.get("whole"):
         found["whole"] = {
             "cells": len(timings),
             "geomean_ratio": geometric_mean((row["ratio"] for row in timings), FLOOR),
@@ -188,12 +178,8 @@ def summarise_quality(rows: list[Row]) -> Row:
             "worst_cpu_ratio": max(row["cpu_ratio"] for row in timings),
             "above_a_fifth": [row["workload"] for row in timings if row["ratio"] > 0.2],
         }
-    plans = [row for row in rows if row["side"] == "deep"]
-    if plans:
-        found["deep"] = {
-            "plan_s": max(row["plan_s"] for row in plans),
-            "gap": max(row["gap"] for row in plans),
-        }
+    if plans := by_side.get("deep"):
+        found["deep"] = {key: max(row[key] for row in plans) for key in ("plan_s", "gap")}
     return found
 
 
@@ -223,8 +209,8 @@ def measure_flops(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row
 
 
 def summarise_flops(rows: list[Row]) -> Row:
-    sides = dict.fromkeys(row["side"] for row in rows)
-    return {"worst": {s: max(r["ratio"] for r in rows if r["side"] == s) for s in sides}}
+    worst = {side: max(r["ratio"] for r in of) for side, of in grouped(rows, "side").items()}
+    return {"worst": worst}
 
 
 EXPERIMENTS = {

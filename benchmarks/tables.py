@@ -84,10 +84,11 @@ def rows_of(record: Record, *sides: str) -> list[Record]:
     return [row for row in record["rows"] if not sides or row["side"] in sides]
 
 
-def by_workload(rows: Iterable[Record]) -> dict[str, list[Record]]:
+def grouped(rows: Iterable[Record], key: str = "workload") -> dict[str, list[Record]]:
+    """The rows by one of their entries."""
     found: dict[str, list[Record]] = {}
     for row in rows:
-        found.setdefault(row["workload"], []).append(row)
+        found.setdefault(row[key], []).append(row)
     return found
 
 
@@ -115,7 +116,7 @@ def gradients(records: Records) -> str:
 def model_types(records: Records) -> str:
     cells = []
     for lower in ("eager", "inductor"):
-        types = by_workload(rows_of(records["model-types"], f"remat {lower}"))
+        types = grouped(rows_of(records["model-types"], f"remat {lower}"))
         good = sum(
             all(not r["wrong"] and r["failed"] is None for r in rows) for rows in types.values()
         )
@@ -142,7 +143,7 @@ def flops(records: Records) -> str:
     rows = records["flops"]["rows"]
     solvers = list(dict.fromkeys(row["side"] for row in rows))
     cells = []
-    for name, of in by_workload(rows).items():
+    for name, of in grouped(rows).items():
         for budget in dict.fromkeys(row["budget"] for row in of):
             ratios = {row["side"]: row["ratio"] for row in of if row["budget"] == budget}
             cells.append((name, f"{budget:g}", *(f"{ratios[s]:.2f}" for s in solvers)))
@@ -160,7 +161,7 @@ def architectures(records: Records) -> str:
         "time to plan": "{ratio:.2f}",
     }
     found = []
-    for _, rows in sorted(by_workload(records["plan-quality"]["rows"]).items()):
+    for _, rows in sorted(grouped(records["plan-quality"]["rows"]).items()):
         facts = {key: row[key] for row in rows if row["side"] in ("graph", "whole") for key in row}
         if ratios := [row["ratio"] for row in rows if row["side"] == "roofline"]:
             found.append({**facts, "ratios": ratios})
@@ -210,7 +211,7 @@ def first_step(records: Records) -> str:
     """A first step, forward and backward, beside plain Inductor's: with empty caches, and with full ones."""
     record = records["compile-time"]
     cells = []
-    for name, rows in by_workload(record["rows"]).items():
+    for name, rows in grouped(record["rows"]).items():
         by_side = {row["side"]: row for row in rows}
         ours = (by_side["remat"], by_side["peak"])
         ratios = (f"{row[key]:.2f}" for key in ("ratio", "warm_ratio") for row in ours)
@@ -226,9 +227,9 @@ def memory(records: Records) -> str:
     peak, compiled, fit = (records[name] for name in ("peak", "compiled-memory", "fit"))
     ratios = rows_of(peak, "ratio")
     budgets, models = ({row[key] for row in ratios} for key in ("budget", "workload"))
-    nets = len(by_workload(compiled["rows"]))
+    nets = len(grouped(compiled["rows"]))
     plans = f"{nets} models, {len(rows_of(compiled, 'ratio', 'within'))} plans"
-    steps = f"{len(by_workload(fit['rows']))} models, {len(fit['rows'])} steps"
+    steps = f"{len(grouped(fit['rows']))} models, {len(fit['rows'])} steps"
     figures = (
         (
             "simulated peak against the storages that were alive, eager lowering",
@@ -266,7 +267,7 @@ def hand_written(records: Records) -> str:
         side = row["side"] if row["budget"] is None else f"{row['side']} {row['budget']:g}"
         cell = f"{row['ratio']:.2f} at {row['peak_bytes'] / 2**30:.1f} GiB"
         found.setdefault(side, {})[row["workload"]] = cell
-    models = by_workload(rows)
+    models = grouped(rows)
     greedy = (
         geometric_mean(row["greedy_ratio"] for row in of if "greedy_ratio" in row)
         for of in models.values()

@@ -42,25 +42,20 @@ def drawn_ms(path: Path, times: int = 3) -> list[float]:
 
     browser, driver_path = shutil.which("chromium"), shutil.which("chromedriver")
     if browser is None or driver_path is None:
-        raise RuntimeError(
-            "chromium and chromedriver are not both installed; pages are drawn by them"
-        )
+        raise RuntimeError("chromium and chromedriver draw pages, and are not both installed")
     options = webdriver.ChromeOptions()
     options.binary_location = browser
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(flag)
-    driver = webdriver.Chrome(options=options, service=Service(driver_path))
-    try:
-        found = []
+    found = []
+    with webdriver.Chrome(options=options, service=Service(driver_path)) as driver:
         for _ in range(times):
             driver.get("about:blank")
             driver.get(path.as_uri())
             wait = WebDriverWait(driver, 60)
             drawn = wait.until(lambda d: d.execute_script("return window.rematDrawnMs"))
             found.append(float(drawn))
-        return found
-    finally:
-        driver.quit()
+    return found
 
 
 EXPERIMENTS = {

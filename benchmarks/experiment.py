@@ -23,6 +23,14 @@ from benchmarks.tables import RESULTS
 
 Row = dict[str, Any]
 
+#: The environment of an allocator that keeps freed memory: else glibc gives large blocks back to the system, which clears
+#: pages anew at each step.
+KEPT_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**32),
+    "MALLOC_TRIM_THRESHOLD_": str(2**34),
+    "MALLOC_TOP_PAD_": str(2**28),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:

@@ -102,16 +102,12 @@ class Bench:
         found, outcome = self.variant(step, "remat", options, quick)
         (plan, *more) = remat.plans()[known:]
         assert not more, "the step has several graphs"
+        names = ("saved_bytes", "host_bytes", "recompute_cost", "exposed_time", "unit", "solve_s")
         figures = {
             "plan_peak_bytes": plan.peak_bytes,
             "plan_off": round(plan.peak_bytes / found["peak_bytes"] - 1, 5),
             "expected_peak_bytes": plan.predicted_peak_bytes,
-            "saved_bytes": plan.saved_bytes,
-            "host_bytes": plan.host_bytes,
-            "recompute_cost": plan.recompute_cost,
-            "exposed_time": plan.exposed_time,
-            "unit": plan.unit,
-            "solve_s": round(plan.solve_s, 3),
+            **{name: getattr(plan, name) for name in names},
         }
         return found | figures, outcome
 

@@ -29,7 +29,6 @@ from remat.errors import BudgetError
 from remat.graph.liveness import simulate_peak
 from remat.graph.source import module_path
 from remat.planning.pipelines import prepare
-from remat.plugins.registry import registry
 
 COST = "roofline:h100"
 #: Ratios for PyTorch's partitioner.
@@ -112,9 +111,7 @@ def by_pytorch(joint: remat.JointGraph, ratio: float | None) -> tuple[int, int]:
     """Peak in bytes and recompute cost of what PyTorch's partitioner makes of a graph."""
     modules = partition(joint.copy(), ratio)
     peak = simulate_peak(*modules, joint.num_fwd_outputs).nbytes
-    state = prepare(joint)
-    lowered = state.lowered(registry().cost_model(COST))
-    return peak, score(state, lowered, Split.of(joint, modules))[0].recompute_cost
+    return peak, score(prepare(joint), COST, Split.of(joint, modules))[0].recompute_cost
 
 
 def measure_handwritten(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:

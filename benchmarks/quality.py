@@ -60,7 +60,7 @@ def decisions(joint: remat.JointGraph) -> Callable[[float | None], Split]:
 def cell(state: State, split: Split, case: Case) -> Row:
     """PyTorch's decision at a budget, and remat's under its bytes."""
     lowered = state.lowered(registry().cost_model(case.side))
-    evaluation, state_bytes, illegal = score(state, lowered, split)
+    evaluation, state_bytes, illegal = score(state, case.side, split)
     problem = lowered.problem.within(evaluation.saved_bytes)
     ours = run(registry().solver("auto"), problem)
     twice = (lowered.of_position[state.index.by_name[name]] for name in split.twice)
@@ -197,11 +197,9 @@ def missed_quality(summary: Row) -> list[str]:
 
 def measure_flops(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
     joint = captured(name)
-    state = prepare(joint)
-    lowered = state.lowered(registry().cost_model("flops"))
-    theirs = decisions(joint)
+    state, theirs = prepare(joint), decisions(joint)
     for case in cases:
-        evaluation, _, _ = score(state, lowered, theirs(case.budget))
+        evaluation, _, _ = score(state, "flops", theirs(case.budget))
         nbytes, flops = evaluation.saved_bytes, evaluation.recompute_cost
         plan = remat.plan(joint, remat.Saved(nbytes), case.side, "flops")
         ratio = plan.recompute_cost / flops if flops else float(plan.recompute_cost > 0)

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import remat
 from benchmarks.experiment import Case, Experiment, Row, grid
+from benchmarks.tables import grouped
 from benchmarks.torch_partitioner import partition
 from benchmarks.workloads import text
 from remat.graph.liveness import simulate_peak
@@ -121,21 +122,14 @@ def measure_reports(name: str, cases: Sequence[Case], quick: bool) -> Iterator[R
 
 def summarise(rows: list[Row]) -> Row:
     """By side and report: the highest peak at budget 0 over that at budget 1, the peak over eager PyTorch's, the wrong share."""
-    by_case: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        by_case.setdefault((row["side"], row["workload"]), []).append(row)
-
-    def worst(side: str, name: str, key: str) -> float | None:
-        return max((row[key] for row in by_case.get((side, name), ())), default=None)
-
     found: Row = {}
     for side in ("pytorch", "remat"):
-        peaks = [by_case[side, name] for name in SIZES if (side, name) in by_case]
-        rises = (of[-1]["peak_bytes"] / of[0]["peak_bytes"] for of in peaks)
+        of = grouped(row for row in rows if row["side"] == side)
+        peaks = [[row["peak_bytes"] for row in of[name]] for name in SIZES if name in of]
         found[side] = {
-            RISES: max(rises, default=None),
-            DEEP: worst(side, DEEP, "of_eager"),
-            MASKS: worst(side, MASKS, "wrong"),
+            RISES: max((each[-1] / each[0] for each in peaks), default=None),
+            DEEP: max((row["of_eager"] for row in of.get(DEEP, ())), default=None),
+            MASKS: max((row["wrong"] for row in of.get(MASKS, ())), default=None),
         }
     return found
 

@@ -27,31 +27,24 @@ from benchmarks.experiment import (
     write_record,
 )
 
-#: The module of each experiment; there it is an entry of ``EXPERIMENTS``.
-MODULES = {
-    "gradients": "gradients",
-    "model-types": "gradients",
-    "plan-quality": "quality",
-    "flops": "quality",
-    "partition": "partition",
-    "compile-time": "partition",
-    "step": "step",
-    "peak": "memory",
-    "compiled-memory": "memory",
-    "fit": "memory",
-    "peak-plans": "plans",
-    "large-steps": "plans",
-    "schedules": "plans",
-    "frontier": "plans",
-    "hand-written": "handwritten",
-    "chunked-loss": "chunks",
-    "reports": "reports",
-    "offloading": "plans",
-    "hooks": "hooks",
-    "sac": "sac",
-    "solvers": "solvers",
-    "explorer": "explorer",
+#: Where the experiments are: each is an entry of ``EXPERIMENTS`` of its module.
+PLACES = {
+    "gradients": ("gradients", "model-types"),
+    "quality": ("plan-quality", "flops"),
+    "partition": ("partition", "compile-time"),
+    "step": ("step",),
+    "memory": ("peak", "compiled-memory", "fit"),
+    "plans": ("peak-plans", "large-steps", "schedules", "frontier", "offloading"),
+    "handwritten": ("hand-written",),
+    "chunks": ("chunked-loss",),
+    "reports": ("reports",),
+    "hooks": ("hooks",),
+    "sac": ("sac",),
+    "solvers": ("solvers",),
+    "explorer": ("explorer",),
 }
+#: The module of each experiment.
+MODULES = {name: module for module, names in PLACES.items() for name in names}
 
 
 def experiment_of(name: str) -> Experiment:

@@ -28,7 +28,7 @@ import networkx as nx
 import torch
 from torch import nn
 
-from benchmarks.experiment import Case, Experiment, Row, above, grid, timed
+from benchmarks.experiment import KEPT_MEMORY, Case, Experiment, Row, above, grid, timed
 from benchmarks.workloads import CHECKPOINTED, llama_of
 from remat.checkpointing import estimate, plan
 from remat.errors import BudgetError
@@ -51,20 +51,14 @@ BYTES_OFF = 0.03
 #: The gap at which PyTorch's program stops.
 THEIR_GAP = 0.05
 PS_PER_MS = 10**9
-#: glibc takes memory from its heap only, and gives none back: else the system clears pages while steps are timed.
-KEEP_MEMORY = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
-    "MALLOC_TOP_PAD_": str(2**26),
-}
 
 
 def measure(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
     torch.manual_seed(0)
-    for side, rows in (("step", steps), ("program", program)):
-        own = [case for case in cases if case.side == side]
-        if own:
-            yield from rows(name, own, 3 if quick else 15)
+    if cases[0].side == "step":
+        yield from steps(name, cases, 3 if quick else 15)
+    else:
+        yield from program(name, cases)
 
 
 def steps(name: str, cases: Sequence[Case], repeats: int) -> Iterator[Row]:
@@ -80,13 +74,12 @@ def steps(name: str, cases: Sequence[Case], repeats: int) -> Iterator[Row]:
             continue
         held, measured = measured_bytes(model, kwargs, found)
         simulated = simulate_plan(tree, found)
-        again_ms = found.recompute_ms, measured_again(model, kwargs, found, repeats)
         yield case.row(
             budget_bytes=found.budget_bytes,
             modules=len(found.modules),
             activations=(int(simulated.memory[tree.forward_end]) - measured.input_bytes, held),
             peak=(found.peak_bytes, measured.peak_bytes),
-            again_ms=again_ms,
+            again_ms=(found.recompute_ms, measured_again(model, kwargs, found, repeats)),
             equal=all(map(torch.equal, eager, gradients(apply(model, found), kwargs))),
             solve_s=solve_s,
             theirs=their_plan(tree, found.budget_bytes),
@@ -94,7 +87,7 @@ def steps(name: str, cases: Sequence[Case], repeats: int) -> Iterator[Row]:
         remove(model)
 
 
-def program(name: str, cases: Sequence[Case], _: int) -> Iterator[Row]:
+def program(name: str, cases: Sequence[Case]) -> Iterator[Row]:
     """The program alone, for a Llama of many layers."""
     layers = int(name.split()[2])
     work = llama_of(layers)
@@ -118,7 +111,6 @@ def solved(tree: Any, share: float | None) -> tuple[SACPlan, tuple[float, float]
     """The plan within a share of the peak, and seconds: at PyTorch's gap, and at the default one."""
     import scipy.optimize  # noqa: F401 - as PuLP is imported before theirs is timed
 
-    assert share is not None
     coarse_s = timed(lambda: plan(tree, memory=share, gap=THEIR_GAP))[0]
     default_s, _, found = timed(lambda: plan(tree, memory=share))
     return found, (coarse_s, default_s)
@@ -297,6 +289,6 @@ EXPERIMENTS = {
         summarise=summarise,
         tables=("checkpointing", "checkpointing-large"),
         missed=missed,
-        environment=KEEP_MEMORY,
+        environment=KEPT_MEMORY,
     ),
 }

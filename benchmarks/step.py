@@ -13,8 +13,7 @@ of the ratios within rounds. The peak is that of forward and backward, parameter
 record of every allocation.
 
 The time of recomputing is predicted by several cost models, calibrated for this machine, and measured as the time beyond the
-step of the same partitioner at budget 1. The allocator keeps freed memory, since page faults cost as much as recomputing:
-glibc gives large blocks back to the system and takes them anew at each step, a page fault for every 4 KiB.
+step of the same partitioner at budget 1. The allocator keeps freed memory, since page faults cost as much as recomputing.
 
 On a machine that does other work too, OMP_WAIT_POLICY=passive in the environment keeps waiting threads off the cores.
 """
@@ -39,7 +38,7 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as functorch
 
 import remat
-from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid
+from benchmarks.experiment import KEPT_MEMORY, Case, Experiment, Row, geometric_mean, grid
 from benchmarks.torch_partitioner import Split, partition, run_twice
 from benchmarks.workloads import STEPS, Batch, Workload
 from remat.graph.joint import JointGraph
@@ -58,12 +57,6 @@ MUCH = 0.05
 SIDES = ("pytorch", "pytorch again", "remat", "remat peak")
 #: Standard error of the median of normally distributed numbers, for the distance of their quartiles and one number.
 OF_MEDIANS = 1.2533 / 1.349
-#: An allocator that keeps freed memory.
-KEPT_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**32),
-    "MALLOC_TRIM_THRESHOLD_": str(2**34),
-    "MALLOC_TOP_PAD_": str(2**28),
-}
 
 
 @dataclass(slots=True, kw_only=True)

@@ -230,25 +230,22 @@ def memory(records: Records) -> str:
     nets = len(grouped(compiled["rows"]))
     plans = f"{nets} models, {len(rows_of(compiled, 'ratio', 'within'))} plans"
     steps = f"{len(grouped(fit['rows']))} models, {len(fit['rows'])} steps"
-    figures = (
-        (
-            "simulated peak against the storages that were alive, eager lowering",
+    figures = {
+        "simulated peak against the storages that were alive, eager lowering": (
             f"{len(models)} models × {len(budgets)} budgets",
             peak["summary"]["largest_error"],
         ),
-        (
-            "peak known once Inductor has compiled, against the allocator",
+        "peak known once Inductor has compiled, against the allocator": (
             plans,
             compiled["summary"]["largest_known_off"],
         ),
-        ("peak expected before that", plans, compiled["summary"]["largest_expected_off"]),
-        (
-            "peak of the whole step, optimizer included (`remat fit`)",
+        "peak expected before that": (plans, compiled["summary"]["largest_expected_off"]),
+        "peak of the whole step, optimizer included (`remat fit`)": (
             steps,
             fit["summary"]["largest_off"],
         ),
-    )
-    cells = [(figure, on, percent(off)) for figure, on, off in figures]
+    }
+    cells = [(figure, on, percent(off)) for figure, (on, off) in figures.items()]
     return markdown(("figure", "measured on", "off by at most"), cells)
 
 
@@ -332,38 +329,26 @@ def summary(records: Records) -> str:
     ]
     models = len(rows_of(of["gradients"], "remat eager"))
     quality = of["plan-quality"]["summary"]
-    costs = {
-        cost: f"{quality[cost]['geomean_ratio']:.2f} (worst {quality[cost]['worst_ratio']:.2f})"
-        for cost in ("roofline", "roofline-fused")
-    }
-    steps = {
-        side: [row["to_pytorch"][1] for row in rows_of(of["step"], side) if row["budget"] != 1]
+    costs = (quality["roofline"], quality["roofline-fused"])
+    modelled, fused = (f"{c['geomean_ratio']:.2f} (worst {c['worst_ratio']:.2f})" for c in costs)
+    times = (
+        [row["to_pytorch"][1] for row in rows_of(of["step"], side) if row["budget"] != 1]
         for side in ("remat", "remat peak")
+    )
+    same_bytes, same_peak = (f"{geometric_mean(each):.2f} ({span(each)})" for each in times)
+    off = percent(of["peak"]["summary"]["largest_error"])
+    nets = f"{quality['roofline']['architectures']} architectures at real size"
+    cells = {
+        f"of {models} models, those with a wrong or refused gradient at some budget; under Inductor": wrong,
+        f"modelled recompute cost at the same saved bytes, {nets}": ("1", modelled),
+        "the same, priced by what a fusing compiler moves": ("1", fused),
+        "time to plan": ("1", f"{quality['whole']['geomean_ratio']:.2f}"),
+        "measured step time under Inductor on a CPU, at the same saved bytes": ("1", same_bytes),
+        "measured step time at the same measured peak": ("1", same_peak),
+        "simulated peak against the storages that were alive": ("", f"off by {off} at most"),
     }
-    times = {side: f"{geometric_mean(r):.2f} ({span(r)})" for side, r in steps.items()}
-    off = f"off by {percent(of['peak']['summary']['largest_error'])} at most"
-    cells = [
-        (
-            f"of {models} models, those with a wrong or refused gradient at some budget; under Inductor",
-            *wrong,
-        ),
-        (
-            "modelled recompute cost at the same saved bytes, "
-            f"{quality['roofline']['architectures']} architectures at real size",
-            "1",
-            costs["roofline"],
-        ),
-        ("the same, priced by what a fusing compiler moves", "1", costs["roofline-fused"]),
-        ("time to plan", "1", f"{quality['whole']['geomean_ratio']:.2f}"),
-        (
-            "measured step time under Inductor on a CPU, at the same saved bytes",
-            "1",
-            times["remat"],
-        ),
-        ("measured step time at the same measured peak", "1", times["remat peak"]),
-        ("simulated peak against the storages that were alive", "", off),
-    ]
-    return markdown(("", "PyTorch", "remat"), cells)
+    rows = [(what, *figures) for what, figures in cells.items()]
+    return markdown(("", "PyTorch", "remat"), rows)
 
 
 TABLES: dict[str, Callable[[Records], str]] = {

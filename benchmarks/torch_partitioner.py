@@ -18,8 +18,9 @@ import remat
 from remat.errors import ProblemError
 from remat.graph.joint import Role, role_of
 from remat.graph.liveness import saved_storages
-from remat.graph.lowering import Lowered, SavedKind
+from remat.graph.lowering import SavedKind
 from remat.passes.core.state import State
+from remat.plugins.registry import registry
 from remat.solvers.graph_problem import Evaluation, evaluate
 
 Modules = tuple[fx.GraphModule, fx.GraphModule]
@@ -91,8 +92,8 @@ def run_twice(modules: Modules) -> tuple[str, ...]:
     return tuple(name for name in again if name in first)
 
 
-def score(state: State, lowered: Lowered, split: Split) -> tuple[Evaluation, int, str | None]:
-    """Scores a decision of PyTorch's on our graph problem of the same joint graph.
+def score(state: State, cost: str, split: Split) -> tuple[Evaluation, int, str | None]:
+    """Scores a decision of PyTorch's on our graph problem of the same joint graph, under a cost model.
 
     Where PyTorch saves a view, its owner counts as saved: the view keeps the memory.
 
@@ -101,6 +102,7 @@ def score(state: State, lowered: Lowered, split: Split) -> tuple[Evaluation, int
         other numbers in backward); why the decision breaks our rules, if it does. It is then scored with every
         operator recomputable.
     """
+    lowered = state.lowered(registry().cost_model(cost))
     problem, storages = lowered.problem, state.storages
     states = {i for i, k in enumerate(lowered.kind) if k is SavedKind.GENERATOR_STATE}
     saved = set(states)

@@ -130,7 +130,6 @@ EXPERIMENTS = {
         quick=grid(("llama-32k",), BUDGETS[:1], ("measured",)),
         measure=measure_chunks,
         summarise=summarise,
-        tables=("chunked-loss",),
         missed=missed,
     ),
 }

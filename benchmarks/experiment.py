@@ -66,7 +66,7 @@ class Experiment:
         quick: those of ``--quick``, which take less than a minute or so.
         measure: measures the cases of one workload.
         summarise: figures over all rows.
-        tables: names in `benchmarks.tables` that show the results.
+        tables: names in `benchmarks.tables` that show the results; by default the one of the experiment's name.
         missed: from the summary, what falls short of what the experiment demands.
         environment: of a process for each workload; None to measure all in one process.
     """

@@ -67,9 +67,7 @@ def runs_of_remat(name: str, lower: str, budgets: Sequence[float]) -> Iterator[R
         for budget in budgets:
             plan = remat.plan(joint, budget, solver, reread_inputs=name not in REFILLED)
             plans.setdefault(plan.decision, ([], plan))[0].append(f"{solver} at {budget}")
-    options: dict[str, Any] = {"lower": lower}
-    if lower == "inductor":
-        options["fallback_random"] = True
+    options = {"lower": lower, **({"fallback_random": True} if lower == "inductor" else {})}
     for labels, plan in plans.values():
         how = {"backend": "remat", "options": {**options, "plan": plan}}
         yield labels, functools.partial(compiled, step, **how)
@@ -224,7 +222,6 @@ EXPERIMENTS = {
         quick=grid(("randn_like", "mutated_buffer", "custom_counting"), sides=SIDES[:2]),
         measure=measure_gradients,
         summarise=summarise_gradients,
-        tables=("gradients",),
         missed=lambda summary: summary["wrong"],
     ),
     "model-types": Experiment(
@@ -242,7 +239,6 @@ EXPERIMENTS = {
         ),
         measure=measure_types,
         summarise=summarise_types,
-        tables=("model-types",),
         missed=lambda summary: summary["under_remat_alone"],
         # Kernels are compiled one after another by children of the process, so that it sees their time.
         environment={"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"},

@@ -190,7 +190,6 @@ EXPERIMENTS = {
         quick=grid(("sdxl",), sides=POLICIES),
         measure=measure_handwritten,
         summarise=summarise,
-        tables=("hand-written",),
         missed=lambda summary: ["the plan is dearer"] if summary["plan_dearer"] else [],
     ),
 }

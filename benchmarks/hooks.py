@@ -111,7 +111,6 @@ EXPERIMENTS = {
         quick=grid(("llama",), (1,), SIDES),
         measure=measure,
         summarise=summarise,
-        tables=("hooks",),
         missed=lambda summary: above(summary, LIMITS),
     ),
 }

@@ -157,7 +157,6 @@ EXPERIMENTS = {
         quick=grid(("llama-2",), (0.3,), ("remat", "pytorch")),
         measure=measure_partition,
         summarise=summarise_partition,
-        tables=("partition",),
     ),
     "compile-time": Experiment(
         about="processor seconds of a first step, with empty and with full caches, beside plain Inductor's",

@@ -15,6 +15,9 @@ are scored alike: distance from no memory and no recomputation, both scaled to t
 greatest budget.
 
 ``offloading``: plans within a peak that may offload over a link, beside those that save and recompute alone. The side is the link.
+
+``explorer``: pages of large steps, each with the frontier behind its slider. Bytes of the file, seconds to write it, and milliseconds
+until Chromium, without a window, has drawn it.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from __future__ import annotations
 import functools
 import math
 import os
+import shutil
 import statistics
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -254,6 +259,48 @@ def summarise_offloading(rows: list[Row]) -> Row:
     }
 
 
+def measure_pages(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    joint = captured(name, "eager")
+    plan, frontier = remat.plan(joint, 0.5), remat.frontier(joint)
+    for case in cases:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "page.html"
+            written_s = timed(lambda path=path: plan.explore(path, frontier=frontier))[0]
+            drawn = drawn_ms(path)
+            yield case.row(
+                nodes=len(joint.graph.nodes),
+                points=len(frontier.points),
+                bytes=path.stat().st_size,
+                written_s=round(written_s, 1),
+                drawn_ms=[round(ms) for ms in drawn],
+                median_drawn_ms=round(statistics.median(drawn)),
+            )
+
+
+def drawn_ms(path: Path, times: int = 3) -> list[float]:
+    """Milliseconds from the start of loading to the first frame with everything in it."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser, driver_path = shutil.which("chromium"), shutil.which("chromedriver")
+    if browser is None or driver_path is None:
+        raise RuntimeError("chromium and chromedriver draw pages, and are not both installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(flag)
+    found = []
+    with webdriver.Chrome(options=options, service=Service(driver_path)) as driver:
+        for _ in range(times):
+            driver.get("about:blank")
+            driver.get(path.as_uri())
+            wait = WebDriverWait(driver, 60)
+            drawn = wait.until(lambda d: d.execute_script("return window.rematDrawnMs"))
+            found.append(float(drawn))
+    return found
+
+
 KNAPSACKS = sorted(path.stem.removeprefix("knapsack_") for path in INSTANCES.glob("knapsack_*"))
 SHARES = (0.9, 0.8, 0.7)
 
@@ -267,7 +314,6 @@ EXPERIMENTS = {
         missed=lambda summary: (
             ["a plan is dearer than the sweep's"] if summary["largest_ratio"] > 1.001 else []
         ),
-        tables=("peak-plans",),
     ),
     "large-steps": Experiment(
         about="seconds to plan steps of many thousand nodes by their peak",
@@ -283,14 +329,12 @@ EXPERIMENTS = {
         cases=grid(schedule_problems(), SHARES, ("auto",)),
         quick=grid(list(schedule_problems())[:1], SHARES[1:2], ("auto",)),
         measure=measure_schedules,
-        tables=("schedules",),
     ),
     "frontier": Experiment(
         about="the knee of the frontier at once, beside PyTorch's sweep",
         cases=grid(KNAPSACKS, sides=("knee",)),
         quick=grid(KNAPSACKS[:2], sides=("knee",)),
         measure=measure_frontier,
-        tables=("frontier",),
     ),
     "offloading": Experiment(
         about="time that plans within a peak add to the step, with and without offloading",
@@ -298,5 +342,12 @@ EXPERIMENTS = {
         quick=grid(("resnet-50",), (0.25,), ("25GB/s",)),
         measure=measure_offloading,
         summarise=summarise_offloading,
+    ),
+    "explorer": Experiment(
+        about="pages of large steps: size, seconds to write, milliseconds to draw in Chromium",
+        cases=grid(("llama-7b", "bert-large", "resnet-50"), sides=("page",)),
+        quick=grid(("llama-small",), sides=("page",)),
+        measure=measure_pages,
+        tables=("pages",),
     ),
 }

@@ -145,6 +145,5 @@ EXPERIMENTS = {
         quick=grid((MASKS,), DROPPED, ("pytorch", "remat")),
         measure=measure_reports,
         summarise=summarise,
-        tables=("reports",),
     ),
 }

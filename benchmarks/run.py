@@ -34,14 +34,13 @@ PLACES = {
     "partition": ("partition", "compile-time"),
     "step": ("step",),
     "memory": ("peak", "compiled-memory", "fit"),
-    "plans": ("peak-plans", "large-steps", "schedules", "frontier", "offloading"),
+    "plans": ("peak-plans", "large-steps", "schedules", "frontier", "offloading", "explorer"),
     "handwritten": ("hand-written",),
     "chunks": ("chunked-loss",),
     "reports": ("reports",),
     "hooks": ("hooks",),
     "sac": ("sac",),
     "solvers": ("solvers",),
-    "explorer": ("explorer",),
 }
 #: The module of each experiment.
 MODULES = {name: module for module, names in PLACES.items() for name in names}
@@ -50,7 +49,9 @@ MODULES = {name: module for module, names in PLACES.items() for name in names}
 def experiment_of(name: str) -> Experiment:
     """An experiment by its name; imports its module."""
     module = importlib.import_module(f"benchmarks.{MODULES[name]}")
-    return replace(module.EXPERIMENTS[name], name=name)
+    found: Experiment = module.EXPERIMENTS[name]
+    own = tuple({name} & tables.TABLES.keys())
+    return replace(found, name=name, tables=found.tables or own)
 
 
 def parser_of(about: str) -> argparse.ArgumentParser:

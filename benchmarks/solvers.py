@@ -63,18 +63,11 @@ def problems(quick: bool) -> Iterator[tuple[str, bool, KnapsackProblem]]:
 
 def contestants() -> tuple[list[Solver], list[Solver]]:
     """remat's, in this process; peers, each in its own. A solver that is not installed is missing."""
-    ours, peers = [], []
-    for name in (*OURS, *PEERS):
-        try:
-            solver = registry().solver(name)
-        except SolverError as error:
-            print(f"note: {error}", file=sys.stderr)
-            continue
-        if name in OURS:
-            ours.append(solver)
-        else:
-            peers.append(isolated(solver, grace_s=GRACE_S))
-    peers += [isolated(kind(), grace_s=GRACE_S) for kind in FROM_TORCH]
+    known = registry().solver_names()
+    ours = [registry().solver(name) for name in OURS if name in known]
+    others = [registry().solver(name) for name in PEERS if name in known]
+    others += [kind() for kind in FROM_TORCH]
+    peers = [isolated(solver, grace_s=GRACE_S) for solver in others]
     for solver in (*ours, *peers):
         warm_up(solver)
     return ours, peers

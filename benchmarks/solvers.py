@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,6 +26,7 @@ from typing import ClassVar
 import remat
 from benchmarks.experiment import Case, Experiment, Row, grid, in_process
 from remat.errors import SolverError
+from remat.passes.instruments.timing import resident_bytes
 from remat.plugins import isolated, registry
 from remat.solvers import KnapsackProblem, Solver, Status, run
 from remat.solvers.bounds import relax
@@ -150,8 +149,7 @@ def peak_bytes() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(x.split()[1]) for x in lines if x.startswith("VmHWM")) * 1024
     except OSError:
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return resident_bytes()  # the largest so far, where there is no /proc
 
 
 def memory_of(name: str, kind: str) -> Iterator[Row]:

@@ -68,7 +68,7 @@ class Variant:
         model: the copy.
         step: the copy, or the copy compiled.
         saved_bytes: bytes that forward hands to backward; None for eager.
-        twice: names of the operators that run in forward and again in backward.
+        predicted_ps: by cost model, the cost of the operators that run in forward and again in backward.
         losses: by step.
         step_ms: milliseconds of each step: forward, backward and optimizer.
         peak_bytes: of each measurement.
@@ -78,18 +78,14 @@ class Variant:
     model: nn.Module
     step: Callable[..., torch.Tensor]
     saved_bytes: int | None = None
-    twice: Sequence[str] = ()
+    predicted_ps: dict[str, int] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     step_ms: list[float] = field(default_factory=list)
     peak_bytes: list[int] = field(default_factory=list)
 
 
-#: The costs of operators, by cost model and name.
-Prices = dict[str, dict[str, int]]
-
-
-def prices_of(joint: JointGraph) -> Prices:
-    """The costs of the operators that forward needs: one measure for every decision."""
+def prices_of(joint: JointGraph) -> dict[str, dict[str, int]]:
+    """The costs of the operators that forward needs, by cost model and name: one measure for every decision."""
     state = prepare(joint)
     prices = {}
     for cost in COSTS:
@@ -99,12 +95,8 @@ def prices_of(joint: JointGraph) -> Prices:
     return prices
 
 
-def variants(name: str, budgets: Sequence[float]) -> tuple[list[Variant], Prices]:
-    """Compiles everything that is compared, by one step each that leaves the weights as they were.
-
-    Returns:
-        What is compared, and the costs of the operators.
-    """
+def variants(name: str, budgets: Sequence[float]) -> list[Variant]:
+    """Compiles everything that is compared, by one step each that leaves the weights as they were."""
     work = STEPS[name]
     original = work.build()
     batch = work.batches(1)[0]
@@ -121,6 +113,11 @@ def variants(name: str, budgets: Sequence[float]) -> tuple[list[Variant], Prices
         made.append(variant)
         return variant
 
+    def recompute(variant: Variant, saved_bytes: int, twice: Sequence[str]) -> None:
+        variant.saved_bytes = saved_bytes
+        for cost, table in prices.items():
+            variant.predicted_ps[cost] = sum(table.get(name, 0) for name in twice)
+
     def ours(side: str, budget: float, asked: Any) -> None:
         known = len(remat.plans())
         # An option that no other variant has, else Dynamo takes a step that it has compiled for another one.
@@ -131,10 +128,10 @@ def variants(name: str, budgets: Sequence[float]) -> tuple[list[Variant], Prices
             print(f"{name}: {side} at {budget}: {error}", flush=True)
             return
         (plan,) = remat.plans()[known:]
-        variant.saved_bytes = plan.saved_bytes
-        variant.twice = run_twice((plan.forward, plan.backward))
+        recompute(variant, plan.saved_bytes, run_twice((plan.forward, plan.backward)))
 
     joint = remat.capture(copy.deepcopy(original), (), batch)
+    prices = prices_of(joint)
     add("eager", None)
     for budget in (1.0, *budgets):
         theirs = Split.of(joint, partition(joint.copy(), budget))
@@ -143,11 +140,11 @@ def variants(name: str, budgets: Sequence[float]) -> tuple[list[Variant], Prices
             options = {"autotune_num_choices_displayed": 10 + len(made)}
             with functorch.patch(activation_memory_budget=budget):
                 variant = add(side, budget, options=options)
-            variant.saved_bytes, variant.twice = theirs.saved_bytes, theirs.twice
+            recompute(variant, theirs.saved_bytes, theirs.twice)
         ours("remat", budget, remat.Saved(theirs.saved_bytes) if budget < 1 else 1.0)
         if budget < 1:
             ours("remat peak", budget, remat.Peak(peak_of(variant, batch)))
-    return made, prices_of(joint)
+    return made
 
 
 def peak_of(variant: Variant, batch: Batch) -> int:
@@ -186,9 +183,7 @@ def measure(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
 
 def timed_steps(name: str, cases: Sequence[Case], steps: int) -> Iterator[Row]:
     work, start, load = STEPS[name], time.perf_counter(), os.getloadavg()[0]
-    made, prices = variants(
-        name, [b for b in dict.fromkeys(case.budget for case in cases) if b < 1]
-    )
+    made = variants(name, [b for b in dict.fromkeys(case.budget for case in cases) if b < 1])
     batch, compiled = work.batches(1)[0], counters["stats"]["unique_graphs"]
     train(made, work, steps)
     for _ in range(3):
@@ -206,7 +201,7 @@ def timed_steps(name: str, cases: Sequence[Case], steps: int) -> Iterator[Row]:
         load_average_before_and_after=[round(load, 1), round(os.getloadavg()[0], 1)],
         elapsed_s=round(time.perf_counter() - start, 1),
     )
-    yield from rows_of_variants(made, prices)
+    yield from rows_of_variants(made)
 
 
 def loss_difference(made: Sequence[Variant], *, draws: bool) -> float:
@@ -224,7 +219,7 @@ def quartiles(values: Sequence[float]) -> list[float]:
     return [round(q, 3) for q in statistics.quantiles(values, n=4, method="inclusive")]
 
 
-def rows_of_variants(made: Sequence[Variant], prices: Prices) -> Iterator[Row]:
+def rows_of_variants(made: Sequence[Variant]) -> Iterator[Row]:
     by_case = {(v.case.side, v.case.budget): v for v in made}
     for v in made:
         other = by_case["pytorch", v.case.budget or 1.0]
@@ -239,10 +234,7 @@ def rows_of_variants(made: Sequence[Variant], prices: Prices) -> Iterator[Row]:
             added_to_own_ms=quartiles(added),
             peak_bytes=peak,
             peak_to_pytorch=round(peak / statistics.median(other.peak_bytes), 4),
-            predicted_recompute_ms={
-                cost: round(sum(table.get(name, 0) for name in v.twice) / 1e9, 4)
-                for cost, table in prices.items()
-            },
+            predicted_recompute_ms={k: round(p / 1e9, 4) for k, p in v.predicted_ps.items()},
         )
 
 

@@ -94,6 +94,7 @@ def grid(
 
 def measured(experiment: Experiment, cases: Sequence[Case], *, quick: bool) -> Iterator[Row]:
     """Measures the cases of one workload, and prints each row as a line of JSON."""
+    silence()
     given = (cases[0].workload, cases, quick)
     if experiment.environment is None:
         rows = iter(experiment.measure(*given))

@@ -56,14 +56,15 @@ class Bench:
     def __init__(self, device: str) -> None:
         self.device, self.began = device, time.monotonic()
         self.on_gpu = device == "cuda"
+        self.repeats = 20 if self.on_gpu else 3
         self.dtype = torch.bfloat16 if self.on_gpu else torch.float32
         self.models = LARGE if self.on_gpu else STEPS
 
-    def milliseconds(self, call: Callable[[], object], *, quick: bool) -> float:
+    def milliseconds(self, call: Callable[[], object]) -> float:
         """The median time of a call, until the device is done."""
         wait = torch.cuda.synchronize if self.on_gpu else lambda: None
         found = []
-        for _ in range(20 if self.on_gpu and not quick else 3):
+        for _ in range(self.repeats):
             wait()
             start = time.perf_counter()
             call()
@@ -76,7 +77,7 @@ class Bench:
         model = work.build(self.device, self.dtype)
         return Step(model=model, kwargs=batch, loss=lambda loss: loss)
 
-    def variant(self, step: Step, backend: str, options: Row, quick: bool) -> tuple[Row, Outcome]:
+    def variant(self, step: Step, backend: str, options: Row) -> tuple[Row, Outcome]:
         """Compiles the step, and measures its time, its peak and its gradients."""
         torch.compiler.reset()
         start = time.perf_counter()
@@ -89,17 +90,17 @@ class Bench:
             step.model.zero_grad(set_to_none=True)
 
         once()
-        step_ms = self.milliseconds(once, quick=quick)
+        step_ms = self.milliseconds(once)
         measured = measure_step(
             compiled, kwargs=step.kwargs, resident=step.model.parameters(), by="allocator"
         )
         found = {"compile_s": round(compile_s, 1), "step_ms": step_ms}
         return {**found, "peak_bytes": measured.peak_bytes}, outcome
 
-    def plan(self, step: Step, options: Row, quick: bool) -> tuple[Row, Outcome]:
+    def plan(self, step: Step, options: Row) -> tuple[Row, Outcome]:
         """A variant of remat's, with the figures of its plan."""
         known = len(remat.plans())
-        found, outcome = self.variant(step, "remat", options, quick)
+        found, outcome = self.variant(step, "remat", options)
         (plan, *more) = remat.plans()[known:]
         assert not more, "the step has several graphs"
         names = ("saved_bytes", "host_bytes", "recompute_cost", "exposed_time", "unit", "solve_s")
@@ -111,7 +112,7 @@ class Bench:
         }
         return found | figures, outcome
 
-    def steps(self, name: str, work: Workload, quick: bool) -> Iterator[Row]:
+    def steps(self, name: str, work: Workload) -> Iterator[Row]:
         """PyTorch's partitioner at two budgets, and remat at the peak of the lower one."""
         from torch._functorch import config
 
@@ -124,7 +125,7 @@ class Bench:
         reference: Outcome | None = None
         for budget in (1.0, BUDGET):
             with config.patch(activation_memory_budget=budget, enable_autograd_cache=False):
-                theirs[budget], outcome = self.variant(step, "inductor", {}, quick)
+                theirs[budget], outcome = self.variant(step, "inductor", {})
             reference = reference or outcome
             yield Case(workload=name, budget=budget, side="pytorch").row(
                 **theirs[budget],
@@ -133,7 +134,7 @@ class Bench:
             )
         peak_bytes, own_ms = theirs[BUDGET]["peak_bytes"], None
         for budget, asked in ((1.0, 1.0), (BUDGET, remat.Peak(peak_bytes))):
-            ours, outcome = self.plan(step, {"budget": asked}, quick)
+            ours, outcome = self.plan(step, {"budget": asked})
             own_ms = own_ms or ours["step_ms"]
             off = outcome.gradient_distance(reference)
             yield Case(workload=name, budget=budget, side="remat").row(
@@ -145,7 +146,7 @@ class Bench:
                 to_pytorch=ours["step_ms"] / theirs[budget]["step_ms"],
             )
 
-    def costs(self, name: str, work: Workload, quick: bool) -> Iterator[Row]:
+    def costs(self, name: str, work: Workload) -> Iterator[Row]:
         """How each cost model ranks the operators of a step, against their times on this device."""
         step = self.step(work)
         state = prepare(remat.capture(step.model, (), step.kwargs))
@@ -163,7 +164,7 @@ class Bench:
                 predicted_to_measured=round(sum(predicted) / sum(times), 4),
             )
 
-    def offload(self, name: str, work: Workload, quick: bool) -> Iterator[Row]:
+    def offload(self, name: str, work: Workload) -> Iterator[Row]:
         """A plan that offloads, beside the plan at budget 1; eager lowering, so gradients must be bit-equal."""
         step = self.step(work)
         rate = min(row["gb_per_s"] for row in self.link)
@@ -174,7 +175,7 @@ class Bench:
             ("without offload", 0.5, {"budget": peak}),
             ("offload", 0.5, {"budget": peak, "offload": f"{rate:.3f}GB/s"}),
         ):
-            found, outcome = self.plan(step, {**options, "lower": "eager"}, quick)
+            found, outcome = self.plan(step, {**options, "lower": "eager"})
             reference = reference or outcome
             pairs = zip(outcome.gradients.values(), reference.gradients.values(), strict=True)
             equal = all(torch.equal(a, b) for a, b in pairs)
@@ -202,13 +203,12 @@ class Bench:
                 copy(to, of)
             products()
 
-        median = functools.partial(self.milliseconds, quick=False)
-        products_ms = median(products)
+        products_ms = self.milliseconds(products)
         found = []
         for side_name, to, of in (("to the host", host, x), ("to the device", x, host)):
             copy(to, of)
-            alone_ms = median(functools.partial(copy, to, of))
-            both_ms = median(functools.partial(both, to, of))
+            alone_ms = self.milliseconds(functools.partial(copy, to, of))
+            both_ms = self.milliseconds(functools.partial(both, to, of))
             hidden = (alone_ms + products_ms - both_ms) / min(alone_ms, products_ms)
             row = Case(workload="link", side=side_name).row(
                 bytes=x.numel(),
@@ -223,6 +223,8 @@ class Bench:
 
     def measure(self, name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
         """The rows of one part of one model; what raises is a row too."""
+        if quick:
+            self.repeats = 3
         if name == "link":
             device = describe_device(torch.device(self.device))
             yield from ({**row, "part": "link", "device": device} for row in self.link)
@@ -233,7 +235,7 @@ class Bench:
             return
         measure = {"step": self.steps, "costs": self.costs, "offload": self.offload}[part]
         try:
-            for row in measure(name, self.models[model], quick):
+            for row in measure(name, self.models[model]):
                 yield {**row, "part": part}
         except Exception as error:  # one part of one model less
             traceback.print_exc()

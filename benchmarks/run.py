@@ -17,15 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import tables
-from benchmarks.experiment import (
-    Case,
-    Experiment,
-    Row,
-    measured,
-    result_path,
-    silence,
-    write_record,
-)
+from benchmarks.experiment import Case, Experiment, Row, measured, result_path, write_record
 
 #: Where the experiments are: each is an entry of ``EXPERIMENTS`` of its module.
 PLACES = {
@@ -91,7 +83,6 @@ def run(
         show(experiment, json.loads(path.read_text()))
         return True
     cases = chosen(experiment, options, parser)
-    silence()
     workloads = dict.fromkeys(case.workload for case in cases)
     rows: list[Row] = json.loads(path.read_text())["rows"] if options.only and path.exists() else []
     record: Row = {}

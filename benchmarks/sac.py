@@ -32,14 +32,7 @@ from benchmarks.experiment import KEPT_MEMORY, Case, Experiment, Row, above, gri
 from benchmarks.workloads import CHECKPOINTED, llama_of
 from remat.checkpointing import estimate, plan
 from remat.errors import BudgetError
-from remat.running.measure import (
-    Measured,
-    StorageTracker,
-    as_before,
-    measure_step,
-    run_backward,
-    run_forward,
-)
+from remat.running.measure import StorageTracker, as_before, measure_step, run_backward, run_forward
 from remat.sac import SACPlan, apply, greedy_order, remove, upper_envelope
 from remat.sac.run.lifetimes import loss_only
 from remat.sac.solve.choices import ModuleChoice, candidates
@@ -116,9 +109,7 @@ def solved(tree: Any, share: float | None) -> tuple[SACPlan, tuple[float, float]
     return found, (coarse_s, default_s)
 
 
-def measured_bytes(
-    model: nn.Module, kwargs: dict[str, Any], found: SACPlan
-) -> tuple[int, Measured]:
+def measured_bytes(model: nn.Module, kwargs: dict[str, Any], found: SACPlan) -> tuple[int, Any]:
     """Activation bytes at the end of forward, and the memory of the step, both under a plan."""
     apply(model, found)
     resident = [*model.parameters(), *model.buffers()]

@@ -38,7 +38,7 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as functorch
 
 import remat
-from benchmarks.experiment import KEPT_MEMORY, Case, Experiment, Row, geometric_mean, grid
+from benchmarks.experiment import KEPT_MEMORY, Case, Experiment, Row, grid
 from benchmarks.torch_partitioner import Split, partition, run_twice
 from benchmarks.workloads import STEPS, Batch, Workload
 from remat.graph.joint import JointGraph
@@ -52,8 +52,6 @@ COSTS = ("roofline-fused:cpu", "inductor:cpu", "profile:cpu")
 LIMIT = 1e-3
 #: Steps of which losses are compared: training doubles their differences every few steps.
 COMPARED = 22
-#: Share of PyTorch's own step at budget 1 from which its recomputing is said to cost much.
-MUCH = 0.05
 SIDES = ("pytorch", "pytorch again", "remat", "remat peak")
 #: Standard error of the median of normally distributed numbers, for the distance of their quartiles and one number.
 OF_MEDIANS = 1.2533 / 1.349
@@ -241,21 +239,15 @@ def rows_of_variants(made: Sequence[Variant]) -> Iterator[Row]:
 def summarise(rows: list[Row]) -> Row:
     """The totals over all models.
 
-    ``much`` and ``little`` are the cells in which PyTorch's recomputing costs at least, or less than, `MUCH` of its
-    step at budget 1; ratios are to PyTorch at the same budget. ``predicted`` is by each cost model, of the operators recomputed
-    beyond those that the same side recomputes at budget 1: the rank correlation with the time that was measured beyond that
-    step, the one that exact predictions would have under the noise of these medians, and the sum of all predicted over the sum
-    of all measured; of the plans that remat compiled, and of all.
+    ``predicted`` is by each cost model, of the operators recomputed beyond those that the same side recomputes at budget 1: the
+    rank correlation with the time that was measured beyond that step, the one that exact predictions would have under the noise
+    of these medians, and the sum of all predicted over the sum of all measured; of the plans that remat compiled, and of all.
     """
     by_case = {(r["workload"], r["side"], r["budget"]): r for r in rows}
-    cells: dict[str, dict[str, list[float]]] = {"much": {}, "little": {}}
     points: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     for (name, side, budget), row in by_case.items():
         if budget in (None, 1):
             continue
-        theirs, full = by_case[name, "pytorch", budget], by_case[name, "pytorch", 1.0]
-        much = theirs["added_to_own_ms"][1] / full["step_ms"][1] >= MUCH
-        cells["much" if much else "little"].setdefault(side, []).append(row["to_pytorch"][1])
         own = by_case[name, "pytorch" if side.startswith("pytorch") else "remat", 1.0]
         steps = by_case[name, "model", None]["steps"]
         low, middle, high = row["added_to_own_ms"]
@@ -266,36 +258,26 @@ def summarise(rows: list[Row]) -> Row:
                 if whose == "all" or side.startswith(whose):
                     of = points.setdefault((whose, model.partition(":")[0]), [])
                     of.append((ms, middle, noise))
-    found: Row = {
-        kind: {
-            side: {
-                "cells": len(ratios),
-                "geometric_mean": round(geometric_mean(ratios), 4),
-                "largest": max(ratios),
-                "smallest": min(ratios),
-            }
-            for side, ratios in by_side.items()
-        }
-        for kind, by_side in cells.items()
-    }
-    found["predicted"] = {
-        f"{whose}, {model}": {
-            "plans": len(pairs),
-            "spearman": rank_correlation([a for a, *_ in pairs], [b for _, b, _ in pairs]),
-            "spearman_if_exact": if_exact(pairs),
-            "predicted_to_measured": round(
-                sum(a for a, *_ in pairs) / sum(b for _, b, _ in pairs), 4
-            ),
-        }
-        for (whose, model), pairs in sorted(points.items(), reverse=True)
-    }
-    found["losses_apart"] = [
+    apart = (
         row["workload"]
         for row in rows
         if row["side"] == "model"
         and not row["largest_loss_difference"] <= row["loss_difference_allowed"]
-    ]
-    return found
+    )
+    return {
+        "predicted": {
+            f"{whose}, {model}": {
+                "plans": len(pairs),
+                "spearman": rank_correlation([a for a, *_ in pairs], [b for _, b, _ in pairs]),
+                "spearman_if_exact": if_exact(pairs),
+                "predicted_to_measured": round(
+                    sum(a for a, *_ in pairs) / sum(b for _, b, _ in pairs), 4
+                ),
+            }
+            for (whose, model), pairs in sorted(points.items(), reverse=True)
+        },
+        "losses_apart": list(apart),
+    }
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 import remat
-from benchmarks.experiment import Case, Experiment, Row, above, grid, timed
+from benchmarks.experiment import Case, Experiment, Row, grid, timed
+from benchmarks.figures import above
 from benchmarks.workloads import SMALL_VOCABULARIES, VOCABULARIES, captured, step_of
 from remat.running.measure import measure_step
 from tests.model_type_steps import distances

@@ -7,10 +7,8 @@ import gc
 import itertools
 import json
 import logging
-import math
 import multiprocessing
 import os
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +21,7 @@ from benchmarks.tables import RESULTS
 
 Row = dict[str, Any]
 
+INSTANCES = Path(__file__).parent / "instances"
 #: The environment of an allocator that keeps freed memory: else glibc gives large blocks back to the system, which clears
 #: pages anew at each step.
 KEPT_MEMORY = {
@@ -186,28 +185,6 @@ def header(benchmark: str) -> Row:
         "cpu": describe_device(torch.device("cpu")),
         "load_average": round(os.getloadavg()[0], 1),
     }
-
-
-def geometric_mean(ratios: Iterable[float], floor: float = 0.0) -> float:
-    """Geometric mean, each ratio counted as no less than ``floor``; NaN of none."""
-    logs = [math.log(max(floor, ratio)) for ratio in ratios]
-    return math.exp(statistics.fmean(logs)) if logs else math.nan
-
-
-def above(figures: Row, limits: Mapping[str, float]) -> list[str]:
-    """The figures that are above their limits."""
-    return [
-        f"{name} is {figures[name]:g}, limit {limit:g}"
-        for name, limit in limits.items()
-        if figures[name] > limit
-    ]
-
-
-def ratio_of(ours: float, theirs: float) -> float:
-    """Our figure as a share of theirs; 1 if both are 0."""
-    if theirs == 0:
-        return 1.0 if ours == 0 else math.inf
-    return ours / theirs
 
 
 def timed(run: Callable[[], Any]) -> tuple[float, float, Any]:

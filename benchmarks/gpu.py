@@ -31,7 +31,8 @@ from scipy.stats import spearmanr
 
 import remat
 from benchmarks import run
-from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid
+from benchmarks.experiment import Case, Experiment, Row, grid
+from benchmarks.figures import geometric_mean
 from benchmarks.workloads import LARGE, STEPS, Workload
 from remat.graph.costs.measure import describe_device, free_bytes
 from remat.planning.pipelines import prepare

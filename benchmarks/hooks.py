@@ -20,7 +20,8 @@ import torch
 from torch import fx
 
 import remat
-from benchmarks.experiment import Case, Experiment, Row, above, grid
+from benchmarks.experiment import Case, Experiment, Row, grid
+from benchmarks.figures import above
 from benchmarks.workloads import text
 from remat.passes.packing.pairs import pack_float8, unpack_float8
 from remat.running.measure import measure_step

@@ -16,7 +16,7 @@ import gc
 from pathlib import Path
 
 import remat
-from benchmarks.experiment import silence
+from benchmarks.experiment import INSTANCES, silence
 from remat.cli.hf import build
 from remat.graph.costs import Roofline
 from remat.graph.lowering import Lowered, SavedKind
@@ -28,7 +28,6 @@ from remat.passes.decide.min_cut import Banned
 from remat.planning.pipelines import prepare
 from tests.architectures import ARCHITECTURES
 
-FOLDER = Path(__file__).parent / "instances"
 KNAPSACKS: dict[str, tuple[str, str, int, int]] = {
     "llama-32": ("llama", "num_hidden_layers=32 dtype=bfloat16", 1, 2048),
     "gpt2-36": ("gpt2", "n_layer=36 n_embd=1280 n_head=20", 4, 1024),
@@ -120,7 +119,7 @@ def main() -> None:
         **dict.fromkeys(KNAPSACKS, knapsack_instances),
     }
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(makers)}")
-    parser.add_argument("--to", type=Path, default=FOLDER, help="folder of the instances")
+    parser.add_argument("--to", type=Path, default=INSTANCES, help="folder of the instances")
     options = parser.parse_args()
     names = options.names or list(makers)
     if unknown := [name for name in names if name not in makers]:

@@ -26,8 +26,8 @@ import torch
 from scipy.stats import spearmanr
 
 import remat
-from benchmarks.experiment import Case, Experiment, Row, above, grid
-from benchmarks.tables import grouped
+from benchmarks.experiment import Case, Experiment, Row, grid
+from benchmarks.figures import above, grouped
 from benchmarks.workloads import FITTED
 from remat.graph.liveness import own_outputs, simulate_peak
 from remat.running.measure import measure_step

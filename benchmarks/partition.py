@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 import remat
-from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid, in_process, timed
-from benchmarks.tables import grouped
+from benchmarks.experiment import Case, Experiment, Row, grid, in_process, timed
+from benchmarks.figures import geometric_mean, grouped
 from benchmarks.torch_partitioner import Modules, pytorchs, split_by
 from benchmarks.workloads import COMPILED, captured
 from remat.torch_compat import use_lazy_graph_module
@@ -135,13 +135,11 @@ def summarise_compile_time(rows: list[Row]) -> Row:
     for side in ("remat", "peak"):
         own = [row for row in by_side.get(side, ()) if "ratio" in row]
         if own:
-            found[side] = {
-                "budget": own[0]["budget"],
-                "geometric_mean": round(geometric_mean(r["ratio"] for r in own), 4),
-                "worst": max(r["ratio"] for r in own),
-                "warm_geometric_mean": round(geometric_mean(r["warm_ratio"] for r in own), 4),
-                "warm_worst": max(r["warm_ratio"] for r in own),
-            }
+            found[side] = {"budget": own[0]["budget"]}
+            for warm in ("", "warm_"):
+                ratios = [row[f"{warm}ratio"] for row in own]
+                found[side][f"{warm}geometric_mean"] = round(geometric_mean(ratios), 4)
+                found[side][f"{warm}worst"] = max(ratios)
     if peaks := by_side.get("peak"):
         found["peak"] |= {
             "largest_estimate_off": max(abs(r["estimated"] / r["compiled"] - 1) for r in peaks),

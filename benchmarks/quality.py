@@ -19,17 +19,8 @@ from itertools import pairwise
 import torch
 
 import remat
-from benchmarks.experiment import (
-    Case,
-    Experiment,
-    Row,
-    above,
-    geometric_mean,
-    grid,
-    ratio_of,
-    timed,
-)
-from benchmarks.tables import grouped
+from benchmarks.experiment import Case, Experiment, Row, grid, timed
+from benchmarks.figures import above, geometric_mean, grouped, ratio_of
 from benchmarks.torch_partitioner import Split, generated, partition, score, split_by
 from benchmarks.workloads import ARCHITECTURES, captured
 from remat.passes.core.state import State

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import remat
 from benchmarks.experiment import Case, Experiment, Row, grid
-from benchmarks.tables import grouped
+from benchmarks.figures import grouped
 from benchmarks.torch_partitioner import partition
 from benchmarks.workloads import text
 from remat.graph.liveness import simulate_peak

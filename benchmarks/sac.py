@@ -28,7 +28,8 @@ import networkx as nx
 import torch
 from torch import nn
 
-from benchmarks.experiment import KEPT_MEMORY, Case, Experiment, Row, above, grid, timed
+from benchmarks.experiment import KEPT_MEMORY, Case, Experiment, Row, grid, timed
+from benchmarks.figures import above
 from benchmarks.workloads import CHECKPOINTED, llama_of
 from remat.checkpointing import estimate, plan
 from remat.errors import BudgetError

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import remat
-from benchmarks.experiment import Case, Experiment, Row, grid, in_process
+from benchmarks.experiment import INSTANCES, Case, Experiment, Row, grid, in_process
 from remat.errors import SolverError
 from remat.passes.instruments.timing import resident_bytes
 from remat.plugins import isolated, registry
@@ -33,7 +33,6 @@ from remat.solvers.bounds import relax
 from remat.testing.families import FAMILIES, family
 from tests.testing import mutants
 
-INSTANCES = Path(__file__).parent / "instances"
 LIMIT_S = 1.0
 GRACE_S = 1.0
 OURS = ("native", "auto", "dp", "greedy")

@@ -21,7 +21,6 @@ On a machine that does other work too, OMP_WAIT_POLICY=passive in the environmen
 from __future__ import annotations
 
 import copy
-import os
 import statistics
 import tempfile
 import time
@@ -180,7 +179,7 @@ def measure(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
 
 
 def timed_steps(name: str, cases: Sequence[Case], steps: int) -> Iterator[Row]:
-    work, start, load = STEPS[name], time.perf_counter(), os.getloadavg()[0]
+    work, start = STEPS[name], time.perf_counter()
     made = variants(name, [b for b in dict.fromkeys(case.budget for case in cases) if b < 1])
     batch, compiled = work.batches(1)[0], counters["stats"]["unique_graphs"]
     train(made, work, steps)
@@ -196,7 +195,6 @@ def timed_steps(name: str, cases: Sequence[Case], steps: int) -> Iterator[Row]:
         largest_loss_difference=loss_difference(made, draws=work.draws),
         loss_difference_allowed=LIMIT,
         costs={cost: registry().cost_model(cost).key() for cost in COSTS},
-        load_average_before_and_after=[round(load, 1), round(os.getloadavg()[0], 1)],
         elapsed_s=round(time.perf_counter() - start, 1),
     )
     yield from rows_of_variants(made)

@@ -9,8 +9,9 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
+
+from benchmarks.figures import geometric_mean, grouped
 
 RESULTS = Path(__file__).parent / "results"
 PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -82,14 +83,6 @@ def percent(share: float) -> str:
 def rows_of(record: Record, *sides: str) -> list[Record]:
     """The rows of some sides; of all sides if none is named."""
     return [row for row in record["rows"] if not sides or row["side"] in sides]
-
-
-def grouped(rows: Iterable[Record], key: str = "workload") -> dict[str, list[Record]]:
-    """The rows by one of their entries."""
-    found: dict[str, list[Record]] = {}
-    for row in rows:
-        found.setdefault(row[key], []).append(row)
-    return found
 
 
 def wrong_models(rows: Sequence[Record]) -> int:

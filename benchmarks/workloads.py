@@ -76,10 +76,9 @@ class Workload:
         self, count: int, device: str = "cpu", dtype: torch.dtype = torch.float32
     ) -> list[Batch]:
         torch.manual_seed(1)
-        drawn = [self.batch() for _ in range(count)]
         return [
             {k: v.to(device, dtype if v.is_floating_point() else None) for k, v in b.items()}
-            for b in drawn
+            for b in (self.batch() for _ in range(count))
         ]
 
 
@@ -269,7 +268,6 @@ STEPS: Mapping[str, Workload] = {
     ),
 }  # fmt: skip
 
-
 #: Models whose compilation is timed: those and two more.
 COMPILED: Mapping[str, Workload] = {
     **STEPS,
@@ -284,7 +282,6 @@ COMPILED: Mapping[str, Workload] = {
         batch=lambda: {"input_ids": torch.randint(0, 1000, (4, 128))},
     ),
 }
-
 
 #: Models of real width, for one accelerator: each trains in bfloat16 within 40 GiB or so, and compiles in half a minute.
 LARGE: Mapping[str, Workload] = {

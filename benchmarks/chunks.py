@@ -62,7 +62,6 @@ def measured(case: Case) -> Row:
         measure_step(step, (), batch, resident=model.parameters(), by="allocator").peak_bytes
         for step in steps
     ]
-    plan = remat.plans()[-1]
     ratios = []
     for _ in range(REPEATS):
         times = []
@@ -76,7 +75,7 @@ def measured(case: Case) -> Row:
         peak_ratio=peaks[1] / peaks[0],
         step_ratio=statistics.median(ratios),
         worst_gradient=worst,
-        chunk=plan.chunk,
+        chunk=remat.plans()[-1].chunk,
     )
 
 

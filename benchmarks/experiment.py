@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from benchmarks.figures import Row
 from benchmarks.tables import RESULTS
 
-Row = dict[str, Any]
-
+#: Seconds after which a process that yields nothing is killed.
+LIMIT_S = 3600
 INSTANCES = Path(__file__).parent / "instances"
 #: The environment of an allocator that keeps freed memory: else glibc gives large blocks back to the system, which clears
 #: pages anew at each step.
@@ -50,10 +51,6 @@ class Case:
         return {**asdict(self), **figures}
 
 
-#: Measures the cases of one workload; the last argument says whether to be quick about it.
-Measure = Callable[[str, Sequence[Case], bool], Iterable[Row]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
     """A benchmark.
@@ -63,7 +60,7 @@ class Experiment:
         about: what it measures, in a line.
         cases: all of its cases.
         quick: those of ``--quick``, which take less than a minute or so.
-        measure: measures the cases of one workload.
+        measure: measures the cases of one workload; the last argument says whether to be quick about it.
         summarise: figures over all rows.
         tables: names in `benchmarks.tables` that show the results; by default the one of the experiment's name.
         missed: from the summary, what falls short of what the experiment demands.
@@ -74,7 +71,7 @@ class Experiment:
     about: str
     cases: tuple[Case, ...]
     quick: tuple[Case, ...]
-    measure: Measure
+    measure: Callable[[str, Sequence[Case], bool], Iterable[Row]]
     summarise: Callable[[list[Row]], Row] = field(default=lambda rows: {})
     tables: tuple[str, ...] = ()
     missed: Callable[[Row], list[str]] = field(default=lambda summary: [])
@@ -108,7 +105,6 @@ def in_process(
     work: Callable[..., Iterable[Row]],
     *arguments: Any,
     environment: Mapping[str, str] | None = None,
-    limit_s: float = 3600,
 ) -> Iterator[Row]:
     """Runs a generator of rows in a new process.
 
@@ -122,13 +118,13 @@ def in_process(
         process.start()
     sender.close()
     try:
-        while receiver.poll(limit_s):
+        while receiver.poll(LIMIT_S):
             row = receiver.recv()
             if row is None:
-                process.join(limit_s)
+                process.join(LIMIT_S)
                 return
             yield row
-        raise RuntimeError(f"not done after {limit_s:g} s")
+        raise RuntimeError(f"not done after {LIMIT_S:g} s")
     except EOFError:
         process.join()
         raise RuntimeError(f"the process ended with status {process.exitcode}") from None

@@ -156,11 +156,6 @@ def measure_types(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row
 
     built = make(name)
     bench = Bench(built)
-    facts = {
-        "title": built.title,
-        "parameters": sum(p.numel() for p in built.model.parameters()),
-        "random": bench.is_random(),
-    }
     for lower in ("eager", "inductor"):
         own = [case for case in cases if case.side.split()[1] == lower]
         if not own:
@@ -177,8 +172,12 @@ def measure_types(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row
                     result = bench.run(TypeCase(lower=lower, shapes=shapes, budget=case.budget))
                 bad = bad or result.wrong or result.failed is not None or result.again > 0
                 rows.append(case.row(**asdict(result), wrong=result.wrong))
-        elapsed_s = round(time.perf_counter() - start, 1)
-        yield Case(workload=name, side=f"model {lower}").row(**facts, elapsed_s=elapsed_s)
+        yield Case(workload=name, side=f"model {lower}").row(
+            title=built.title,
+            parameters=sum(p.numel() for p in built.model.parameters()),
+            random=bench.is_random(),
+            elapsed_s=round(time.perf_counter() - start, 1),
+        )
         yield from rows
 
 

@@ -58,7 +58,6 @@ def measure_partition(name: str, cases: Sequence[Case], quick: bool) -> Iterator
             yield own[side].row(
                 layers=int(name.removeprefix("llama-")),
                 joint_nodes=nodes,
-                nodes=[len(half.graph.nodes) for half in found[side][-1][2]],
                 **{"collection off": {"seconds": cpu_s, "clock_seconds": clock_s}},
             )
 

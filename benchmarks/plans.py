@@ -67,7 +67,7 @@ PUBLISHED: dict[str, dict[float, float | None]] = {
     "ResNet50": {0.9: 0.1, 0.8: 0.3, 0.7: 0.8},
 }
 #: Nodes and width of the drawn graphs.
-DRAWN = {"drawn n100": 0.27, "drawn n250": 0.43, "drawn n500": 0.36, "drawn n1000": 0.39}
+DRAWN = {100: 0.27, 250: 0.43, 500: 0.36, 1000: 0.39}
 LEAST, MOST = 0.001, 0.5  # budgets of the knee, as shares of all bytes
 
 
@@ -138,10 +138,9 @@ def schedule_problems() -> dict[str, Callable[[], Any]]:
     if folder := os.environ.get("REMAT_SCHEDULES"):
         paths = sorted(Path(folder).glob("*.json"))
         return {path.stem: lambda path=path: remat.load_instance(path).problem for path in paths}
-    nodes = {name: int(name.split("n")[-1]) for name in DRAWN}
     return {
-        name: functools.partial(layered, nodes[name], width=width, seed=nodes[name])
-        for name, width in DRAWN.items()
+        f"drawn n{nodes}": functools.partial(layered, nodes, width=width, seed=nodes)
+        for nodes, width in DRAWN.items()
     }
 
 

@@ -22,15 +22,13 @@ from benchmarks.experiment import Case, Experiment, Row, measured, result_path, 
 #: Where the experiments are: each is an entry of ``EXPERIMENTS`` of its module.
 PLACES = {
     "gradients": ("gradients", "model-types"),
-    "quality": ("plan-quality", "flops"),
+    "quality": ("plan-quality", "flops", "hand-written"),
     "partition": ("partition", "compile-time"),
     "step": ("step",),
-    "memory": ("peak", "compiled-memory", "fit"),
+    "memory": ("peak", "compiled-memory", "fit", "hooks"),
     "plans": ("peak-plans", "large-steps", "schedules", "frontier", "offloading", "explorer"),
-    "handwritten": ("hand-written",),
     "chunks": ("chunked-loss",),
     "reports": ("reports",),
-    "hooks": ("hooks",),
     "sac": ("sac",),
     "solvers": ("solvers",),
 }

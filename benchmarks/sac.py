@@ -83,14 +83,12 @@ def steps(name: str, cases: Sequence[Case], repeats: int) -> Iterator[Row]:
 
 def program(name: str, cases: Sequence[Case]) -> Iterator[Row]:
     """The program alone, for a Llama of many layers."""
-    layers = int(name.split()[2])
-    work = llama_of(layers)
+    work = llama_of(int(name.split()[2]))
     with torch.device("meta"):
         tree = estimate(work.model().train(), (), work.batch())
     for case in cases:
         ours, solve_s = solved(tree, case.budget)
         yield case.row(
-            layers=layers,
             modules=len(tree.modules),
             budget_bytes=ours.budget_bytes,
             peak=ours.peak_bytes,

@@ -11,24 +11,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import geometric_mean, grouped
+from benchmarks.figures import Row, geometric_mean, grouped
 
 RESULTS = Path(__file__).parent / "results"
 PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 MIB = 1 << 20
 
-Record = dict[str, Any]
 #: Records by the name of the experiment.
-Records = Mapping[str, Record]
+Records = Mapping[str, Row]
 #: By its head, what a column shows of a row: a format of the row's entries, or a function of the row.
-Columns = Mapping[str, str | Callable[[Record], str]]
+Columns = Mapping[str, str | Callable[[Row], str]]
 
 
-class Kept(dict[str, Record]):
+class Kept(dict[str, Row]):
     """Records by experiment: those that are given, else those that are kept in `results`."""
 
-    def __missing__(self, name: str) -> Record:
-        record: Record = json.loads((RESULTS / f"{name.replace('-', '_')}.json").read_text())
+    def __missing__(self, name: str) -> Row:
+        record: Row = json.loads((RESULTS / f"{name.replace('-', '_')}.json").read_text())
         self[name] = record
         return record
 
@@ -48,7 +47,7 @@ def markdown(head: Sequence[str], cells: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def table(columns: Columns, rows: Iterable[Record]) -> str:
+def table(columns: Columns, rows: Iterable[Row]) -> str:
     """A line for each row."""
     shows = [show.format_map if isinstance(show, str) else show for show in columns.values()]
     return markdown(list(columns), [[show(row) for show in shows] for row in rows])
@@ -58,7 +57,7 @@ def lines(
     experiment: str,
     columns: Columns,
     *sides: str,
-    shown: Callable[[Record], bool] = lambda row: True,
+    shown: Callable[[Row], bool] = lambda row: True,
 ) -> Callable[[Records], str]:
     """Makes a table with a line for each row of some sides; a row has the figures of its graph too."""
 
@@ -80,12 +79,12 @@ def percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share else "0 %"
 
 
-def rows_of(record: Record, *sides: str) -> list[Record]:
+def rows_of(record: Row, *sides: str) -> list[Row]:
     """The rows of some sides; of all sides if none is named."""
     return [row for row in record["rows"] if not sides or row["side"] in sides]
 
 
-def wrong_models(rows: Sequence[Record]) -> int:
+def wrong_models(rows: Sequence[Row]) -> int:
     """The number of models with a wrong or refused gradient."""
     return sum(bool(row["wrong_at"] or row["failed"]) for row in rows)
 
@@ -162,7 +161,7 @@ def architectures(records: Records) -> str:
 
 
 def partition(records: Records) -> str:
-    pairs: dict[Any, Record] = {}
+    pairs: dict[Any, Row] = {}
     for row in records["partition"]["rows"]:
         pair = pairs.setdefault((row["workload"], row["budget"]), {})
         pair |= row | {row["side"]: row["collection off"]["seconds"]}

@@ -159,7 +159,6 @@ def write_record(path: Path, experiment: Experiment, rows: list[Row]) -> Row:
     order = {name: at for at, name in enumerate(names)}
     rows = sorted(rows, key=lambda row: order.get(row["workload"], len(order)))
     record = {**header(experiment.name), "summary": experiment.summarise(rows), "rows": rows}
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".part")
     partial.write_text(json.dumps(record, indent=1) + "\n")
     partial.replace(path)

@@ -125,8 +125,8 @@ def main() -> None:
         for room, count in counts.items():
             rows += run_room(room, count, Path(folder) / f"{room}.sqlite")
             record = {"benchmark": "mutants", "commit": commit, "seed": SEED}
-            whole = {**record, "counts": summarise(rows), "mutants": rows}
-            output.write_text(json.dumps(whole, indent=1) + "\n")
+            record |= {"counts": summarise(rows), "mutants": rows}
+            output.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(summarise(rows), indent=1))
     print(f"written to {output}", file=sys.stderr)
 

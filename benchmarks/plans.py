@@ -96,8 +96,6 @@ def measure_peak_plans(name: str, cases: Sequence[Case], quick: bool) -> Iterato
             ratio=round(ratio_of(plan.recompute_cost, min(within)), 4),
             recomputed=round(plan.recompute_cost / once, 5),
             gap=round(plan.gap / once, 5),
-            reached_bytes=plan.peak_bytes,
-            ordered=bool(plan.forward_order),
             seconds=round(seconds, 2),
         )
 
@@ -132,7 +130,6 @@ def measure_large_steps(name: str, cases: Sequence[Case], quick: bool) -> Iterat
         yield case.row(nodes=len(joint.graph.nodes), seconds=round(seconds, 1), **found)
 
 
-@functools.cache
 def schedule_problems() -> dict[str, Callable[[], Any]]:
     """What makes each graph: a file of the folder of published graphs, or a draw."""
     if folder := os.environ.get("REMAT_SCHEDULES"):
@@ -237,7 +234,6 @@ def measure_offloading(name: str, cases: Sequence[Case], quick: bool) -> Iterato
         yield case.row(
             nodes=len(joint.graph.nodes),
             peak_bytes=offloading.peak_bytes,
-            without_peak_bytes=without.peak_bytes,
             step=offloading.step_cost,
             without=without.recompute_cost,
             bound=offloading.recompute_bound,

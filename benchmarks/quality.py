@@ -222,8 +222,6 @@ def summarise_flops(rows: list[Row]) -> Row:
 RATIOS = (0.2, 0.5, 0.8)
 ATEN = torch.ops.aten
 PRODUCTS = (ATEN.mm.default, ATEN.addmm.default, ATEN.bmm.default, ATEN.convolution.default)
-
-
 LAYERS = (r"(model\.)?layers\.\d+\b", "self_attn")
 #: What matches the start of the names of a model's blocks, and what is found in the names of modules of attention.
 MODELS = {

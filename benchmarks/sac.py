@@ -39,6 +39,7 @@ from remat.sac.run.lifetimes import loss_only
 from remat.sac.solve.choices import ModuleChoice, candidates
 from remat.sac.solve.peaks import simulate
 from remat.sac.solve.step_plot import simulate_plan
+from tests.models import Step
 
 #: How far estimates of activation bytes may be off.
 BYTES_OFF = 0.03
@@ -59,13 +60,18 @@ def steps(name: str, cases: Sequence[Case], repeats: int) -> Iterator[Row]:
     work = CHECKPOINTED.get(name) or llama_of(2, width=48)
     model, kwargs = work.model().train(), work.batch()
     tree = estimate(model, (), kwargs, mode="operator-level-benchmark")
-    eager = gradients(model, kwargs)
+    step = Step(model=model, kwargs=kwargs, loss=lambda out: out.loss)
+    eager = step.train().gradients
     for case in cases:
         try:
             found, solve_s = solved(tree, case.budget)
         except BudgetError as error:
             print(f"{name} at {case.budget}: {error}", flush=True)
             continue
+        apply(model, found)
+        gradients = step.train().gradients
+        remove(model)
+        model.zero_grad(set_to_none=True)
         held, measured = measured_bytes(model, kwargs, found)
         simulated = simulate_plan(tree, found)
         yield case.row(
@@ -74,11 +80,10 @@ def steps(name: str, cases: Sequence[Case], repeats: int) -> Iterator[Row]:
             activations=(int(simulated.memory[tree.forward_end]) - measured.input_bytes, held),
             peak=(found.peak_bytes, measured.peak_bytes),
             again_ms=(found.recompute_ms, measured_again(model, kwargs, found, repeats)),
-            equal=all(map(torch.equal, eager, gradients(apply(model, found), kwargs))),
+            equal=all(torch.equal(gradients[name], each) for name, each in eager.items()),
             solve_s=solve_s,
             theirs=their_plan(tree, found.budget_bytes),
         )
-        remove(model)
 
 
 def program(name: str, cases: Sequence[Case]) -> Iterator[Row]:
@@ -158,14 +163,6 @@ def measured_again(model: nn.Module, kwargs: dict[str, Any], found: SACPlan, rep
             model.zero_grad(set_to_none=True)
         remove(model)
     return statistics.median(found_ms)
-
-
-def gradients(model: nn.Module, kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Gradients of one step with one seed; statistics in buffers are put back."""
-    with as_before([*model.parameters(), *model.buffers()], torch.device("cpu")):
-        torch.manual_seed(3)
-        run_backward(run_forward(loss_only(model), (), kwargs))
-        return [p.grad for p in model.parameters() if p.grad is not None]
 
 
 def their_plan(tree: Any, budget: int) -> Row:

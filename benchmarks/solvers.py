@@ -19,7 +19,7 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -169,11 +169,7 @@ def memory_rows(quick: bool) -> Iterator[Row]:
                 yield {"side": name, "family": kind, **row}
 
 
-PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
-    "grid": grid_rows,
-    "real": real_rows,
-    "memory": memory_rows,
-}
+PARTS = {"grid": grid_rows, "real": real_rows, "memory": memory_rows}
 
 
 def measure(name: str, asked: Sequence[Case], quick: bool) -> Iterator[Row]:

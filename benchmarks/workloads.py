@@ -355,7 +355,6 @@ FITTED: Mapping[str, str] = {
     "resnet": "layer_type=basic depths=[2,2,2,2] hidden_sizes=[64,128,256,512]",
 }
 
-
 #: Models whose loss takes much memory, at real size; steps are captured in bfloat16.
 VOCABULARIES: Mapping[str, Workload] = {
     "llama-32k": text(

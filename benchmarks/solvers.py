@@ -26,7 +26,6 @@ from typing import ClassVar
 import remat
 from benchmarks.experiment import INSTANCES, Case, Experiment, Row, grid, in_process
 from remat.errors import SolverError
-from remat.passes.instruments.timing import resident_bytes
 from remat.plugins import isolated, registry
 from remat.solvers import KnapsackProblem, Solver, Status, run
 from remat.solvers.bounds import relax
@@ -148,6 +147,8 @@ def peak_bytes() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(x.split()[1]) for x in lines if x.startswith("VmHWM")) * 1024
     except OSError:
+        from remat.passes.instruments.timing import resident_bytes  # imports torch
+
         return resident_bytes()  # the largest so far, where there is no /proc
 
 

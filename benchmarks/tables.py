@@ -277,7 +277,8 @@ def reports(records: Records) -> str:
     cells = []
     for number, (what, text) in about.items():
         link = f"[{number}](https://github.com/pytorch/pytorch/issues/{number})"
-        cells.append((link, what, *(text(sides[side][number]) for side in ("pytorch", "remat"))))
+        values = (sides[side][number] for side in ("pytorch", "remat"))
+        cells.append((link, what, *("" if value is None else text(value) for value in values)))
     return markdown(("report", "figure", "PyTorch", "remat"), cells)
 
 

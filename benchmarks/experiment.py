@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import gc
+import itertools
 import json
-import math
+import logging
 import multiprocessing
 import os
-import platform
-import statistics
-import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-RESULTS = Path(__file__).parent / "results"
+from benchmarks.figures import Row
+from benchmarks.tables import RESULTS
 
-Row = dict[str, Any]
+#: Seconds after which a process that yields nothing is killed.
+LIMIT_S = 3600
+INSTANCES = Path(__file__).parent / "instances"
+#: The environment of an allocator that keeps freed memory: else glibc gives large blocks back to the system, which clears
+#: pages anew at each step.
+KEPT_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**32),
+    "MALLOC_TRIM_THRESHOLD_": str(2**34),
+    "MALLOC_TOP_PAD_": str(2**28),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,21 +43,12 @@ class Case:
     """
 
     workload: str
-    budget: float | None = None
+    budget: Any = None
     side: str = "remat"
 
     def row(self, **figures: Any) -> Row:
         """A row of the results: the case and its figures."""
-        return {
-            "workload": self.workload,
-            "budget": self.budget,
-            "side": self.side,
-            **figures,
-        }
-
-
-#: Measures the cases of one workload; the last argument says whether to be quick about it.
-Measure = Callable[[str, Sequence[Case], bool], Iterable[Row]]
+        return {**asdict(self), **figures}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,28 +56,26 @@ class Experiment:
     """A benchmark.
 
     Attributes:
-        name: its subcommand; its results are in ``results/NAME.json``, with underscores.
+        name: its key in ``EXPERIMENTS``, and its subcommand. Its results are in ``results/NAME.json``, with underscores.
         about: what it measures, in a line.
         cases: all of its cases.
         quick: those of ``--quick``, which take less than a minute or so.
-        measure: measures the cases of one workload.
+        measure: measures the cases of one workload; the last argument says whether to be quick about it.
         summarise: figures over all rows.
-        tables: names in `benchmarks.tables` that show the results.
+        tables: names in `benchmarks.tables` that show the results; by default the one of the experiment's name.
         missed: from the summary, what falls short of what the experiment demands.
-        apart: whether each workload is measured in a process of its own.
-        environment: of that process.
+        environment: of a process for each workload; None to measure all in one process.
     """
 
-    name: str
+    name: str = ""
     about: str
     cases: tuple[Case, ...]
     quick: tuple[Case, ...]
-    measure: Measure
+    measure: Callable[[str, Sequence[Case], bool], Iterable[Row]]
     summarise: Callable[[list[Row]], Row] = field(default=lambda rows: {})
     tables: tuple[str, ...] = ()
     missed: Callable[[Row], list[str]] = field(default=lambda summary: [])
-    apart: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] | None = None
 
 
 def grid(
@@ -87,22 +84,18 @@ def grid(
     sides: Iterable[str] = ("remat",),
 ) -> tuple[Case, ...]:
     """Every workload at every budget by every side."""
-    budgets, sides = tuple(budgets), tuple(sides)
-    return tuple(
-        Case(workload=workload, budget=budget, side=side)
-        for workload in workloads
-        for budget in budgets
-        for side in sides
-    )
+    cells = itertools.product(workloads, budgets, sides)
+    return tuple(Case(workload=name, budget=budget, side=side) for name, budget, side in cells)
 
 
 def measured(experiment: Experiment, cases: Sequence[Case], *, quick: bool) -> Iterator[Row]:
     """Measures the cases of one workload, and prints each row as a line of JSON."""
+    silence()
     given = (cases[0].workload, cases, quick)
-    if experiment.apart:
-        rows = in_process(experiment.measure, *given, environment=experiment.environment)
-    else:
+    if experiment.environment is None:
         rows = iter(experiment.measure(*given))
+    else:
+        rows = in_process(experiment.measure, *given, environment=experiment.environment)
     for row in rows:
         print(json.dumps(row), flush=True)
         yield row
@@ -112,7 +105,6 @@ def in_process(
     work: Callable[..., Iterable[Row]],
     *arguments: Any,
     environment: Mapping[str, str] | None = None,
-    limit_s: float = 3600,
 ) -> Iterator[Row]:
     """Runs a generator of rows in a new process.
 
@@ -126,13 +118,13 @@ def in_process(
         process.start()
     sender.close()
     try:
-        while receiver.poll(limit_s):
+        while receiver.poll(LIMIT_S):
             row = receiver.recv()
             if row is None:
-                process.join(limit_s)
+                process.join(LIMIT_S)
                 return
             yield row
-        raise RuntimeError(f"not done after {limit_s:g} s")
+        raise RuntimeError(f"not done after {LIMIT_S:g} s")
     except EOFError:
         process.join()
         raise RuntimeError(f"the process ended with status {process.exitcode}") from None
@@ -142,10 +134,17 @@ def in_process(
 
 
 def _send_rows(sender: Any, work: Callable[..., Iterable[Row]], arguments: Sequence[Any]) -> None:
+    silence()
     for row in work(*arguments):
         sender.send(row)
     sender.send(None)
     sender.close()
+
+
+def silence() -> None:
+    """Keeps warnings of the libraries out of the output."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
 
 
 def result_path(experiment: Experiment, *, quick: bool) -> Path:
@@ -154,19 +153,12 @@ def result_path(experiment: Experiment, *, quick: bool) -> Path:
     return RESULTS / f"{stem}{'.quick' if quick else ''}.json"
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a file; none without a file."""
-    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
-    return rows
-
-
 def write_record(path: Path, experiment: Experiment, rows: list[Row]) -> Row:
     """Writes all rows with their summary, the workloads in the experiment's order; returns the record."""
     names = dict.fromkeys(case.workload for case in experiment.cases)
     order = {name: at for at, name in enumerate(names)}
     rows = sorted(rows, key=lambda row: order.get(row["workload"], len(order)))
     record = {**header(experiment.name), "summary": experiment.summarise(rows), "rows": rows}
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".part")
     partial.write_text(json.dumps(record, indent=1) + "\n")
     partial.replace(path)
@@ -178,53 +170,16 @@ def header(benchmark: str) -> Row:
     import torch
 
     import remat
+    from remat.graph.costs.measure import describe_device
 
     return {
         "benchmark": benchmark,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "torch": torch.__version__,
         "remat": remat.__version__,
-        "cpu": describe_cpu(),
-        "threads": torch.get_num_threads(),
+        "cpu": describe_device(torch.device("cpu")),
         "load_average": round(os.getloadavg()[0], 1),
     }
-
-
-def describe_cpu() -> str:
-    """The model of the processor, as far as the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor())
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keeps standard error off the terminal: some builds of the profiler announce themselves there."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
-
-
-def geometric_mean(ratios: Iterable[float], floor: float = 0.0) -> float:
-    """Geometric mean, each ratio counted as no less than ``floor``; NaN of none."""
-    logs = [math.log(max(floor, ratio)) for ratio in ratios]
-    return math.exp(statistics.fmean(logs)) if logs else math.nan
-
-
-def ratio_of(ours: float, theirs: float) -> float:
-    """Our figure as a share of theirs; 1 if both are 0."""
-    if theirs == 0:
-        return 1.0 if ours == 0 else math.inf
-    return ours / theirs
 
 
 def timed(run: Callable[[], Any]) -> tuple[float, float, Any]:

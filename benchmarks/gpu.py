@@ -16,19 +16,13 @@ Measured, for six models in bfloat16, as far as the time reaches; the rest is li
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
-import math
 import statistics
 import sys
 import tempfile
 import time
 import traceback
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -36,324 +30,262 @@ import torch
 from scipy.stats import spearmanr
 
 import remat
-from benchmarks.experiment import RESULTS, Case, Row, geometric_mean, header, quiet
-from benchmarks.workloads import LARGE, Workload
+from benchmarks import run
+from benchmarks.experiment import Case, Experiment, Row, grid
+from benchmarks.figures import geometric_mean
+from benchmarks.workloads import LARGE, STEPS, Workload
 from remat.graph.costs.measure import describe_device, free_bytes
 from remat.planning.pipelines import prepare
 from remat.plugins.registry import registry
 from remat.running.measure import measure_step
-from tests.models import build as build_small
+from tests.models import Outcome, Step
 
 NEEDED_BYTES = 40 * 2**30
+MINUTES = 10
 #: The lower budget of PyTorch's partitioner.
 BUDGET = 0.4
 #: Relative distance of gradients between two compiled steps in bfloat16 or float32, over all parameters.
 LIMIT = {"cuda": 5e-2, "cpu": 1e-3}
 COSTS = ("roofline", "roofline-fused", "inductor")
+#: Each part, and the share of the time after which it begins no further model.
+PARTS = {"step": 0.7, "costs": 0.85, "offload": 1.0}
 
 
-def small(name: str) -> Workload:
-    """A model of the tests, which stands for a large one on the CPU."""
-    step = functools.partial(build_small, name)
-    return Workload(
-        about="small, as in tests.models",
-        model=lambda: step().model,
-        batch=lambda: dict(step().kwargs),
-    )
-
-
-SMALL = {name: small(name) for name in ("llama", "gpt2", "bert", "t5", "vit", "resnet")}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """A device and how to measure on it.
+    """A device and how to measure on it."""
 
-    Attributes:
-        device: ``"cuda"`` or ``"cpu"``.
-        models: by name.
-        repeats: timed steps of each variant.
-        began: when the run began, as of `time.monotonic`.
-        minutes: nothing begins after these.
-    """
+    def __init__(self, device: str) -> None:
+        self.device, self.began = device, time.monotonic()
+        self.on_gpu = device == "cuda"
+        self.repeats = 20 if self.on_gpu else 3
+        self.dtype = torch.bfloat16 if self.on_gpu else torch.float32
+        self.models = LARGE if self.on_gpu else STEPS
 
-    device: str
-    models: Mapping[str, Workload]
-    repeats: int
-    began: float
-    minutes: float
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.device == "cuda" else torch.float32
-
-    def wait(self) -> None:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-
-    def milliseconds(self, run: Callable[[], object], repeats: int = 0) -> float:
+    def milliseconds(self, call: Callable[[], object]) -> float:
         """The median time of a call, until the device is done."""
+        wait = torch.cuda.synchronize if self.on_gpu else lambda: None
         found = []
-        for _ in range(repeats or self.repeats):
-            self.wait()
+        for _ in range(self.repeats):
+            wait()
             start = time.perf_counter()
-            run()
-            self.wait()
+            call()
+            wait()
             found.append(1e3 * (time.perf_counter() - start))
         return round(statistics.median(found), 4)
 
+    def step(self, work: Workload) -> Step:
+        (batch,) = work.batches(1, self.device, self.dtype)
+        model = work.build(self.device, self.dtype)
+        return Step(model=model, kwargs=batch, loss=lambda loss: loss)
 
-class Step:
-    """A model with a batch, on the device; its variants run one after another."""
-
-    def __init__(self, bench: Bench, work: Workload) -> None:
-        self.bench, self.work = bench, work
-        self.model = work.build(bench.device, bench.dtype)
-        (self.batch,) = work.batches(1, bench.device, bench.dtype)
-
-    def gradients(self, step: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
-        """Gradients of one step from a seed, in the host's memory."""
-        self.model.zero_grad(set_to_none=True)
-        state = {name: b.clone() for name, b in self.model.named_buffers()}
-        torch.manual_seed(7)
-        step(**self.batch).backward()
-        with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(state[name])
-        found = [p.grad.detach().to("cpu", copy=True) for p in self.trained()]
-        self.model.zero_grad(set_to_none=True)
-        return found
-
-    def trained(self) -> list[Any]:
-        return [p for p in self.model.parameters() if p.grad is not None]
-
-    def variant(self, backend: str, options: Row) -> tuple[Row, list[torch.Tensor]]:
+    def variant(self, step: Step, backend: str, options: Row) -> tuple[Row, Outcome]:
         """Compiles the step, and measures its time, its peak and its gradients."""
         torch.compiler.reset()
         start = time.perf_counter()
-        step: Any = torch.compile(self.model, backend=backend, options=options)
-        gradients = self.gradients(step)
+        compiled: Any = torch.compile(step.model, backend=backend, options=options)
+        outcome = step.train(compiled)
         compile_s = time.perf_counter() - start
 
-        def run() -> None:
-            step(**self.batch).backward()
-            self.model.zero_grad(set_to_none=True)
+        def once() -> None:
+            compiled(**step.kwargs).backward()
+            step.model.zero_grad(set_to_none=True)
 
-        run()
-        found: Row = {"compile_s": round(compile_s, 1), "step_ms": self.bench.milliseconds(run)}
-        with quiet():
-            found["peak_bytes"] = measure_step(
-                step, kwargs=self.batch, resident=self.model.parameters(), by="allocator"
-            ).peak_bytes
-        return found, gradients
-
-
-def distance(mine: list[torch.Tensor], other: list[torch.Tensor]) -> float:
-    """Norm of the difference of all gradients together, relative to their norm."""
-    pairs = [(a.double(), b.double()) for a, b in zip(mine, other, strict=True)]
-    away = sum(float((a - b).square().sum()) for a, b in pairs)
-    norm = sum(float(b.square().sum()) for _, b in pairs)
-    return math.sqrt(away / norm) if norm else math.inf
-
-
-def measure_plan(step: Step, options: Row) -> tuple[Row, list[torch.Tensor]]:
-    """A variant of remat's, with the figures of its plan."""
-    known = len(remat.plans())
-    found, gradients = step.variant("remat", options)
-    (plan, *more) = remat.plans()[known:]
-    assert not more, "the step has several graphs"
-    figures = {
-        "plan_peak_bytes": plan.peak_bytes,
-        "plan_off": round(plan.peak_bytes / found["peak_bytes"] - 1, 5),
-        "expected_peak_bytes": plan.predicted_peak_bytes,
-        "saved_bytes": plan.saved_bytes,
-        "host_bytes": plan.host_bytes,
-        "recompute_cost": plan.recompute_cost,
-        "exposed_time": plan.exposed_time,
-        "unit": plan.unit,
-        "solve_s": round(plan.solve_s, 3),
-    }
-    return found | figures, gradients
-
-
-def steps(bench: Bench, name: str, link: float) -> Iterator[Row]:
-    """PyTorch's partitioner at two budgets, and remat at the peak of the lower one."""
-    from torch._functorch import config
-
-    step = Step(bench, bench.models[name])
-    case = Case(workload=name, side="model")
-    parameters = sum(p.numel() for p in step.model.parameters())
-    yield case.row(about=step.work.about, parameters=parameters, dtype=str(bench.dtype))
-    reference: list[torch.Tensor] = []
-    for budget in (1.0, BUDGET):
-        with config.patch(activation_memory_budget=budget, enable_autograd_cache=False):
-            theirs, gradients = step.variant("inductor", {})
-        if budget == 1:
-            full_ms, reference = theirs["step_ms"], gradients
-        off = distance(gradients, reference)
-        yield Case(workload=name, budget=budget, side="pytorch").row(
-            **theirs, gradients_off=off, added_ms=theirs["step_ms"] - full_ms
+        once()
+        step_ms = self.milliseconds(once)
+        measured = measure_step(
+            compiled, kwargs=step.kwargs, resident=step.model.parameters(), by="allocator"
         )
-    for budget, asked in ((1.0, 1.0), (BUDGET, remat.Peak(theirs["peak_bytes"]))):
-        ours, gradients = measure_plan(step, {"budget": asked})
-        if budget == 1:
-            own_ms = ours["step_ms"]
-        off = distance(gradients, reference)
-        extra = {} if budget == 1 else {"to_pytorch": ours["step_ms"] / theirs["step_ms"]}
-        yield Case(workload=name, budget=budget, side="remat").row(
-            **ours,
-            gradients_off=off,
-            gradients_agree=off <= LIMIT[bench.device],
-            asked_bytes=theirs["peak_bytes"],
-            added_ms=ours["step_ms"] - own_ms,
-            **extra,
+        found = {"compile_s": round(compile_s, 1), "step_ms": step_ms}
+        return {**found, "peak_bytes": measured.peak_bytes}, outcome
+
+    def plan(self, step: Step, options: Row) -> tuple[Row, Outcome]:
+        """A variant of remat's, with the figures of its plan."""
+        known = len(remat.plans())
+        found, outcome = self.variant(step, "remat", options)
+        (plan, *more) = remat.plans()[known:]
+        assert not more, "the step has several graphs"
+        names = ("saved_bytes", "host_bytes", "recompute_cost", "exposed_time", "unit", "solve_s")
+        figures = {
+            "plan_peak_bytes": plan.peak_bytes,
+            "plan_off": round(plan.peak_bytes / found["peak_bytes"] - 1, 5),
+            "expected_peak_bytes": plan.predicted_peak_bytes,
+            **{name: getattr(plan, name) for name in names},
+        }
+        return found | figures, outcome
+
+    def steps(self, name: str, work: Workload) -> Iterator[Row]:
+        """PyTorch's partitioner at two budgets, and remat at the peak of the lower one."""
+        from torch._functorch import config
+
+        step = self.step(work)
+        parameters = sum(p.numel() for p in step.model.parameters())
+        yield Case(workload=name, side="model").row(
+            about=work.about, parameters=parameters, dtype=str(self.dtype)
         )
+        theirs: dict[float, Row] = {}
+        reference: Outcome | None = None
+        for budget in (1.0, BUDGET):
+            with config.patch(activation_memory_budget=budget, enable_autograd_cache=False):
+                theirs[budget], outcome = self.variant(step, "inductor", {})
+            reference = reference or outcome
+            yield Case(workload=name, budget=budget, side="pytorch").row(
+                **theirs[budget],
+                gradients_off=outcome.gradient_distance(reference),
+                added_ms=theirs[budget]["step_ms"] - theirs[1.0]["step_ms"],
+            )
+        peak_bytes, own_ms = theirs[BUDGET]["peak_bytes"], None
+        for budget, asked in ((1.0, 1.0), (BUDGET, remat.Peak(peak_bytes))):
+            ours, outcome = self.plan(step, {"budget": asked})
+            own_ms = own_ms or ours["step_ms"]
+            off = outcome.gradient_distance(reference)
+            yield Case(workload=name, budget=budget, side="remat").row(
+                **ours,
+                gradients_off=off,
+                gradients_agree=off <= LIMIT[self.device],
+                asked_bytes=peak_bytes,
+                added_ms=ours["step_ms"] - own_ms,
+                to_pytorch=ours["step_ms"] / theirs[budget]["step_ms"],
+            )
 
+    def costs(self, name: str, work: Workload) -> Iterator[Row]:
+        """How each cost model ranks the operators of a step, against their times on this device."""
+        step = self.step(work)
+        state = prepare(remat.capture(step.model, (), step.kwargs))
+        prices: dict[str, dict[str, int]] = {}
+        for cost in ("profile", *COSTS):
+            problem = state.lowered(registry().cost_model(f"{cost}:{self.device}")).problem
+            prices[cost] = dict(zip(problem.names, problem.cost, strict=True))
+        timed = [operator for operator, price in prices["profile"].items() if price]
+        times = [prices["profile"][operator] for operator in timed]
+        for cost in COSTS:
+            predicted = [prices[cost][operator] for operator in timed]
+            yield Case(workload=name, side=cost).row(
+                operators=len(timed),
+                spearman=round(float(spearmanr(predicted, times).statistic), 4),
+                predicted_to_measured=round(sum(predicted) / sum(times), 4),
+            )
 
-def costs(bench: Bench, name: str, link: float) -> Iterator[Row]:
-    """How each cost model ranks the operators of a step, against their times on this device."""
-    step = Step(bench, bench.models[name])
-    state = prepare(remat.capture(step.model, (), step.batch))
-    prices: dict[str, dict[str, int]] = {}
-    for cost in ("profile", *COSTS):
-        problem = state.lowered(registry().cost_model(f"{cost}:{bench.device}")).problem
-        prices[cost] = dict(zip(problem.names, problem.cost, strict=True))
-    timed = [operator for operator, price in prices["profile"].items() if price]
-    times = [prices["profile"][operator] for operator in timed]
-    for cost in COSTS:
-        predicted = [prices[cost][operator] for operator in timed]
-        yield Case(workload=name, side=cost).row(
-            operators=len(timed),
-            spearman=round(float(spearmanr(predicted, times).statistic), 4),
-            predicted_to_measured=round(sum(predicted) / sum(times), 4),
-        )
+    def offload(self, name: str, work: Workload) -> Iterator[Row]:
+        """A plan that offloads, beside the plan at budget 1; eager lowering, so gradients must be bit-equal."""
+        step = self.step(work)
+        rate = min(row["gb_per_s"] for row in self.link)
+        peak = remat.Peak(0.5)
+        reference: Outcome | None = None
+        for side, budget, options in (
+            ("without offload", 1.0, {"budget": 1.0}),
+            ("without offload", 0.5, {"budget": peak}),
+            ("offload", 0.5, {"budget": peak, "offload": f"{rate:.3f}GB/s"}),
+        ):
+            found, outcome = self.plan(step, {**options, "lower": "eager"})
+            reference = reference or outcome
+            pairs = zip(outcome.gradients.values(), reference.gradients.values(), strict=True)
+            equal = all(torch.equal(a, b) for a, b in pairs)
+            yield Case(workload=name, budget=budget, side=side).row(**found, bit_equal=equal)
 
+    @functools.cached_property
+    def link(self) -> list[Row]:
+        """Rates of copies each way, and how much of them a product hides."""
+        large = self.on_gpu
+        x = torch.empty((512 if large else 64) << 20, dtype=torch.uint8, device=self.device)
+        host = torch.empty(x.shape, dtype=torch.uint8, pin_memory=large)
+        side = 8192 if large else 768
+        a = torch.randn(side, side, device=self.device, dtype=self.dtype)
+        stream: Any = torch.cuda.Stream() if large else None
 
-def offload(bench: Bench, name: str, link: float) -> Iterator[Row]:
-    """A plan that offloads, beside the plan at budget 1; eager lowering, so gradients must be bit-equal."""
-    step = Step(bench, bench.models[name])
-    reference: list[torch.Tensor] = []
-    for budget, options in (
-        (1.0, {"budget": 1.0}),
-        (0.5, {"budget": remat.Peak(0.5)}),
-        (0.5, {"budget": remat.Peak(0.5), "offload": f"{link:.3f}GB/s"}),
-    ):
-        found, gradients = measure_plan(step, {**options, "lower": "eager"})
-        reference = reference or gradients
-        side = "offload" if "offload" in options else "without offload"
-        yield Case(workload=name, budget=budget, side=side).row(
-            **found,
-            bit_equal=all(map(torch.equal, gradients, reference)),
-        )
+        def products() -> None:
+            for _ in range(8):
+                a @ a
 
+        def copy(to: torch.Tensor, of: torch.Tensor) -> None:
+            to.copy_(of, non_blocking=large)
 
-def measure_link(bench: Bench) -> Iterator[Row]:
-    """Rates of copies each way, and how much of them a product hides."""
-    large = bench.device == "cuda"
-    megabytes = 512 if large else 64
-    x = torch.empty(megabytes << 20, dtype=torch.uint8, device=bench.device)
-    host = torch.empty(x.shape, dtype=torch.uint8, pin_memory=large)
-    side = 8192 if large else 768
-    a = torch.randn(side, side, device=bench.device, dtype=bench.dtype)
-    stream: Any = torch.cuda.Stream() if large else None
-
-    def out() -> None:
-        host.copy_(x, non_blocking=large)
-
-    def back() -> None:
-        x.copy_(host, non_blocking=large)
-
-    def products() -> None:
-        for _ in range(8):
-            a @ a
-
-    def at_once(copy: Callable[[], None]) -> Callable[[], None]:
-        def run() -> None:
-            if stream is None:
-                copy()
-            else:
-                with torch.cuda.stream(stream):
-                    copy()
+        def both(to: torch.Tensor, of: torch.Tensor) -> None:
+            with torch.cuda.stream(stream):  # nothing without a stream
+                copy(to, of)
             products()
 
-        return run
+        products_ms = self.milliseconds(products)
+        found = []
+        for side_name, to, of in (("to the host", host, x), ("to the device", x, host)):
+            copy(to, of)
+            alone_ms = self.milliseconds(functools.partial(copy, to, of))
+            both_ms = self.milliseconds(functools.partial(both, to, of))
+            hidden = (alone_ms + products_ms - both_ms) / min(alone_ms, products_ms)
+            row = Case(workload="link", side=side_name).row(
+                bytes=x.numel(),
+                copy_ms=alone_ms,
+                gb_per_s=round(x.numel() / alone_ms / 1e6, 3),
+                products_ms=products_ms,
+                both_ms=both_ms,
+                hidden=round(hidden, 3) if large else None,  # a CPU has no other stream
+            )
+            found.append(row)
+        return found
 
-    products_ms = bench.milliseconds(products)
-    for side_name, copy in (("to the host", out), ("to the device", back)):
-        copy()
-        alone_ms = bench.milliseconds(copy)
-        both_ms = bench.milliseconds(at_once(copy))
-        hidden = (alone_ms + products_ms - both_ms) / min(alone_ms, products_ms)
-        yield Case(workload="link", side=side_name).row(
-            bytes=x.numel(),
-            copy_ms=alone_ms,
-            gb_per_s=round(x.numel() / alone_ms / 1e6, 3),
-            products_ms=products_ms,
-            both_ms=both_ms,
-            hidden=round(hidden, 3) if large else None,  # a CPU has no other stream
-        )
-
-
-#: Each part, and the share of the time after which it begins no further model.
-PARTS: Mapping[str, tuple[Callable[[Bench, str, float], Iterator[Row]], float]] = {
-    "step": (steps, 0.7),
-    "costs": (costs, 0.85),
-    "offload": (offload, 1.0),
-}
-
-
-def measured(bench: Bench) -> Iterator[Row]:
-    """The rows of everything, each part of all models before the next part."""
-    link = math.inf
-    for row in measure_link(bench):
-        link = min(link, row["gb_per_s"])
-        yield {"part": "link", **row}
-    for part, (measure, share) in PARTS.items():
-        for name in bench.models:
-            row: Row = {"part": part, "workload": name}
-            if time.monotonic() > bench.began + 60 * share * bench.minutes:
-                yield {**row, "left_out": "the time was over"}
-                continue
-            try:
-                for row in measure(bench, name, link):
-                    yield {"part": part, **row}
-            except Exception as error:  # one part of one model less
-                traceback.print_exc()
-                yield {**row, "failed": f"{type(error).__name__}: {str(error)[:500]}"}
-            torch.compiler.reset()
-            if bench.device == "cuda":
-                torch.cuda.empty_cache()
+    def measure(self, name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+        """The rows of one part of one model; what raises is a row too."""
+        if quick:
+            self.repeats = 3
+        if name == "link":
+            device = describe_device(torch.device(self.device))
+            yield from ({**row, "part": "link", "device": device} for row in self.link)
+            return
+        part, _, model = name.partition(" ")
+        if time.monotonic() > self.began + 60 * PARTS[part] * MINUTES:
+            yield Case(workload=name).row(part=part, left_out="the time was over")
+            return
+        measure = {"step": self.steps, "costs": self.costs, "offload": self.offload}[part]
+        try:
+            for row in measure(name, self.models[model]):
+                yield {**row, "part": part}
+        except Exception as error:  # one part of one model less
+            traceback.print_exc()
+            failed = f"{type(error).__name__}: {str(error)[:500]}"
+            yield Case(workload=name).row(part=part, failed=failed)
+        torch.compiler.reset()
+        if self.on_gpu:
+            torch.cuda.empty_cache()
 
 
 def summarise(rows: list[Row]) -> Row:
     def of(part: str, side: str) -> list[Row]:
-        return [r for r in rows if r["part"] == part and r.get("side") == side]
+        return [r for r in rows if r["part"] == part and r["side"] == side and "failed" not in r]
 
-    ours = of("step", "remat")
-    lower = [row for row in ours if "to_pytorch" in row]
-    offloads = of("offload", "offload")
+    ours, offloads = of("step", "remat"), of("offload", "offload")
+    lower = [row for row in ours if row["budget"] != 1]
     spearman = {cost: [r["spearman"] for r in of("costs", cost)] for cost in COSTS}
-    predicted = [(r["recompute_cost"], r["added_ms"]) for r in lower]
-    return {
+    found: Row = {
         "models": len({row["workload"] for row in ours}),
         "largest_plan_off": max((abs(row["plan_off"]) for row in ours), default=None),
         "peaks_held": f"{sum(r['peak_bytes'] <= r['asked_bytes'] for r in lower)} of {len(lower)}",
-        "step_time_at_equal_peak": geometric_mean(r["to_pytorch"] for r in lower)
-        if lower
-        else None,
         "gradients_agree": f"{sum(r['gradients_agree'] for r in ours)} of {len(ours)}",
-        "predicted_against_added": round(
-            float(spearmanr(*zip(*predicted, strict=True)).statistic), 4
-        )
-        if len(predicted) > 2
-        else None,
         "median_rank_correlation": {
             cost: statistics.median(found) for cost, found in spearman.items() if found
         },
         "offload_gradients_bit_equal": f"{sum(r['bit_equal'] for r in offloads)} of {len(offloads)}",
-        "left_out": [f"{r['part']} {r['workload']}" for r in rows if "left_out" in r],
-        "failed": [f"{r['part']} {r['workload']}: {r['failed']}" for r in rows if "failed" in r],
+        "left_out": [r["workload"] for r in rows if "left_out" in r],
+        "failed": [f"{r['workload']}: {r['failed']}" for r in rows if "failed" in r],
     }
+    if lower:
+        found["step_time_at_equal_peak"] = geometric_mean(r["to_pytorch"] for r in lower)
+    if len(lower) > 2:
+        costs, added = ([row[key] for row in lower] for key in ("recompute_cost", "added_ms"))
+        found["predicted_against_added"] = round(float(spearmanr(costs, added).statistic), 4)
+    return found
+
+
+def experiment_on(device: str) -> Experiment:
+    bench = Bench(device)
+    names = [f"{part} {model}" for part in PARTS for model in bench.models]
+    return Experiment(
+        name="gpu" if device == "cuda" else "gpu-cpu",
+        about="remat on a device: steps, costs of operators, offloading",
+        cases=grid(("link", *names)),
+        quick=grid(("link", *(f"{part} {next(iter(bench.models))}" for part in PARTS))),
+        measure=bench.measure,
+        summarise=summarise,
+        missed=lambda summary: summary["failed"],
+    )
 
 
 def refusal(device: str) -> str | None:
@@ -373,48 +305,15 @@ def refusal(device: str) -> str | None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = run.parser_of(__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--minutes", type=float, default=10, help="begin nothing after these")
-    parser.add_argument("--models", default="", help="some of them, separated by commas")
-    parser.add_argument("--quick", action="store_true", help="one model, few repeats")
-    parser.add_argument("--json", type=Path, help="default benchmarks/results/gpu.json")
     options = parser.parse_args(arguments)
     if reason := refusal(options.device):
         print(reason, file=sys.stderr)
         return 2
-    models: Mapping[str, Workload] = LARGE if options.device == "cuda" else SMALL
-    names = (
-        options.models.split(",")
-        if options.models
-        else list(models)[: 1 if options.quick else None]
-    )
-    if unknown := [name for name in names if name not in models]:
-        parser.error(f"--models: there is no '{unknown[0]}'; known: {', '.join(models)}")
-    short = "_cpu" if options.device == "cpu" else ""
-    path = options.json or RESULTS / f"gpu{short}{'.quick' if options.quick else ''}.json"
-    bench = Bench(
-        device=options.device,
-        models={name: models[name] for name in names},
-        repeats=3 if options.quick or options.device == "cpu" else 20,
-        began=time.monotonic(),
-        minutes=options.minutes,
-    )
-    warnings.simplefilter("ignore")
-    rows: list[Row] = []
+    # Operators are timed anew.
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict("os.environ", REMAT_CACHE=folder):
-        for row in measured(bench):
-            print(json.dumps(row), flush=True)
-            rows.append(row)
-            device = describe_device(torch.device(options.device))
-            spent = {"device": device, "elapsed_s": round(time.monotonic() - bench.began, 1)}
-            record = {**header("gpu"), **spent, "summary": summarise(rows), "rows": rows}
-            path.write_text(json.dumps(record, indent=1) + "\n")
-    print(json.dumps(record["summary"], indent=1))
-    print(f"written to {path}", file=sys.stderr)
-    return 1 if record["summary"]["failed"] else 0
+        return 0 if run.run(experiment_on(options.device), options, parser) else 1
 
 
 if __name__ == "__main__":

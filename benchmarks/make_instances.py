@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import argparse
 import gc
-import logging
-import warnings
 from pathlib import Path
 
 import remat
+from benchmarks.experiment import INSTANCES, silence
 from remat.cli.hf import build
 from remat.graph.costs import Roofline
 from remat.graph.lowering import Lowered, SavedKind
@@ -29,7 +28,6 @@ from remat.passes.decide.min_cut import Banned
 from remat.planning.pipelines import prepare
 from tests.architectures import ARCHITECTURES
 
-FOLDER = Path(__file__).parent / "instances"
 KNAPSACKS: dict[str, tuple[str, str, int, int]] = {
     "llama-32": ("llama", "num_hidden_layers=32 dtype=bfloat16", 1, 2048),
     "gpt2-36": ("gpt2", "n_layer=36 n_embd=1280 n_head=20", 4, 1024),
@@ -44,13 +42,11 @@ def graph_instance(name: str, folder: Path) -> None:
     model, args, kwargs = ARCHITECTURES[name]()
     count = sum(p.numel() for p in model.parameters())
     joint = remat.capture(model, args, kwargs)
-    shapes = [
-        f"{key} {'×'.join(map(str, value.shape))}"
-        for key, value in (*((f"input {i}", a) for i, a in enumerate(args)), *kwargs.items())
-    ]
+    given = {**{f"input {i}": value for i, value in enumerate(args)}, **kwargs}
+    shapes = [f"{key} {'×'.join(map(str, value.shape))}" for key, value in given.items()]
+    dtype = str(next(model.parameters()).dtype).partition(".")[2]
     source = (
-        f"{type(model).__name__}, {count:,} parameters in "
-        f"{str(next(model.parameters()).dtype).partition('.')[2]}, {', '.join(shapes)}; "
+        f"{type(model).__name__}, {count:,} parameters in {dtype}, {', '.join(shapes)}; "
         f"{joint.lower} lowering"
     )
     path = folder / f"{name}.json"
@@ -64,12 +60,8 @@ def knapsack_instances(name: str, folder: Path) -> None:
     example = build(kind, config.split(), batch=batch, seq=seq or None)
     state = prepare(remat.capture(example.model, example.args, example.kwargs))
     lowered = state.lowered(Roofline())
-    loosest = BanRules(
-        ban_used_far_apart=False,
-        ban_long_fusible_chains=False,
-        ban_materialized_backward=False,
-        ban_not_in_allowlist=False,
-    )
+    bans = ("used_far_apart", "long_fusible_chains", "materialized_backward", "not_in_allowlist")
+    loosest = BanRules(**{f"ban_{rule}": False for rule in bans})
     for part, rules in (("expensive", loosest), ("all", BanRules())):
         items = candidates(state, lowered, state.get(Banned(rules)))
         weights = tuple(nbytes for _, nbytes in items)
@@ -127,14 +119,12 @@ def main() -> None:
         **dict.fromkeys(KNAPSACKS, knapsack_instances),
     }
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(makers)}")
-    parser.add_argument("--quick", action="store_true", help="random-skips alone")
-    parser.add_argument("--to", type=Path, default=FOLDER, help="folder of the instances")
+    parser.add_argument("--to", type=Path, default=INSTANCES, help="folder of the instances")
     options = parser.parse_args()
-    names = ["random-skips"] if options.quick else options.names or list(makers)
+    names = options.names or list(makers)
     if unknown := [name for name in names if name not in makers]:
         parser.error(f"there is no '{unknown[0]}'; known: {', '.join(makers)}")
-    warnings.simplefilter("ignore")
-    logging.disable(logging.ERROR)
+    silence()
     options.to.mkdir(exist_ok=True)
     for name in names:
         makers[name](name, options.to)

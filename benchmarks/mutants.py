@@ -29,9 +29,12 @@ from cosmic_ray.config import ConfigDict
 from cosmic_ray.work_db import WorkDB, use_db
 from cosmic_ray.work_item import WorkerOutcome, WorkItem, WorkResult
 
+from benchmarks.tables import RESULTS
+
 HERE = Path(__file__).resolve().parents[1]
 ROOMS = ("solvers", "passes", "graph")
 SEED = 12
+TIMEOUT_S = 300.0  # of the tests of a mutant
 
 
 def annotations(path: Path) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
@@ -59,11 +62,11 @@ def drawn(items: list[WorkItem], count: int, room: str) -> set[str]:
     return {dice.choice(choices).job_id for choices in ordered}
 
 
-def run_room(room: str, count: int, timeout: float, session: Path) -> list[dict[str, Any]]:
+def run_room(room: str, count: int, session: Path) -> list[dict[str, Any]]:
     """Plants mutants in a room, in the current folder, and returns a row for each."""
     tests = f"{sys.executable} -m pytest -xq -p no:cacheprovider --hypothesis-seed=0 -m 'not slow' tests/{room}"
     config = ConfigDict(
-        {"test-command": tests, "timeout": timeout, "distributor": {"name": "local"}}
+        {"test-command": tests, "timeout": TIMEOUT_S, "distributor": {"name": "local"}}
     )
     paths = sorted(Path("remat", room).rglob("*.py"))
     with use_db(str(session), WorkDB.Mode.create) as db:
@@ -74,21 +77,18 @@ def run_room(room: str, count: int, timeout: float, session: Path) -> list[dict[
         db.set_multiple_results(left_out, WorkResult(worker_outcome=WorkerOutcome.SKIPPED))
         execute(db, config)
         results = {job: result for job, result in db.results if job in wanted}
-    rows = []
-    for item in items:
-        if result := results.get(item.job_id):
-            mutation = item.mutations[0]
-            rows.append(
-                {
-                    "room": room,
-                    "file": str(mutation.module_path),
-                    "line": mutation.start_pos[0],
-                    "operator": mutation.operator_name,
-                    "outcome": "caught" if result.is_killed else "survived",
-                    "diff": result.diff,
-                }
-            )
-    return rows
+    return [
+        {
+            "room": room,
+            "file": str(item.mutations[0].module_path),
+            "line": item.mutations[0].start_pos[0],
+            "operator": item.mutations[0].operator_name,
+            "outcome": "caught" if results[item.job_id].is_killed else "survived",
+            "diff": results[item.job_id].diff,
+        }
+        for item in items
+        if item.job_id in results
+    ]
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -104,21 +104,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, default=210, help="mutants of all rooms together")
     parser.add_argument("--quick", action="store_true", help="one mutant of the smallest room")
-    parser.add_argument(
-        "--timeout", type=float, default=300, help="seconds for the tests of a mutant"
-    )
-    parser.add_argument(
-        "--output", type=Path, default=HERE / "benchmarks/results/mutants_of_rooms.json"
-    )
     options = parser.parse_args()
-    output = options.output.resolve()
-    if options.quick:
-        output = output.with_suffix(".quick.json")
+    output = RESULTS / f"mutants_of_rooms{'.quick' if options.quick else ''}.json"
     sizes = {room: len(list((HERE / "remat" / room).rglob("*.py"))) for room in ROOMS}
-    rooms = [min(ROOMS, key=lambda room: sizes[room])] if options.quick else ROOMS
-    commit = subprocess.check_output(
-        ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"], text=True
-    ).strip()
+    counts = {
+        room: round(options.count * size / sum(sizes.values())) for room, size in sizes.items()
+    }
+    if options.quick:
+        counts = {min(ROOMS, key=lambda room: sizes[room]): 1}
+    command = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.check_output(command, text=True).strip()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Path(folder) / "tree"
@@ -127,13 +122,11 @@ def main() -> None:
         os.chdir(tree)
         # Python takes no compiled file of another time for a mutant's, and the tests import this tree.
         os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(tree)}
-        for room in rooms:
-            share = sizes[room] / sum(sizes.values())
-            count = 1 if options.quick else round(options.count * share)
-            rows += run_room(room, count, options.timeout, Path(folder) / f"{room}.sqlite")
+        for room, count in counts.items():
+            rows += run_room(room, count, Path(folder) / f"{room}.sqlite")
             record = {"benchmark": "mutants", "commit": commit, "seed": SEED}
-            whole = {**record, "counts": summarise(rows), "mutants": rows}
-            output.write_text(json.dumps(whole, indent=1) + "\n")
+            record |= {"counts": summarise(rows), "mutants": rows}
+            output.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(summarise(rows), indent=1))
     print(f"written to {output}", file=sys.stderr)
 

@@ -12,58 +12,52 @@ process, so that their processor time counts.
 
 from __future__ import annotations
 
-import functools
 import math
-import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import fx
 
 import remat
-from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid, in_process, timed
-from benchmarks.torch_partitioner import Modules, split_by_pytorch
-from benchmarks.workloads import COMPILED, llama
+from benchmarks.experiment import Case, Experiment, Row, grid, in_process, timed
+from benchmarks.figures import geometric_mean, grouped
+from benchmarks.torch_partitioner import Modules, pytorchs, split_by
+from benchmarks.workloads import COMPILED, captured
 from remat.torch_compat import use_lazy_graph_module
+from tests.model_type_steps import cpu_seconds
 
 #: PyTorch's side takes minutes on more nodes than this.
 THEIRS_UP_TO = 10_000
 
 
 def measure_partition(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
-    layers = int(name.removeprefix("llama-"))
-    joint = remat.capture(*llama(layers))
+    joint = captured(name)
     nodes = len(joint.graph.nodes)
     for budget in dict.fromkeys(case.budget for case in cases):
         own = {case.side: case for case in cases if case.budget == budget}
-        splits: dict[str, Callable[[fx.GraphModule], Modules]] = {
-            "remat": functools.partial(
-                remat.partitioner(budget, solver="dp", cost="flops"),
-                joint_inputs=[],
-                num_fwd_outputs=joint.num_fwd_outputs,
-                static_lifetime_input_indices=list(joint.static_inputs),
-            ),
-            "pytorch": functools.partial(split_by_pytorch, joint, budget),
+        splits = {
+            "remat": remat.partitioner(budget, solver="dp", cost="flops"),
+            "pytorch": pytorchs(budget),
         }
         sides = [side for side in own if side == "remat" or nodes <= THEIRS_UP_TO]
         found: dict[str, list[tuple[float, float, Modules]]] = {side: [] for side in sides}
         # Modules are lazy, as under `torch.compile`: nobody asks for their code here.
         with use_lazy_graph_module(True):
-            splits["remat"](joint.copy().graph_module)  # the process knows all operators then
+            # The process knows all operators then.
+            split_by(splits["remat"], joint, joint.copy().graph_module)
             for _ in range(1 if quick else 3):
                 for side in sides:
                     # A partitioner takes apart the graph that it is given.
-                    split = functools.partial(splits[side], joint.copy().graph_module)
-                    found[side].append(timed(split))
+                    fresh = joint.copy().graph_module
+                    found[side].append(timed(partial(split_by, splits[side], joint, fresh)))
         for side in sides:
             clock_s, cpu_s = (statistics.median(run[at] for run in found[side]) for at in (0, 1))
             yield own[side].row(
-                layers=layers,
+                layers=int(name.removeprefix("llama-")),
                 joint_nodes=nodes,
-                nodes=[len(half.graph.nodes) for half in found[side][-1][2]],
                 **{"collection off": {"seconds": cpu_s, "clock_seconds": clock_s}},
             )
 
@@ -85,76 +79,67 @@ def summarise_partition(rows: list[Row]) -> Row:
     return {"growth": {name: exponent(*pair) for name, pair in ends.items()}}
 
 
-def peak_between(name: str, place: float) -> Iterator[Row]:
+def peak_between(name: str, place: float) -> Iterator[int]:
     """Bytes at a place between the least peak of a step, as it is estimated under Inductor, and that of budget 1."""
     step, batch = COMPILED[name].build(), COMPILED[name].batches(1)[0]
     joint = remat.capture(step, (), batch)
-    low, high = (
-        remat.plan(joint, budget).predicted_peak_bytes for budget in (remat.Peak(0.0), 1.0)
-    )
-    yield {"bytes": int(low + place * (high - low))}
+    least, full = (remat.plan(joint, b).predicted_peak_bytes for b in (remat.Peak(0.0), 1.0))
+    yield int(least + place * (full - least))
 
 
 def first_step(name: str, budget: float | int | None) -> Iterator[Row]:
     """Processor seconds of a first step, under remat if there is a budget."""
     step, batch = COMPILED[name].build(), COMPILED[name].batches(1)[0]
-    backend, options = ("inductor", {}) if budget is None else ("remat", {"budget": budget})
-    compiled: Any = torch.compile(step, backend=backend, options=options)
-    start = os.times()[:4]
+    how: Row = {} if budget is None else {"backend": "remat", "options": {"budget": budget}}
+    compiled: Any = torch.compile(step, **how)
+    start = cpu_seconds()
     compiled(**batch).backward()
-    row: Row = {"seconds": round(sum(os.times()[:4]) - sum(start), 2)}
+    row: Row = {"seconds": round(cpu_seconds() - start, 2)}
     if isinstance(budget, int):
         (plan,) = remat.plans()
-        row |= {
-            "bytes": budget,
-            "estimated": plan.predicted_peak_bytes,
-            "compiled": plan.peak_bytes,
-        }
+        figures = {"estimated": plan.predicted_peak_bytes, "compiled": plan.peak_bytes}
+        row |= {"bytes": budget, **figures}
     yield row
 
 
 def measure_compile_time(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
-    budgets: dict[Case, float | int | None] = {}
+    plain: Row | None = None
     for case in cases:
-        budgets[case] = None if case.side == "inductor" else case.budget
+        budget = None if case.side == "inductor" else case.budget
         if case.side == "peak":
-            (place,) = in_process(peak_between, name, case.budget)
-            budgets[case] = place["bytes"]
-    cold: dict[Case, Row] = {}
-    warm: dict[Case, Row] = {}
-    for case in cases:
+            (budget,) = in_process(peak_between, name, case.budget)
         with tempfile.TemporaryDirectory() as folder:
             environment = {
                 "TORCHINDUCTOR_CACHE_DIR": folder,
                 "REMAT_CACHE": folder,
                 "TORCHINDUCTOR_COMPILE_THREADS": "1",
             }
-            for rows in (cold, warm):
-                (rows[case],) = in_process(first_step, name, budgets[case], environment=environment)
-    plain = next((case for case in cases if case.side == "inductor"), None)
-    for case in cases:
-        row = case.row(**cold[case], warm_seconds=warm[case]["seconds"])
-        if plain is not None and case is not plain:
-            row["ratio"] = round(row["seconds"] / cold[plain]["seconds"], 4)
-            row["warm_ratio"] = round(row["warm_seconds"] / warm[plain]["seconds"], 4)
+            # A process has ended, and has written its caches, before the next one starts.
+            (cold,), (warm,) = (
+                in_process(first_step, name, budget, environment=environment) for _ in range(2)
+            )
+        row = case.row(**cold, warm_seconds=warm["seconds"])
+        if case.side == "inductor":
+            plain = row
+        elif plain is not None:
+            for key, of in (("ratio", "seconds"), ("warm_ratio", "warm_seconds")):
+                row[key] = round(row[of] / plain[of], 4)
         yield row
 
 
 def summarise_compile_time(rows: list[Row]) -> Row:
     """Means and worst ratios by side, cold and warm; estimates of the peak, and how much of the budget is used."""
     found: Row = {}
+    by_side = grouped(rows, "side")
     for side in ("remat", "peak"):
-        own = [row for row in rows if row["side"] == side and "ratio" in row]
+        own = [row for row in by_side.get(side, ()) if "ratio" in row]
         if own:
-            found[side] = {
-                "budget": own[0]["budget"],
-                "geometric_mean": round(geometric_mean(r["ratio"] for r in own), 4),
-                "worst": max(r["ratio"] for r in own),
-                "warm_geometric_mean": round(geometric_mean(r["warm_ratio"] for r in own), 4),
-                "warm_worst": max(r["warm_ratio"] for r in own),
-            }
-    peaks = [row for row in rows if row["side"] == "peak"]
-    if peaks:
+            found[side] = {"budget": own[0]["budget"]}
+            for warm in ("", "warm_"):
+                ratios = [row[f"{warm}ratio"] for row in own]
+                found[side][f"{warm}geometric_mean"] = round(geometric_mean(ratios), 4)
+                found[side][f"{warm}worst"] = max(ratios)
+    if peaks := by_side.get("peak"):
         found["peak"] |= {
             "largest_estimate_off": max(abs(r["estimated"] / r["compiled"] - 1) for r in peaks),
             "least_used": min(r["compiled"] / r["bytes"] for r in peaks),
@@ -164,16 +149,13 @@ def summarise_compile_time(rows: list[Row]) -> Row:
 
 EXPERIMENTS = {
     "partition": Experiment(
-        name="partition",
         about="processor seconds of both partitioners on the same joint graph",
         cases=grid([f"llama-{n}" for n in (2, 8, 32, 128)], (1.0, 0.3), ("remat", "pytorch")),
         quick=grid(("llama-2",), (0.3,), ("remat", "pytorch")),
         measure=measure_partition,
         summarise=summarise_partition,
-        tables=("partition",),
     ),
     "compile-time": Experiment(
-        name="compile-time",
         about="processor seconds of a first step, with empty and with full caches, beside plain Inductor's",
         cases=grid(
             ("llama", "resnet", "gpt2-long", "bert", "vit", "t5", "unet", "dit", "moe"),

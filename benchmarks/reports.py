@@ -21,7 +21,8 @@ from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 import remat
-from benchmarks.experiment import Case, Experiment, Row, grid, quiet
+from benchmarks.experiment import Case, Experiment, Row, grid
+from benchmarks.figures import grouped
 from benchmarks.torch_partitioner import partition
 from benchmarks.workloads import text
 from remat.graph.liveness import simulate_peak
@@ -41,12 +42,11 @@ def rising(name: str, cases: Sequence[Case]) -> Iterator[Row]:
     layers, seq = SIZES[name]
     with torch.device("meta"):
         work = text(
-            "llama", 4, seq, "", vocab_size=1000, hidden_size=512, intermediate_size=2048,
+            "llama", 4, seq, vocab_size=1000, hidden_size=512, intermediate_size=2048,
             num_hidden_layers=layers, num_attention_heads=8, num_key_value_heads=8,
         )  # fmt: skip
     joint = remat.capture(work.build("meta"), (), work.batches(1, "meta")[0], lower="inductor")
     for case in cases:
-        assert case.budget is not None
         if case.side == "pytorch":
             modules = partition(joint.copy(), case.budget)
             peak = simulate_peak(*modules, joint.num_fwd_outputs).nbytes
@@ -92,8 +92,7 @@ def deep(name: str, cases: Sequence[Case]) -> Iterator[Row]:
             step = torch.compile(model)
         elif case.side == "remat":
             step = torch.compile(model, backend="remat", options={"budget": remat.Peak(eager)})
-        with quiet():
-            peak = measure_step(step, args, resident=model.parameters(), by="allocator").peak_bytes
+        peak = measure_step(step, args, resident=model.parameters(), by="allocator").peak_bytes
         eager = eager or peak
         yield case.row(peak_bytes=peak, of_eager=peak / eager)
 
@@ -125,31 +124,26 @@ def summarise(rows: list[Row]) -> Row:
     """By side and report: the highest peak at budget 0 over that at budget 1, the peak over eager PyTorch's, the wrong share."""
     found: Row = {}
     for side in ("pytorch", "remat"):
-        of_side = [row for row in rows if row["side"] == side]
-        peaks = [[r["peak_bytes"] for r in of_side if r["workload"] == name] for name in SIZES]
+        of = grouped(row for row in rows if row["side"] == side)
+        peaks = [[row["peak_bytes"] for row in of[name]] for name in SIZES if name in of]
         found[side] = {
-            RISES: max((each[-1] / each[0] for each in peaks if each), default=None),
-            DEEP: max(
-                (row["of_eager"] for row in of_side if row["workload"] == DEEP), default=None
-            ),
-            MASKS: max((row["wrong"] for row in of_side if row["workload"] == MASKS), default=None),
+            RISES: max((each[-1] / each[0] for each in peaks), default=None),
+            DEEP: max((row["of_eager"] for row in of.get(DEEP, ())), default=None),
+            MASKS: max((row["wrong"] for row in of.get(MASKS, ())), default=None),
         }
     return found
 
 
 EXPERIMENTS = {
     "reports": Experiment(
-        name="reports",
         about="public reports about PyTorch's partitioner, and the same steps under remat",
         cases=(
-            *grid(SIZES, BUDGETS, ("pytorch",)),
-            *grid(SIZES, BUDGETS, ("remat",)),
+            *grid(SIZES, BUDGETS, ("pytorch", "remat")),
             *grid((DEEP,), sides=("eager", "pytorch", "remat")),
             *grid((MASKS,), DROPPED, ("pytorch", "remat")),
         ),
         quick=grid((MASKS,), DROPPED, ("pytorch", "remat")),
         measure=measure_reports,
         summarise=summarise,
-        tables=("reports",),
     ),
 }

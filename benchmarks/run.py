@@ -10,70 +10,56 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import logging
 import sys
 import traceback
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import tables
-from benchmarks.experiment import (
-    Case,
-    Experiment,
-    Row,
-    measured,
-    read_rows,
-    result_path,
-    write_record,
-)
+from benchmarks.experiment import Case, Experiment, Row, measured, result_path, write_record
 
-#: The module of each experiment; there it is an entry of ``EXPERIMENTS``.
-MODULES = {
-    "gradients": "gradients",
-    "model-types": "gradients",
-    "plan-quality": "quality",
-    "flops": "quality",
-    "partition": "partition",
-    "compile-time": "partition",
-    "step": "step",
-    "peak": "memory",
-    "compiled-memory": "memory",
-    "fit": "memory",
-    "peak-plans": "plans",
-    "large-steps": "plans",
-    "schedules": "plans",
-    "frontier": "plans",
-    "hand-written": "handwritten",
-    "chunked-loss": "chunks",
-    "reports": "reports",
-    "offloading": "plans",
-    "hooks": "hooks",
-    "sac": "sac",
-    "solvers": "solvers",
-    "explorer": "explorer",
+#: Where the experiments are: each is an entry of ``EXPERIMENTS`` of its module.
+PLACES = {
+    "gradients": ("gradients", "model-types"),
+    "quality": ("plan-quality", "flops", "hand-written"),
+    "partition": ("partition", "compile-time"),
+    "step": ("step",),
+    "memory": ("peak", "compiled-memory", "fit", "hooks"),
+    "plans": ("peak-plans", "large-steps", "schedules", "frontier", "offloading", "explorer"),
+    "chunks": ("chunked-loss",),
+    "reports": ("reports",),
+    "sac": ("sac",),
+    "solvers": ("solvers",),
 }
+#: The module of each experiment.
+MODULES = {name: module for module, names in PLACES.items() for name in names}
 
 
 def experiment_of(name: str) -> Experiment:
     """An experiment by its name; imports its module."""
     module = importlib.import_module(f"benchmarks.{MODULES[name]}")
     found: Experiment = module.EXPERIMENTS[name]
-    return found
+    own = tuple({name} & tables.TABLES.keys())
+    return replace(found, name=name, tables=found.tables or own)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def parser_of(about: str) -> argparse.ArgumentParser:
+    """What every command of the benchmarks takes."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("experiment", choices=(*MODULES, "all"), metavar="EXPERIMENT")
     parser.add_argument("--quick", action="store_true", help="a small part of it")
     parser.add_argument("--only", default="", help="workloads, separated by commas")
     parser.add_argument("--budgets", default="", help="instead of the experiment's own")
-    parser.add_argument("--sides", default="", help="some of the experiment's")
     parser.add_argument("--json", type=Path, help="file of the results")
     parser.add_argument("--show", action="store_true", help="print the tables; measure nothing")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = parser_of(__doc__)
+    parser.add_argument("experiment", choices=(*MODULES, "all"), metavar="EXPERIMENT")
     parser.epilog = "experiments: " + ", ".join(MODULES)
     options = parser.parse_args(arguments)
     if options.experiment == "all" and options.json:
@@ -95,10 +81,8 @@ def run(
         show(experiment, json.loads(path.read_text()))
         return True
     cases = chosen(experiment, options, parser)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
     workloads = dict.fromkeys(case.workload for case in cases)
-    rows = read_rows(path) if options.only else []
+    rows: list[Row] = json.loads(path.read_text())["rows"] if options.only and path.exists() else []
     record: Row = {}
     missed: list[str] = []
     for workload in workloads:
@@ -125,13 +109,12 @@ def chosen(
 ) -> list[Case]:
     """The cases that the options ask for."""
     cases = list(experiment.quick if options.quick and not options.only else experiment.cases)
-    for option, field in (("only", "workload"), ("sides", "side")):
-        asked = [name for name in getattr(options, option).split(",") if name]
-        known = list(dict.fromkeys(getattr(case, field) for case in cases))
-        if unknown := [name for name in asked if name not in known]:
-            parser.error(f"--{option}: there is no '{unknown[0]}'; known: {', '.join(known)}")
-        if asked:
-            cases = [case for case in cases if getattr(case, field) in asked]
+    asked = [name for name in options.only.split(",") if name]
+    known = list(dict.fromkeys(case.workload for case in cases))
+    if unknown := [name for name in asked if name not in known]:
+        parser.error(f"--only: there is no '{unknown[0]}'; known: {', '.join(known)}")
+    if asked:
+        cases = [case for case in cases if case.workload in asked]
     if options.budgets and any(case.budget is None for case in cases):
         parser.error(f"--budgets: {experiment.name} has its own")
     if options.budgets:

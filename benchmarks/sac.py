@@ -17,17 +17,20 @@ The side ``program``: the program alone, for a Llama of many layers on fake tens
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import networkx as nx
 import torch
 from torch import nn
 
-from benchmarks.experiment import Case, Experiment, Row, grid, quiet, timed
-from benchmarks.workloads import CHECKPOINTED, Workload, text
+from benchmarks.experiment import KEPT_MEMORY, Case, Experiment, Row, grid, timed
+from benchmarks.figures import above
+from benchmarks.workloads import CHECKPOINTED, llama_of
 from remat.checkpointing import estimate, plan
 from remat.errors import BudgetError
 from remat.running.measure import StorageTracker, as_before, measure_step, run_backward, run_forward
@@ -36,69 +39,61 @@ from remat.sac.run.lifetimes import loss_only
 from remat.sac.solve.choices import ModuleChoice, candidates
 from remat.sac.solve.peaks import simulate
 from remat.sac.solve.step_plot import simulate_plan
+from tests.models import Step
 
 #: How far estimates of activation bytes may be off.
 BYTES_OFF = 0.03
 #: The gap at which PyTorch's program stops.
 THEIR_GAP = 0.05
 PS_PER_MS = 10**9
-#: glibc takes memory from its heap only, and gives none back: else the system clears pages while steps are timed.
-KEEP_MEMORY = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
-    "MALLOC_TOP_PAD_": str(2**26),
-}
 
 
 def measure(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
     torch.manual_seed(0)
-    for side, rows in (("step", steps), ("program", program)):
-        own = [case for case in cases if case.side == side]
-        if own:
-            yield from rows(name, own, 3 if quick else 15)
+    if cases[0].side == "step":
+        yield from steps(name, cases, 3 if quick else 15)
+    else:
+        yield from program(name, cases)
 
 
 def steps(name: str, cases: Sequence[Case], repeats: int) -> Iterator[Row]:
-    work = {**CHECKPOINTED, "small Llama": of_layers(2, width=48)}[name]
+    work = CHECKPOINTED.get(name) or llama_of(2, width=48)
     model, kwargs = work.model().train(), work.batch()
     tree = estimate(model, (), kwargs, mode="operator-level-benchmark")
-    eager = gradients(model, kwargs)
+    step = Step(model=model, kwargs=kwargs, loss=lambda out: out.loss)
+    eager = step.train().gradients
     for case in cases:
         try:
             found, solve_s = solved(tree, case.budget)
         except BudgetError as error:
             print(f"{name} at {case.budget}: {error}", flush=True)
             continue
-        held, peak = measured_bytes(model, kwargs, found)
-        given = [*model.parameters(), *model.buffers(), *kwargs.values()]
-        resident = sum(
-            {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in given}.values()
-        )
+        apply(model, found)
+        gradients = step.train().gradients
+        remove(model)
+        model.zero_grad(set_to_none=True)
+        held, measured = measured_bytes(model, kwargs, found)
         simulated = simulate_plan(tree, found)
-        again_ms = found.recompute_ms, measured_again(model, kwargs, found, repeats)
         yield case.row(
             budget_bytes=found.budget_bytes,
             modules=len(found.modules),
-            activations=(int(simulated.memory[tree.forward_end]) - resident, held),
-            peak=(found.peak_bytes, peak),
-            again_ms=again_ms,
-            equal=all(map(torch.equal, eager, gradients(apply(model, found), kwargs))),
+            activations=(int(simulated.memory[tree.forward_end]) - measured.input_bytes, held),
+            peak=(found.peak_bytes, measured.peak_bytes),
+            again_ms=(found.recompute_ms, measured_again(model, kwargs, found, repeats)),
+            equal=all(torch.equal(gradients[name], each) for name, each in eager.items()),
             solve_s=solve_s,
             theirs=their_plan(tree, found.budget_bytes),
         )
-        remove(model)
 
 
-def program(name: str, cases: Sequence[Case], _: int) -> Iterator[Row]:
+def program(name: str, cases: Sequence[Case]) -> Iterator[Row]:
     """The program alone, for a Llama of many layers."""
-    layers = int(name.split()[2])
-    work = of_layers(layers)
+    work = llama_of(int(name.split()[2]))
     with torch.device("meta"):
         tree = estimate(work.model().train(), (), work.batch())
     for case in cases:
         ours, solve_s = solved(tree, case.budget)
         yield case.row(
-            layers=layers,
             modules=len(tree.modules),
             budget_bytes=ours.budget_bytes,
             peak=ours.peak_bytes,
@@ -109,25 +104,17 @@ def program(name: str, cases: Sequence[Case], _: int) -> Iterator[Row]:
         )
 
 
-def of_layers(layers: int, width: int = 384) -> Workload:
-    return text(
-        "llama", 4, 256, "", vocab_size=512, hidden_size=width, intermediate_size=11 * width // 4,
-        num_hidden_layers=layers, num_attention_heads=6,
-    )  # fmt: skip
-
-
 def solved(tree: Any, share: float | None) -> tuple[SACPlan, tuple[float, float]]:
     """The plan within a share of the peak, and seconds: at PyTorch's gap, and at the default one."""
     import scipy.optimize  # noqa: F401 - as PuLP is imported before theirs is timed
 
-    assert share is not None
     coarse_s = timed(lambda: plan(tree, memory=share, gap=THEIR_GAP))[0]
     default_s, _, found = timed(lambda: plan(tree, memory=share))
     return found, (coarse_s, default_s)
 
 
-def measured_bytes(model: nn.Module, kwargs: dict[str, Any], found: SACPlan) -> tuple[int, int]:
-    """Activation bytes at the end of forward and the peak of the step, both under a plan."""
+def measured_bytes(model: nn.Module, kwargs: dict[str, Any], found: SACPlan) -> tuple[int, Any]:
+    """Activation bytes at the end of forward, and the memory of the step, both under a plan."""
     apply(model, found)
     resident = [*model.parameters(), *model.buffers()]
     try:
@@ -140,10 +127,9 @@ def measured_bytes(model: nn.Module, kwargs: dict[str, Any], found: SACPlan) -> 
                 result = run_forward(loss_only(model), (), kwargs)
                 held = tracker.current - before
             del result
-        peak = measure_step(loss_only(model), (), kwargs, resident=resident).peak_bytes
+        return held, measure_step(loss_only(model), (), kwargs, resident=resident)
     finally:
         remove(model)
-    return held, peak
 
 
 def measured_again(model: nn.Module, kwargs: dict[str, Any], found: SACPlan, repeats: int) -> float:
@@ -151,43 +137,32 @@ def measured_again(model: nn.Module, kwargs: dict[str, Any], found: SACPlan, rep
 
     A module runs again while backward runs: from there on, the time of its forward counts.
     """
-    spent, backward = [0.0], [False]
+    spent: list[float] = []
 
-    def timed_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def clocked(forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **named: Any) -> Any:
             started = time.perf_counter()
             try:
                 return forward(*args, **named)
-            finally:
-                if backward[0]:
-                    spent[0] += time.perf_counter() - started
+            finally:  # checkpointing stops early, by an exception
+                spent.append(time.perf_counter() - started)
 
         return run
 
-    modules = [model.get_submodule(m.name) for m in found.modules]
-    for module in modules:
-        module.__dict__["forward"] = timed_forward(module.forward)
-    apply(model, found)
     found_ms = []
-    for _ in range(repeats):
-        spent[0], backward[0] = 0.0, False
-        result = run_forward(loss_only(model), (), kwargs)
-        backward[0] = True
-        run_backward(result)
-        found_ms.append(1e3 * spent[0])
-        model.zero_grad(set_to_none=True)
-    remove(model)
-    for module in modules:
-        del module.__dict__["forward"]
+    with contextlib.ExitStack() as stack:
+        for chosen in found.modules:
+            module = model.get_submodule(chosen.name)
+            stack.enter_context(mock.patch.object(module, "forward", clocked(module.forward)))
+        apply(model, found)
+        for _ in range(repeats):
+            result = run_forward(loss_only(model), (), kwargs)
+            spent.clear()
+            run_backward(result)
+            found_ms.append(1e3 * sum(spent))
+            model.zero_grad(set_to_none=True)
+        remove(model)
     return statistics.median(found_ms)
-
-
-def gradients(model: nn.Module, kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Gradients of one step with one seed; statistics in buffers are put back."""
-    with as_before([*model.parameters(), *model.buffers()], torch.device("cpu")):
-        torch.manual_seed(3)
-        run_backward(run_forward(loss_only(model), (), kwargs))
-        return [p.grad for p in model.parameters() if p.grad is not None]
 
 
 def their_plan(tree: Any, budget: int) -> Row:
@@ -195,16 +170,15 @@ def their_plan(tree: Any, budget: int) -> Row:
 
     Returns:
         The recompute time and the peak that it states; the recompute time and the simulated peak of its decision; whether
-        that is within the budget; its seconds, policies not included; how many modules it checkpoints.
+        that is within the budget; its seconds, policies not included.
     """
     from torch.distributed._tools import sac_ilp
 
     units = [tree.modules[k].name for k in candidates(tree)]
     graph = as_graph(tree)
-    with quiet():
-        solve_s, _, (chosen, said_ms, said_bytes) = timed(
-            lambda: sac_ilp.sac_milp(graph, budget / 2**30, ac_units=units)
-        )
+    solve_s, _, (chosen, said_ms, said_bytes) = timed(
+        lambda: sac_ilp.sac_milp(graph, budget / 2**30, ac_units=units)
+    )
     decision: dict[int, ModuleChoice] = {}
     places = {m.name: k for k, m in enumerate(tree.modules)}
     for name, discarded in chosen.items():
@@ -222,14 +196,12 @@ def their_plan(tree: Any, budget: int) -> Row:
         )
     peak = simulate(tree, decision, tree.memory()).peak_bytes
     return {
-        "found": said_bytes >= 0,
         "said_ms": said_ms,
         "said_bytes": said_bytes,
         "recompute_ms": sum(c.recompute_ps for c in decision.values()) / PS_PER_MS,
         "peak_bytes": int(peak),
         "fits": bool(peak <= budget),
         "solve_s": solve_s,
-        "modules": len(decision),
     }
 
 
@@ -253,33 +225,24 @@ def as_graph(tree: Any) -> Any:
     return graph
 
 
-def node_of(tree: Any, module: Any) -> Any:
-    call = module.calls[0]
+def node_of(tree: Any, module: Any) -> Row:
+    """What PyTorch's program reads of a module."""
+    call, stats = module.calls[0], module.stats
     node: Row = {
         "fqn": module.name,
         "param_per_module": module.parameter_bytes,
-        "grad_per_module": module.parameter_bytes,
         "grad_total": int(tree.gradients[call.back]),
         "act_fw_per_module": module.activation_bytes,
         "act_total": int(tree.other[call.back]),
         "act_grad_per_module": call.gradient_bytes,
-        "is_leaf": module.is_leaf or module.stats is None,
-        "sac_runtime": 0.0,
-        "sac_memory": 0,
-        "n_segments": 0,
-        "slopes": [],
-        "intercepts": [],
+        "is_leaf": module.is_leaf or stats is None,
     }
-    if not node["is_leaf"]:
-        fitted = upper_envelope(module.stats, greedy_order(module.stats))
-        node |= {
-            "sac_runtime": fitted.sac_runtime,
-            "sac_memory": max(1, fitted.sac_memory),
-            "n_segments": fitted.n_segments,
-            "slopes": fitted.slopes,
-            "intercepts": fitted.intercepts,
-        }
-    return node
+    names = ("sac_runtime", "sac_memory", "n_segments", "slopes", "intercepts")
+    if node["is_leaf"]:
+        return {**node, **dict(zip(names, (0.0, 0, 0, [], []), strict=True))}
+    fitted = upper_envelope(stats, greedy_order(stats))
+    node |= {name: getattr(fitted, name) for name in names}
+    return {**node, "sac_memory": max(1, fitted.sac_memory)}
 
 
 def summarise(rows: list[Row]) -> Row:
@@ -294,14 +257,12 @@ def summarise(rows: list[Row]) -> Row:
 
 
 def missed(summary: Row) -> list[str]:
-    off = summary["largest_activations_off"]
-    too_far = [f"activation bytes are off by {off:.1%}"] if off > BYTES_OFF else []
-    return too_far + [f"{name}: other gradients" for name in summary["other_gradients"]]
+    others = [f"{name}: other gradients" for name in summary["other_gradients"]]
+    return above(summary, {"largest_activations_off": BYTES_OFF}) + others
 
 
 EXPERIMENTS = {
     "sac": Experiment(
-        name="sac",
         about="selective checkpointing of modules: estimated, measured, and PyTorch's sac_milp",
         cases=(
             *grid(CHECKPOINTED, (0.85, 0.7), ("step",)),
@@ -315,7 +276,6 @@ EXPERIMENTS = {
         summarise=summarise,
         tables=("checkpointing", "checkpointing-large"),
         missed=missed,
-        apart=True,
-        environment=KEEP_MEMORY,
+        environment=KEPT_MEMORY,
     ),
 }

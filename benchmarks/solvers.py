@@ -16,135 +16,55 @@ of the total.
 from __future__ import annotations
 
 import contextlib
-import resource
+import itertools
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import remat
-from benchmarks.experiment import Case, Experiment, Row, grid, in_process
+from benchmarks.experiment import INSTANCES, Case, Experiment, Row, grid, in_process
 from remat.errors import SolverError
 from remat.plugins import isolated, registry
 from remat.solvers import KnapsackProblem, Solver, Status, run
 from remat.solvers.bounds import relax
 from remat.testing.families import FAMILIES, family
+from tests.testing import mutants
 
-INSTANCES = Path(__file__).parent / "instances"
 LIMIT_S = 1.0
 GRACE_S = 1.0
 OURS = ("native", "auto", "dp", "greedy")
 PEERS = ("cpsat", "milp", "pulp")
 
 
-class TorchKnapsack(Solver):
-    """A function of ``torch._functorch._activation_checkpointing.knapsack``."""
+class TorchIlp(mutants.TorchIlp):  # type: ignore[misc]
+    """Its answers may be above the capacity, so they prove nothing."""
 
-    function: ClassVar[str] = ""
-    time_limit: ClassVar[bool] = False
-
-    def solve(self, problem: KnapsackProblem, **kwargs: Any) -> list[int]:
-        from torch._functorch._activation_checkpointing import knapsack
-
-        total = problem.total_weight or 1
-        memory = [weight / total for weight in problem.weights]
-        runtimes = [float(value) for value in problem.values]
-        room = min(1.0, problem.capacity / total)
-        saved: list[int] = getattr(knapsack, self.function)(memory, runtimes, room)[1]
-        return saved
-
-    def refuses(self, problem: KnapsackProblem) -> str | None:
-        # Imported here, so that in a process of its own the clock does not count it.
-        from torch._functorch._activation_checkpointing import knapsack
-
-        return None if hasattr(knapsack, self.function) else f"torch has no {self.function}"
+    exact: ClassVar[bool] = False
 
 
-class TorchGreedy(TorchKnapsack):
-    name: ClassVar[str] = "torch-greedy"
-    function: ClassVar[str] = "greedy_knapsack"
+FROM_TORCH = (mutants.TorchGreedy, TorchIlp, mutants.TorchDp, mutants.TorchHirschberg)
 
 
-class TorchIlp(TorchKnapsack):
-    name: ClassVar[str] = "torch-ilp"
-    function: ClassVar[str] = "ilp_knapsack"
-
-
-class TorchDp(TorchKnapsack):
-    name: ClassVar[str] = "torch-dp"
-    function: ClassVar[str] = "dp_knapsack"
-
-
-class TorchHirschberg(TorchKnapsack):
-    name: ClassVar[str] = "torch-hirschberg"
-    function: ClassVar[str] = "dp_knapsack_sliding_hirschberg"
-
-
-FROM_TORCH: tuple[type[TorchKnapsack], ...] = (TorchGreedy, TorchIlp, TorchDp, TorchHirschberg)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One problem of the grid; ``peers``: whether the slow ones face it too."""
-
-    family: str
-    items: int
-    span: int
-    share: int
-    seed: int
-    peers: bool
-
-    def problem(self) -> KnapsackProblem:
-        return family(
-            self.family, items=self.items, span=self.span, share=self.share, seed=self.seed
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The answer of one solver to one cell; no value if none fits."""
-
-    solver: str
-    cell: Cell
-    seconds: float
-    value: int | None = None
-    bound: int | None = None
-    proven: bool = False
-    infeasible: bool = False
-    reason: str | None = None
-
-
-def cells(quick: bool) -> Iterator[Cell]:
+def problems(quick: bool) -> Iterator[tuple[str, bool, KnapsackProblem]]:
+    """The problems of the grid with their families, and whether the slow peers face them too."""
     sizes = (50, 300) if quick else (50, 300, 1_000, 10_000)
     spans = (10**3, 10**7) if quick else (10**3, 10**5, 10**7)
     draws = ((50, 1),) if quick else tuple((h, s) for h in (10, 50, 90) for s in (1, 2, 3))
-    for name in list(FAMILIES)[:2] if quick else FAMILIES:
-        for items in sizes:
-            for span in spans:
-                for share, seed in draws:
-                    peers = seed == 1 and share == 50 and items <= 1_000 and span != 10**5
-                    yield Cell(
-                        family=name, items=items, span=span, share=share, seed=seed, peers=peers
-                    )
+    names = list(FAMILIES)[: 2 if quick else None]
+    for name, items, span, (share, seed) in itertools.product(names, sizes, spans, draws):
+        shared = seed == 1 and share == 50 and items <= 1_000 and span != 10**5
+        yield name, shared, family(name, items=items, span=span, share=share, seed=seed)
 
 
 def contestants() -> tuple[list[Solver], list[Solver]]:
     """remat's, in this process; peers, each in its own. A solver that is not installed is missing."""
-    ours, peers = [], []
-    for name in (*OURS, *PEERS):
-        try:
-            solver = registry().solver(name)
-        except SolverError as error:
-            print(f"note: {error}", file=sys.stderr)
-            continue
-        if name in OURS:
-            ours.append(solver)
-        else:
-            peers.append(isolated(solver, grace_s=GRACE_S))
-    peers += [isolated(kind(), grace_s=GRACE_S) for kind in FROM_TORCH]
+    known = registry().solver_names()
+    ours = [registry().solver(name) for name in OURS if name in known]
+    others = [registry().solver(name) for name in PEERS if name in known]
+    others += [kind() for kind in FROM_TORCH]
+    peers = [isolated(solver, grace_s=GRACE_S) for solver in others]
     for solver in (*ours, *peers):
         warm_up(solver)
     return ours, peers
@@ -156,63 +76,52 @@ def warm_up(solver: Solver) -> None:
         run(solver, family("weakly-correlated", items=40, span=1_000, share=50, seed=1))
 
 
-def attempt(solver: Solver, cell: Cell, problem: KnapsackProblem) -> Outcome:
-    start = time.perf_counter()
+def attempt(solver: Solver, problem: KnapsackProblem, limit_s: float | None = LIMIT_S) -> Row:
+    """The answer of one solver to one problem; no value if none fits."""
+    found: Row = {"side": solver.name, "value": None, "bound": None, "proven": False}
+    start, reason = time.perf_counter(), None
     try:
-        solution = run(solver, problem, time_limit=LIMIT_S)
+        solution = run(solver, problem, time_limit=limit_s)
     except SolverError as error:
-        seconds = time.perf_counter() - start
+        reason = str(error)
+    seconds = time.perf_counter() - start
+    if reason is None:
+        proven = solution.status is Status.OPTIMAL
+        found |= {"value": solution.value, "bound": solution.bound, "proven": proven}
+    else:
         warm_up(solver)  # it may have been killed
-        return Outcome(
-            solver=solver.name,
-            cell=cell,
-            seconds=seconds,
-            infeasible="overweight" in str(error),
-            reason=str(error),
-        )
-    return Outcome(
-        solver=solver.name,
-        cell=cell,
-        seconds=time.perf_counter() - start,
-        value=solution.value,
-        bound=solution.bound,
-        proven=solution.status is Status.OPTIMAL,
-    )
+    return {**found, "seconds": seconds, "reason": reason}
 
 
 def grid_rows(quick: bool) -> Iterator[Row]:
     ours, peers = contestants()
-    outcomes: list[Outcome] = []
-    for cell in cells(quick):
-        problem = cell.problem()
-        facing = (*ours, *(peers if cell.peers else ()))
-        outcomes += [attempt(solver, cell, problem) for solver in facing]
-    bounds: dict[Cell, int] = {}
-    for o in outcomes:
-        known = bounds[o.cell] if o.cell in bounds else relax(o.cell.problem()).bound
-        bounds[o.cell] = known if o.bound is None else min(known, o.bound)
-    for shared in (False, True):
-        counted = [o for o in outcomes if o.cell.peers or not shared]
-        for name in (*FAMILIES, "all"):
-            for solver in dict.fromkeys(o.solver for o in outcomes):
-                mine = [o for o in counted if o.solver == solver and name in (o.cell.family, "all")]
-                if mine:
-                    facts = {"side": solver, "shared": shared, "family": name}
-                    yield {**facts, **figures(mine, bounds)}
+    answers: list[Row] = []
+    for name, shared, problem in problems(quick):
+        own = [attempt(solver, problem) for solver in (*ours, *(peers if shared else ()))]
+        bounds = (answer["bound"] for answer in own if answer["bound"] is not None)
+        bound = min((relax(problem).bound, *bounds))
+        for answer in own:
+            if answer["value"] is not None:
+                answer["gap"] = (bound - answer["value"]) / max(1, bound)
+            answers.append({**answer, "family": name, "shared": shared})
+    for shared, name in itertools.product((False, True), (*FAMILIES, "all")):
+        counted = [a for a in answers if a["shared"] >= shared and name in (a["family"], "all")]
+        for solver in dict.fromkeys(answer["side"] for answer in answers):
+            if mine := [answer for answer in counted if answer["side"] == solver]:
+                yield {"side": solver, "shared": shared, "family": name, **figures(mine)}
 
 
-def figures(mine: Sequence[Outcome], bounds: dict[Cell, int]) -> Row:
-    """The figures of one solver over some cells."""
-    valued = [(o.value, bounds[o.cell]) for o in mine if o.value is not None]
-    in_time = [o for o in mine if o.seconds <= LIMIT_S * 1.05]
+def figures(mine: Sequence[Row]) -> Row:
+    """The figures of one solver over some answers."""
+    in_time = [answer for answer in mine if answer["seconds"] <= LIMIT_S * 1.05]
     return {
         "cells": len(mine),
-        "proven": sum(o.proven for o in in_time) / len(mine),
-        "feasible": sum(o.value is not None for o in in_time) / len(mine),
-        "median_s": statistics.median(o.seconds for o in mine),
-        "worst_s": max(o.seconds for o in mine),
-        "worst_gap": max(((b - v) / max(1, b) for v, b in valued), default=None),
-        "infeasible": sum(o.infeasible for o in mine),
+        "proven": sum(answer["proven"] for answer in in_time) / len(mine),
+        "feasible": sum(answer["value"] is not None for answer in in_time) / len(mine),
+        "median_s": statistics.median(answer["seconds"] for answer in mine),
+        "worst_s": max(answer["seconds"] for answer in mine),
+        "worst_gap": max((answer["gap"] for answer in mine if "gap" in answer), default=None),
+        "infeasible": sum("overweight" in (answer["reason"] or "") for answer in mine),
     }
 
 
@@ -224,25 +133,12 @@ def real_rows(quick: bool) -> Iterator[Row]:
         problem = made.problem
         name = f"{made.name} at {problem.capacity / max(1, problem.total_weight):.0%}"
         for solver in (*ours, *peers):
-            seconds, reason, solution = [], None, None
-            for _ in range(5 if solver in ours else 1):
-                start = time.perf_counter()
-                try:
-                    # PyTorch's dp is given its time: the comparison is by how much.
-                    limit = None if solver.name.startswith("torch") else LIMIT_S
-                    solution = run(solver, problem, time_limit=limit)
-                except SolverError as error:
-                    reason = str(error)
-                seconds.append(time.perf_counter() - start)
-            yield {
-                "side": solver.name,
-                "instance": name,
-                "items": len(problem),
-                "seconds": statistics.median(seconds),
-                "value": None if solution is None else solution.value,
-                "proven": solution is not None and solution.status is Status.OPTIMAL,
-                "reason": reason,
-            }
+            # PyTorch's dp is given its time: the comparison is by how much.
+            limit_s = None if solver.name.startswith("torch") else LIMIT_S
+            runs = [attempt(solver, problem, limit_s) for _ in range(5 if solver in ours else 1)]
+            seconds = statistics.median(answer["seconds"] for answer in runs)
+            facts = {"instance": name, "items": len(problem), "seconds": seconds}
+            yield {**runs[-1], **facts}
 
 
 def peak_bytes() -> int:
@@ -251,8 +147,9 @@ def peak_bytes() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(x.split()[1]) for x in lines if x.startswith("VmHWM")) * 1024
     except OSError:
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        from remat.passes.instruments.timing import resident_bytes  # imports torch
+
+        return resident_bytes()  # the largest so far, where there is no /proc
 
 
 def memory_of(name: str, kind: str) -> Iterator[Row]:
@@ -273,11 +170,7 @@ def memory_rows(quick: bool) -> Iterator[Row]:
                 yield {"side": name, "family": kind, **row}
 
 
-PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
-    "grid": grid_rows,
-    "real": real_rows,
-    "memory": memory_rows,
-}
+PARTS = {"grid": grid_rows, "real": real_rows, "memory": memory_rows}
 
 
 def measure(name: str, asked: Sequence[Case], quick: bool) -> Iterator[Row]:
@@ -287,7 +180,6 @@ def measure(name: str, asked: Sequence[Case], quick: bool) -> Iterator[Row]:
 
 EXPERIMENTS = {
     "solvers": Experiment(
-        name="solvers",
         about="knapsack solvers side by side, PyTorch's among them",
         cases=grid(PARTS, sides=("all",)),
         quick=grid(PARTS, sides=("all",)),

@@ -13,8 +13,7 @@ of the ratios within rounds. The peak is that of forward and backward, parameter
 record of every allocation.
 
 The time of recomputing is predicted by several cost models, calibrated for this machine, and measured as the time beyond the
-step of the same partitioner at budget 1. The allocator keeps freed memory, since page faults cost as much as recomputing:
-glibc gives large blocks back to the system and takes them anew at each step, a page fault for every 4 KiB.
+step of the same partitioner at budget 1. The allocator keeps freed memory, since page faults cost as much as recomputing.
 
 On a machine that does other work too, OMP_WAIT_POLICY=passive in the environment keeps waiting threads off the cores.
 """
@@ -22,26 +21,25 @@ On a machine that does other work too, OMP_WAIT_POLICY=passive in the environmen
 from __future__ import annotations
 
 import copy
-import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+from unittest import mock
 
 import torch
 from scipy.stats import spearmanr
-from torch import fx, nn
+from torch import nn
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch
 
 import remat
-from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid, quiet
-from benchmarks.torch_partitioner import TorchPartitioner
+from benchmarks.experiment import KEPT_MEMORY, Case, Experiment, Row, grid
+from benchmarks.torch_partitioner import Split, partition, run_twice
 from benchmarks.workloads import STEPS, Batch, Workload
-from remat.graph.costs.measure import describe_device
 from remat.graph.joint import JointGraph
 from remat.planning.pipelines import prepare
 from remat.plugins.registry import registry
@@ -53,21 +51,9 @@ COSTS = ("roofline-fused:cpu", "inductor:cpu", "profile:cpu")
 LIMIT = 1e-3
 #: Steps of which losses are compared: training doubles their differences every few steps.
 COMPARED = 22
-#: Share of PyTorch's own step at budget 1 from which its recomputing is said to cost much.
-MUCH = 0.05
 SIDES = ("pytorch", "pytorch again", "remat", "remat peak")
 #: Standard error of the median of normally distributed numbers, for the distance of their quartiles and one number.
 OF_MEDIANS = 1.2533 / 1.349
-#: An allocator that keeps freed memory.
-KEPT_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**32),
-    "MALLOC_TRIM_THRESHOLD_": str(2**34),
-    "MALLOC_TOP_PAD_": str(2**28),
-}
-
-
-def operators(module: fx.GraphModule) -> frozenset[str]:
-    return frozenset(n.name for n in module.graph.nodes if n.op == "call_function")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,7 +68,6 @@ class Variant:
         predicted_ps: by cost model, the cost of the operators that run in forward and again in backward.
         losses: by step.
         step_ms: milliseconds of each step: forward, backward and optimizer.
-        forward_ms: milliseconds until the loss is known.
         peak_bytes: of each measurement.
     """
 
@@ -93,7 +78,6 @@ class Variant:
     predicted_ps: dict[str, int] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     step_ms: list[float] = field(default_factory=list)
-    forward_ms: list[float] = field(default_factory=list)
     peak_bytes: list[int] = field(default_factory=list)
 
 
@@ -115,13 +99,9 @@ def variants(name: str, budgets: Sequence[float]) -> list[Variant]:
     batch = work.batches(1)[0]
     made: list[Variant] = []
 
-    def add(
-        side: str, budget: float | None, backend: str = "", options: Row | None = None
-    ) -> Variant:
+    def add(side: str, budget: float | None, **how: Any) -> Variant:
         model = copy.deepcopy(original)
-        step: Any = model
-        if options is not None:
-            step = torch.compile(model, backend=backend, options=options)
+        step: Any = torch.compile(model, **how) if how else model
         case = Case(workload=name, budget=budget, side=side)
         variant = Variant(case=case, model=model, step=step)
         step(**batch).backward()
@@ -130,33 +110,33 @@ def variants(name: str, budgets: Sequence[float]) -> list[Variant]:
         made.append(variant)
         return variant
 
-    def recompute(variant: Variant, saved_bytes: int, twice: Iterable[str]) -> None:
-        variant.saved_bytes, names = saved_bytes, list(twice)
+    def recompute(variant: Variant, saved_bytes: int, twice: Sequence[str]) -> None:
+        variant.saved_bytes = saved_bytes
         for cost, table in prices.items():
-            variant.predicted_ps[cost] = sum(table.get(name, 0) for name in names)
+            variant.predicted_ps[cost] = sum(table.get(name, 0) for name in twice)
 
     def ours(side: str, budget: float, asked: Any) -> None:
         known = len(remat.plans())
         # An option that no other variant has, else Dynamo takes a step that it has compiled for another one.
         options = {"budget": asked, "rank_wait_s": 30 + len(made) / 1000}
         try:
-            variant = add(side, budget, "remat", options)
+            variant = add(side, budget, backend="remat", options=options)
         except Exception as error:  # Dynamo's, around ours: no plan is within that peak
             print(f"{name}: {side} at {budget}: {error}", flush=True)
             return
         (plan,) = remat.plans()[known:]
-        recompute(variant, plan.saved_bytes, operators(plan.forward) & operators(plan.backward))
+        recompute(variant, plan.saved_bytes, run_twice((plan.forward, plan.backward)))
 
     joint = remat.capture(copy.deepcopy(original), (), batch)
-    prices, splits = prices_of(joint), TorchPartitioner(joint)
+    prices = prices_of(joint)
     add("eager", None)
     for budget in (1.0, *budgets):
-        theirs = splits.split(budget)
+        theirs = Split.of(joint, partition(joint.copy(), budget))
         for side in SIDES[:2]:
             # An option that no other variant has, as below; it is of a tuner that is off.
             options = {"autotune_num_choices_displayed": 10 + len(made)}
             with functorch.patch(activation_memory_budget=budget):
-                variant = add(side, budget, "inductor", options)
+                variant = add(side, budget, options=options)
             recompute(variant, theirs.saved_bytes, theirs.twice)
         ours("remat", budget, remat.Saved(theirs.saved_bytes) if budget < 1 else 1.0)
         if budget < 1:
@@ -165,8 +145,7 @@ def variants(name: str, budgets: Sequence[float]) -> list[Variant]:
 
 
 def peak_of(variant: Variant, batch: Batch) -> int:
-    with quiet():
-        return measure_step(variant.step, kwargs=batch, by="allocator").peak_bytes
+    return measure_step(variant.step, kwargs=batch, by="allocator").peak_bytes
 
 
 def train(made: Sequence[Variant], work: Workload, steps: int) -> None:
@@ -176,22 +155,15 @@ def train(made: Sequence[Variant], work: Workload, steps: int) -> None:
         for turn in range(len(made)):
             i = (turn + at) % len(made)
             torch.manual_seed(at)
-            one_step(made[i], optimizers[i], batch, counted=at >= 2)
-
-
-def one_step(v: Variant, optimizer: Any, batch: Batch, *, counted: bool) -> None:
-    optimizer.zero_grad(set_to_none=True)
-    start = time.perf_counter()
-    loss = v.step(**batch)
-    between = time.perf_counter()
-    loss.backward()
-    optimizer.step()
-    end = time.perf_counter()
-    optimizer.zero_grad(set_to_none=True)
-    v.losses.append(float(loss.detach()))
-    if counted:
-        v.step_ms.append((end - start) * 1e3)
-        v.forward_ms.append((between - start) * 1e3)
+            start = time.perf_counter()
+            loss = made[i].step(**batch)
+            loss.backward()
+            optimizers[i].step()
+            seconds = time.perf_counter() - start
+            optimizers[i].zero_grad(set_to_none=True)
+            made[i].losses.append(float(loss.detach()))
+            if at >= 2:
+                made[i].step_ms.append(1e3 * seconds)
 
 
 def measure(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
@@ -199,15 +171,15 @@ def measure(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
     # Operators are timed anew for the cost model ``profile``, whatever is known from before.
     with (
         tempfile.TemporaryDirectory() as folder,
+        mock.patch.dict("os.environ", REMAT_CACHE=folder),
         torch._dynamo.config.patch(recompile_limit=64),
         functorch.patch(enable_autograd_cache=False),
     ):
-        os.environ["REMAT_CACHE"] = folder
         yield from timed_steps(name, cases, 5 if quick else 20)
 
 
 def timed_steps(name: str, cases: Sequence[Case], steps: int) -> Iterator[Row]:
-    work, start, load = STEPS[name], time.perf_counter(), os.getloadavg()[0]
+    work, start = STEPS[name], time.perf_counter()
     made = variants(name, [b for b in dict.fromkeys(case.budget for case in cases) if b < 1])
     batch, compiled = work.batches(1)[0], counters["stats"]["unique_graphs"]
     train(made, work, steps)
@@ -219,13 +191,10 @@ def timed_steps(name: str, cases: Sequence[Case], steps: int) -> Iterator[Row]:
     yield Case(workload=name, side="model").row(
         about=work.about,
         parameters=sum(p.numel() for p in made[0].model.parameters()),
-        dtype="float32",
-        device=describe_device(torch.device("cpu")),
         steps=steps,
         largest_loss_difference=loss_difference(made, draws=work.draws),
         loss_difference_allowed=LIMIT,
         costs={cost: registry().cost_model(cost).key() for cost in COSTS},
-        load_average_before_and_after=[round(load, 1), round(os.getloadavg()[0], 1)],
         elapsed_s=round(time.perf_counter() - start, 1),
     )
     yield from rows_of_variants(made)
@@ -243,56 +212,40 @@ def loss_difference(made: Sequence[Variant], *, draws: bool) -> float:
 
 
 def quartiles(values: Sequence[float]) -> list[float]:
-    if len(values) < 2:
-        return [values[0]] * 3
     return [round(q, 3) for q in statistics.quantiles(values, n=4, method="inclusive")]
 
 
 def rows_of_variants(made: Sequence[Variant]) -> Iterator[Row]:
     by_case = {(v.case.side, v.case.budget): v for v in made}
-    full = {who: by_case[who, 1.0] for who in ("pytorch", "remat")}
     for v in made:
         other = by_case["pytorch", v.case.budget or 1.0]
-        own = full["pytorch" if v.case.side.startswith("pytorch") else "remat"]
-
-        def beyond(reference: Variant, v: Variant = v) -> list[float]:
-            return quartiles([a - b for a, b in zip(v.step_ms, reference.step_ms, strict=True)])
-
+        own = by_case["pytorch" if v.case.side.startswith("pytorch") else "remat", 1.0]
         ratios = [a / b for a, b in zip(v.step_ms, other.step_ms, strict=True)]
+        added = [a - b for a, b in zip(v.step_ms, own.step_ms, strict=True)]
         peak = statistics.median(v.peak_bytes)
         yield v.case.row(
             saved_bytes=v.saved_bytes,
             step_ms=quartiles(v.step_ms),
-            forward_ms=quartiles(v.forward_ms),
             to_pytorch=quartiles(ratios),
-            added_ms=beyond(full["pytorch"]),
-            added_to_own_ms=beyond(own),
+            added_to_own_ms=quartiles(added),
             peak_bytes=peak,
             peak_to_pytorch=round(peak / statistics.median(other.peak_bytes), 4),
-            peak_spread_bytes=max(v.peak_bytes) - min(v.peak_bytes),
             predicted_recompute_ms={k: round(p / 1e9, 4) for k, p in v.predicted_ps.items()},
-            last_loss=v.losses[-1],
         )
 
 
 def summarise(rows: list[Row]) -> Row:
     """The totals over all models.
 
-    ``much`` and ``little`` are the cells in which PyTorch's recomputing costs at least, or less than, `MUCH` of its
-    step at budget 1; ratios are to PyTorch at the same budget. ``predicted`` is by each cost model, of the operators recomputed
-    beyond those that the same side recomputes at budget 1: the rank correlation with the time that was measured beyond that
-    step, the one that exact predictions would have under the noise of these medians, and the sum of all predicted over the sum
-    of all measured; of the plans that remat compiled, and of all.
+    ``predicted`` is by each cost model, of the operators recomputed beyond those that the same side recomputes at budget 1: the
+    rank correlation with the time that was measured beyond that step, the one that exact predictions would have under the noise
+    of these medians, and the sum of all predicted over the sum of all measured; of the plans that remat compiled, and of all.
     """
     by_case = {(r["workload"], r["side"], r["budget"]): r for r in rows}
-    cells: dict[str, dict[str, list[float]]] = {"much": {}, "little": {}}
     points: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     for (name, side, budget), row in by_case.items():
         if budget in (None, 1):
             continue
-        theirs, full = by_case[name, "pytorch", budget], by_case[name, "pytorch", 1.0]
-        much = theirs["added_ms"][1] / full["step_ms"][1] >= MUCH
-        cells["much" if much else "little"].setdefault(side, []).append(row["to_pytorch"][1])
         own = by_case[name, "pytorch" if side.startswith("pytorch") else "remat", 1.0]
         steps = by_case[name, "model", None]["steps"]
         low, middle, high = row["added_to_own_ms"]
@@ -303,36 +256,26 @@ def summarise(rows: list[Row]) -> Row:
                 if whose == "all" or side.startswith(whose):
                     of = points.setdefault((whose, model.partition(":")[0]), [])
                     of.append((ms, middle, noise))
-    found: Row = {
-        kind: {
-            side: {
-                "cells": len(ratios),
-                "geometric_mean": round(geometric_mean(ratios), 4),
-                "largest": max(ratios),
-                "smallest": min(ratios),
-            }
-            for side, ratios in by_side.items()
-        }
-        for kind, by_side in cells.items()
-    }
-    found["predicted"] = {
-        f"{whose}, {model}": {
-            "plans": len(pairs),
-            "spearman": rank_correlation([a for a, *_ in pairs], [b for _, b, _ in pairs]),
-            "spearman_if_exact": if_exact(pairs),
-            "predicted_to_measured": round(
-                sum(a for a, *_ in pairs) / sum(b for _, b, _ in pairs), 4
-            ),
-        }
-        for (whose, model), pairs in sorted(points.items(), reverse=True)
-    }
-    found["losses_apart"] = [
+    apart = (
         row["workload"]
         for row in rows
         if row["side"] == "model"
         and not row["largest_loss_difference"] <= row["loss_difference_allowed"]
-    ]
-    return found
+    )
+    return {
+        "predicted": {
+            f"{whose}, {model}": {
+                "plans": len(pairs),
+                "spearman": rank_correlation([a for a, *_ in pairs], [b for _, b, _ in pairs]),
+                "spearman_if_exact": if_exact(pairs),
+                "predicted_to_measured": round(
+                    sum(a for a, *_ in pairs) / sum(b for _, b, _ in pairs), 4
+                ),
+            }
+            for (whose, model), pairs in sorted(points.items(), reverse=True)
+        },
+        "losses_apart": list(apart),
+    }
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
@@ -352,7 +295,6 @@ def if_exact(pairs: Sequence[tuple[float, float, float]], draws: int = 500) -> f
 
 EXPERIMENTS = {
     "step": Experiment(
-        name="step",
         about="measured training steps under Inductor, beside PyTorch's partitioner",
         cases=grid(STEPS, (0.4, 0.2), SIDES),
         quick=grid(("wide",), (0.4,), SIDES),
@@ -360,7 +302,6 @@ EXPERIMENTS = {
         summarise=summarise,
         tables=("step", "predictions"),
         missed=lambda summary: [f"losses of {name} are apart" for name in summary["losses_apart"]],
-        apart=True,
         environment=KEPT_MEMORY,
     ),
 }

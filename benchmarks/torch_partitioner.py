@@ -6,94 +6,43 @@ decision is read off the two modules by names; names of the joint graph survive 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 
 import remat
-from benchmarks.experiment import timed
 from remat.errors import ProblemError
 from remat.graph.joint import Role, role_of
 from remat.graph.liveness import saved_storages
-from remat.graph.lowering import Lowered, SavedKind
+from remat.graph.lowering import SavedKind
 from remat.passes.core.state import State
+from remat.plugins.registry import registry
 from remat.solvers.graph_problem import Evaluation, evaluate
 
 Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Split:
-    """What the partitioner made of one joint graph at one budget.
-
-    Attributes:
-        saved: names of the nodes whose values forward hands to backward, inputs included.
-        twice: names of the operators that both modules run.
-        saved_bytes: bytes of the storages handed over, as `remat` counts them on any two modules.
-        merged: nodes that the partitioner merged away before it cut.
-        seconds: time it took.
-    """
-
-    saved: tuple[str, ...]
-    twice: tuple[str, ...]
-    saved_bytes: int
-    merged: int
-    seconds: float
-
-
-@dataclass(slots=True)
-class TorchPartitioner:
-    """PyTorch's partitioner on one joint graph, at any number of budgets."""
-
-    joint: remat.JointGraph
-    _splits: dict[float, Split] = field(default_factory=dict)
-
-    def split(self, budget: float) -> Split:
-        """What a copy of the graph is split into at a budget from 0 to 1; computed once."""
-        if budget not in self._splits:
-            self._splits[budget] = self._split(budget)
-        return self._splits[budget]
-
-    def _split(self, budget: float) -> Split:
-        fresh = self.joint.copy()
-        before = len(fresh.graph.nodes)
-        seconds, _, (forward, backward) = timed(lambda: partition(fresh, budget))
-        handed = [
-            n
-            for n in backward.graph.nodes
-            if n.op == "placeholder" and role_of(n) in (Role.PRIMAL, Role.FORWARD_SEED)
-        ]
-        ran = {n.name for n in forward.graph.nodes if n.op == "call_function"}
-        return Split(
-            saved=tuple(n.name for n in handed),
-            twice=tuple(
-                n.name for n in backward.graph.nodes if n.op == "call_function" and n.name in ran
-            ),
-            saved_bytes=sum(saved_storages(forward, self.joint.num_fwd_outputs).values()),
-            merged=before - len(fresh.graph.nodes),
-            seconds=seconds,
-        )
-
-
-def split_by_pytorch(
-    joint: remat.JointGraph, budget: float | None, module: fx.GraphModule
+def split_by(
+    partitioner: Callable[..., Modules], joint: remat.JointGraph, module: fx.GraphModule
 ) -> Modules:
-    """Runs PyTorch's partitioner on a module of a joint graph, which it takes apart."""
-    settings = {"activation_memory_budget": budget, "activation_memory_budget_solver": "dp"}
-    with functorch_config.patch(**settings):
-        return partitioners.min_cut_rematerialization_partition(
-            module,
-            [],
-            num_fwd_outputs=joint.num_fwd_outputs,
-            static_lifetime_input_indices=list(joint.static_inputs),
-        )
+    """Runs a partitioner on a module of a joint graph, which it takes apart."""
+    outputs, inputs = joint.num_fwd_outputs, list(joint.static_inputs)
+    return partitioner(module, [], num_fwd_outputs=outputs, static_lifetime_input_indices=inputs)
 
 
-def partition(joint: remat.JointGraph, budget: float | None) -> Modules:
-    """Runs PyTorch's partitioner on a joint graph, which it takes apart, down to generated code."""
-    return generated(split_by_pytorch(joint, budget, joint.graph_module))
+def pytorchs(budget: float | None) -> Callable[..., Modules]:
+    """PyTorch's partitioner at a budget from 0 to 1."""
+
+    def split(*args: Any, **kwargs: Any) -> Modules:
+        settings = {"activation_memory_budget": budget, "activation_memory_budget_solver": "dp"}
+        with functorch_config.patch(**settings):
+            return partitioners.min_cut_rematerialization_partition(*args, **kwargs)
+
+    return split
 
 
 def generated(modules: Modules) -> Modules:
@@ -104,30 +53,59 @@ def generated(modules: Modules) -> Modules:
     return modules
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """A decision of PyTorch's by our evaluator.
+def partition(joint: remat.JointGraph, budget: float | None) -> Modules:
+    """What PyTorch's partitioner makes of a joint graph, which it takes apart, down to generated code."""
+    return generated(split_by(pytorchs(budget), joint, joint.graph_module))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Split:
+    """A decision, as it is read off two modules.
 
     Attributes:
-        evaluation: its bytes and its cost.
-        state_bytes: how many of the bytes are states of generators that PyTorch does not keep: it
-            draws again in backward, and other numbers, where we keep the state.
-        illegal: why the decision breaks our rules, None where it keeps them. It is then scored with
-            every operator recomputable.
+        saved: names of the nodes whose values forward hands to backward, inputs included.
+        twice: names of the operators that both modules run.
+        saved_bytes: bytes of the storages handed over, as `remat` counts them on any two modules.
     """
 
-    evaluation: Evaluation
-    state_bytes: int
-    illegal: str | None
+    saved: tuple[str, ...]
+    twice: tuple[str, ...]
+    saved_bytes: int
+
+    @classmethod
+    def of(cls, joint: remat.JointGraph, modules: Modules) -> Split:
+        forward, backward = modules
+        given = backward.graph.find_nodes(op="placeholder")
+        return cls(
+            saved=tuple(n.name for n in given if role_of(n) in (Role.PRIMAL, Role.FORWARD_SEED)),
+            twice=run_twice(modules),
+            saved_bytes=sum(saved_storages(forward, joint.num_fwd_outputs).values()),
+        )
 
 
-def score(state: State, lowered: Lowered, split: Split) -> Score:
-    """Scores a decision of PyTorch's on our graph problem of the same joint graph.
+def run_twice(modules: Modules) -> tuple[str, ...]:
+    """Names of the operators that both modules run."""
+    first, again = (
+        dict.fromkeys(node.name for node in half.graph.nodes if node.op == "call_function")
+        for half in modules
+    )
+    return tuple(name for name in again if name in first)
+
+
+def score(state: State, cost: str, split: Split) -> tuple[Evaluation, int, str | None]:
+    """Scores a decision of PyTorch's on our graph problem of the same joint graph, under a cost model.
 
     Where PyTorch saves a view, its owner counts as saved: the view keeps the memory.
+
+    Returns:
+        Its bytes and its cost; how many of the bytes are states of generators, which PyTorch does not keep (it draws
+        other numbers in backward); why the decision breaks our rules, if it does. It is then scored with every
+        operator recomputable.
     """
+    lowered = state.lowered(registry().cost_model(cost))
     problem, storages = lowered.problem, state.storages
-    saved: set[int] = {i for i, k in enumerate(lowered.kind) if k is SavedKind.GENERATOR_STATE}
+    states = {i for i, k in enumerate(lowered.kind) if k is SavedKind.GENERATOR_STATE}
+    saved = set(states)
     for name in split.saved:
         at = state.index.by_name[name]
         for i in (lowered.of_position[storages.owner[at]], lowered.of_position[at]):
@@ -141,7 +119,4 @@ def score(state: State, lowered: Lowered, split: Split) -> Score:
         illegal = str(error)
         anything = tuple(k is SavedKind.VALUE for k in lowered.kind)
         evaluation = evaluate(replace(problem, recomputable=anything), saved)
-    states = (i for i in evaluation.saved if lowered.kind[i] is SavedKind.GENERATOR_STATE)
-    return Score(
-        evaluation=evaluation, state_bytes=sum(problem.size[i] for i in states), illegal=illegal
-    )
+    return evaluation, sum(problem.size[i] for i in states & set(evaluation.saved)), illegal

@@ -7,6 +7,7 @@ Models that the tests train as well are in `tests`: the small zoo (`tests.models
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,12 +25,14 @@ Batch = dict[str, torch.Tensor]
 
 #: Classes of `transformers`, by what the benchmarks call them.
 CLASSES = {
-    "llama": ("LlamaConfig", "LlamaForCausalLM"),
-    "gpt2": ("GPT2Config", "GPT2LMHeadModel"),
-    "bert": ("BertConfig", "BertForMaskedLM"),
-    "t5": ("T5Config", "T5ForConditionalGeneration"),
-    "vit": ("ViTConfig", "ViTForImageClassification"),
-    "resnet": ("ResNetConfig", "ResNetForImageClassification"),
+    "llama": "LlamaForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "qwen2": "Qwen2ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "bert": "BertForMaskedLM",
+    "t5": "T5ForConditionalGeneration",
+    "vit": "ViTForImageClassification",
+    "resnet": "ResNetForImageClassification",
 }
 
 
@@ -73,10 +76,9 @@ class Workload:
         self, count: int, device: str = "cpu", dtype: torch.dtype = torch.float32
     ) -> list[Batch]:
         torch.manual_seed(1)
-        drawn = [self.batch() for _ in range(count)]
         return [
             {k: v.to(device, dtype if v.is_floating_point() else None) for k, v in b.items()}
-            for b in drawn
+            for b in (self.batch() for _ in range(count))
         ]
 
 
@@ -84,8 +86,8 @@ def of_transformers(kind: str, **config: Any) -> nn.Module:
     """A randomly initialised model of `transformers`."""
     import transformers
 
-    configuration, model = (getattr(transformers, name) for name in CLASSES[kind])
-    made: nn.Module = model(configuration(**config))
+    model = getattr(transformers, CLASSES[kind])
+    made: nn.Module = model(model.config_class(**config))
     if kind == "gpt2":
         made.loss_type = "ForCausalLM"  # type: ignore[assignment] # else the first step logs: a graph break
     return made
@@ -95,14 +97,14 @@ def text(
     kind: str,
     batch: int,
     seq: int,
-    about: str,
+    about: str = "",
     *,
     least: int = 0,
     draws: bool = False,
     **config: Any,
 ) -> Workload:
     """A language model; ``least`` is the smallest token that is drawn."""
-    if kind in ("llama", "gpt2", "t5"):
+    if kind != "bert":
         config.setdefault("use_cache", False)
 
     def draw() -> Batch:
@@ -266,7 +268,6 @@ STEPS: Mapping[str, Workload] = {
     ),
 }  # fmt: skip
 
-
 #: Models whose compilation is timed: those and two more.
 COMPILED: Mapping[str, Workload] = {
     **STEPS,
@@ -281,24 +282,6 @@ COMPILED: Mapping[str, Workload] = {
         batch=lambda: {"input_ids": torch.randint(0, 1000, (4, 128))},
     ),
 }
-
-
-def _diffusion() -> Workload:
-    """The U-Net of Stable Diffusion 1: 860 million parameters."""
-
-    def draw() -> Batch:
-        latents = torch.randn(8, 4, 64, 64)
-        names = ("noisy", "time", "text", "noise")
-        return dict(
-            zip(
-                names,
-                (latents, torch.randn(8, 320), torch.randn(8, 77, 768), torch.randn(8, 4, 64, 64)),
-                strict=True,
-            )
-        )
-
-    return Workload(about="sizes of Stable Diffusion 1, batch 8", model=DiffusionUNet, batch=draw)
-
 
 #: Models of real width, for one accelerator: each trains in bfloat16 within 40 GiB or so, and compiles in half a minute.
 LARGE: Mapping[str, Workload] = {
@@ -320,15 +303,29 @@ LARGE: Mapping[str, Workload] = {
         intermediate_size=4096, patch_size=16, num_labels=1000,
     ),
     "resnet": images("resnet", 128, 224, "bottlenecks 3+4+6+3", num_labels=1000),
-    "unet": _diffusion(),
+    "unet": Workload(
+        about="sizes of Stable Diffusion 1, batch 8",
+        model=DiffusionUNet,
+        batch=lambda: {
+            "noisy": torch.randn(8, 4, 64, 64),
+            "time": torch.randn(8, 320),
+            "text": torch.randn(8, 77, 768),
+            "noise": torch.randn(8, 4, 64, 64),
+        },
+    ),
 }  # fmt: skip
+
+
+def llama_of(layers: int, width: int = 384) -> Workload:
+    return text(
+        "llama", 4, 256, f"{layers} layers of width {width}", vocab_size=512, hidden_size=width,
+        intermediate_size=11 * width // 4, num_hidden_layers=layers, num_attention_heads=6,
+    )  # fmt: skip
+
 
 #: What the selective checkpointing of modules is measured on.
 CHECKPOINTED: Mapping[str, Workload] = {
-    "Llama": text(
-        "llama", 4, 256, "4 layers of width 384", vocab_size=512, hidden_size=384, intermediate_size=1056,
-        num_hidden_layers=4, num_attention_heads=6,
-    ),
+    "Llama": llama_of(4),
     "GPT-2 with dropout": text(
         "gpt2", 4, 256, "4 layers of width 384", vocab_size=512, n_embd=384, n_layer=4, n_head=6,
         bos_token_id=None, eos_token_id=None, draws=True,
@@ -358,27 +355,55 @@ FITTED: Mapping[str, str] = {
     "resnet": "layer_type=basic depths=[2,2,2,2] hidden_sizes=[64,128,256,512]",
 }
 
+#: Models whose loss takes much memory, at real size; steps are captured in bfloat16.
+VOCABULARIES: Mapping[str, Workload] = {
+    "llama-32k": text(
+        "llama", 16, 1024, vocab_size=32000, hidden_size=2048, intermediate_size=5632, num_hidden_layers=22,
+        num_attention_heads=32, num_key_value_heads=4,
+    ),
+    "gpt2-50k": text("gpt2", 16, 1024, vocab_size=50257, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
+    "qwen2-152k": text(
+        "qwen2", 16, 1024, vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
+        num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True,
+    ),
+    "gemma2-256k": text("gemma2", 16, 1024, vocab_size=256000, num_hidden_layers=26),
+}  # fmt: skip
 
-def llama(layers: int) -> tuple[nn.Module, tuple[()], Batch]:
-    """Layers of a Llama 7B on the meta device."""
-    with torch.device("meta"):
-        work = text(
-            "llama", 1, 2048, "", vocab_size=32000, num_hidden_layers=layers, use_cache=True
-        )
-        return work.model().train(), (), work.batch()
+#: Small models with the vocabularies of two of them.
+SMALL_VOCABULARIES: Mapping[str, Workload] = {
+    "llama-32k": text(
+        "llama", 4, 1024, vocab_size=32000, hidden_size=256, intermediate_size=704, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
+    ),
+    "gpt2-50k": text(
+        "gpt2", 4, 1024, vocab_size=50257, n_embd=256, n_layer=2, n_head=4,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    ),
+}  # fmt: skip
 
-
-def gpt2_xl(layers: int) -> tuple[nn.Module, tuple[()], Batch]:
-    """Layers of a GPT-2 XL in bfloat16 on the meta device."""
-    with torch.device("meta"):
-        work = text("gpt2", 2, 1024, "", vocab_size=50257, n_embd=1600, n_layer=layers, n_head=25)
-        return work.model().to(torch.bfloat16).train(), (), work.batch()
+#: Steps of a Llama 7B and, in bfloat16, of a GPT-2 XL, with any number of layers.
+LAYERED: Mapping[str, Callable[[int], Workload]] = {
+    "llama": lambda n: text(
+        "llama", 1, 2048, vocab_size=32000, num_hidden_layers=n, use_cache=True
+    ),
+    "gpt2": lambda n: text("gpt2", 2, 1024, vocab_size=50257, n_embd=1600, n_layer=n, n_head=25),
+}
 
 
 def step_of(name: str) -> tuple[Any, Any, Any]:
-    """A model with the inputs of a step: at real size, or a small one, called ``NAME-small``."""
+    """A model with the inputs of a step.
+
+    At real size on the meta device: by its name, or ``llama-32`` with that many layers. Else a small one, ``NAME-small``.
+    """
     if real := {**ARCHITECTURES, **MORE_ARCHITECTURES}.get(name):
         return real()
+    if work := VOCABULARIES.get(name):
+        return work.build("meta", torch.bfloat16), (), work.batches(1, "meta")[0]
+    if layered := re.fullmatch(r"(llama|gpt2)-(\d+)(-layers)?", name):
+        with torch.device("meta"):
+            work = LAYERED[layered[1]](int(layered[2]))
+            model = work.model().to(torch.bfloat16 if layered[1] == "gpt2" else torch.float32)
+            return model.train(), (), work.batch()
     step: Step = build_small(name.removesuffix("-small"))
     return step.model, step.args, step.kwargs
 

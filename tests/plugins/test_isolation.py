@@ -95,8 +95,6 @@ def test_the_process_stays_between_calls_and_goes_with_the_wrapper(tmp_path, mon
         ),
         (foreign.ExitsOrderly(), r"^solver 'exits-orderly' raised SystemExit: 3"),
         (foreign.Segfaults(), r"^solver 'segfaults' ended its process: signal SIGSEGV"),
-        (foreign.Overweight(), r"^solver 'overweight' returned an overweight choice: 12 over"),
-        (foreign.Mask(), r"^solver 'mask' returned True where an item index is due"),
     ],
     ids=lambda value: value.name if isinstance(value, Solver) else "",
 )
@@ -267,11 +265,6 @@ def test_a_script_may_isolate_its_own_solver(tmp_path) -> None:
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True)
     assert done.stdout == "(1,)\n", done.stderr
-
-
-def test_exact_solvers_stay_exact() -> None:
-    wrapped = registry().solver("cpsat", isolation="process")
-    assert run(wrapped, PROBLEM).status is Status.OPTIMAL
 
 
 def test_a_copy_keeps_the_limits() -> None:

@@ -39,11 +39,6 @@ def by_dominance(problem: KnapsackProblem) -> int:
     return max(best.values())
 
 
-def test_names_are_unique() -> None:
-    names = [case.name for case in cases()]
-    assert len(set(names)) == len(names)
-
-
 def test_brute_force_against_combinations() -> None:
     for seed in range(20):
         problem = family("uncorrelated", items=7, span=9, share=5 * seed + 2, seed=seed)

@@ -116,12 +116,12 @@ class Uneven(Mlp):
         return self.dropout(x)
 
 
-def compiled(model: Any, **options: Any) -> Any:
+def compiled(model: Any, dynamic: bool | None = None, **options: Any) -> Any:
     """The model under the backend, planned by what ranks disagree on unless options say else."""
-    asked: dict[str, Any] = {"rank_wait_s": PATIENT}
+    asked: dict[str, Any] = {"rank_wait_s": PATIENT, "lower": "eager"}
     if "pipeline" not in options:  # which carries these
         asked |= {"budget": 0.5, "solver": Contrary(), "cost": "unit"}
-    return torch.compile(model, backend="remat", options={"lower": "eager", **asked, **options})
+    return torch.compile(model, backend="remat", dynamic=dynamic, options=asked | options)
 
 
 def made(kind: type[Mlp] = Mlp, **arguments: Any) -> Mlp:
@@ -163,23 +163,14 @@ def figures(plan: remat.Plan) -> dict[str, Any]:
 
 def compile_one(kind: type[Mlp] = Mlp, rows: int = 64, **options: Any) -> dict[str, Any]:
     """Compiles a model, runs a step, and holds its gradients against those of eager PyTorch."""
-    model = made(kind)
+    model, by_inductor = made(kind), options.get("lower") == "inductor"
+    model.train(not by_inductor)  # Inductor draws other numbers
     expected = step(model, model, rows)
     found: list[torch.Tensor] = []
     torch._dynamo.reset()
     plan = plan_of(lambda: found.extend(step(model, compiled(model, **options), rows)))
-    return {**figures(plan), "gradients_equal": same(found, expected)}
-
-
-def compile_by_inductor(kind: type[Mlp], rows: int, **options: Any) -> dict[str, Any]:
-    """As `compile_one`, by Inductor, whose numbers are nearly those of eager PyTorch."""
-    model = made(kind).eval()
-    expected = step(model, model, rows)
-    found: list[torch.Tensor] = []
-    torch._dynamo.reset()
-    f = compiled(model, **options, lower="inductor")
-    plan = plan_of(lambda: found.extend(step(model, f, rows)))
-    return {**figures(plan), "gradients_equal": apart(found, expected) < 1e-5}
+    equal = apart(found, expected) < 1e-5 if by_inductor else same(found, expected)
+    return {**figures(plan), "gradients_equal": equal}
 
 
 # The cases -----------------------------------------------------------------------------------------
@@ -244,22 +235,12 @@ def case_alone(rank: int) -> Any:
     return {**found, "third": compile_one(budget=0.5)}
 
 
-def case_order(rank: int) -> Any:
-    kinds = [Mlp, Taller]
-    done = {k.__name__: compile_one(k) for k in (kinds[::-1] if rank else kinds)}
-    return {k.__name__: done[k.__name__] for k in kinds}
-
-
 def case_dynamic(rank: int) -> Any:
     """Batches of different sizes under symbolic shapes: the graph is one, its bytes are two."""
-    model, rows = made(), 64 + 32 * rank
-    expected = step(model, model, rows)
-    torch._dynamo.reset()
-    found: list[torch.Tensor] = []
-    options = {"lower": "eager", "budget": 0.5, "solver": Contrary(), "cost": "unit"}
-    f = torch.compile(model, backend="remat", dynamic=True, options=options)
-    plan = plan_of(lambda: found.extend(step(model, f, rows)))
-    return {**figures(plan), "gradients_equal": same(found, expected)}
+    return compile_one(rows=64 + 32 * rank, dynamic=True)
+
+
+BY_INDUCTOR: dict[str, Any] = {"solver": "auto", "cost": "flops", "lower": "inductor"}
 
 
 def case_replans(rank: int) -> Any:
@@ -285,8 +266,7 @@ def case_replans(rank: int) -> Any:
 
     budget_loop.compiled_timeline = taking_more
     try:
-        options = {"budget": remat.Peak(330_000), "solver": "auto", "cost": "flops"}
-        plan = compile_by_inductor(Uneven, 256, **options)
+        plan = compile_one(Uneven, 256, budget=remat.Peak(330_000), **BY_INDUCTOR)
     finally:
         budget_loop.compiled_timeline = known
     return {**plan, "times": times, "budget": 330_000, "more": more}
@@ -294,11 +274,10 @@ def case_replans(rank: int) -> Any:
 
 def case_late(rank: int) -> Any:
     """Rank 1 dies between deciding and saying what its step takes: rank 0 goes on after a while."""
-    options = {"budget": remat.Peak("1GiB"), "solver": "auto", "cost": "flops"}
     if rank == 1:
         ranks.Ranks.largest, known = (lambda self, number, wait_s: number), ranks.Ranks.largest
     try:
-        return compile_by_inductor(Short, 32, **options, rank_wait_s=1.0)
+        return compile_one(Short, 32, budget=remat.Peak("1GiB"), rank_wait_s=1.0, **BY_INDUCTOR)
     finally:
         if rank == 1:
             ranks.Ranks.largest = known

@@ -161,12 +161,6 @@ def test_alone(by_rank: Ranks) -> None:
     assert not any("within 30 s" in t for t in by_rank[1]["told"])
 
 
-def test_order(by_rank: Ranks) -> None:
-    for kind in ("Mlp", "Taller"):
-        first, second = decisions(by_rank, kind)
-        assert first == second
-
-
 def test_replans(by_rank: Ranks) -> None:
     """The first plan is above the budget as compiled on rank 1 alone; both are planned again, and run the same."""
     first, second = decisions(by_rank)

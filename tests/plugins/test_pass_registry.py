@@ -162,23 +162,14 @@ def knowing(**operators: Any) -> types.SimpleNamespace:
     return types.SimpleNamespace(remat_operators=remat.hookimpl(offer))
 
 
-def test_operators_are_learnt_and_go_with_the_plugin() -> None:
-    taxonomy, made = default_taxonomy(), torch.ops.aten.renorm
-    assert made not in taxonomy.recomputable
-    found = Registry()
-    with found.registered(knowing(recomputable={made.default}), "acme"):
-        found.learn_operators()
-        assert found.problems == ()
-        assert made in taxonomy.recomputable
-    assert made not in taxonomy.recomputable
-
-
-def test_what_another_plugin_or_the_planner_knows_too_stays() -> None:
+def test_operators_go_with_the_plugin_unless_another_or_the_planner_knows_them_too() -> None:
     taxonomy, made, known = default_taxonomy(), torch.ops.aten.renorm, torch.ops.aten.add
     found = Registry()
-    with found.registered(knowing(recomputable={made}), "second"):
+    assert made not in taxonomy.recomputable
+    with found.registered(knowing(recomputable={made.default}), "second"):
         with found.registered(knowing(recomputable={made, known}), "first"):
             found.learn_operators()
+            assert found.problems == ()
         assert made in taxonomy.recomputable
     assert made not in taxonomy.recomputable
     assert known in taxonomy.recomputable

@@ -21,129 +21,104 @@ from remat.cli.hf import build
 Call = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
-def _transformers(kind: str, config: str, *, batch: int, seq: int | None = None) -> Call:
-    """A `transformers` model in bfloat16 and train mode, with its loss."""
-    made = build(kind, [*config.split(), "dtype=bfloat16"], batch=batch, seq=seq)
-    return made.model, tuple(made.args), dict(made.kwargs)
+def _transformers(
+    kind: str, config: str, *, batch: int, seq: int | None = None
+) -> Callable[[], Call]:
+    """A builder of a `transformers` model in bfloat16 and train mode, with its loss."""
+
+    def call() -> Call:
+        made = build(kind, [*config.split(), "dtype=bfloat16"], batch=batch, seq=seq)
+        return made.model, tuple(made.args), dict(made.kwargs)
+
+    return call
 
 
-def llama_7b() -> Call:
-    return _transformers("llama", "", batch=1, seq=2048)  # the sizes are the config's defaults
+llama_7b = _transformers("llama", "", batch=1, seq=2048)  # the sizes are the config's defaults
 
+llama_70b = _transformers(
+    "llama",
+    "hidden_size=8192 intermediate_size=28672 num_hidden_layers=80 num_attention_heads=64 "
+    "num_key_value_heads=8 max_position_embeddings=4096",
+    batch=1,
+    seq=4096,
+)
 
-def llama_70b() -> Call:
-    return _transformers(
-        "llama",
-        "hidden_size=8192 intermediate_size=28672 num_hidden_layers=80 num_attention_heads=64 "
-        "num_key_value_heads=8 max_position_embeddings=4096",
-        batch=1,
-        seq=4096,
-    )
+llama_8b = _transformers(
+    "llama",
+    "hidden_size=4096 intermediate_size=14336 num_hidden_layers=32 num_attention_heads=32 "
+    "num_key_value_heads=8 vocab_size=128256 max_position_embeddings=8192",
+    batch=1,
+    seq=8192,
+)
 
+#: Qwen3-30B-A3B: 128 experts, of which eight take part in each token.
+qwen3_moe = _transformers(
+    "qwen3_moe",
+    "hidden_size=2048 moe_intermediate_size=768 num_hidden_layers=48 num_attention_heads=32 "
+    "num_key_value_heads=4 head_dim=128 num_experts=128 num_experts_per_tok=8 vocab_size=151936",
+    batch=1,
+    seq=4096,
+)
 
-def llama_8b() -> Call:
-    return _transformers(
-        "llama",
-        "hidden_size=4096 intermediate_size=14336 num_hidden_layers=32 num_attention_heads=32 "
-        "num_key_value_heads=8 vocab_size=128256 max_position_embeddings=8192",
-        batch=1,
-        seq=8192,
-    )
+gpt2_xl = _transformers("gpt2", "n_layer=48 n_embd=1600 n_head=25", batch=4, seq=1024)
 
+bert_large = _transformers(
+    "bert",
+    "num_hidden_layers=24 hidden_size=1024 num_attention_heads=16 intermediate_size=4096",
+    batch=32,
+    seq=512,
+)
 
-def qwen3_moe() -> Call:
-    """Qwen3-30B-A3B: 128 experts, of which eight take part in each token."""
-    return _transformers(
-        "qwen3_moe",
-        "hidden_size=2048 moe_intermediate_size=768 num_hidden_layers=48 num_attention_heads=32 "
-        "num_key_value_heads=4 head_dim=128 num_experts=128 num_experts_per_tok=8 vocab_size=151936",
-        batch=1,
-        seq=4096,
-    )
+t5_large = _transformers(
+    "t5",
+    "num_layers=24 num_decoder_layers=24 d_model=1024 d_ff=4096 num_heads=16",
+    batch=8,
+    seq=512,
+)
 
+vit_huge = _transformers(
+    "vit",
+    "num_hidden_layers=32 hidden_size=1280 num_attention_heads=16 intermediate_size=5120 "
+    "patch_size=14 num_labels=1000 hidden_dropout_prob=0.1",
+    batch=64,
+)
 
-def gpt2_xl() -> Call:
-    return _transformers("gpt2", "n_layer=48 n_embd=1600 n_head=25", batch=4, seq=1024)
+mixtral_8x7b = _transformers("mixtral", "", batch=1, seq=4096)
 
+#: Soft-capped logits, and a sliding window in every second layer.
+gemma2_9b = _transformers(
+    "gemma2",
+    "hidden_size=3584 intermediate_size=14336 num_hidden_layers=42 num_attention_heads=16 "
+    "num_key_value_heads=8",
+    batch=1,
+    seq=4096,
+)
 
-def bert_large() -> Call:
-    return _transformers(
-        "bert",
-        "num_hidden_layers=24 hidden_size=1024 num_attention_heads=16 intermediate_size=4096",
-        batch=32,
-        seq=512,
-    )
+#: Selective state spaces; the scan over the sequence is associative, level by level.
+mamba_130m = _transformers("mamba", "num_hidden_layers=24", batch=4, seq=1024)
 
+mamba2_370m = _transformers(
+    "mamba2", "num_hidden_layers=48 hidden_size=1024 num_heads=32 n_groups=1", batch=4, seq=2048
+)
 
-def t5_large() -> Call:
-    return _transformers(
-        "t5",
-        "num_layers=24 num_decoder_layers=24 d_model=1024 d_ff=4096 num_heads=16",
-        batch=8,
-        seq=512,
-    )
+whisper_medium = _transformers(
+    "whisper",
+    "encoder_layers=24 decoder_layers=24 d_model=1024 encoder_attention_heads=16 "
+    "decoder_attention_heads=16 encoder_ffn_dim=4096 decoder_ffn_dim=4096 dropout=0.1",
+    batch=16,
+    seq=448,
+)
 
+resnet_50 = _transformers("resnet", "num_labels=1000", batch=128)
 
-def vit_huge() -> Call:
-    return _transformers(
-        "vit",
-        "num_hidden_layers=32 hidden_size=1280 num_attention_heads=16 intermediate_size=5120 "
-        "patch_size=14 num_labels=1000 hidden_dropout_prob=0.1",
-        batch=64,
-    )
+resnet_101 = _transformers("resnet", "num_labels=1000 depths=[3,4,23,3]", batch=128)
 
-
-def mixtral_8x7b() -> Call:
-    return _transformers("mixtral", "", batch=1, seq=4096)
-
-
-def gemma2_9b() -> Call:
-    """Soft-capped logits, and a sliding window in every second layer."""
-    return _transformers(
-        "gemma2",
-        "hidden_size=3584 intermediate_size=14336 num_hidden_layers=42 num_attention_heads=16 "
-        "num_key_value_heads=8",
-        batch=1,
-        seq=4096,
-    )
-
-
-def mamba_130m() -> Call:
-    """Selective state spaces; the scan over the sequence is associative, level by level."""
-    return _transformers("mamba", "num_hidden_layers=24", batch=4, seq=1024)
-
-
-def mamba2_370m() -> Call:
-    return _transformers(
-        "mamba2", "num_hidden_layers=48 hidden_size=1024 num_heads=32 n_groups=1", batch=4, seq=2048
-    )
-
-
-def whisper_medium() -> Call:
-    return _transformers(
-        "whisper",
-        "encoder_layers=24 decoder_layers=24 d_model=1024 encoder_attention_heads=16 "
-        "decoder_attention_heads=16 encoder_ffn_dim=4096 decoder_ffn_dim=4096 dropout=0.1",
-        batch=16,
-        seq=448,
-    )
-
-
-def resnet_50() -> Call:
-    return _transformers("resnet", "num_labels=1000", batch=128)
-
-
-def resnet_101() -> Call:
-    return _transformers("resnet", "num_labels=1000 depths=[3,4,23,3]", batch=128)
-
-
-def swin_base() -> Call:
-    """Attention in shifted windows, and whole paths dropped at random."""
-    return _transformers(
-        "swin",
-        "embed_dim=128 depths=[2,2,18,2] num_heads=[4,8,16,32] num_labels=1000",
-        batch=64,
-    )
+#: Attention in shifted windows, and whole paths dropped at random.
+swin_base = _transformers(
+    "swin",
+    "embed_dim=128 depths=[2,2,18,2] num_heads=[4,8,16,32] num_labels=1000",
+    batch=64,
+)
 
 
 class _Conv(nn.Module):
@@ -374,6 +349,12 @@ def dit_xl() -> Call:
     return model.to(torch.bfloat16).train(), (x.bfloat16(), time.bfloat16()), {}
 
 
+def _normed(inner: int, outer: int, size: int) -> tuple[nn.Module, ...]:
+    """A convolution behind a norm and a rectifier."""
+    convolution = nn.Conv2d(inner, outer, size, padding=size // 2, bias=False)
+    return nn.BatchNorm2d(inner), nn.ReLU(), convolution
+
+
 class DenseNet(nn.Module):
     """DenseNet-201: every layer reads what all before it in its block made.
 
@@ -393,27 +374,13 @@ class DenseNet(nn.Module):
         for number, count in enumerate(layers):
             block = nn.ModuleList()
             for _ in range(count):
-                block.append(
-                    nn.Sequential(
-                        nn.BatchNorm2d(width),
-                        nn.ReLU(),
-                        nn.Conv2d(width, 4 * growth, 1, bias=False),
-                        nn.BatchNorm2d(4 * growth),
-                        nn.ReLU(),
-                        nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
-                    )
-                )
+                narrow = (*_normed(width, 4 * growth, 1), *_normed(4 * growth, growth, 3))
+                block.append(nn.Sequential(*narrow))
                 width += growth
             self.blocks.append(block)
             if number < len(layers) - 1:
-                self.transitions.append(
-                    nn.Sequential(
-                        nn.BatchNorm2d(width),
-                        nn.ReLU(),
-                        nn.Conv2d(width, width // 2, 1, bias=False),
-                        nn.AvgPool2d(2),
-                    )
-                )
+                pooled = (*_normed(width, width // 2, 1), nn.AvgPool2d(2))
+                self.transitions.append(nn.Sequential(*pooled))
                 width //= 2
         self.norm = nn.BatchNorm2d(width)
         self.classes = nn.Linear(width, 1000)

@@ -7,6 +7,7 @@ after reading it.
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -116,138 +117,48 @@ class Outcome:
         return math.sqrt(away / norm) if math.isfinite(away) and norm else math.inf
 
 
-def _loss(out: Any) -> torch.Tensor:
-    return out.loss  # type: ignore[no-any-return]
+def _tokens(length: int = 16) -> torch.Tensor:
+    return torch.randint(0, 64, (2, length))
 
 
-def _square(out: torch.Tensor) -> torch.Tensor:
-    return out.square().mean()
+def _text() -> dict[str, torch.Tensor]:
+    ids = _tokens()
+    return {"input_ids": ids, "labels": ids}
 
 
-def _tokens(vocabulary: int, batch: int = 2, length: int = 16) -> torch.Tensor:
-    return torch.randint(0, vocabulary, (batch, length))
-
-
-def llama() -> Step:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        use_cache=False,
-    )
-    ids = _tokens(64)
-    return Step(
-        model=LlamaForCausalLM(config).train(),
-        kwargs={"input_ids": ids, "labels": ids},
-        loss=_loss,
-    )
-
-
-def gpt2() -> Step:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=64,
-        n_positions=32,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        use_cache=False,
-        bos_token_id=0,
-        eos_token_id=0,
-    )  # its dropouts are 0.1 by default
-    ids = _tokens(64)
-    model = GPT2LMHeadModel(config).train()
-    model.loss_type = "ForCausalLM"  # without a type it logs on the first call: a graph break
-    return Step(
-        model=model,
-        kwargs={"input_ids": ids, "labels": ids},
-        loss=_loss,
-    )
-
-
-def bert() -> Step:
-    from transformers import BertConfig, BertForMaskedLM
-
-    config = BertConfig(
-        vocab_size=64,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=32,
-    )  # its dropouts are 0.1 by default
-    ids = _tokens(64)
-    mask = torch.ones_like(ids)
+def _padded_text() -> dict[str, torch.Tensor]:
+    text = _text()
+    mask = torch.ones_like(text["input_ids"])
     mask[0, 12:] = 0
-    return Step(
-        model=BertForMaskedLM(config).train(),
-        kwargs={"input_ids": ids, "attention_mask": mask, "labels": ids},
-        loss=_loss,
-    )
+    return {**text, "attention_mask": mask}
 
 
-def t5() -> Step:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(
-        vocab_size=64,
-        d_model=32,
-        d_kv=8,
-        d_ff=64,
-        num_layers=1,
-        num_decoder_layers=1,
-        num_heads=4,
-        use_cache=False,
-        decoder_start_token_id=0,
-    )  # its dropout is 0.1 by default
-    return Step(
-        model=T5ForConditionalGeneration(config).train(),
-        kwargs={"input_ids": _tokens(64), "labels": _tokens(64, length=8)},
-        loss=_loss,
-    )
+_TWO_LAYERS = "hidden_size=32 intermediate_size=64 num_hidden_layers=2 num_attention_heads=4"
 
 
-def vit() -> Step:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        image_size=16,
-        patch_size=4,
-        num_labels=5,
-        hidden_dropout_prob=0.1,
-    )
-    return Step(
-        model=ViTForImageClassification(config).train(),
-        kwargs={"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([1, 3])},
-        loss=_loss,
-    )
+def _images(side: int, *labels: int) -> dict[str, torch.Tensor]:
+    return {
+        "pixel_values": torch.randn(len(labels), 3, side, side),
+        "labels": torch.tensor(labels),
+    }
 
 
-def resnet() -> Step:
-    from transformers import ResNetConfig, ResNetForImageClassification
+def _transformers(
+    name: str, config: str, inputs: Callable[[], dict[str, torch.Tensor]]
+) -> Callable[[], Step]:
+    """A builder of a step of a class of `transformers`, with its config as on the command line."""
 
-    config = ResNetConfig(
-        embedding_size=8,
-        hidden_sizes=[16, 32],
-        depths=[1, 1],
-        num_labels=5,
-        layer_type="basic",
-    )
-    return Step(
-        model=ResNetForImageClassification(config).train(),
-        kwargs={"pixel_values": torch.randn(4, 3, 32, 32), "labels": torch.tensor([1, 3, 0, 4])},
-        loss=_loss,
-    )
+    def made() -> Step:
+        import transformers
+
+        pairs = (pair.split("=") for pair in config.split())
+        kind, given = getattr(transformers, name), inputs()
+        model = kind(kind.config_class(**{k: ast.literal_eval(v) for k, v in pairs})).train()
+        # Without a type GPT-2 logs on the first call: a graph break.
+        model.loss_type = model.loss_type or "ForCausalLM"
+        return Step(model=model, kwargs=given, loss=lambda out: out.loss)
+
+    return made
 
 
 class Noisy(nn.Module):
@@ -262,10 +173,6 @@ class Noisy(nn.Module):
             h = layer(x)
             x = torch.tanh(h + 0.5 * torch.randn_like(h)) * torch.sigmoid(h)
         return x
-
-
-def randn_like() -> Step:
-    return Step(model=Noisy().train(), args=(torch.randn(32, 64),), loss=_square)
 
 
 class Checkpointed(nn.Module):
@@ -289,10 +196,6 @@ class Checkpointed(nn.Module):
         return x
 
 
-def checkpointed() -> Step:
-    return Step(model=Checkpointed().train(), args=(torch.randn(32, 64),), loss=_square)
-
-
 class MutatedBuffer(nn.Module):
     """Reads a buffer and writes to it later in the same step."""
 
@@ -311,21 +214,16 @@ class MutatedBuffer(nn.Module):
         return self.outer(y) @ torch.cos(h)
 
 
-def mutated_buffer() -> Step:
-    return Step(model=MutatedBuffer().train(), args=(torch.randn(32, 48),), loss=_square)
+def _squared(model: nn.Module, shape: tuple[int, ...], **begin: Callable[[], None]) -> Step:
+    args = (torch.randn(shape),)
+    return Step(model=model.train(), args=args, loss=lambda out: out.square().mean(), **begin)
 
 
 def _custom(name: str, *, regions: bool) -> Callable[[], Step]:
     def made() -> Step:
-        from tests import custom_operators
+        from tests import custom_operators as own
 
-        model = custom_operators.Blocks(name, regions=regions)
-        return Step(
-            model=model.train(),
-            args=(torch.randn(32, 64),),
-            loss=_square,
-            begin=custom_operators.begin,
-        )
+        return _squared(own.Blocks(name, regions=regions), (32, 64), begin=own.begin)
 
     return made
 
@@ -340,15 +238,40 @@ CUSTOM: Mapping[str, Callable[[], Step]] = {
 
 #: Every model by name; a builder draws weights and inputs from the default generator.
 ZOO: Mapping[str, Callable[[], Step]] = {
-    "llama": llama,
-    "gpt2": gpt2,
-    "bert": bert,
-    "t5": t5,
-    "vit": vit,
-    "resnet": resnet,
-    "randn_like": randn_like,
-    "checkpointed": checkpointed,
-    "mutated_buffer": mutated_buffer,
+    "llama": _transformers(
+        "LlamaForCausalLM",
+        f"{_TWO_LAYERS} vocab_size=64 num_key_value_heads=2 use_cache=False",
+        _text,
+    ),
+    # The dropouts of GPT-2, BERT and T5 are 0.1 by default.
+    "gpt2": _transformers(
+        "GPT2LMHeadModel",
+        "vocab_size=64 n_positions=32 n_embd=32 n_layer=2 n_head=4 use_cache=False bos_token_id=0 "
+        "eos_token_id=0",
+        _text,
+    ),
+    "bert": _transformers(
+        "BertForMaskedLM", f"{_TWO_LAYERS} vocab_size=64 max_position_embeddings=32", _padded_text
+    ),
+    "t5": _transformers(
+        "T5ForConditionalGeneration",
+        "vocab_size=64 d_model=32 d_kv=8 d_ff=64 num_layers=1 num_decoder_layers=1 num_heads=4 "
+        "use_cache=False decoder_start_token_id=0",
+        lambda: {"input_ids": _tokens(), "labels": _tokens(8)},
+    ),
+    "vit": _transformers(
+        "ViTForImageClassification",
+        f"{_TWO_LAYERS} image_size=16 patch_size=4 num_labels=5 hidden_dropout_prob=0.1",
+        lambda: _images(16, 1, 3),
+    ),
+    "resnet": _transformers(
+        "ResNetForImageClassification",
+        "embedding_size=8 hidden_sizes=[16,32] depths=[1,1] num_labels=5 layer_type='basic'",
+        lambda: _images(32, 1, 3, 0, 4),
+    ),
+    "randn_like": lambda: _squared(Noisy(), (32, 64)),
+    "checkpointed": lambda: _squared(Checkpointed(), (32, 64)),
+    "mutated_buffer": lambda: _squared(MutatedBuffer(), (32, 48)),
 }
 
 

@@ -1,4 +1,4 @@
-"""One of two processes that plan together; what each comes to it writes to files.
+"""One of two processes that plan together, under hash seeds of their own; what each comes to it writes to files.
 
 ``python -m tests.rank_worker FOLDER RANK`` runs every case below, each in a process group of its own,
 and writes ``FOLDER/CASE.RANK.json``. A case that raises writes its traceback. The tests that read the
@@ -33,6 +33,7 @@ from remat.graph.liveness import Lifetime, StorageKind
 from remat.passes.core.control import Fixpoint, Runner
 from remat.passes.core.state import PassResult, State
 from remat.passes.ranks import protocol as ranks
+from remat.plugins.registry import registry
 from remat.running.measure import measure_step
 from tests.rank_cases import Case, outcome, run_all
 
@@ -115,12 +116,12 @@ class Uneven(Mlp):
         return self.dropout(x)
 
 
-def compiled(model: Any, **options: Any) -> Any:
+def compiled(model: Any, dynamic: bool | None = None, **options: Any) -> Any:
     """The model under the backend, planned by what ranks disagree on unless options say else."""
-    asked: dict[str, Any] = {"rank_wait_s": PATIENT}
+    asked: dict[str, Any] = {"rank_wait_s": PATIENT, "lower": "eager"}
     if "pipeline" not in options:  # which carries these
         asked |= {"budget": 0.5, "solver": Contrary(), "cost": "unit"}
-    return torch.compile(model, backend="remat", options={"lower": "eager", **asked, **options})
+    return torch.compile(model, backend="remat", dynamic=dynamic, options=asked | options)
 
 
 def made(kind: type[Mlp] = Mlp, **arguments: Any) -> Mlp:
@@ -162,23 +163,14 @@ def figures(plan: remat.Plan) -> dict[str, Any]:
 
 def compile_one(kind: type[Mlp] = Mlp, rows: int = 64, **options: Any) -> dict[str, Any]:
     """Compiles a model, runs a step, and holds its gradients against those of eager PyTorch."""
-    model = made(kind)
+    model, by_inductor = made(kind), options.get("lower") == "inductor"
+    model.train(not by_inductor)  # Inductor draws other numbers
     expected = step(model, model, rows)
     found: list[torch.Tensor] = []
     torch._dynamo.reset()
     plan = plan_of(lambda: found.extend(step(model, compiled(model, **options), rows)))
-    return {**figures(plan), "gradients_equal": same(found, expected)}
-
-
-def compile_by_inductor(kind: type[Mlp], rows: int, **options: Any) -> dict[str, Any]:
-    """As `compile_one`, by Inductor, whose numbers are nearly those of eager PyTorch."""
-    model = made(kind).eval()
-    expected = step(model, model, rows)
-    found: list[torch.Tensor] = []
-    torch._dynamo.reset()
-    f = compiled(model, **options, lower="inductor")
-    plan = plan_of(lambda: found.extend(step(model, f, rows)))
-    return {**figures(plan), "gradients_equal": apart(found, expected) < 1e-5}
+    equal = apart(found, expected) < 1e-5 if by_inductor else same(found, expected)
+    return {**figures(plan), "gradients_equal": equal}
 
 
 # The cases -----------------------------------------------------------------------------------------
@@ -191,14 +183,6 @@ def case_equal(rank: int) -> Any:
 def case_solver(rank: int) -> Any:
     alone = compile_one(rank_wait_s=None)
     return {"alone": alone, "together": compile_one()}
-
-
-def case_cost(rank: int) -> Any:
-    options = {"solver": "lagrangian", "cost": Moody(), "budget": 0.6}
-    return {
-        "alone": compile_one(**options, rank_wait_s=None),
-        "together": compile_one(**options),
-    }
 
 
 def case_peak(rank: int) -> Any:
@@ -251,22 +235,12 @@ def case_alone(rank: int) -> Any:
     return {**found, "third": compile_one(budget=0.5)}
 
 
-def case_order(rank: int) -> Any:
-    kinds = [Mlp, Taller]
-    done = {k.__name__: compile_one(k) for k in (kinds[::-1] if rank else kinds)}
-    return {k.__name__: done[k.__name__] for k in kinds}
-
-
 def case_dynamic(rank: int) -> Any:
     """Batches of different sizes under symbolic shapes: the graph is one, its bytes are two."""
-    model, rows = made(), 64 + 32 * rank
-    expected = step(model, model, rows)
-    torch._dynamo.reset()
-    found: list[torch.Tensor] = []
-    options = {"lower": "eager", "budget": 0.5, "solver": Contrary(), "cost": "unit"}
-    f = torch.compile(model, backend="remat", dynamic=True, options=options)
-    plan = plan_of(lambda: found.extend(step(model, f, rows)))
-    return {**figures(plan), "gradients_equal": same(found, expected)}
+    return compile_one(rows=64 + 32 * rank, dynamic=True)
+
+
+BY_INDUCTOR: dict[str, Any] = {"solver": "auto", "cost": "flops", "lower": "inductor"}
 
 
 def case_replans(rank: int) -> Any:
@@ -292,8 +266,7 @@ def case_replans(rank: int) -> Any:
 
     budget_loop.compiled_timeline = taking_more
     try:
-        options = {"budget": remat.Peak(330_000), "solver": "auto", "cost": "flops"}
-        plan = compile_by_inductor(Uneven, 256, **options)
+        plan = compile_one(Uneven, 256, budget=remat.Peak(330_000), **BY_INDUCTOR)
     finally:
         budget_loop.compiled_timeline = known
     return {**plan, "times": times, "budget": 330_000, "more": more}
@@ -301,38 +274,16 @@ def case_replans(rank: int) -> Any:
 
 def case_late(rank: int) -> Any:
     """Rank 1 dies between deciding and saying what its step takes: rank 0 goes on after a while."""
-    options = {"budget": remat.Peak("1GiB"), "solver": "auto", "cost": "flops"}
     if rank == 1:
         ranks.Ranks.largest, known = (lambda self, number, wait_s: number), ranks.Ranks.largest
     try:
-        return compile_by_inductor(Short, 32, **options, rank_wait_s=1.0)
+        return compile_one(Short, 32, budget=remat.Peak("1GiB"), rank_wait_s=1.0, **BY_INDUCTOR)
     finally:
         if rank == 1:
             ranks.Ranks.largest = known
 
 
-def _called(model: nn.Module, x: torch.Tensor) -> Any:
-    return model(x)
-
-
-def peaks(kind: Callable[[], Any], x: torch.Tensor) -> Any:
-    """A step under a peak above what it takes, and under one below, with what was measured and said."""
-    found: list[dict[str, Any]] = []
-    for part in (0.0, 1.15, 0.7):
-        budget = int(part * found[0]["taken"]) if found else 1 << 30
-        torch._dynamo.reset()
-        model, f = kind()
-        f(remat.Peak(budget))
-        resident = [getattr(p, "to_local", lambda p=p: p)() for p in model.parameters()]
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            taken = measure_step(partial(_called, model), (x,), resident=resident, by="allocator")
-        said = [str(w.message) for w in caught if issubclass(w.category, BudgetWarning)]
-        found.append({"budget": budget, "taken": taken.peak_bytes, "said": said})
-    return found
-
-
-class WideBlock(nn.Module):
+class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(256, 1024), nn.Linear(1024, 256)
@@ -344,40 +295,61 @@ class WideBlock(nn.Module):
 class Wide(nn.Module):
     """Blocks of which each is a bucket of DDP's by itself, or sharded by itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(WideBlock() for _ in range(2))
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.dropout = dropout
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
-            x = block(x)
+            x = nn.functional.dropout(block(x), self.dropout)
         return x
 
 
-def case_ddp_peak(rank: int) -> Any:
-    def kind() -> Any:
-        model = nn.parallel.DistributedDataParallel(Wide(), bucket_cap_mb=1)
-        return model, lambda budget: model.compile(
-            backend="remat", options={"lower": "eager", "budget": budget}
-        )
-
-    return peaks(kind, torch.randn(512, 256))
+def in_buckets(model: nn.Module) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
 
 
-def case_fsdp2_peak(rank: int) -> Any:
+def sharded(model: Wide) -> nn.Module:
+    """`fully_shard` around every block, compiled as a whole: Dynamo breaks the graph at its hooks."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    def kind() -> Any:
-        mesh, model = init_device_mesh("cpu", (WORLD,)), Wide()
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        return model, lambda budget: model.compile(
-            backend="remat", options={"lower": "eager", "budget": budget}
-        )
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=mesh)
+    return model
 
-    return peaks(kind, torch.randn(512, 256))
+
+def _called(model: nn.Module, x: torch.Tensor) -> Any:
+    return model(x)
+
+
+def peaks(wrap: Callable[[Wide], nn.Module]) -> Any:
+    """A step under a peak above what it takes, and under one below, with what was measured and said."""
+    x = torch.randn(512, 256)
+    found: list[dict[str, Any]] = []
+    for part in (0.0, 1.15, 0.7):
+        budget = int(part * found[0]["taken"]) if found else 1 << 30
+        torch._dynamo.reset()
+        model = wrap(Wide())
+        options = {"lower": "eager", "budget": remat.Peak(budget)}
+        model.compile(backend="remat", options=options)
+        resident = [getattr(p, "to_local", lambda p=p: p)() for p in model.parameters()]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            taken = measure_step(partial(_called, model), (x,), resident=resident, by="allocator")
+        said = [str(w.message) for w in caught if issubclass(w.category, BudgetWarning)]
+        found.append({"budget": budget, "taken": taken.peak_bytes, "said": said})
+    return found
+
+
+def case_ddp_peak(rank: int) -> Any:
+    return peaks(in_buckets)
+
+
+def case_fsdp2_peak(rank: int) -> Any:
+    return peaks(sharded)
 
 
 def case_ddp(rank: int) -> Any:
@@ -386,9 +358,8 @@ def case_ddp(rank: int) -> Any:
     each = [step(model, model, seed=1 + r) for r in range(WORLD)]
     expected = [sum(g) / WORLD for g in zip(*each, strict=True)]
     torch._dynamo.reset()
-    wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
     before = len(remat.plans())
-    found = step(model, compiled(wrapped, budget=0.3), seed=1 + rank)
+    found = step(model, compiled(in_buckets(model), budget=0.3), seed=1 + rank)
     plans = [figures(p) for p in remat.plans()[before:]]
     return {"plans": plans, "error": apart(found, expected)}
 
@@ -404,63 +375,38 @@ def collectives(f: Callable[[], Any]) -> dict[str, int]:
 
 
 def case_fsdp2(rank: int) -> Any:
-    """`fully_shard` around every layer, compiled as a whole: Dynamo breaks the graph at its hooks."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    """Gradients and collectives of a sharded model, in eager PyTorch, compiled, and by one process."""
 
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.down = nn.Linear(16, 40), nn.Linear(40, 16)
-            self.dropout = nn.Dropout(0.2)
+    def run(model: nn.Module, rank: int) -> None:
+        torch.manual_seed(5 + rank)
+        model.zero_grad()
+        model(torch.randn(64, 256)).square().mean().backward()
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.dropout(torch.tanh(self.down(torch.tanh(self.up(x)).sin())).sin())
-
-    def build() -> nn.Sequential:
-        torch.manual_seed(0)
-        return nn.Sequential(*(Block() for _ in range(3)))
-
-    mesh = init_device_mesh("cpu", (WORLD,))
     results: list[Any] = []
     for compiles in (False, True):
         torch._dynamo.reset()
-        model = build()
-        for block in model:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+        torch.manual_seed(0)
+        model = sharded(Wide(dropout=0.2))
         before = len(remat.plans())
         if compiles:
-            model.compile(
-                backend="remat",
-                options={"lower": "eager", "budget": 0.5, "solver": Contrary(), "cost": "unit"},
-            )
-        torch.manual_seed(1 + rank)
-        x = torch.randn(64, 16)
-
-        def run(model: nn.Module = model, x: torch.Tensor = x) -> None:
-            torch.manual_seed(5 + rank)
-            model.zero_grad()
-            model(x).square().mean().backward()
-
-        run()
-        counts = collectives(run)
+            options = {"lower": "eager", "budget": 0.5, "solver": Contrary(), "cost": "unit"}
+            model.compile(backend="remat", options=options)
+        run(model, rank)
+        counts = collectives(lambda model=model: run(model, rank))
         gradients = [p.grad.full_tensor() for p in model.parameters()]  # type: ignore[union-attr]
-        plans = [figures(p) for p in remat.plans()[before:]]
-        results.append({"gradients": gradients, "collectives": counts, "plans": plans})
-    reference = build()
+        results.append([gradients, counts, [figures(p) for p in remat.plans()[before:]]])
+    torch.manual_seed(0)
+    reference, expected = Wide(dropout=0.2), []
     for r in range(WORLD):
-        torch.manual_seed(1 + r)
-        x = torch.randn(64, 16)
-        torch.manual_seed(5 + r)
-        (reference(x).square().mean() / WORLD).backward()
-    expected = [p.grad for p in reference.parameters() if p.grad is not None]
+        run(reference, r)
+        expected.append([p.grad for p in reference.parameters() if p.grad is not None])
+    (eager, counted, _), (found, counts, plans) = results
     return {
-        "eager": results[0]["collectives"],
-        "compiled": results[1]["collectives"],
-        "same_as_eager": same(results[0]["gradients"], results[1]["gradients"]),
-        "error": apart(results[1]["gradients"], expected),
-        "plans": results[1]["plans"],
+        "eager": counted,
+        "compiled": counts,
+        "same_as_eager": same(eager, found),
+        "error": apart(found, [sum(g) / WORLD for g in zip(*expected, strict=True)]),
+        "plans": plans,
     }
 
 
@@ -551,6 +497,34 @@ def case_gathered_again(rank: int) -> Any:
             }
         )
     return {"eager": counts, "found": found}
+
+
+class Attention(nn.Module):
+    """Views, a softmax, dropout and a residual."""
+
+    def __init__(self, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.project, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, t, w = x.shape
+        q, k, v = self.project(x).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        weights = self.dropout(torch.softmax(q @ k.mT / (w // self.heads) ** 0.5, -1))
+        return x + self.out((weights @ v).transpose(1, 2).reshape(b, t, w))
+
+
+def case_hash_seed(rank: int) -> Any:
+    """Each rank's own plans, by every solver of ours that promises to be deterministic."""
+    model, x = nn.Sequential(Attention(), Attention()), torch.randn(4, 24, 32)
+    joint = remat.capture(model, (x,), lower="eager")
+    found: dict[str, Any] = {"graph": joint.fingerprint}
+    for name in remat.solver_names():
+        solver = registry().solver(name)
+        if solver.deterministic and type(solver).__module__.startswith("remat."):
+            found[name] = figures(remat.plan(joint, 0.4, solver=name, cost="flops"))
+    return found
 
 
 def main(folder: Path, rank: int) -> None:

@@ -63,7 +63,11 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Experiment:
 def test_a_workload_that_raises_is_missing_and_the_others_are_measured(
     counting: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "found.json"
+    path, quick = tmp_path / "found.json", tmp_path / "quick.json"
+    assert run.main(["counting", "--json", str(quick), "--quick"]) == 0
+    (row,) = json.loads(quick.read_text())["rows"]
+    assert (row["workload"], row["quick"], row["cases"]) == ("good", True, 1)
+    capsys.readouterr()
     assert run.main(["counting", "--json", str(path)]) == 1
     record = json.loads(path.read_text())
     assert [row["workload"] for row in record["rows"]] == ["good", "good", "other", "other"]
@@ -72,25 +76,9 @@ def test_a_workload_that_raises_is_missing_and_the_others_are_measured(
     assert "bad: ValueError('no such thing')" in said.err
     lines = [json.loads(line) for line in said.out.splitlines() if line.startswith('{"')]
     assert [line["workload"] for line in lines] == ["good", "good", "bad", "other", "other"]
-
-
-def test_named_workloads_replace_their_own_rows(counting: Experiment, tmp_path: Path) -> None:
-    path = tmp_path / "found.json"
-    run.main(["counting", "--json", str(path)])
     assert run.main(["counting", "--json", str(path), "--only", "other", "--budgets", "0.1"]) == 0
-    rows = json.loads(path.read_text())["rows"]
-    assert [(r["workload"], r["budget"]) for r in rows] == [
-        ("good", 0.5),
-        ("good", 1.0),
-        ("other", 0.1),
-    ]
-
-
-def test_quick_measures_its_own_cases(counting: Experiment, tmp_path: Path) -> None:
-    path = tmp_path / "found.json"
-    assert run.main(["counting", "--json", str(path), "--quick"]) == 0
-    (row,) = json.loads(path.read_text())["rows"]
-    assert (row["workload"], row["quick"], row["cases"]) == ("good", True, 1)
+    found = [(r["workload"], r["budget"]) for r in json.loads(path.read_text())["rows"]]
+    assert found == [("good", 0.5), ("good", 1.0), ("other", 0.1)], "its own rows are replaced"
 
 
 def test_an_unknown_workload_is_refused_with_those_that_there_are(

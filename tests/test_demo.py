@@ -48,18 +48,14 @@ def test_the_demo_tells_the_step_before_and_after(tmp_path: Path) -> None:
     assert "Llama, 1 layers" in picture.read_text(), "the title is the model"
 
 
-@pytest.mark.parametrize("worst", [1.0, math.nan])
 def test_the_demo_fails_when_the_step_differs(
-    worst: float,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.chdir(tmp_path)
     demo = importlib.import_module("demo")
     monkeypatch.setattr(demo, "SOLVERS", ("greedy",))
-    monkeypatch.setattr(demo, "run", lambda *args, **kwargs: worst)
+    monkeypatch.setattr(demo, "run", lambda *args, **kwargs: math.nan)
     try:
         with warnings.catch_warnings():
             assert demo.main(list(SMALL)) == 1

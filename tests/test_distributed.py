@@ -1,4 +1,4 @@
-"""Two processes that plan together, and processes under different hash seeds: what they decide.
+"""Two processes that plan together, under different hash seeds: what they decide.
 
 The two are judged by the files that they write, never by how they end: PyTorch's own shutdown is not
 always clean. What each case does is in ``rank_worker.py``.
@@ -54,7 +54,9 @@ def outputs(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where two ranks left what they came to."""
     there = tmp_path_factory.mktemp("ranks")
-    written = outputs([start("tests.rank_worker", str(there), str(r)) for r in range(WORLD)])
+    seeds = [{"PYTHONHASHSEED": str(1 + r)} for r in range(WORLD)]
+    ranks = [start("tests.rank_worker", str(there), str(r), **seeds[r]) for r in range(WORLD)]
+    written = outputs(ranks)
     for rank, (_, errors) in enumerate(written):
         (there / f"stderr.{rank}").write_text(errors)
     return there
@@ -102,7 +104,7 @@ def test_equal(by_rank: Ranks) -> None:
     assert [r["told"] for r in by_rank] == [[], []]
 
 
-@pytest.mark.parametrize("case", ["solver", "cost", "peak"])
+@pytest.mark.parametrize("case", ["solver", "peak"])
 def test_rank_0_is_taken_where_ranks_disagree(folder: Path, case: str) -> None:
     by_rank = load(folder, case)
     first, second = decisions(by_rank, "alone")
@@ -159,12 +161,6 @@ def test_alone(by_rank: Ranks) -> None:
     assert not any("within 30 s" in t for t in by_rank[1]["told"])
 
 
-def test_order(by_rank: Ranks) -> None:
-    for kind in ("Mlp", "Taller"):
-        first, second = decisions(by_rank, kind)
-        assert first == second
-
-
 def test_replans(by_rank: Ranks) -> None:
     """The first plan is above the budget as compiled on rank 1 alone; both are planned again, and run the same."""
     first, second = decisions(by_rank)
@@ -216,7 +212,7 @@ def test_fsdp2(by_rank: Ranks) -> None:
         assert found["same_as_eager"]
         assert found["error"] < 1e-6
         assert found["compiled"] == found["eager"]
-        assert found["eager"]["c10d::_allgather_base_"] == 6  # three layers, forward and backward
+        assert found["eager"]["c10d::_allgather_base_"] == 4  # two blocks, forward and backward
         assert found["plans"]
         assert all(p["recomputed"] for p in found["plans"])
     one, other = results(by_rank, "plans")
@@ -256,10 +252,7 @@ def test_host(by_rank: Ranks) -> None:
     assert [value["name"] for value in one] == [value["name"] for value in other] != []
 
 
-def test_no_hash_seed_reaches_a_plan() -> None:
-    written = outputs([start("tests.plan_digests", PYTHONHASHSEED=str(s)) for s in (1, 2)])
-    failed = [errors for out, errors in written if not out.strip()]
-    assert not failed, failed[0]
-    first, other = (json.loads(out) for out, _ in written)
-    assert {"mlp graph", "mlp auto", "attention greedy", "attention lagrangian"} <= first.keys()
+def test_hash_seed(by_rank: Ranks) -> None:
+    first, other = results(by_rank)
+    assert {"auto", "greedy", "lagrangian"} <= first.keys()
     assert other == first

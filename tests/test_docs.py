@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -262,33 +263,13 @@ def as_number(text: str) -> float:
     return float(text.strip("%").rstrip(".,").replace(",", ""))
 
 
-LEFT_OUT = [
-    ("README.md", "git"),
-    ("README.md", "pip"),
-    ("budgets.md", "with"),
-    ("command-line.md", "{"),
-    ("command-line.md", "eval"),
-    ("distributed.md", "model"),
-    ("fit.md", "$"),
-    ("fit.md", "remat"),
-    ("limits.md", 'remat.declare_pure("flash_attn::_flash_attn_forward")'),
-    ("selective-checkpointing.md", "contexts"),
-    ("trainers.md", "class"),
-    ("trainers.md", "plan"),
-    ("tutorial.md", "pip"),
-    ("tutorial.md", "def"),
-    ("tutorial.md", 'model.compile(backend="remat",'),
-]
+#: How many blocks of each page do not run.
+LEFT_OUT = {"README.md": 2, "budgets.md": 1, "command-line.md": 2, "distributed.md": 1, "fit.md": 2}
+LEFT_OUT |= {"limits.md": 1, "selective-checkpointing.md": 1, "trainers.md": 2, "tutorial.md": 3}
 
 
 def test_what_does_not_run_says_why() -> None:
-    """These are all blocks that do not run, by their page and their first word."""
-    left_out = [
-        (page.name, block.text.split()[0])
-        for page in PAGES
-        for block in blocks(page)
-        if block.reason is not None
-    ]
+    left_out = Counter(p.name for p in PAGES for b in blocks(p) if b.reason is not None)
     assert left_out == LEFT_OUT
 
 

@@ -36,7 +36,8 @@ def test_neither_torch_nor_a_back_end_is_imported(code: str) -> None:
 
 
 def test_solvers_are_listed_without_torch() -> None:
-    assert "torch" not in imported_by("import remat; remat.solver_names()")
+    loaded = imported_by("import remat; assert len(remat.solver_names()) >= 5")
+    assert not loaded & {"torch", "scipy", "ortools", "highspy"}
 
 
 def test_every_public_name_can_be_had() -> None:

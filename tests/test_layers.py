@@ -14,30 +14,11 @@ import remat
 
 ROOT = Path(remat.__file__).parent
 #: The rooms, each on those before it.
-ROOMS = (
-    "version",
-    "lazy",
-    "errors",
-    "files",
-    "arguments",
-    "units",
-    "torch_compat",
-    "solvers",
-    "graph",
-    "running",
-    "report",
-    "passes",
-    "plugins",
-    "sac",
-    "checkpointing",
-    "planning",
-    "reduction",
-    "api",
-    "integrations",
-    "testing",
-    "cli",
-    "__main__",
-)
+IN_ORDER = """
+    version lazy errors files arguments units torch_compat solvers graph running report passes plugins
+    sac checkpointing planning reduction api integrations testing cli __main__
+    """
+ROOMS = tuple(IN_ORDER.split())
 #: Rooms within rooms, likewise; files beside them hand on names, or list what is in them.
 INNER = {
     "passes": ("packing", "core", "decide", "joint", "split", "hooks", "ranks", "instruments"),
@@ -172,30 +153,17 @@ def test_imports_go_round_in_no_circle() -> None:
         pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
 
 
-def test_the_package_itself_imports_nothing_heavy_when_it_is_imported() -> None:
-    light = ("__future__", "importlib", "sys", "typing", "remat")
-    eager = [
-        i.name
-        for i in imports((ROOT / "__init__.py").read_text())
-        if not i.typing and i.name.partition(".")[0] not in light
-    ]
-    assert eager == []
-
-
 @pytest.mark.parametrize(
     ("module", "source", "says"),
     [
         ("solvers.x", "def f():\n    import torch", "never imports torch"),
         ("solvers.x", "from remat.graph.costs import Unit", "may not import 'graph'"),
         ("solvers.x", "from ortools.sat.python import cp_model", "inside functions only"),
-        ("solvers.x", "def f():\n    from remat import graph", "may not import 'graph'"),
         ("graph.x", "from remat.passes.core.base import Pass", "may not import 'passes'"),
         ("graph.x", "def f():\n    import remat.api", "may not import 'api'"),
-        ("passes.core.x", "from remat.plugins.registry import registry", "may not import"),
         ("passes.core.x", "from remat.passes.split.partition import Partition", "may not import"),
         ("passes.core.x", "if TYPE_CHECKING:\n    from remat.planning.plan import Plan", "may not"),
         ("plugins.x", "from remat.graph.costs import CostModel", "inside functions only"),
-        ("api", "from remat.cli import main", "may not import 'cli'"),
         ("sac.run.x", "from remat.sac.solve.plan import SACPlan", "may not import 'sac.solve'"),
     ],
 )

@@ -24,31 +24,48 @@ from remat.units import (
 
 
 @pytest.mark.parametrize(
-    ("text", "share", "nbytes"),
+    ("written", "read"),
     [
-        (0, 0.0, None),
-        (1, 1.0, None),
-        (0.3, 0.3, None),
-        (1.0, 1.0, None),
-        (np.float32(0.5), 0.5, None),
-        (2, None, 2),
-        (np.int64(4096), None, 4096),
-        (10**15, None, 10**15),
-        ("0.25", 0.25, None),
-        ("1", 1.0, None),
-        ("4096", None, 4096),
-        ("8GiB", None, 8 * 2**30),
-        ("8 gib", None, 8 * 2**30),
-        (" 512MB ", None, 512 * 10**6),
-        ("1.5KiB", None, 1536),
-        (".5kB", None, 500),
-        ("0.1TiB", None, 2**40 // 10),
-        ("1B", None, 1),
+        (0, Budget(share=0.0)),
+        (1, Budget(share=1.0)),
+        (0.3, Budget(share=0.3)),
+        (np.float32(0.5), Budget(share=0.5)),
+        ("0.25", Budget(share=0.25)),
+        ("1", Budget(share=1.0)),
+        (2, Budget(peak_bytes=2)),
+        (np.int64(4096), Budget(peak_bytes=4096)),
+        ("4096", Budget(peak_bytes=4096)),
+        ("8 gib", Budget(peak_bytes=8 * 2**30)),
+        (" 512MB ", Budget(peak_bytes=512 * 10**6)),
+        (".5kB", Budget(peak_bytes=500)),
+        ("0.1TiB", Budget(peak_bytes=2**40 // 10)),
+        ("1B", Budget(peak_bytes=1)),
+        ("PEAK: 1.5 KiB", Budget(peak_bytes=1536)),
+        ("peak:4096", Budget(peak_bytes=4096)),
+        (Peak(10**9), Budget(peak_bytes=10**9)),
+        (Peak("0B"), Budget(peak_bytes=0)),
+        (Peak("40GiB"), Budget(peak_bytes=40 * 2**30)),
+        (Peak(0.5), Budget(peak_share=0.5)),
+        (Peak(0), Budget(peak_share=0.0)),
+        ("Peak: 1", Budget(peak_share=1.0)),
+        ("saved:1GiB", Budget(nbytes=2**30)),
+        ("Saved: 1.5 KiB", Budget(nbytes=1536)),
+        (Saved(0), Budget(nbytes=0)),
+        (Saved(1), Budget(nbytes=1)),
+        (Saved(np.int64(4096)), Budget(nbytes=4096)),
+        (Saved("512MB"), Budget(nbytes=512 * 10**6)),
     ],
 )
-def test_what_can_be_read(text: Any, share: float | None, nbytes: int | None) -> None:
-    assert Budget.parse(text) == Budget(share=share, peak_bytes=nbytes)
-    assert Budget.parse(Budget.parse(text)) == Budget.parse(text)
+def test_what_can_be_read(written: Any, read: Budget) -> None:
+    assert Budget.parse(written) == read
+    assert Budget.parse(read) == read
+
+
+def test_a_share_of_the_peak_is_no_bound_on_what_is_saved() -> None:
+    read = Budget(peak_share=0.5)
+    assert read.on_peak
+    assert read.capacity(full=10, least=3) == 10
+    assert not read.below(full=10, least=10)
 
 
 @pytest.mark.parametrize(
@@ -56,13 +73,11 @@ def test_what_can_be_read(text: Any, share: float | None, nbytes: int | None) ->
     [
         (math.nan, "nan"),
         (math.inf, "a ratio above 1"),
-        (-math.inf, "-inf"),
         (-0.5, "-0.5"),
         (-3, "-3, which is negative"),
         (1.5, "bytes are written as an int"),
         (True, "True"),
         (None, "NoneType"),
-        (1j, "complex"),
         ([0.5], "list"),
         ("8 bananas", "'bananas' is no unit of bytes"),
         ("", "''"),
@@ -71,8 +86,8 @@ def test_what_can_be_read(text: Any, share: float | None, nbytes: int | None) ->
         ("1e9", "'1e9'"),
         ("nan", "'nan'"),
         ("1.5", "a ratio above 1"),
-        ("8GiB8", "8GiB8"),
         ("1" * 5000, "1111"),
+        ("top:1GiB", "'top:1GiB'"),
     ],
 )
 def test_what_cannot_be_meant(text: Any, message: str) -> None:
@@ -80,6 +95,28 @@ def test_what_cannot_be_meant(text: Any, message: str) -> None:
         Budget.parse(text)
     assert message in str(caught.value)
     assert "8GiB" in str(caught.value), "the message says what can be written instead"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["saved:", "saved:0.5", "saved:peak:1GiB", "peak:", "peak:1.5", "peak:-1", "peak:peak:1GiB"],
+)
+def test_nothing_else_may_stand_behind_a_measure(text: str) -> None:
+    with pytest.raises(BudgetError):
+        Budget.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("measure", "says", "values"),
+    [
+        (Peak, "an int above 1, or text like '40GiB'", [-1, "peak:0.5", Peak(0.5), 1.5, "1.5"]),
+        (Saved, "an int, or text like '8GiB'", [-1, "saved:1GiB", 0.5, "0.5", "1 GiB/s"]),
+    ],
+)
+def test_bytes_that_cannot_be_meant(measure: Any, says: str, values: list[Any]) -> None:
+    for value in [*values, "", "8 bananas", None, True, [1]]:
+        with pytest.raises(BudgetError, match=f"expected bytes: {says}"):
+            measure(value)
 
 
 @given(share=st.floats(0, 1), full=st.integers(0, 2**45), least=st.integers(0, 2**40))
@@ -93,11 +130,6 @@ def test_a_share_is_never_exceeded_and_never_below_the_least(
     assert capacity >= int(Fraction(repr(share)) * full), "nor of the decimal as it is written"
     assert Budget.parse(1.0).capacity(full=full, least=least) == max(full, least)
     assert Budget.parse(0.0).capacity(full=full, least=least) == least
-
-
-def test_shares_are_taken_as_they_are_written() -> None:
-    for tenths in range(11):
-        assert Budget.parse(tenths / 10).capacity(full=10 * 2**20, least=0) == tenths * 2**20
 
 
 @pytest.mark.parametrize("item", [1, 2**33 + 1])
@@ -145,53 +177,10 @@ def test_what_is_printed_reads_back(value: Any) -> None:
     assert Budget.parse(str(budget)) == budget
 
 
-@pytest.mark.parametrize(
-    ("n", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1 KiB"),
-        (1536, "1.5 KiB"),
-        (999 * 2**10, "999 KiB"),
-        (1023 * 2**10, "1023 KiB"),
-        (-1000 * 2**20, "-1000 MiB"),
-        (2**30, "1 GiB"),
-    ],
-)
-def test_bytes_for_people(n: int, text: str) -> None:
-    assert format_bytes(n) == text
-
-
-@pytest.mark.parametrize(
-    ("written", "nbytes"),
-    [
-        ("peak:1GiB", 2**30),
-        ("PEAK: 1.5 KiB", 1536),
-        ("peak:4096", 4096),
-        ("peak:1B", 1),
-        (Peak(10**9), 10**9),
-        (Peak("0B"), 0),
-        (Peak("40GiB"), 40 * 2**30),
-        (Peak("512MB"), 512 * 10**6),
-    ],
-)
-def test_peaks_that_can_be_read(written: Any, nbytes: int) -> None:
-    read = Budget.parse(written)
-    assert (read.peak_bytes, read.nbytes, read.share) == (nbytes, None, None)
-    assert Budget.parse(str(read)) == read
-
-
-@pytest.mark.parametrize(
-    ("written", "share"),
-    [(Peak(0.5), 0.5), (Peak(0), 0.0), (Peak(1), 1.0), ("peak:0.25", 0.25), ("Peak: 1", 1.0)],
-)
-def test_shares_of_peaks_that_can_be_read(written: Any, share: float) -> None:
-    read = Budget.parse(written)
-    assert read == Budget(peak_share=share)
-    assert read.on_peak
-    assert Budget.parse(str(read)) == read
-    assert read.capacity(full=10, least=3) == 10
-    assert not read.below(full=10, least=10)
+def test_bytes_for_people() -> None:
+    texts = {0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 999 * 2**10: "999 KiB"}
+    texts |= {1023 * 2**10: "1023 KiB", -1000 * 2**20: "-1000 MiB", 2**30: "1 GiB"}
+    assert {n: format_bytes(n) for n in texts} == texts
 
 
 @given(st.integers(0, 2**50).map(lambda n: Peak(f"{n}B")) | st.floats(0, 1).map(Peak))
@@ -208,91 +197,26 @@ def test_a_peak_is_short_for_people() -> None:
     assert (repr(Saved("1KiB")), str(Saved(2**31 - 1))) == ("Saved(1024)", "1.99GiB")
 
 
-@pytest.mark.parametrize(
-    "value", [-1, "", "8 bananas", None, True, "peak:1GiB", "peak:0.5", Peak(0.5), 1.5, "1.5", [1]]
-)
-def test_peaks_that_cannot_be_meant(value: Any) -> None:
-    with pytest.raises(BudgetError, match="expected bytes: an int above 1, or text like '40GiB'"):
-        Peak(value)
-
-
-@pytest.mark.parametrize(
-    ("written", "nbytes"),
-    [
-        ("saved:1GiB", 2**30),
-        ("Saved: 1.5 KiB", 1536),
-        (Saved(0), 0),
-        (Saved(1), 1),
-        (Saved(np.int64(4096)), 4096),
-        (Saved("512MB"), 512 * 10**6),
-    ],
-)
-def test_saved_bytes_that_can_be_read(written: Any, nbytes: int) -> None:
-    assert Budget.parse(written) == Budget(nbytes=nbytes)
-
-
-@pytest.mark.parametrize("value", [-1, "", 0.5, "0.5", None, True, "saved:1GiB", "1 GiB/s", [1]])
-def test_saved_bytes_that_cannot_be_meant(value: Any) -> None:
-    with pytest.raises(BudgetError, match="expected bytes: an int, or text like '8GiB'"):
-        Saved(value)
-
-
-def test_bytes_and_peaks_in_bytes_are_one_budget() -> None:
-    written = ["40GiB", 40 * 2**30, Peak("40GiB"), "peak:40GiB"]
-    assert {Budget.parse(w) for w in written} == {Budget(peak_bytes=40 * 2**30)}
-
-
 @pytest.mark.parametrize("given", [{}, {"share": 0.5, "nbytes": 8}, {"nbytes": 8, "peak_bytes": 8}])
 def test_a_budget_has_exactly_one_measure(given: dict[str, Any]) -> None:
     with pytest.raises(BudgetError, match="expected exactly one of share, nbytes"):
         Budget(**given)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "saved:",
-        "saved:0.5",
-        "saved:peak:1GiB",
-        "peak:",
-        "peak:1.5",
-        "peak:-1",
-        "peak:peak:1GiB",
-        "top:1GiB",
-    ],
-)
-def test_texts_that_are_no_peak(text: str) -> None:
-    with pytest.raises(BudgetError):
-        Budget.parse(text)
+def test_budgets_for_people() -> None:
+    labels = {
+        0.25: "0.25",
+        1500: "peak 1.46 KiB",
+        "saved:8GiB": "8 GiB saved",
+        "peak:.5": "peak 0.5",
+    }
+    assert {written: Budget.parse(written).label for written in labels} == labels
 
 
-@pytest.mark.parametrize(
-    ("written", "label"),
-    [
-        (0.25, "0.25"),
-        ("8GiB", "peak 8 GiB"),
-        (1500, "peak 1.46 KiB"),
-        ("saved:8GiB", "8 GiB saved"),
-        ("peak:40GiB", "peak 40 GiB"),
-        ("peak:.5", "peak 0.5"),
-    ],
-)
-def test_budgets_for_people(written: Any, label: str) -> None:
-    assert Budget.parse(written).label == label
-
-
-@pytest.mark.parametrize(
-    ("cost", "unit", "text"),
-    [
-        (5_000_000, "pJ", "5,000,000 pJ"),
-        (5_000_000, "J", "5 MJ"),
-        (5_000_000, "ps", "5 µs"),
-        (5_000_000, "FLOP", "5 MFLOP"),
-        (12, "mWh", "12 mWh"),
-    ],
-)
-def test_a_unit_with_a_prefix_gets_no_second_one(cost: int, unit: str, text: str) -> None:
-    assert format_cost(cost, unit) == text
+def test_a_unit_with_a_prefix_gets_no_second_one() -> None:
+    texts = {"pJ": "5,000,000 pJ", "J": "5 MJ", "ps": "5 µs", "FLOP": "5 MFLOP"}
+    assert {unit: format_cost(5_000_000, unit) for unit in texts} == texts
+    assert format_cost(12, "mWh") == "12 mWh"
 
 
 def test_two_numbers_of_bytes_are_told_apart() -> None:

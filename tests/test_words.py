@@ -8,49 +8,14 @@ from pathlib import Path
 
 import remat
 
-COINED = frozenset(
-    {
-        "CompiledHalf",
-        "Found",
-        "Kept",
-        "Known",
-        "LeftOut",
-        "Siblings",
-        "Tried",
-        "WaysPlanner",
-        "WaysProblem",
-        "WaysSearch",
-        "Without",
-        "around_autograd",
-        "asking",
-        "bare",
-        "does_more",
-        "half",
-        "halves",
-        "halves_of",
-        "hopeful",
-        "kept_steps",
-        "looks",
-        "mere",
-        "noting",
-        "noting_warnings",
-        "of_halves",
-        "of_told",
-        "refill",
-        "refillable",
-        "refilled",
-        "refills",
-        "shaped",
-        "speaks_for_itself",
-        "told",
-        "unwarned",
-        "unwatched",
-        "waited",
-        "ways",
-        "without_collection",
-        "write_whole",
-    }
-)
+WORDS = """
+    CompiledHalf Found Kept Known LeftOut Siblings Tried WaysPlanner WaysProblem WaysSearch
+    Without around_autograd asking bare does_more half halves halves_of hopeful kept_steps
+    looks mere noting noting_warnings of_halves of_told refill refillable refilled refills
+    shaped speaks_for_itself told unwarned unwatched waited ways without_collection
+    write_whole
+    """
+COINED = frozenset(WORDS.split())
 
 
 def coined(source: str) -> list[tuple[int, str]]:

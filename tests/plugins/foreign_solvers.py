@@ -147,13 +147,6 @@ class Overweight(Honest):
         return range(len(problem))
 
 
-class Mask(Honest):
-    name = "mask"
-
-    def solve(self, problem, **kwargs):
-        return [True, False, True]
-
-
 class Declines(Honest):
     name = "declines"
 

@@ -36,6 +36,13 @@ def output(*command: object, cwd: Path) -> str:
     return done.stdout
 
 
-def remat(python: Path, *arguments: object, cwd: Path) -> str:
-    """What a command of remat's prints in that environment."""
-    return output(python, "-c", "from remat.cli import main; main()", *arguments, cwd=cwd)
+#: Defines a command of remat's as a function that returns what it prints.
+COMMAND = """
+from click.testing import CliRunner
+from remat.cli import main
+
+def command(*arguments):
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+"""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.plugins.stranger import install, output, remat
+from tests.plugins.stranger import COMMAND, install, output
 
 PLUGIN = Path(__file__).parents[2] / "examples" / "pass_plugin"
 
@@ -58,55 +57,50 @@ PIPELINES = {
 }
 
 #: Plans by each pipeline, or says why it is refused; fails where text and pipeline differ.
+PLANNED = """
+    import remat
+
+    def planned(pipelines):
+        model, args, _ = net()
+        joint, found = remat.capture(model, args, lower="eager"), {}
+        for name, text in pipelines.items():
+            try:
+                manager = remat.PassManager.parse(text)
+                assert str(manager) == text, str(manager)
+                plan = remat.plan(joint, pipeline=manager)
+                found[name] = [plan.saved_bytes, plan.saved, plan.recomputed]
+            except remat.RematError as error:
+                found[name] = str(error)
+        return found
+"""
 SCRIPT = """
-    import json, sys, remat
+    import json, sys
     from remat.plugins import registry
+
     registry().solver_names()
     found = {"torch with solvers": "torch" in sys.modules}
-    from model import net
-    model, args, _ = net()
-    joint = remat.capture(model, args, lower="eager")
-    for name, text in json.loads(sys.argv[1]).items():
-        try:
-            manager = remat.PassManager.parse(text)
-            assert str(manager) == text, str(manager)
-            plan = remat.plan(joint, pipeline=manager)
-            found[name] = [plan.saved_bytes, plan.saved, plan.recomputed]
-        except remat.RematError as error:
-            found[name] = str(error)
-    print(json.dumps(found))
+    from model import planned
+
+    found["listed"] = json.loads(command("passes", "--json"))
+    found["opt"] = command("opt", "model.py:net", "--passes", "dce,checkpoint-layers")
+    print(json.dumps(found | planned(json.loads(sys.argv[1]))))
 """
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the model is."""
-    made = tmp_path_factory.mktemp("model")
-    (made / "model.py").write_text(textwrap.dedent(MODEL))
-    return made
-
-
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a fresh environment with the plugin."""
-    return install(PLUGIN, tmp_path_factory.mktemp("stranger"))
-
-
-@pytest.fixture(scope="module")
-def plans(python: Path, folder: Path) -> dict[str, Any]:
-    """What comes of each pipeline: saved bytes, what is saved, what is recomputed."""
-    found = run_script(python, folder, PIPELINES)
+def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What comes of each pipeline with the plugin: saved bytes, what is saved, what is recomputed."""
+    folder = tmp_path_factory.mktemp("stranger")
+    python = install(PLUGIN, folder)
+    (folder / "model.py").write_text(textwrap.dedent(MODEL) + textwrap.dedent(PLANNED))
+    script = COMMAND + textwrap.dedent(SCRIPT)
+    found = json.loads(output(python, "-c", script, json.dumps(PIPELINES), cwd=folder))
     assert isinstance(found, dict)
     return found
 
 
-def run_script(python: Path | str, folder: Path, pipelines: dict[str, str]) -> Any:
-    script = textwrap.dedent(SCRIPT)
-    return json.loads(output(python, "-c", script, json.dumps(pipelines), cwd=folder))
-
-
-def test_its_pass_and_its_analysis_are_listed(python: Path, folder: Path) -> None:
-    listed = json.loads(remat(python, "passes", "--json", cwd=folder))
+def test_its_pass_and_its_analysis_are_listed(plans: dict[str, Any]) -> None:
+    listed = plans["listed"]
     (line,) = [entry for entry in listed["passes"] if entry["name"] == "checkpoint-layers"]
     assert line["options"] == {"match": "*layers.*", "keep-last": "0"}
     assert list(line["not_after"]) == ["cleanup-recompute-tags"]
@@ -132,23 +126,21 @@ def test_it_may_not_stand_where_its_tags_are_not_seen(plans: dict[str, Any]) -> 
     assert "'checkpoint-layers' stands after 'cleanup-recompute-tags': that pass keeps" in said
 
 
-def test_what_it_says_of_operators_is_heard(plans: dict[str, Any], folder: Path) -> None:
+def test_what_it_says_of_operators_is_heard(plans: dict[str, Any]) -> None:
     """Running sums become cheap: where the planner does not know that, it keeps them."""
-    without = run_script(sys.executable, folder, {"plain": pipeline(), "all": PIPELINES["all"]})
+    space: dict[str, Any] = {}
+    exec(textwrap.dedent(MODEL) + textwrap.dedent(PLANNED), space)
+    without = space["planned"]({"plain": pipeline(), "all": PIPELINES["all"]})
     assert "cumsum" in without["plain"][1]
     assert "cumsum" not in plans["plain"][1]
     assert "no pass is called 'checkpoint-layers'" in without["all"]
 
 
-def test_remat_opt_runs_it(python: Path, folder: Path) -> None:
-    text = remat(python, "opt", "model.py:net", "--passes", "dce,checkpoint-layers", cwd=folder)
-    tagged = [line for line in text.splitlines() if ", must_recompute, region(" in line]
+def test_remat_opt_runs_it(plans: dict[str, Any]) -> None:
+    tagged = [line for line in plans["opt"].splitlines() if ", must_recompute, region(" in line]
     assert len(tagged) >= 3 * 5
-    assert {f"region({k})" for k in range(3)} == {t for line in tagged for t in regions(line)}
-
-
-def regions(line: str) -> list[str]:
-    return re.findall(r"region\(\d+\)", line)
+    regions = {name for line in tagged for name in re.findall(r"region\(\d+\)", line)}
+    assert regions == {f"region({k})" for k in range(3)}
 
 
 def test_it_brings_no_torch_to_who_asks_for_solvers(plans: dict[str, Any]) -> None:

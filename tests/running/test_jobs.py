@@ -22,12 +22,8 @@ def square(job: int) -> int:
     return job * job
 
 
-def declared(job: int) -> tuple[str, ...]:
-    return purity.declared()
-
-
-def variable(job: str) -> str | None:
-    return os.environ.get(job)
+def surroundings(variable: str) -> tuple[tuple[str, ...], str | None]:
+    return purity.declared(), os.environ.get(variable)
 
 
 def dying(job: tuple[int, str]) -> int:
@@ -60,34 +56,30 @@ def test_all_are_answered_wherever_they_run() -> None:
     expected = {k: (k + 3) ** 2 for k in range(5)}
     jobs = [k + 3 for k in range(5)]
     with ThreadPoolExecutor(2) as threads:
-        for executor in (None, 2, threads):
+        for executor in (None, threads):
             assert answers(square, jobs, executor) == (expected, {})
 
 
-def test_workers_know_what_is_declared_here_as_long_as_they_work_for_it() -> None:
+def test_workers_know_what_is_declared_and_set_here_as_long_as_they_work_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jobs = ["PYTHONSAFEPATH"]
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     before = purity.declared()
     with ProcessPoolExecutor(1) as pool:
-        assert answers(declared, [0], pool)[0] == {0: before}  # its process starts now
+        assert answers(surroundings, jobs, pool)[0][0][0] == before  # its process starts now
         remat.declare_pure("aten::sin.out")
         try:
             now = tuple(sorted({*before, "aten::sin.out"}))
-            for executor in (1, pool):
-                assert answers(declared, [0], executor)[0] == {0: now}
+            assert answers(surroundings, jobs, pool)[0][0][0] == now
+            assert answers(surroundings, jobs, 1)[0] == {0: (now, None)}
         finally:
             remat.undeclare_pure("aten::sin.out")
-        for executor in (1, pool):
-            assert answers(declared, [0], executor)[0] == {0: before}
-
-
-@pytest.mark.parametrize("given", [None, "1"])
-def test_jobs_see_the_variables_that_are_set_here(
-    given: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    if given is not None:
-        monkeypatch.setenv("PYTHONSAFEPATH", given)
-    assert answers(variable, ["PYTHONSAFEPATH"], 1)[0] == {0: given}
-    assert os.environ.get("PYTHONSAFEPATH") == given
+        assert answers(surroundings, jobs, pool)[0][0][0] == before
+    assert "PYTHONSAFEPATH" not in os.environ
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    assert answers(surroundings, jobs, 1)[0] == {0: (before, "1")}
+    assert os.environ["PYTHONSAFEPATH"] == "1"
 
 
 def test_what_died_is_asked_again_and_nothing_is_lost(tmp_path: Path) -> None:

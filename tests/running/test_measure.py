@@ -55,13 +55,7 @@ def test_the_tracker_counts_storages_not_tensors() -> None:
 
 @pytest.mark.parametrize(
     ("name", "budget"),
-    [
-        ("gpt2", 0.1),
-        ("vit", 0.8),
-        ("checkpointed", 0.1),
-        ("mutated_buffer", 0.8),
-        ("randn_like", 0.1),
-    ],
+    [("gpt2", 0.1), ("checkpointed", 0.1), ("mutated_buffer", 0.8)],
 )
 def test_the_simulated_peak_is_the_measured_one(name: str, budget: float) -> None:
     step = build(name)
@@ -154,11 +148,8 @@ def test_frozen_parameters_are_not_copied(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("update", ["data", "no_grad"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_step_that_writes_to_a_frozen_parameter_is_refused(
-    dtype: torch.dtype, update: str
-) -> None:
-    model, x = Adapted(dtype, update), torch.ones(4, 64)
+def test_a_step_that_writes_to_a_frozen_parameter_is_refused(update: str) -> None:
+    model, x = Adapted(torch.bfloat16, update), torch.ones(4, 64)
     with pytest.raises(
         ProblemError, match=r"written to 1 of 1 frozen parameters \(of shape \(64, 64"
     ):

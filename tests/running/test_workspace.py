@@ -100,26 +100,22 @@ def test_a_copy_into_elements_that_share_memory_takes_these_elements_alone() -> 
     assert copied.meta["val"].untyped_storage().nbytes() == 4 * 8 * 4
 
 
-@pytest.mark.parametrize("ratio", [1, 0.85])
-def test_peaks_count_what_convolutions_and_batch_norms_take(ratio: float) -> None:
+def test_peaks_count_what_convolutions_and_batch_norms_take() -> None:
     model, args = convolutions(), (torch.randn(4, 8, 16, 16),)
-    most = measured_as_planned(model, args, 1, "allocator")
-    if ratio < 1:
-        budget = int(most * ratio)
-        assert measured_as_planned(model, args, budget, "allocator") <= budget
+    budget = int(measured_as_planned(model, args, 1, "allocator") * 0.85)
+    assert measured_as_planned(model, args, budget, "allocator") <= budget
 
 
 def test_peaks_count_what_dropout_takes_and_takes_again() -> None:
     model, args = Dropped(), (torch.randn(256, 32),)
-    most = measured_as_planned(model, args, 1, "allocator")
-    budget = int(most * 0.7)
+    budget = int(measured_as_planned(model, args, 1, "allocator") * 0.7)
     assert measured_as_planned(model, args, budget, "allocator") <= budget
     assert any("bernoulli" in name or "dropout" in name for name in remat.plans()[-1].recomputed)
 
 
-def test_the_timeline_names_what_operators_take() -> None:
-    step = compiled(convolutions(), budget=1)
-    step(torch.randn(4, 8, 16, 16)).sum().backward()
+def test_the_timeline_names_what_operators_take_and_a_plan_agrees_with_the_backend() -> None:
+    model, x = convolutions(), torch.randn(4, 8, 16, 16)
+    compiled(model, budget=1)(x).sum().backward()
     plan = remat.plans()[-1]
     inside = [
         x for x in plan.timeline.lifetimes if x.node.startswith("workspace of aten.convolution")
@@ -127,6 +123,8 @@ def test_the_timeline_names_what_operators_take() -> None:
     assert inside
     assert all(x.first == x.last for x in inside)
     assert plan.timeline.peak.nbytes == plan.peak_bytes
+    joint = capture(model, (x,), lower="eager")
+    assert remat.plan(joint, 1, cost="auto").peak_bytes == plan.peak_bytes
 
 
 def small_joint() -> JointGraph:
@@ -157,14 +155,6 @@ def test_a_plan_for_another_device_runs_no_operators(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(workspace, "_cached", refused)
     for cost in ("roofline:a100", "roofline:h100", "flops"):
         assert remat.plan(joint, 1, cost=cost).peak_bytes < known
-
-
-def test_a_plan_agrees_with_the_backend() -> None:
-    model, x = convolutions(), torch.randn(4, 8, 16, 16)
-    step = compiled(model, budget=1)
-    step(x).sum().backward()
-    joint = capture(model, (x,), lower="eager")
-    assert remat.plan(joint, 1, cost="auto").peak_bytes == remat.plans()[-1].peak_bytes
 
 
 def test_a_saved_plan_is_applied_where_operators_take_something_else(
@@ -207,27 +197,27 @@ def test_smaller_batches_tell_what_a_large_one_takes(monkeypatch: pytest.MonkeyP
     assert max(ran) < 64
 
 
-def test_what_is_too_large_does_not_run_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def convolution_of_two_gibibytes() -> Any:
+    x, w = torch.empty(2, 16, 4096, 4096), torch.empty(16, 16, 3, 3)
+    return _CONVOLUTION, (x, w, None, *_PADDED), x
+
+
+def product_of_rows_far_apart() -> Any:
+    """8 rows of 64 bytes that lie 256 MiB apart, as a slice of a wide matrix: 2 GiB to be allocated."""
+    rows = torch.empty_strided((8, 16), (2**26, 1))
+    return torch.ops.aten.linear.default, (rows, torch.empty(4, 16)), torch.empty(8, 4)
+
+
+@pytest.mark.parametrize("call", [convolution_of_two_gibibytes, product_of_rows_far_apart])
+def test_what_is_too_large_does_not_run_and_is_said(
+    monkeypatch: pytest.MonkeyPatch, call: Any
+) -> None:
     monkeypatch.setattr(workspace, "_CACHE", {})
     monkeypatch.setattr(workspace, "_measured", lambda *_: pytest.fail("an operator ran"))
-    x = torch.empty(2, 16, 4096, 4096, device="meta")  # 2 GiB
-    w = torch.empty(16, 16, 3, 3, device="meta")
-    mode = torch._subclasses.FakeTensorMode()
-    with mode:
-        x, w = torch.empty(x.shape), torch.empty(w.shape)
-    with pytest.warns(PeakWarning, match="it is not run on more than"):
-        assert workspace_bytes(_CONVOLUTION, (x, w, None, *_PADDED), {}, x) == 0
-
-
-def test_gaps_between_elements_count_to_what_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspace, "_CACHE", {})
-    monkeypatch.setattr(workspace, "_measured", lambda *_: pytest.fail("it ran"))
-    # 8 rows of 64 bytes that lie 256 MiB apart, as a slice of a wide matrix: 2 GiB to be allocated.
     with FakeTensorMode():
-        rows = torch.empty_strided((8, 16), (2**26, 1))
-        weight, results = torch.empty(4, 16), torch.empty(8, 4)
+        op, values, results = call()
     with pytest.warns(PeakWarning, match="is not run on more than 256 MiB"):
-        assert workspace_bytes(torch.ops.aten.linear.default, (rows, weight), {}, results) == 0
+        assert workspace_bytes(op, values, {}, results) == 0
 
 
 def test_threads_measure_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:

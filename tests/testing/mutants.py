@@ -1,12 +1,19 @@
-"""Solvers that are wrong, each in one way: PyTorch's four, and faults that we planted."""
+"""Solvers that are wrong, each in one way: three of PyTorch's, and faults that we planted."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import random
 import time
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from remat.errors import BudgetError
 from remat.solvers import Answer, KnapsackProblem, Solver, Status
 from remat.solvers.dp import DynamicProgram
+from remat.solvers.lagrangian import Lagrangian
+from remat.solvers.native import Native
+from remat.solvers.solution import ScheduleAnswer
 
 
 class FromTorch(Solver):
@@ -40,10 +47,6 @@ class TorchDp(FromTorch):
     name, function = "torch-dp", "dp_knapsack"
 
 
-class TorchHirschberg(FromTorch):
-    name, function = "torch-hirschberg", "dp_knapsack_sliding_hirschberg"
-
-
 class Sound(Solver):
     """No mutant: what the others are made of. Proves nothing, and is quick."""
 
@@ -67,31 +70,6 @@ class StrictRoom(Sound):
 
     def choose(self, problem):
         return super().choose(without(problem, capacity=max(0, problem.capacity - 1)))
-
-
-class OneByteOver(Sound):
-    """Rounds the capacity up to whole KiB."""
-
-    name = "one-byte-over"
-
-    def choose(self, problem):
-        room = -(-problem.capacity // 1024) * 1024
-        return super().choose(without(problem, capacity=room))
-
-
-class Doubles(Sound):
-    """Adds up in floating point."""
-
-    name = "doubles"
-
-    def choose(self, problem):
-        if len(problem) > 9:
-            return super().choose(problem)
-        states = [(0.0, 0.0, ())]
-        for i, (weight, value) in enumerate(zip(problem.weights, problem.values, strict=True)):
-            states += [(w + float(weight), v + float(value), (*c, i)) for w, v, c in states]
-        fit = [state for state in states if state[0] <= float(problem.capacity)]
-        return max(fit, key=lambda state: state[1])[2]
 
 
 class Int32(Sound):
@@ -245,3 +223,156 @@ class ChangesTheProblem(Sound):
     def choose(self, problem):
         object.__setattr__(problem, "capacity", problem.total_weight)
         return range(len(problem))
+
+
+# Of graphs ---------------------------------------------------------------------------------------
+
+
+class SoundGraphs(Solver):
+    """No mutant: what the others are made of. Proves nothing."""
+
+    name = "sound-graphs"
+
+    def solve_graph(self, problem, *, time_limit=None):
+        found = Lagrangian().solve_graph(self.seen(problem), time_limit=time_limit)
+        return list(found.saved)
+
+    def seen(self, problem):
+        return problem
+
+
+class SavesWhatCannotBeSaved(SoundGraphs):
+    """Takes every value for savable."""
+
+    name = "saves-what-cannot-be-saved"
+
+    def seen(self, problem):
+        return dataclasses.replace(problem, savable=(True,) * len(problem))
+
+
+class SavesTheLeast(SoundGraphs):
+    """Recomputes all it can, whatever room there is."""
+
+    name = "saves-the-least"
+
+    def solve_graph(self, problem, *, time_limit=None):
+        return [
+            i for i in range(len(problem)) if problem.savable[i] and not problem.recomputable[i]
+        ]
+
+
+# Of steps ----------------------------------------------------------------------------------------
+
+
+class SoundSteps(Solver):
+    """No mutant: what the others are made of. Proves nothing."""
+
+    name = "sound-steps"
+
+    def solve_schedule(self, problem, *, time_limit=None):
+        found = Native().solve_schedule(self.seen(problem), time_limit=time_limit)
+        return list(found.sequence)
+
+    def seen(self, problem):
+        return problem
+
+
+class KeepsEverything(SoundSteps):
+    """Runs all once, whatever that takes."""
+
+    name = "keeps-everything"
+
+    def solve_schedule(self, problem, *, time_limit=None):
+        return problem.order
+
+
+class Forgets(SoundSteps):
+    """Sees other fields than those of the problem."""
+
+    fields: ClassVar[dict[str, Any]] = {}
+
+    def seen(self, problem):
+        return dataclasses.replace(problem, **self.fields)
+
+
+class ForgetsExtra(Forgets):
+    name, fields = "forgets-extra", {"extra": ()}
+
+
+class ForgetsResident(Forgets):
+    name, fields = "forgets-resident", {"resident": 0}
+
+
+class ForgetsOrder(Forgets):
+    name, fields = "forgets-order", {"ordered": ()}
+
+
+class ForgetsOnce(Forgets):
+    name, fields = "forgets-once", {"once": ()}
+
+
+class ForgetsTheEnd(Forgets):
+    name, fields = "forgets-the-end", {"to_end": ()}
+
+
+class ForgetsTheBoundary(SoundSteps):
+    """Takes forward and backward for one."""
+
+    name = "forgets-the-boundary"
+
+    def seen(self, problem):
+        given = (*problem.at_start, *problem.at_boundary)
+        return dataclasses.replace(problem, forward=(), backward=(), at_boundary=(), at_start=given)
+
+
+class Backwards(SoundSteps):
+    """Runs readers before what they read."""
+
+    name = "backwards"
+
+    def solve_schedule(self, problem, *, time_limit=None):
+        return super().solve_schedule(problem)[::-1]
+
+
+class RunsForEver(SoundSteps):
+    """Returns a sequence without an end."""
+
+    name = "runs-for-ever"
+
+    def solve_schedule(self, problem, *, time_limit=None):
+        return itertools.cycle(super().solve_schedule(problem))
+
+
+class OptimalByItsWord(SoundSteps):
+    """Calls whatever it found the least."""
+
+    name = "optimal-by-its-word"
+
+    def solve_schedule(self, problem, *, time_limit=None):
+        found = super().solve_schedule(problem)
+        twice = [i for i in found if i not in problem.once and problem.cost[i]][:1]
+        # A run more than it takes, right after the first, still is a schedule.
+        at = found.index(twice[0]) + 1 if twice else 0
+        found[at:at] = twice
+        return ScheduleAnswer(found, bound=sum(problem.cost[i] for i in found))
+
+
+class FindsNothing(SoundSteps):
+    """Cannot be wrong."""
+
+    name = "finds-nothing"
+
+    def solve_schedule(self, problem, *, time_limit=None):
+        raise BudgetError("no schedule was found")
+
+
+class DrawsAnew(SoundSteps):
+    """Another answer every time."""
+
+    name = "draws-anew"
+
+    def solve_schedule(self, problem, *, time_limit=None):
+        found = super().solve_schedule(problem)
+        free = [i for i in range(len(found)) if not problem.inputs[found[i]]]
+        at = random.choice(free)
+        return [*found[:at], *[found[at]] * (1 + random.randrange(50)), *found[at + 1 :]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from fractions import Fraction
 
 import pytest
@@ -39,25 +38,6 @@ def by_dominance(problem: KnapsackProblem) -> int:
     return max(best.values())
 
 
-def test_names_are_unique() -> None:
-    names = [case.name for case in cases()]
-    assert len(set(names)) == len(names)
-
-
-def test_brute_force_against_combinations() -> None:
-    for seed in range(20):
-        problem = family("uncorrelated", items=7, span=9, share=5 * seed + 2, seed=seed)
-        best = max(
-            problem.value_of(chosen)
-            for size in range(8)
-            for chosen in itertools.combinations(range(7), size)
-            if problem.weight_of(chosen) <= problem.capacity
-        )
-        assert brute_force(problem) == best
-    with pytest.raises(ProblemError, match="at most 20 items, got 21"):
-        brute_force(KnapsackProblem((1,) * 21, (1,) * 21, 3))
-
-
 @pytest.mark.parametrize(
     "case", [c for c in cases() if c.certificate is not None], ids=lambda case: case.name
 )
@@ -72,19 +52,12 @@ def test_certificates_are_derived_anew(case) -> None:
 
 
 def test_the_oracles_agree() -> None:
+    with pytest.raises(ProblemError, match="at most 20 items, got 21"):
+        brute_force(KnapsackProblem((1,) * 21, (1,) * 21, 3))
     for name in FAMILIES:
         for seed in range(10):
             problem = family(name, items=11, span=60, share=9 * seed + 5, seed=seed)
             assert by_dominance(problem) == brute_force(problem)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_families_are_drawn_alike_everywhere(name) -> None:
-    first = family(name, items=20, span=50, share=50, seed=1)
-    assert first == family(name, items=20, span=50, share=50, seed=1)
-    assert first != family(name, items=20, span=50, share=50, seed=2)
-    assert min(first.weights) >= 1
-    assert min(first.values) >= 1
 
 
 def test_families_are_what_the_literature_says() -> None:
@@ -110,6 +83,8 @@ def test_families_are_what_the_literature_says() -> None:
 def test_the_drawer_is_pinned() -> None:
     draw = drawer(1)
     assert [draw(1, 6) for _ in range(10)] == [1, 6, 5, 2, 3, 3, 4, 5, 1, 1]
+    one, other = (family("circle", items=20, span=50, share=50, seed=s) for s in (1, 2))
+    assert one != other
 
 
 def test_the_table_counts_wins_gaps_and_repeats() -> None:

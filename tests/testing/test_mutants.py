@@ -15,10 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import graph_mutants
 import mutants
 import pytest
-import step_mutants
 
 from remat.errors import BudgetError, SolverError
 from remat.solvers import Solver
@@ -33,10 +31,7 @@ CAUGHT_BY = {
     "TorchGreedy": ("test_case[weightless]", "test_case[beyond-doubles]"),
     "TorchIlp": ("test_case[gigabytes]", "test_case[32-identical-layers]"),
     "TorchDp": ("test_case[3000-equal-weights]", "test_any_problem"),
-    "TorchHirschberg": ("test_case[3000-equal-weights]", "test_any_problem"),
     "StrictRoom": ("test_case[exact-fit]", "test_case[last-unit]"),
-    "OneByteOver": ("test_case[greedy-trap]", "test_case[last-unit]"),
-    "Doubles": ("test_case[one-more-than-doubles-tell]",),
     "Int32": ("test_case[gigabytes]", "test_case[past-int32]"),
     "DropsWeightless": ("test_case[weightless]",),
     "SameItemTwice": ("test_case[equal-items]",),
@@ -49,18 +44,12 @@ CAUGHT_BY = {
     "Remembers": ("test_answers_repeat[knapsack]",),
     "IgnoresTheClock": ("test_keeps_its_time_limit[circle]",),
     "Chatty": ("test_leaves_standard_output_alone[knapsack]",),
-    "Recursive": ("test_case[3000-equal-weights]", "test_case[20000-items]"),
+    "Recursive": ("test_case[20000-items]",),
     "RefusesEverything": ("test_takes_problems_at_all",),
     "LiesAboutItsLimit": ("test_numbers_up_to_its_limit",),
     "ChangesTheProblem": ("test_case[greedy-trap]",),
-    # of graphs
-    "OverweightGraphs": ("test_many_small_problems[graphs-0]",),
     "SavesWhatCannotBeSaved": ("test_many_small_problems[graphs-1]",),
     "SavesTheLeast": ("test_room_for_everything_is_enough[graph]",),
-    "OptimalGraphsByItsWord": ("test_many_small_problems[graphs-2]",),
-    "DrawsGraphsAnew": ("test_answers_repeat[graph]",),
-    "GraphsIgnoreTheClock": ("test_keeps_its_time_limit[wide-graph]",),
-    # of steps
     "KeepsEverything": ("test_case[one-layer-again]", "test_many_small_problems[steps-0]"),
     "ForgetsExtra": ("test_case[bytes-while-running]",),
     "ForgetsResident": ("test_case[always-there]",),
@@ -69,29 +58,19 @@ CAUGHT_BY = {
     "ForgetsTheEnd": ("test_case[stays-to-the-end]",),
     "ForgetsTheBoundary": ("test_case[forward-listed-late]",),
     "Backwards": ("test_case[no-capacity]", "test_room_for_everything_is_enough[schedule]"),
-    "LeavesOneOut": ("test_case[no-capacity]",),
     "RunsForEver": ("test_case[no-capacity]",),
     "OptimalByItsWord": ("test_case[no-capacity]", "test_many_small_problems[steps-1]"),
-    "FindsNothing": (
-        "test_many_small_problems[steps-0]",
-        "test_room_for_everything_is_enough[schedule]",
-    ),
+    "FindsNothing": ("test_many_small_problems[steps-0]",),
     "DrawsAnew": ("test_answers_repeat[schedule]",),
-    "StepsBySetOrder": ("test_hash_seed_does_not_matter[schedule]",),
-    "StepsIgnoreTheClock": ("test_keeps_its_time_limit[layered-step]",),
-    "ChattySteps": ("test_leaves_standard_output_alone[schedule]",),
 }
-#: By name, each mutant and each sound solver.
+#: The sound solver of each kind.
+SOUND = {"knapsack": "Sound", "graph": "SoundGraphs", "schedule": "SoundSteps"}
+#: By name, each mutant, each sound solver and the base classes.
 PLANTED = {
     name: kind
-    for module in (mutants, graph_mutants, step_mutants)
-    for name, kind in vars(module).items()
-    if isinstance(kind, type) and kind.__module__ == module.__name__
+    for name, kind in vars(mutants).items()
+    if isinstance(kind, type) and kind.__module__ == "mutants"
 }
-#: The sound solver of each kind, and base classes.
-SOUND = {"knapsack": "Sound", "graph": "SoundGraphs", "schedule": "SoundSteps"}
-
-
 #: The tests of the kit that take a sample.
 SAMPLED = {
     SMALL: ("test_many_small_problems",),
@@ -168,4 +147,4 @@ def test_pytest_runs_the_kit_and_lets_a_sound_solver_pass() -> None:
 
 
 def test_every_mutant_is_tried() -> None:
-    assert PLANTED.keys() - {"FromTorch", *SOUND.values()} == CAUGHT_BY.keys()
+    assert PLANTED.keys() - {"FromTorch", "Forgets", *SOUND.values()} == CAUGHT_BY.keys()

@@ -69,12 +69,6 @@ def test_the_default_pipeline_comes_to_the_plan() -> None:
         assert [n.name for n in mine.graph.nodes] == [n.name for n in theirs.graph.nodes]
 
 
-def test_a_pass_over_halves_that_nobody_makes_is_refused() -> None:
-    done = run("opt", "step.joint", "--passes", "dce,reorder-backward")
-    assert done.exit_code == 2
-    assert "'reorder-backward' works on forward and backward, and nothing before it" in done.stderr
-
-
 def test_a_file_instead_of_standard_output() -> None:
     done = opt("step.joint", "--passes", "cse", "-o", "out.joint")
     assert done.stdout == ""
@@ -167,12 +161,10 @@ def test_json_for_machines() -> None:
     ("pipeline", "message"),
     [
         ("dce,csee", "pipeline, column 5: no pass is called 'csee'; did you mean 'cse'?"),
-        ("min-cut(ban=1)", "pipeline, column 9: pass 'min-cut' has no option 'ban=1'"),
-        ("fixpoint(dce,cse", "pipeline, column 9: this parenthesis is never closed"),
-        ("dce)", "pipeline, column 4: expected"),
         ("partition,cse", "pass 'cse' stands after 'partition'"),
+        ("dce,reorder-backward", "'reorder-backward' works on forward and backward, and nothing before it"),
     ],
-)
+)  # fmt: skip
 def test_a_pipeline_that_cannot_be_meant(pipeline: str, message: str) -> None:
     done = run("opt", "step.joint", "--passes", pipeline)
     assert done.exit_code == 2
@@ -194,8 +186,6 @@ def test_options_of_the_default_pipeline_do_not_go_with_another() -> None:
     ("pipeline", "message"),
     [
         ("returns", "pass 'returns' failed: run() returned NoneType, expected PassResult"),
-        ("returns(what=state)", "pass 'returns' failed: run() returned State, expected PassResult"),
-        ("returns(what=number)", "pass 'returns' failed: run() returned int, expected PassResult"),
         ("dce,breaks", "pass 'breaks' failed: it left a broken joint graph: Argument 'mm' of Node 'sin' was used"),
         ("dce,raises", "pass 'raises' failed: KeyError: 'half-way' (passes completed before it: dce)"),
         ("min-cut,solve-graph(budget=0.3)", "the solve-graph pass was given no solver"),

@@ -4,73 +4,76 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 import remat
-from remat.cli import main
 from remat.planning import experiments
 from remat.solvers.brief import PARTS
-from tests.cli.models import BLOCK, folder_with
+from remat.units import Budget
+from tests.cli.command import run, shown, told
 
-MODELS = BLOCK + '''
-def blocks():
-    return torch.nn.Sequential(Block(), Block()), (torch.randn(64, 16),)
+MODEL = "nets.py:blocks"
+MODELS = '''
+import remat
+
+class Nothing(remat.Solver):
+    """Saves nothing."""
+    name = "nothing"
+    def solve(self, problem, **kwargs):
+        return []
 '''  # fmt: skip
-MODEL = "compared_blocks.py:blocks"
-folder = folder_with("compared_blocks", MODELS)
 
 
-def run(*args: str) -> Result:
-    return CliRunner().invoke(main, [*args, "--quiet"])
-
-
-def test_compare_gives_a_row_for_each_solver_and_budget() -> None:
-    options = ("--solvers", "greedy,cpsat", "--budgets", "0.1,1GiB,saved:1MB")
-    done = run("compare", MODEL, "--json", *options)
-    assert done.exit_code == 0, done.output
-    rows = json.loads(done.stdout)["rows"]
-    assert [(r["solver"], r["budget"]) for r in rows] == [
-        (s, b) for b in ("0.1", f"peak:{2**30}B", "saved:1000000B") for s in ("greedy", "cpsat")
+def test_compare_has_a_row_for_each_solver_and_budget() -> None:
+    """Solvers of knapsacks and of graphs in one table."""
+    solvers, budgets = ("greedy", "dp", "cpsat", "auto"), ("0.3", "1GiB", "saved:200kB")
+    asked = ("compare", MODEL, "--lower", "eager", "--solvers", ",".join(solvers))
+    asked = (*asked, "--budgets", ",".join(budgets))
+    data = told(*asked)["rows"]
+    assert [(r["solver"], r["budget"]) for r in data] == [
+        (s, b) for b in ("0.3", f"peak:{2**30}B", "saved:200000B") for s in solvers
     ]
-    shown = run("compare", MODEL, *options)
-    assert shown.exit_code == 0
-    assert "budget peak 1 GiB" in shown.stdout
-    assert "budget 977 KiB saved" in shown.stdout
-    assert sum(" * " in line for line in shown.stdout.splitlines()) >= 2
-    assert "gap: the cost above the proven lower bound" not in shown.stdout
-    legend = run("compare", MODEL, *options, "--legend").stdout
-    assert "* least recompute cost of these solvers at the budget" in legend
-    assert "gap: the cost above the proven lower bound" in legend
+    for row in data:
+        if row["budget"].startswith("peak:"):
+            assert row["gap"] is None
+            assert row["peak_bytes"] <= 2**30
+        else:
+            share = 1 - row["recompute_bound"] / row["recompute_cost"]
+            assert row["gap"] == pytest.approx(share)
+    table = shown(*asked, "--legend")
+    lines = [line.rstrip() for line in table.splitlines()]
+    for budget in budgets:
+        start = lines.index(f"budget {Budget.parse(budget).label}")
+        block = lines[start + 1 : start + 1 + len(solvers)]
+        assert [line.split()[0] for line in block] == list(solvers)
+        assert any(" * " in line for line in block)
+    assert "min-cut" not in table, "one objective at every budget: the solvers decided"
+    assert "* least recompute cost of these solvers at the budget" in table
+    assert "gap: the cost above the proven lower bound" in table
 
 
-def test_a_solver_can_be_a_class_in_the_current_folder(folder: Path) -> None:
-    (folder / "compared_blocks_too.py").write_text(
-        "import remat\n"
-        "class Nothing(remat.Solver):\n"
-        "    'Saves nothing.'\n"
-        "    name = 'nothing'\n"
-        "    def solve(self, problem, **kwargs):\n"
-        "        return []\n"
-    )
-    options = ("--solvers", "compared_blocks_too:Nothing", "--budgets", "0.1")
-    assert "costs less than the solver's plan" not in run("compare", MODEL, *options).stdout
-    done = run("compare", MODEL, *options, "--json")
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["rows"][0]["solver"] == "compared_blocks_too:Nothing"
+def test_a_solver_can_be_a_class_in_the_current_folder() -> None:
+    options = ("--solvers", "nets:Nothing", "--budgets", "0.1")
+    text = shown("compare", MODEL, *options)
+    assert "costs less than the solver's plan" not in text
+    assert "gap: the cost above the proven lower bound" not in text
+    assert told("compare", MODEL, *options)["rows"][0]["solver"] == "nets:Nothing"
 
 
 def test_compare_fails_if_nobody_finds_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     from remat.solvers.greedy import Greedy
 
     monkeypatch.setattr(Greedy, "cannot_run", classmethod(lambda _: "it is closed today"))
-    done = run("compare", MODEL, "--solvers", "greedy", "--budgets", "0.1")
+    asked = ("compare", MODEL, "--solvers", "greedy", "--budgets", "0.1")
+    done = run(*asked)
     assert done.exit_code == 1
     assert "closed today" in done.stdout
     assert done.stderr.splitlines()[-1].startswith("error: no solver found a plan")
+    found = json.loads(run(*asked, "--json").stdout)
+    assert found["error"]["kind"] == "RematError"
+    assert "closed today" in found["rows"][0]["reason"], "what was found stands beside the error"
 
 
 @pytest.fixture
@@ -88,8 +91,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_all_solvers_stand_side_by_side_with_the_slow_ones_in_brief(asked: list[Any]) -> None:
-    done = run("compare", MODEL, "--budgets", "0.1")
-    assert done.exit_code == 0, done.output
+    text = shown("compare", MODEL, "--budgets", "0.1")
     slow = ("milp", "pulp", "cpsat", "lagrangian", "graph-milp")
     names = [s if isinstance(s, str) else s.name for s in asked]
     assert names == list(remat.solver_names())
@@ -99,18 +101,15 @@ def test_all_solvers_stand_side_by_side_with_the_slow_ones_in_brief(asked: list[
         whole = type(solver)()
         limits = [f.name for f in fields(whole) if f.name in ("work", "nodes", "clock_s")]
         assert [PARTS * getattr(solver, f) for f in limits] == [getattr(whole, f) for f in limits]
-    (note,) = (line for line in done.stdout.splitlines() if "a twentieth of their work" in line)
+    (note,) = (line for line in text.splitlines() if "a twentieth of their work" in line)
     assert note.startswith(", ".join(s.name for s in brief) + ": ")
-    told = json.loads(run("compare", MODEL, "--budgets", "0.1", "--json").stdout)
-    assert told["brief"] == [s.name for s in brief]
+    assert told("compare", MODEL, "--budgets", "0.1")["brief"] == [s.name for s in brief]
 
 
 @pytest.mark.parametrize("options", [("--solvers", "cpsat,greedy"), ("--time-limit", "5")])
 def test_solvers_that_are_named_or_timed_do_all_of_their_work(
     asked: list[Any], options: tuple[str, ...]
 ) -> None:
-    done = run("compare", MODEL, "--budgets", "0.1", *options)
-    assert done.exit_code == 0, done.output
+    assert "a twentieth" not in shown("compare", MODEL, "--budgets", "0.1", *options)
     assert "cpsat" in asked
     assert all(isinstance(solver, str) for solver in asked)
-    assert "a twentieth" not in done.stdout

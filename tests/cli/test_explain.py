@@ -7,24 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from remat.cli import main
-from tests.cli.models import BLOCK, folder_with
+from tests.cli.command import run as command
 from tests.report.test_page import read
 
-MODELS = BLOCK + '''
-def blocks():
-    with torch.device("meta"):
-        return torch.nn.Sequential(*(Block() for _ in range(3))), (torch.zeros(512, 16),)
 
-'''  # fmt: skip
-MODEL = "explained_blocks.py:blocks"
-folder = folder_with("explained_blocks", MODELS)
-
-
-def run(command: str, *args: str) -> Result:
-    return CliRunner().invoke(main, [command, MODEL, "--lower", "eager", "--quiet", *args])
+def run(name: str, *args: str) -> Result:
+    return command(name, "nets.py:blocks", "--lower", "eager", *args)
 
 
 def test_explain_prints_what_plan_explains() -> None:
@@ -35,9 +25,8 @@ def test_explain_prints_what_plan_explains() -> None:
 
 
 def test_explain_writes_a_page_and_exports(folder: Path) -> None:
-    found = run(
-        "explain", "--html", "plan.html", "--export", "s.pickle", "--export", "s.csv", "--json"
-    )  # fmt: skip
+    exports = ("--export", "s.pickle", "--export", "s.csv")
+    found = run("explain", "--html", "plan.html", *exports, "--json")
     assert found.exit_code == 0, found.output
     told = json.loads(found.stdout)
     assert told == read(folder / "plan.html", "figures")

@@ -5,23 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from click.testing import CliRunner, Result
 
 import remat
-from remat.cli import main
 from remat.plugins.registry import PluginWarning, registry
-from tests.cli.models import BLOCK, folder_with
-
-MODELS = BLOCK + '''
-def blocks():
-    return torch.nn.Sequential(Block(), Block()), (torch.randn(64, 16),)
-'''  # fmt: skip
-MODEL = "listed_blocks.py:blocks"
-folder = folder_with("listed_blocks", MODELS)
-
-
-def run(*args: str) -> Result:
-    return CliRunner().invoke(main, [*args, "--quiet"])
+from tests.cli.command import run, shown, told
 
 
 @pytest.mark.parametrize("command", ["solvers", "passes", "costs"])
@@ -31,24 +18,22 @@ def test_listings_name_all_that_is_registered(command: str) -> None:
         "passes": registry().passes,
         "costs": registry().cost_models,
     }[command]
-    shown, machine = run(command), run(command, "--json")
-    assert shown.exit_code == machine.exit_code == 0
-    entries = json.loads(machine.stdout)[command]
+    entries, text = told(command)[command], shown(command)
     assert [entry["name"] for entry in entries] == list(known)
     for entry in entries:
-        assert entry["name"] in shown.stdout
-        assert entry["summary"] in shown.stdout
+        assert entry["name"] in text
+        assert entry["summary"] in text
 
 
 def test_solvers_tell_why_one_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = registry().solvers["cpsat"]
     monkeypatch.setattr(kind, "requires", ("no_such_module",))
     monkeypatch.setattr(kind, "extra", "remat[things]", raising=False)
-    assert "pip install 'remat[things]'" in run("solvers").stdout
-    entry = {e["name"]: e for e in json.loads(run("solvers", "--json").stdout)["solvers"]}["cpsat"]
+    assert "pip install 'remat[things]'" in shown("solvers")
+    entry = {e["name"]: e for e in told("solvers")["solvers"]}["cpsat"]
     assert entry["available"] is False
     assert "no_such_module" in entry["reason"]
-    refused = run("plan", MODEL, "--solver", "cpsat")
+    refused = run("plan", "nets.py:blocks", "--solver", "cpsat")
     assert refused.exit_code == 2
     assert "pip install 'remat[things]'" in refused.stderr
 
@@ -69,3 +54,20 @@ def test_a_refused_plugin_is_told_of_and_the_rest_works() -> None:
         assert done.exit_code == 0
         assert "ZeroDivisionError" in json.loads(done.stdout)["refused"][0]
         assert "warning: plugin 'pieces' is refused" in done.stderr
+
+
+def test_the_default_pipeline_is_printed() -> None:
+    assert shown("passes", "--pipeline") == f"{remat.default_pipeline()}\n"
+    assert told("passes", "--pipeline") == {"pipeline": str(remat.default_pipeline())}
+
+
+def test_analyses_and_orders_are_listed() -> None:
+    text, data = shown("passes"), told("passes")
+    assert "not after" in text
+    assert "graph-problem" in text
+    by_name = {line["name"]: line for line in data["passes"]}
+    assert set(by_name["cse"]["not_after"]) == {"min-cut", "knapsack", "solve-graph", "partition"}
+    assert (by_name["partition"]["optional"], by_name["dce"]["optional"]) == (False, True)
+    analyses = {line["name"]: line for line in data["analyses"]}
+    assert analyses["liveness"]["of"] == "forward and backward"
+    assert set(analyses) == set(registry().analyses)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 import remat
-from remat.cli import main
 from remat.graph.text import parse_graph, parse_joint, read_joint
 from remat.plugins.registry import registry
+from tests.cli.command import run, shown, told
 from tests.passes.instruments import passes as bad
 from tests.passes.instruments.sample import REPLAY, TEXT, WHOLE, step
 
 MODELS = '''
-import torch
-
 def product():
     x, w = (torch.randn(8, 8, requires_grad=True) for _ in range(2))
     return (lambda x, w: (x @ w).sin().sum()), (x, w)
@@ -36,19 +33,12 @@ class BadPasses:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    (tmp_path / "step.joint").write_text(TEXT)
-    (tmp_path / "replay.joint").write_text(REPLAY)
-    (tmp_path / "opt_models.py").write_text(MODELS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def steps(folder: Path) -> Iterator[None]:
+    (folder / "step.joint").write_text(TEXT)
+    (folder / "replay.joint").write_text(REPLAY)
     name = registry().register(BadPasses())
-    yield tmp_path
+    yield
     registry().unregister(name)
-
-
-def run(*args: str, text: str | None = None) -> Result:
-    return CliRunner().invoke(main, [*args, "--quiet"], input=text)
 
 
 def opt(*args: str, text: str | None = None) -> Result:
@@ -79,13 +69,7 @@ def test_the_default_pipeline_comes_to_the_plan() -> None:
         assert [n.name for n in mine.graph.nodes] == [n.name for n in theirs.graph.nodes]
 
 
-def test_a_pass_over_halves_that_nobody_makes_is_refused() -> None:
-    done = run("opt", "step.joint", "--passes", "dce,reorder-backward")
-    assert done.exit_code == 2
-    assert "'reorder-backward' works on forward and backward, and nothing before it" in done.stderr
-
-
-def test_a_file_instead_of_standard_output(folder: Path) -> None:
+def test_a_file_instead_of_standard_output() -> None:
     done = opt("step.joint", "--passes", "cse", "-o", "out.joint")
     assert done.stdout == ""
     assert len(read_joint("out.joint").graph.nodes) == len(step().graph.nodes) - 5
@@ -95,24 +79,23 @@ def test_a_file_instead_of_standard_output(folder: Path) -> None:
 
 
 def test_a_model_is_captured() -> None:
-    done = opt("opt_models.py:product", "--lower", "eager", "--passes", "dce")
+    done = opt("nets.py:product", "--lower", "eager", "--passes", "dce")
     assert parse_joint(done.stdout).lower == "eager"
-    written = run("capture", "opt_models.py:product", "--lower", "eager", "-o", "it.joint")
-    assert written.exit_code == 0, written.output
-    assert "joint graph written to it.joint" in written.stdout
+    written = shown("capture", "nets.py:product", "--lower", "eager", "-o", "it.joint")
+    assert "joint graph written to it.joint" in written
     again = opt("it.joint", "--passes", "dce").stdout
     assert again.split("\n", 1)[1] == done.stdout.split("\n", 1)[1], "but for the name"
     assert read_joint("it.joint").name == "it"
 
 
 def test_capture_of_a_joint_graph_for_machines() -> None:
-    options = ("--lower", "eager", "--name", "named", "--json", "-o", "it.joint")
-    done = run("capture", "opt_models.py:product", *options)
-    assert done.exit_code == 0, done.output
-    told, joint = json.loads(done.stdout), read_joint("it.joint")
-    assert (told["name"], told["kind"], told["file"]) == ("named", "joint", "it.joint")
-    assert told["fingerprint"] == joint.fingerprint
-    assert told["nodes"] == len(joint.graph.nodes)
+    figures = told(
+        "capture", "nets.py:product", "--lower", "eager", "--name", "named", "-o", "it.joint"
+    )
+    joint = read_joint("it.joint")
+    assert (figures["name"], figures["kind"], figures["file"]) == ("named", "joint", "it.joint")
+    assert figures["fingerprint"] == joint.fingerprint
+    assert figures["nodes"] == len(joint.graph.nodes)
 
 
 # Watching -----------------------------------------------------------------------------------------
@@ -161,14 +144,14 @@ def test_checks_stand_before_the_graph_or_behind_it() -> None:
 
 
 def test_json_for_machines() -> None:
-    options = ("--statistics", "--time-passes", "--opt-bisect-limit", "-1", "--json")
-    told = json.loads(opt("step.joint", "--passes", "fixpoint(dce,cse)", *options).stdout)
-    assert told["pipeline"] == "fixpoint(dce,cse)"
-    assert (told["modified"], told["partitioned"]) == (True, False)
-    assert told["statistics"]["fixpoint > cse"] == {"merged": 5}
-    assert [row["name"] for row in told["timing"]] == ["pipeline", "fixpoint", "dce", "cse"]
-    assert told["bisect"][0] == "BISECT: running pass (1) fixpoint > dce"
-    assert parse_joint(told["text"]).name == "step"
+    options = ("--statistics", "--time-passes", "--opt-bisect-limit", "-1")
+    data = told("opt", "step.joint", "--passes", "fixpoint(dce,cse)", *options)
+    assert data["pipeline"] == "fixpoint(dce,cse)"
+    assert (data["modified"], data["partitioned"]) == (True, False)
+    assert data["statistics"]["fixpoint > cse"] == {"merged": 5}
+    assert [row["name"] for row in data["timing"]] == ["pipeline", "fixpoint", "dce", "cse"]
+    assert data["bisect"][0] == "BISECT: running pass (1) fixpoint > dce"
+    assert parse_joint(data["text"]).name == "step"
 
 
 # Bad input ----------------------------------------------------------------------------------------
@@ -178,12 +161,10 @@ def test_json_for_machines() -> None:
     ("pipeline", "message"),
     [
         ("dce,csee", "pipeline, column 5: no pass is called 'csee'; did you mean 'cse'?"),
-        ("min-cut(ban=1)", "pipeline, column 9: pass 'min-cut' has no option 'ban=1'"),
-        ("fixpoint(dce,cse", "pipeline, column 9: this parenthesis is never closed"),
-        ("dce)", "pipeline, column 4: expected"),
         ("partition,cse", "pass 'cse' stands after 'partition'"),
+        ("dce,reorder-backward", "'reorder-backward' works on forward and backward, and nothing before it"),
     ],
-)
+)  # fmt: skip
 def test_a_pipeline_that_cannot_be_meant(pipeline: str, message: str) -> None:
     done = run("opt", "step.joint", "--passes", pipeline)
     assert done.exit_code == 2
@@ -205,8 +186,6 @@ def test_options_of_the_default_pipeline_do_not_go_with_another() -> None:
     ("pipeline", "message"),
     [
         ("returns", "pass 'returns' failed: run() returned NoneType, expected PassResult"),
-        ("returns(what=state)", "pass 'returns' failed: run() returned State, expected PassResult"),
-        ("returns(what=number)", "pass 'returns' failed: run() returned int, expected PassResult"),
         ("dce,breaks", "pass 'breaks' failed: it left a broken joint graph: Argument 'mm' of Node 'sin' was used"),
         ("dce,raises", "pass 'raises' failed: KeyError: 'half-way' (passes completed before it: dce)"),
         ("min-cut,solve-graph(budget=0.3)", "the solve-graph pass was given no solver"),
@@ -221,45 +200,27 @@ def test_a_pass_that_fails(pipeline: str, message: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("pipeline", ["raises", "dce,breaks", "cse,returns"])
-def test_the_callers_graph_is_as_before(pipeline: str) -> None:
-    graph = step()
-    with pytest.raises(remat.RematError):
-        remat.PassManager.parse(pipeline).run(graph)
-    assert graph.fingerprint == step().fingerprint
-    assert remat.plan(graph, 1).saved
-
-
+@pytest.mark.parametrize("by_file", [False, True])
 @pytest.mark.parametrize(
     "text",
     [
         "",
-        TEXT[: len(TEXT) // 2],
-        "joint(",
         "(" * 10_000,
-        "x = " + "9" * 100_000,
         TEXT.replace("aten.exp.default(sin)", "__import__('os').system('touch ran')"),
-        TEXT.replace("aten.exp.default(sin)", "os.system('touch ran')"),
-        TEXT.replace("aten.exp.default(sin)", "eval('1')"),
-        TEXT.replace("aten.exp.default(sin)", "aten.exp.__class__(sin)"),
-        TEXT.replace("aten.exp.default(sin)", "aten.exp.default(" + "(" * 5_000),
-        "import os\n" + TEXT,
         "\0" + TEXT,
     ],
-    ids=range(12),
+    ids=range(4),
 )
-def test_hostile_or_broken_text_is_refused_without_being_run(text: str, folder: Path) -> None:
-    for done in (run("opt", "-", "--passes", "dce", text=text), _from_file(folder, text)):
-        assert done.exit_code == 1, done.output
-        assert done.stderr.startswith("error: ")
-        assert done.stderr.count("\n") == 1
-        assert done.stdout == ""
-    assert not (folder / "ran").exists()
-
-
-def _from_file(folder: Path, text: str) -> Result:
+def test_hostile_or_broken_text_is_refused_without_being_run(
+    text: str, by_file: bool, folder: Path
+) -> None:
     (folder / "bad.joint").write_text(text)
-    return run("opt", "bad.joint", "--passes", "dce")
+    done = run("opt", "bad.joint" if by_file else "-", "--passes", "dce", text=text)
+    assert done.exit_code == 1, done.output
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    assert not (folder / "ran").exists()
 
 
 def test_what_is_no_graph_at_all(folder: Path) -> None:
@@ -282,18 +243,18 @@ def test_a_failure_is_written_down_and_seen_again(folder: Path) -> None:
     assert done.exit_code == 1
     (made,) = (folder / "repros").iterdir()
     assert f"reproducer: repros/{made.name}" in done.stderr
-    seen = run("repro", f"repros/{made.name}")
+    again = ("repro", f"repros/{made.name}")
+    seen = run(*again)
     assert seen.exit_code == 1
     assert seen.stdout.startswith("reproduced: PassError: pass 'raises' failed: KeyError")
-    other = run("repro", f"repros/{made.name}", "--passes", "dce,breaks")
+    other = run(*again, "--passes", "dce,breaks")
     assert other.exit_code == 3
     assert other.stdout.startswith("fails in another way: PassError: pass 'breaks' failed")
     assert "recorded: PassError: pass 'raises' failed" in other.stdout
-    gone = run("repro", f"repros/{made.name}", "--passes", "dce")
-    assert (gone.exit_code, gone.stdout) == (0, "no longer fails\n")
-    told = json.loads(run("repro", f"repros/{made.name}", "--json").stdout)
-    assert told["outcome"] == "reproduced"
-    assert told["error"].startswith("PassError: pass 'raises' failed")
+    assert shown(*again, "--passes", "dce") == "no longer fails\n"
+    machine = json.loads(run(*again, "--json").stdout)
+    assert machine["outcome"] == "reproduced"
+    assert machine["error"].startswith("PassError: pass 'raises' failed")
 
 
 def test_what_is_no_reproducer(folder: Path) -> None:
@@ -303,27 +264,3 @@ def test_what_is_no_reproducer(folder: Path) -> None:
     done = run("repro", ".")
     assert done.exit_code == 1
     assert "failure.json' cannot be read" in done.stderr
-
-
-# Listing ------------------------------------------------------------------------------------------
-
-
-def test_the_default_pipeline_is_printed() -> None:
-    done = run("passes", "--pipeline")
-    assert done.stdout == f"{remat.default_pipeline()}\n"
-    assert json.loads(run("passes", "--pipeline", "--json").stdout) == {
-        "pipeline": str(remat.default_pipeline())
-    }
-
-
-def test_analyses_and_orders_are_listed() -> None:
-    shown = run("passes").stdout
-    assert "not after" in shown
-    assert "graph-problem" in shown
-    told = json.loads(run("passes", "--json").stdout)
-    by_name = {line["name"]: line for line in told["passes"]}
-    assert set(by_name["cse"]["not_after"]) == {"min-cut", "knapsack", "solve-graph", "partition"}
-    assert (by_name["partition"]["optional"], by_name["dce"]["optional"]) == (False, True)
-    analyses = {line["name"]: line for line in told["analyses"]}
-    assert analyses["liveness"]["of"] == "forward and backward"
-    assert set(analyses) == set(registry().analyses)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 import remat
-from remat.cli import main
-from tests.cli.models import folder_with
+from tests.cli.command import run as command
 
 MODELS = '''
-import torch
 from torch import nn
 
-class Block(nn.Module):
+class Layer(nn.Module):
     def __init__(self):
         super().__init__()
         self.attn, self.mlp = nn.Linear(16, 16), nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
@@ -25,7 +23,7 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers, self.head = nn.ModuleList(Block() for _ in range(3)), nn.Linear(16, 4)
+        self.layers, self.head = nn.ModuleList(Layer() for _ in range(3)), nn.Linear(16, 4)
     def forward(self, x):
         for layer in self.layers:
             x = layer(x)
@@ -35,12 +33,14 @@ def net():
     with torch.device("meta"):
         return Net(), (torch.zeros(512, 16),)
 '''  # fmt: skip
-MODEL = "nets_with_policies.py:net"
-folder = folder_with("nets_with_policies", MODELS)
 
 
-def run(command: str, *args: str) -> Result:
-    return CliRunner().invoke(main, [command, MODEL, "--lower", "eager", "--quiet", *args])
+def run(name: str, *args: str) -> Result:
+    return command(name, "nets.py:net", "--lower", "eager", *args)
+
+
+def flat(found: Result) -> str:
+    return " ".join(found.output.split())
 
 
 def test_the_tree_of_modules_and_the_line_to_paste() -> None:
@@ -48,13 +48,9 @@ def test_the_tree_of_modules_and_the_line_to_paste() -> None:
     found = run("policies", *asked)
     assert found.exit_code == 0, found.output
     lines = found.output.splitlines()
-    heads = [line.split("  ")[0] or line.strip().split("  ")[0] for line in lines]
-    assert [h.strip() for h in heads if h.strip() in ("layers.*", "attn", "mlp.*", "head")] == [
-        "layers.*",
-        "attn",
-        "mlp.*",
-        "head",
-    ]
+    tree = ["layers.*", "attn", "mlp.*", "head"]
+    heads = [line.strip().split("  ")[0] for line in lines]
+    assert [h for h in heads if h in tree] == tree
     (mlp,) = (line for line in lines if line.strip().startswith("mlp.*"))
     assert mlp.split()[-1] in ("recompute", "both")
     options = json.loads(lines[-1].partition("options=")[2].removesuffix(")"))
@@ -73,13 +69,14 @@ def test_the_figures_are_those_of_the_plan() -> None:
 
 
 def test_the_policies_to_paste_say_what_the_plan_does() -> None:
-    told = json.loads(run("policies", "--budget", "0.5", "--json").stdout)
-    assert told["policies"]
-    again = [a for p, v in told["policies"].items() for a in ("--policy", f"{p}={v}")]
+    asked = ("--budget", "0.5", "--json")
+    policies = json.loads(run("policies", *asked).stdout)["policies"]
+    assert policies
+    again = [a for p, v in policies.items() for a in ("--policy", f"{p}={v}")]
     before, after = (
-        json.loads(run("plan", "--budget", "0.5", "--json", *a).stdout) for a in ([], again)
+        json.loads(run("plan", *asked, *a).stdout)["recompute_cost"] for a in ([], again)
     )
-    assert after["recompute_cost"] == before["recompute_cost"]
+    assert after == before
 
 
 @pytest.mark.parametrize(
@@ -94,20 +91,18 @@ def test_the_policies_to_paste_say_what_the_plan_does() -> None:
 def test_the_option(policy: str, code: int, says: str) -> None:
     found = run("explain", "--policy", policy)
     assert found.exit_code == code, found.output
-    assert says in " ".join(found.output.split())
+    assert says in flat(found)
 
 
-def test_the_bound_of_the_host() -> None:
-    asked = ("explain", "--policy", "*.mlp=offload", "--host-memory")
-    assert run(*asked, "1GiB").exit_code == 0
-    refused = run(*asked, "1B")
-    assert refused.exit_code == 1
-    assert (
-        "host_memory is 1 B (1 bytes), and the values of 'Net' that must be offloaded take"
-        in " ".join(refused.output.split())
-    )
-    unread = run(*asked, "much")
-    assert unread.exit_code == 2
-    assert "Invalid value for '--host-memory': host_memory is 'much'" in " ".join(
-        unread.output.split()
-    )
+@pytest.mark.parametrize(
+    ("bound", "code", "says"),
+    [
+        ("1GiB", 0, "in the host's memory at one time"),
+        ("1B", 1, "host_memory is 1 B (1 bytes), and the values of 'Net' that must be offloaded take"),
+        ("much", 2, "Invalid value for '--host-memory': host_memory is 'much'"),
+    ],
+)  # fmt: skip
+def test_the_bound_of_the_host(bound: str, code: int, says: str) -> None:
+    found = run("explain", "--policy", "*.mlp=offload", "--host-memory", bound)
+    assert found.exit_code == code, found.output
+    assert says in flat(found)

@@ -7,24 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from remat.checkpointing import plan as make_plan
-from remat.cli import main
 from remat.errors import BudgetError, SolverError
 from remat.sac import SACPlan
 from remat.sac.solve.milp import read_memory
 from remat.units import Peak
-from tests.cli.models import BLOCK, folder_with
+from tests.cli.command import run
 
-MODELS = BLOCK + '''
-def blocks():
+MODELS = '''
+def real():
     torch.manual_seed(0)
     return torch.nn.Sequential(*(Block() for _ in range(4))), (torch.randn(128, 16),)
-
-def on_meta():
-    with torch.device("meta"):
-        return blocks()
 
 class Fails(torch.nn.Module):
     def forward(self, x):
@@ -51,12 +46,11 @@ def a_class():
 def function():
     return torch.sin, (torch.zeros(3, requires_grad=True),)
 '''  # fmt: skip
-MODEL = "sac_blocks.py:blocks"
-folder = folder_with("sac_blocks", MODELS)
+MODEL = "nets.py:real"
 
 
 def sac(*args: str) -> Result:
-    return CliRunner().invoke(main, ["sac", *args, "--quiet"])
+    return run("sac", *args)
 
 
 def test_the_whole_way(folder: Path) -> None:
@@ -88,15 +82,9 @@ def test_steps_run_where_nothing_needs_checkpointing() -> None:
     assert "gradients differ by 0.0e+00 of their norm" in result.output
 
 
-def test_a_class_is_no_model() -> None:
-    result = sac("sac_blocks.py:a_class", "--memory", "0.8")
-    assert result.exit_code == 1
-    assert "returned a class: model 'Block' is a class; pass an instance: Block()" in result.stderr
-
-
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_the_plan_is_there_even_where_nothing_can_run(form: tuple[str, ...]) -> None:
-    result = sac("sac_blocks.py:on_meta", "--memory", "0.8", "--run", *form)
+    result = sac("nets.py:blocks", "--memory", "0.8", "--run", *form)
     assert result.exit_code == 1
     assert ("remat_sac_plan" if form else "checkpointing plan for") in result.stdout
     told = result.stderr
@@ -108,28 +96,16 @@ def test_the_plan_is_there_even_where_nothing_can_run(form: tuple[str, ...]) -> 
     )
 
 
-def test_an_error_of_the_model_is_told_in_one_line() -> None:
-    result = sac("sac_blocks.py:fails", "--memory", "0.8")
+def test_an_error_of_the_model_is_told_with_its_place() -> None:
+    result = sac("nets.py:fails", "--memory", "0.8")
     assert result.exit_code == 1
     assert "raised ValueError: boom in forward (at " in " ".join(result.stderr.split())
-    assert "sac_blocks.py:" in result.stderr.partition("(at ")[2]
+    assert "nets.py:" in result.stderr.partition("(at ")[2]
 
 
 def test_options_reach_the_plan() -> None:
-    result = sac(
-        MODEL,
-        "--memory",
-        "0.9",
-        "--world-size",
-        "2",
-        "--units",
-        "0,1",
-        "--solver",
-        "greedy",
-        "--gap",
-        "0",
-        "--json",
-    )
+    options = "--memory 0.9 --world-size 2 --units 0,1 --solver greedy --gap 0 --json"
+    result = sac(MODEL, *options.split())
     assert result.exit_code == 0, result.output
     plan = json.loads(result.output)["plan"]
     assert plan["world_size"] == 2
@@ -154,9 +130,11 @@ def test_models_of_transformers_need_no_weights() -> None:
         ([MODEL, "--memory", "0.5", "--units", "7"], 1, "units: no module is called '7'"),
         ([MODEL, "--memory", "0.9", "--gap", "1"], 2, "1.0 is not in the range"),
         ([MODEL, "--memory", "0.9", "--plot", "x.txt"], 2, "expected .svg or .png"),
-        (["sac_blocks.py:function", "--memory", "0.9"], 1, "expected a torch.nn.Module"),
+        (["nets.py:function", "--memory", "0.9"], 1, "expected a torch.nn.Module"),
+        (["nets.py:a_class", "--memory", "0.8"], 1, "returned a class: model 'Block' is a class; pass an instance"),
+        (["nets.py:of_leaves", "--memory", "0.5"], 1, "the least that checkpointing gets the step to is"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(args: list[str], code: int, says: str) -> None:
     result = sac(*args)
     assert result.exit_code == code
@@ -179,9 +157,3 @@ def test_one_is_the_ratio_1_however_it_is_written(memory: float | str) -> None:
     assert read_memory(memory) == 1.0
     assert isinstance(read_memory(memory), float)
     assert make_plan(model, (torch.randn(8, 4),), memory=memory).modules == ()
-
-
-def test_a_model_of_which_nothing_can_run_again_says_the_least_peak() -> None:
-    result = sac("sac_blocks.py:of_leaves", "--memory", "0.5")
-    assert result.exit_code == 1
-    assert "the least that checkpointing gets the step to is" in " ".join(result.stderr.split())

@@ -6,40 +6,29 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from click.testing import CliRunner
-from torch import nn
 
 from remat.cli import main
 from remat.planning.experiment_table import Sweep
 
-MODEL = "tests/cli/test_sweep.py:small"
-
-
-def small() -> object:
-    """Two layers without weights."""
-    with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16), nn.Tanh())
-        return model, (torch.empty(64, 16),)
-
-
-def broken() -> None:
-    """A model that cannot be built."""
+MODEL, FAILING = "nets.py:block", "nets.py:broken"
+MODELS = '''
+def broken():
     raise RuntimeError("no such luck")
+'''  # fmt: skip
 
 
 def test_a_sweep_writes_its_table_and_goes_on_from_it(tmp_path: Path) -> None:
     output = tmp_path / "table.csv"
-    failing = "tests/cli/test_sweep.py:broken"
-    command = ["sweep", MODEL, failing, "--solvers", "auto,greedy", "-o", str(output)]
+    command = ["sweep", MODEL, FAILING, "--solvers", "auto,greedy", "-o", str(output)]
     done = CliRunner().invoke(main, [*command, "--budgets", "0.5"])
     assert done.exit_code == 0, done.output
     assert "no such luck" in done.stdout, "a model that cannot be built is a row with the reason"
     assert "2 of 4 rows have no plan" in done.stdout
     assert f"written to {output}" in done.stdout
     assert f"planning 2 rows of {MODEL} (1 of 2 models)" in done.stderr
-    assert f"planning 2 rows of {failing} (2 of 2 models)" in done.stderr
-    again = CliRunner().invoke(main, [*command, "--budgets", "0.5,0.3", "--jobs", "2", "--json"])
+    assert f"planning 2 rows of {FAILING} (2 of 2 models)" in done.stderr
+    again = CliRunner().invoke(main, [*command, "--budgets", "0.5,0.3", "--jobs", "1", "--json"])
     assert again.exit_code == 0, again.output
     assert f"planning 4 rows; 4 rows taken from {output}" in again.stderr
     rows = [r for r in json.loads(again.stdout)["rows"] if r["model"] == MODEL]
@@ -59,16 +48,16 @@ def test_a_sweep_writes_its_table_and_goes_on_from_it(tmp_path: Path) -> None:
     assert f"written to {output}; 4 rows taken from {output}" in whole.stdout
 
 
-@pytest.mark.parametrize("model", ["tests/cli/test_sweep.py:missing", "hf:lama", "nothing"])
+@pytest.mark.parametrize("model", ["nets.py:missing", "hf:lama", "nothing"])
 def test_a_misspelled_model_is_wrong_usage_before_anything_is_planned(model: str) -> None:
     done = CliRunner().invoke(main, ["sweep", MODEL, model])
     assert done.exit_code == 2
-    assert model.removeprefix("tests/cli/test_sweep.py:") in done.stderr
+    assert model.removeprefix("nets.py:") in done.stderr
     assert "planning" not in done.stderr
 
 
 def test_where_no_row_has_a_plan_the_command_fails() -> None:
-    done = CliRunner().invoke(main, ["sweep", "tests/cli/test_sweep.py:broken"])
+    done = CliRunner().invoke(main, ["sweep", FAILING])
     assert done.exit_code == 1
     assert "3 of 3 rows have no plan" in done.stdout
 

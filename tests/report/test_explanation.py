@@ -35,25 +35,25 @@ def chain(**changes: object) -> GraphProblem:
     return GraphProblem(**(fields | changes))  # type: ignore[arg-type]
 
 
-def test_the_price_of_a_kept_node_is_its_chain_from_what_else_is_there() -> None:
-    problem = chain()
-    assert price(problem, {2, 4}, 4) == 80 + 40
-    assert price(problem, {2, 4}, 2) == 20 + 10
-    assert price(problem, {4}, 4) == 150
-    assert price(problem, {3, 4}, 4) == 80  # 3 is recomputed anyway
-    assert price(problem, {2}, 0) is None
-
-
-def test_the_price_of_what_cannot_be_recomputed() -> None:
-    effect = chain(recomputable=(False, True, True, True, False))
-    assert price(effect, {2, 4}, 4) is None
-    fixed = chain(recomputable=(False, True, True, False, True))
-    assert price(fixed, {2, 4}, 4) == 80  # 3 would have to be kept then
-
-
-def test_what_forward_does_not_need_runs_once_for_nothing() -> None:
-    problem = chain(in_forward=(True, True, True, False, True))
-    assert price(problem, {2, 4}, 4) == 80
+@pytest.mark.parametrize(
+    ("changes", "kept_too", "node", "expected"),
+    [
+        ({}, {2, 4}, 4, 80 + 40),  # its chain from what else is there
+        ({}, {2, 4}, 2, 20 + 10),
+        ({}, {4}, 4, 150),
+        ({}, {3, 4}, 4, 80),  # 3 is recomputed anyway
+        ({}, {2}, 0, None),
+        ({"recomputable": (False, True, True, True, False)}, {2, 4}, 4, None),
+        # 3 would have to be kept then
+        ({"recomputable": (False, True, True, False, True)}, {2, 4}, 4, 80),
+        # what forward does not need runs once for nothing
+        ({"in_forward": (True, True, True, False, True)}, {2, 4}, 4, 80),
+    ],
+)
+def test_the_price_of_a_kept_node(
+    changes: dict[str, object], kept_too: set[int], node: int, expected: int | None
+) -> None:
+    assert price(chain(**changes), kept_too, node) == expected
 
 
 def mlp(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -117,15 +117,8 @@ def test_where_no_line_is_recorded_the_module_is_named() -> None:
 def test_the_head_of_the_text_stays() -> None:
     plan = stack(2)
     lines = plan.explain().splitlines()
-    assert [line.split()[0] for line in lines[:7]] == [
-        "plan",
-        "saved",
-        "recomputed",
-        "peak",
-        "step",
-        "without",
-        "decided",
-    ]
+    head = "plan saved recomputed peak step without decided"
+    assert [line.split()[0] for line in lines[:7]] == head.split()
     assert remat.Plan.from_json(plan.to_json()).explain().splitlines() == lines[:7]
     assert any(line.split()[:2] == ["bytes", "value"] for line in lines)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from remat.errors import PlanError, ProblemError
+from remat.errors import ProblemError
 from remat.report.frontier_plot import Curve, Point, frontier_figure
-from remat.report.pictures import write_picture
 from tests.report.test_memory_plot import collisions, words
 
 if TYPE_CHECKING:
@@ -51,8 +49,9 @@ def squeezed(label: str, times: float = 1.0) -> Curve:
     return curve(label, points=points, bound=bound, knee=points[9], unit="FLOP")
 
 
-@pytest.mark.parametrize("count", [1, 7, 8, 24])
-@pytest.mark.parametrize("make", [curve, squeezed])
+@pytest.mark.parametrize(
+    ("count", "make"), [(1, squeezed), (7, curve), (8, squeezed), (24, curve), (24, squeezed)]
+)
 @pytest.mark.slow
 def test_labels_do_not_collide(count: int, make: Any) -> None:
     curves = [make(f"{i}{LONG}") for i in range(count)]
@@ -60,17 +59,18 @@ def test_labels_do_not_collide(count: int, make: Any) -> None:
     assert collisions(frontier_figure(curves, title=LONG * 3, chosen=chosen)) == []
 
 
-@pytest.mark.parametrize("full", [0, 1, GIB, int(2.3 * GIB), 11 * GIB, 10**15])
+@pytest.mark.parametrize("full", [0, 1, int(2.3 * GIB), 11 * GIB, 10**15])
 def test_labels_do_not_collide_wherever_a_budget_of_1_is(full: int) -> None:
     assert collisions(frontier_figure([curve(full_bytes=full)], title="t")) == []
 
 
-@pytest.mark.parametrize("scale", [1, 7, 10**3, 10**6, 123_456_789, 10**13])
-def test_labels_do_not_collide_whatever_the_unit(scale: int) -> None:
+@pytest.mark.parametrize(
+    ("scale", "unit"), [(1, "op"), (7, "ps"), (10**6, "FLOP"), (123_456_789, "ps"), (10**13, "op")]
+)
+def test_labels_do_not_collide_whatever_the_unit(scale: int, unit: str) -> None:
     points = tuple((scale * i, scale * (12 - i)) for i in range(1, 12))
-    for unit in ("ps", "FLOP", "op"):
-        made = curve(points=points, bound=points, knee=points[3], unit=unit)
-        assert collisions(frontier_figure([made], title="t")) == []
+    made = curve(points=points, bound=points, knee=points[3], unit=unit)
+    assert collisions(frontier_figure([made], title="t")) == []
 
 
 @pytest.mark.parametrize("only", [(0, 0), (0, 5), (5, 0), (GIB, MS)])
@@ -160,30 +160,3 @@ def test_shares_stand_along_the_top() -> None:
 def test_frontiers_of_different_graphs_are_not_drawn_together(fields: dict[str, Any]) -> None:
     with pytest.raises(ProblemError, match="'mine' and 'other' have different bounds"):
         frontier_figure([curve(), curve("other", **fields)], title="t")
-
-
-@pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<?xml"), (".PNG", b"\x89PNG\r\n")])
-def test_pictures_are_files_and_the_same_every_time(
-    tmp_path: Path, suffix: str, start: bytes
-) -> None:
-    import matplotlib as mpl
-
-    before = dict(mpl.rcParams)
-    target = tmp_path / f"frontier{suffix}"
-    curves = [curve(), curve("other", worse=2)]
-    write_picture(target, lambda: frontier_figure(curves, title="t"))
-    first = target.read_bytes()
-    assert first.startswith(start)
-    write_picture(str(target), lambda: frontier_figure(curves, title="t"))
-    assert target.read_bytes() == first
-    assert [p.name for p in tmp_path.iterdir()] == [target.name]
-    assert dict(mpl.rcParams) == before
-
-
-def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ProblemError, match=r"expected \.svg or \.png"):
-        write_picture(tmp_path / "frontier.pdf", lambda: frontier_figure([curve()], title="t"))
-    with pytest.raises(PlanError, match="cannot be written"):
-        write_picture(
-            tmp_path / "missing" / "frontier.svg", lambda: frontier_figure([curve()], title="t")
-        )

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from torch import nn
 
 import remat
 from remat.errors import PlanError, ProblemError
@@ -25,7 +23,7 @@ from remat.report.memory_plot import LAYERS, fillings, step_figure
 from remat.report.pictures import GREY, byte_ticks, write_picture
 from remat.report.step_view import Clock
 from remat.units import format_bytes
-from tests.graphs import joint_of
+from tests.report.blocks import stacked
 
 if TYPE_CHECKING:  # tests are collected without Matplotlib, which takes half a second
     from matplotlib.figure import Figure
@@ -37,22 +35,9 @@ LONG = (
 )
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
-        self.norm = nn.LayerNorm(16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.up(self.norm(x))
-        h = nn.functional.gelu(h)
-        return x + self.down(h)
-
-
 def stack(layers: int, budget: float = 0.5, batch: int = 8) -> remat.Plan:
     """A plan for a stack of residual blocks."""
-    model = nn.Sequential(*(Block() for _ in range(layers)))
-    return remat.plan(joint_of(model, torch.randn(batch, 16)), budget, "greedy")
+    return remat.plan(stacked(layers, batch), budget, "greedy")
 
 
 def step_of(plan: remat.Plan) -> Timeline:
@@ -61,28 +46,14 @@ def step_of(plan: remat.Plan) -> Timeline:
 
 def made_up(peak_at: int, boundary: int, moments: int = 40, lines: int = 12) -> Timeline:
     """A step that peaks where it is told to, with many lines that are too long."""
-    alive = [
-        Lifetime(
-            node="parameter",
-            nbytes=10**9,
-            kind=StorageKind.INPUT,
-            source="",
-            first=0,
-            last=moments - 1,
-        )
-    ]
-    kinds = [
-        StorageKind.SAVED,
-        StorageKind.TEMPORARY,
-        StorageKind.OUTPUT,
-        StorageKind.GRADIENT,
-        StorageKind.TANGENT,
-    ]
+    whole = {"node": "parameter", "nbytes": 10**9, "kind": StorageKind.INPUT, "source": ""}
+    alive = [Lifetime(**whole, first=0, last=moments - 1)]  # type: ignore[arg-type]
+    kinds = ("SAVED", "TEMPORARY", "OUTPUT", "GRADIENT", "TANGENT")
     alive += [
         Lifetime(
             node=f"value_{i}",
             nbytes=10**8 - i,
-            kind=kinds[i % len(kinds)],
+            kind=StorageKind[kinds[i % len(kinds)]],
             source=f"{i}{LONG}",
             first=peak_at,
             last=peak_at,
@@ -141,8 +112,9 @@ def test_labels_do_not_collide(layers: int, budget: float) -> None:
     assert collisions(figure) == []
 
 
-@pytest.mark.parametrize("peak_at", [0, 13, 20, 39])
-@pytest.mark.parametrize("boundary", [1, 20, 39])
+@pytest.mark.parametrize(
+    ("peak_at", "boundary"), [(0, 1), (0, 39), (13, 20), (20, 20), (39, 1), (39, 39)]
+)
 def test_labels_do_not_collide_wherever_the_peak_is(peak_at: int, boundary: int) -> None:
     step = made_up(peak_at, boundary)
     figure = step_figure(
@@ -174,19 +146,15 @@ def test_the_picture_says_what_the_plan_says() -> None:
     assert "a title" in shown
     assert any(t.startswith("peak ") and step.peak.node in t for t in shown)
     assert not any("budget: " in t for t in shown), "bytes that are saved are not the peak"
-    assert any("test_memory_plot.py:" in t and "gelu" in t for t in shown)
+    assert any("blocks.py:" in t and "gelu" in t for t in shown)
 
 
-def test_a_budget_far_above_the_picture_is_left_out() -> None:
-    shown = words(step_figure(made_up(20, 20), title="t", peak_budget=10**12))
-    assert not any("budget" in t for t in shown)
-
-
-def test_a_budget_on_the_peak_is_a_line_at_its_height() -> None:
-    step = made_up(20, 20)
-    axes = step_figure(step, title="t", peak_budget=2**30).axes[0]
+def test_a_budget_on_the_peak_is_a_line_at_its_height_unless_far_above_the_picture() -> None:
+    axes = step_figure(made_up(20, 20), title="t", peak_budget=2**30).axes[0]
     (line,) = (x for x in axes.lines if str(x.get_label()).startswith("budget: 1 GiB"))
     assert set(line.get_ydata()) == {1.0}
+    far = words(step_figure(made_up(20, 20), title="t", peak_budget=10**12))
+    assert not any("budget" in t for t in far)
 
 
 def test_the_step_without_remat_is_drawn_in_grey() -> None:
@@ -295,18 +263,20 @@ def test_plans_draw_themselves(tmp_path: Path, suffix: str, start: bytes) -> Non
     assert dict(mpl.rcParams) == before
 
 
-def test_other_suffixes_are_refused(tmp_path: Path) -> None:
-    for name in ("plan.pdf", "plan"):
-        with pytest.raises(ProblemError, match=r"its suffix is '(\.pdf)?'; expected .svg or .png"):
-            write_picture(tmp_path / name, lambda: step_figure(made_up(1, 2), title="t"))
+@pytest.mark.parametrize(
+    ("name", "error", "says"),
+    [
+        ("plan.pdf", ProblemError, r"its suffix is '\.pdf'; expected .svg or .png"),
+        ("plan", ProblemError, "its suffix is ''"),
+        ("missing/plan.svg", PlanError, "cannot be written: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_written_is_an_error(
+    tmp_path: Path, name: str, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        write_picture(tmp_path / name, lambda: step_figure(made_up(1, 2), title="t"))
     assert not list(tmp_path.iterdir())
-
-
-def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="cannot be written: No such file or directory"):
-        write_picture(
-            tmp_path / "missing" / "plan.svg", lambda: step_figure(made_up(1, 2), title="t")
-        )
 
 
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,14 +286,12 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_plan_from_a_file_cannot_be_drawn(tmp_path: Path) -> None:
-    plan = remat.Plan.from_json(stack(1).to_json())
     with pytest.raises(PlanError, match="has no modules"):
-        plan.plot(tmp_path / "plan.svg")
+        remat.Plan.from_json(stack(1).to_json()).plot(tmp_path / "plan.svg")
 
 
 def test_a_ratio_of_the_peak_is_drawn_in_bytes(tmp_path: Path) -> None:
-    joint = joint_of(nn.Sequential(Block(), Block()), torch.randn(8, 16))
-    plan = remat.plan(joint, remat.Peak(0.5))
+    plan = remat.plan(stacked(2, 8), remat.Peak(0.5))
     plan.plot(tmp_path / "plan.svg")
     assert f"budget: {format_bytes(plan.peak_limit)} alive" in (tmp_path / "plan.svg").read_text()
 

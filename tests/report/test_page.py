@@ -16,22 +16,14 @@ import remat
 from remat.errors import PlanError, ProblemError
 from remat.units import format_bytes, format_cost
 from tests.graphs import joint_of
+from tests.report.blocks import stacked
 
 pytest.importorskip("bokeh")
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.tanh(self.up(x)) * torch.sigmoid(x.sum()))
-
-
 @pytest.fixture(scope="module")
 def joint() -> remat.JointGraph:
-    return joint_of(nn.Sequential(Block(), Block(), Block()), torch.randn(32, 16))
+    return stacked()
 
 
 def read(path: Path, part: str) -> Any:
@@ -70,10 +62,15 @@ def test_a_page_has_the_figures_of_its_plans(joint: remat.JointGraph, tmp_path: 
     assert costs == sorted(costs, reverse=True), "the slider goes from less memory to less cost"
 
 
-def test_a_page_loads_nothing(joint: remat.JointGraph, tmp_path: Path) -> None:
+def test_a_page_loads_nothing_and_texts_of_the_user_are_text(
+    joint: remat.JointGraph, tmp_path: Path
+) -> None:
+    from remat.report.explorer import explore
+
     path = tmp_path / "plan.html"
-    remat.plan(joint, 0.5).explore(path)
+    explore(remat.plan(joint, 0.5), path, title="a < b </script><script>alert(1)</script>")
     text = path.read_text()
+    assert "<script>alert" not in text
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=[\"']?(http|//)", text)
     assert "@import" not in text
 
@@ -106,29 +103,20 @@ def test_long_steps_are_drawn_in_columns(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "Not listed:" in data["texts"][stop["keptText"]]
 
 
-def test_texts_of_the_user_are_text(joint: remat.JointGraph, tmp_path: Path) -> None:
-    from remat.report.explorer import explore
-
-    path = tmp_path / "plan.html"
-    explore(remat.plan(joint, 0.5), path, title="a < b </script><script>alert(1)</script>")
-    assert "<script>alert" not in path.read_text()
-
-
-def test_a_frontier_of_another_graph_is_refused(joint: remat.JointGraph, tmp_path: Path) -> None:
-    other = remat.frontier(joint, cost="flops")
+def test_what_cannot_be_drawn_or_written_is_an_error(
+    joint: remat.JointGraph, tmp_path: Path
+) -> None:
+    plan, other = remat.plan(joint, 0.5), remat.frontier(joint, cost="flops")
     with pytest.raises(ProblemError, match="of another graph or cost model"):
-        remat.plan(joint, 0.5).explore(tmp_path / "plan.html", frontier=other)
+        plan.explore(tmp_path / "plan.html", frontier=other)
+    with pytest.raises(PlanError, match="cannot be written: No such file or directory"):
+        plan.explore(tmp_path / "nowhere" / "plan.html")
 
 
 def test_without_bokeh(joint: remat.JointGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.setitem(sys.modules, "bokeh", None)
     with pytest.raises(PlanError, match=r"not installed; pip install 'remat\[explore\]'"):
         remat.plan(joint, 0.5).explore(tmp_path / "plan.html")
-
-
-def test_a_page_that_cannot_be_written_is_an_error(joint: remat.JointGraph, tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="cannot be written: No such file or directory"):
-        remat.plan(joint, 0.5).explore(tmp_path / "nowhere" / "plan.html")
 
 
 def test_exposed_transfer_time_is_in_the_figures_of_the_page(tmp_path: Path) -> None:

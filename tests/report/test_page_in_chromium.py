@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-from torch import nn
 
 import remat
-from tests.graphs import joint_of
+from tests.report.blocks import stacked
 
 if TYPE_CHECKING:
     from selenium.webdriver.remote.webelement import WebElement
@@ -26,30 +24,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
-        self.norm = nn.LayerNorm(16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
-
-
 @pytest.fixture(scope="module")
 def plan() -> remat.Plan:
-    return remat.plan(_joint(), 0.5)
-
-
-def _joint() -> remat.JointGraph:
-    torch.manual_seed(0)
-    return joint_of(nn.Sequential(Block(), Block(), Block()), torch.randn(64, 16))
+    return remat.plan(stacked(batch=64), 0.5)
 
 
 @pytest.fixture(scope="module")
 def page(plan: remat.Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pages") / "plan.html"
-    plan.explore(path, frontier=remat.frontier(_joint()))
+    plan.explore(path, frontier=remat.frontier(stacked(batch=64)))
     return path
 
 
@@ -91,6 +74,16 @@ def texts(elements: list[WebElement]) -> list[str]:
     return [e.text for e in elements]
 
 
+#: What is selected in the picture.
+SELECTED = "Bokeh.documents.map(d => d.get_model_by_name('values')).find(m => m).data_source.selected.indices"
+TIMELINE = "return Bokeh.documents.map(d => d.get_model_by_name('timeline-figure')).find(m => m)"
+
+
+def data_of(browser: Any) -> Any:
+    """What the page draws."""
+    return browser.execute_script("return JSON.parse(document.getElementById('data').textContent)")
+
+
 def figures(browser: Any) -> list[str]:
     return texts(browser.find_elements("css selector", "#cards .big"))
 
@@ -116,6 +109,8 @@ def test_the_parts_of_the_page_are_there(browser: Any, plan: remat.Plan) -> None
     )
     assert canvases
     assert min(canvases) > 200
+    legend = browser.find_element("id", "legend").rect
+    assert legend["y"] + legend["height"] <= 900, "memory is above the fold"
 
 
 def test_the_slider_moves_by_the_keyboard(browser: Any) -> None:
@@ -151,39 +146,37 @@ def test_a_table_is_sorted_by_its_heads(browser: Any) -> None:
 def test_a_row_and_the_picture_select_each_other(browser: Any) -> None:
     from selenium.webdriver.common.keys import Keys
 
-    script = "return Bokeh.documents.map(d => d.get_model_by_name('values')).find(m => m).data_source.selected.indices"
     names = column(browser, 1)
     browser.find_element("css selector", '#kept tr[tabindex="0"]').send_keys(Keys.ARROW_DOWN)
     browser.switch_to.active_element.send_keys(Keys.ENTER)
     assert selected(browser) == [names[1]]
-    (index,) = browser.execute_script(script)
+    (index,) = browser.execute_script(f"return {SELECTED}")
     assert names[1] in browser.find_element("id", "picked").text
-    browser.execute_script(script.removeprefix("return ") + " = []")
+    browser.execute_script(SELECTED + " = []")
     assert selected(browser) == []
-    browser.execute_script(script.removeprefix("return ") + f" = [{index}]")
+    browser.execute_script(SELECTED + f" = [{index}]")
     assert selected(browser) == [names[1]]
     browser.switch_to.active_element.send_keys(Keys.ESCAPE)
-    assert browser.execute_script(script) == []
+    assert browser.execute_script(f"return {SELECTED}") == []
 
 
 def test_a_click_selects_the_run_that_is_clicked(browser: Any) -> None:
     """What is computed twice stands twice in the picture, by one name."""
-    script = "return Bokeh.documents.map(d => d.get_model_by_name('values')).find(m => m).data_source.selected.indices"
-    data = browser.execute_script("return JSON.parse(document.getElementById('data').textContent)")
+    data = data_of(browser)
     stop = data["stops"][int(browser.find_element("id", "budget").get_attribute("value"))]
     names = stop["values"]["name"]
     again = [k for k, name in enumerate(names) if name in names[:k]]
     assert again
     for k in again[:4]:
         for chosen in ([k], []):
-            browser.execute_script(script.removeprefix("return ") + f" = {chosen}")
-            assert browser.execute_script(script) == chosen
+            browser.execute_script(SELECTED + f" = {chosen}")
+            assert browser.execute_script(f"return {SELECTED}") == chosen
 
 
 def test_arrow_keys_go_from_block_to_block(browser: Any) -> None:
     from selenium.webdriver.common.keys import Keys
 
-    data = browser.execute_script("return JSON.parse(document.getElementById('data').textContent)")
+    data = data_of(browser)
     values = data["stops"][data["start"]]["values"]
     timeline, picked = (browser.find_element("id", name) for name in ("timeline", "picked"))
     for k in (0, 1):
@@ -196,20 +189,14 @@ def test_arrow_keys_go_from_block_to_block(browser: Any) -> None:
     assert picked.text == ""
 
 
-def test_the_axis_is_time_or_operators(browser: Any, page: Path) -> None:
-    show(browser, page, 1280, "light")
-    end = "return Bokeh.documents.map(d => d.get_model_by_name('timeline-figure')).find(m => m).x_range.end"
-    data = browser.execute_script("return JSON.parse(document.getElementById('data').textContent)")
+def test_the_axis_is_time_or_operators(browser: Any) -> None:
+    end = f"{TIMELINE}.x_range.end"
+    data = data_of(browser)
     stop = data["stops"][data["start"]]
     assert browser.execute_script(end) == stop["times"][-1]
     browser.find_element("id", "by-operators").send_keys(" ")
     assert browser.execute_script(end) >= stop["moments"]
     assert browser.find_element("id", "axis").text == "operators run"
-
-
-def test_memory_is_above_the_fold(browser: Any) -> None:
-    legend = browser.find_element("id", "legend").rect
-    assert legend["y"] + legend["height"] <= 900
 
 
 def test_everything_that_is_used_is_reached_by_tab(browser: Any) -> None:
@@ -240,10 +227,7 @@ def test_it_fits_the_window_and_follows_light_and_dark(
     show(browser, page, width, scheme)
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
-    label = browser.execute_script(
-        "return Bokeh.documents.map(d => d.get_model_by_name('timeline-figure')).find(m => m).left[0]"
-        ".major_label_text_color"
-    )
+    label = browser.execute_script(f"{TIMELINE}.left[0].major_label_text_color")
     light = scheme == "light"
     assert background == ("rgb(255, 255, 255)" if light else "rgb(20, 23, 27)")
     assert label == ("#5a626d" if light else "#a3abb6")

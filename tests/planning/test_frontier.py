@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
 import re
 import warnings
 from bisect import bisect_right
 from concurrent.futures import ProcessPoolExecutor
 from fractions import Fraction
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -44,9 +44,9 @@ class Block(nn.Module):
         return x + self.down(torch.tanh(h) * torch.sigmoid(h))
 
 
-def blocks() -> nn.Sequential:
+def blocks(depth: int = 3) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(*(Block() for _ in range(3)))
+    return nn.Sequential(*(Block() for _ in range(depth)))
 
 
 def rows() -> torch.Tensor:
@@ -86,21 +86,16 @@ def test_cost_falls_only_where_bytes_rise(found: Frontier) -> None:
     assert found.least_bytes <= found.points[0].saved_bytes
 
 
-def test_every_point_is_a_plan_with_exactly_these_figures(found: Frontier) -> None:
+def test_every_point_is_a_plan_with_exactly_these_figures(
+    joint: remat.JointGraph, found: Frontier
+) -> None:
     for point in found.points:
         plan = found.plan(point)
-        assert (plan.saved_bytes, plan.recompute_cost, plan.peak_bytes) == (
-            point.saved_bytes,
-            point.recompute_cost,
-            point.peak_bytes,
-        )
-        assert plan.unit == found.unit
+        for name in ("saved_bytes", "recompute_cost", "peak_bytes"):
+            assert getattr(plan, name) == getattr(point, name)
+        for name in ("unit", "full_bytes", "least_bytes"):
+            assert getattr(plan, name) == getattr(found, name)
         assert plan.recompute_bound <= plan.recompute_cost
-        assert (plan.full_bytes, plan.least_bytes) == (found.full_bytes, found.least_bytes)
-
-
-def test_a_plan_of_a_point_can_be_reused(joint: remat.JointGraph, found: Frontier) -> None:
-    plan = found.plan(found.knee())
     again = remat.plan(joint, plan=remat.Plan.from_json(plan.to_json()))
     assert again.saved == plan.saved
     assert Budget.parse(plan.budget) == Budget(nbytes=plan.saved_bytes)
@@ -115,12 +110,8 @@ def test_the_bound_is_below_all_points_of_all_solvers(frontiers: dict[str, Front
         for point in found.points:
             assert bound_at(found, point.saved_bytes) <= point.recompute_cost
             assert found.bound[0][0] <= point.saved_bytes
-
-
-def test_the_hull_is_reached_by_a_graph_solver(frontiers: dict[str, Frontier]) -> None:
     reached = {(p.saved_bytes, p.recompute_cost) for p in frontiers["lagrangian"].points}
-    assert frontiers["lagrangian"].bound[0] in reached
-    assert frontiers["lagrangian"].bound[-1] in reached
+    assert {found.bound[0], found.bound[-1]} <= reached
 
 
 def test_a_plan_under_a_budget_is_the_point_of_the_frontier(
@@ -159,11 +150,8 @@ def test_the_knee_by_either_rule() -> None:
     assert found.knee(by="chord") == found.points[1], "0.55 from the chord's corner against 0.6"
     with pytest.raises(ProblemError, match="expected 'origin' or 'chord'"):
         found.knee(by="corner")
-
-
-def test_the_knee_of_a_single_point_is_that_point() -> None:
-    found = made_up((10, 3))
-    assert found.knee() == found.knee(by="chord") == found.points[0]
+    single = made_up((10, 3))
+    assert single.knee() == single.knee(by="chord") == single.points[0]
 
 
 def test_a_point_of_another_frontier_is_refused(frontiers: dict[str, Frontier]) -> None:
@@ -181,28 +169,21 @@ def test_json_holds_the_figures(found: Frontier) -> None:
 
 
 def test_frontiers_draw_themselves_and_what_was_chosen(
-    frontiers: dict[str, Frontier], tmp_path: Path
-) -> None:
-    auto = frontiers["auto"]
-    others = [frontiers["greedy"], frontiers["lagrangian"]]
-    pictures = []
-    for chosen in (None, auto.points[2], auto.plan(auto.points[2])):
-        auto.plot(tmp_path / "f.svg", chosen=chosen, others=others)
-        pictures.append((tmp_path / "f.svg").read_bytes())
-    assert len(set(pictures)) == 3, "each mark leaves a trace"
-    auto.plot(tmp_path / "f.svg", chosen=auto.plan(auto.points[2]), others=others)
-    assert (tmp_path / "f.svg").read_bytes() == pictures[2]
-
-
-def test_what_is_of_another_cost_model_is_not_drawn(
     joint: remat.JointGraph, frontiers: dict[str, Frontier], tmp_path: Path
 ) -> None:
-    found, target = frontiers["greedy"], tmp_path / "f.svg"
+    auto, target = frontiers["auto"], tmp_path / "f.svg"
+    others = [frontiers["greedy"], frontiers["lagrangian"]]
     with pytest.raises(ProblemError, match="cannot be marked on it"):
-        found.plot(target, chosen=remat.plan(joint, 0.5, "greedy", "flops"))
+        auto.plot(target, chosen=remat.plan(joint, 0.5, "greedy", "flops"))
     with pytest.raises(ProblemError, match="have different bounds"):
-        found.plot(target, others=[remat.frontier(joint, "greedy", "flops")])
+        auto.plot(target, others=[remat.frontier(joint, "greedy", "flops")])
     assert not target.exists()
+    pictures = []
+    for chosen in (None, auto.points[2], auto.plan(auto.points[2]), auto.plan(auto.points[2])):
+        auto.plot(target, chosen=chosen, others=others)
+        pictures.append(target.read_bytes())
+    assert len(set(pictures)) == 3, "each mark leaves a trace"
+    assert pictures[2] == pictures[3]
 
 
 def test_every_step_is_told_of(joint: remat.JointGraph) -> None:
@@ -212,15 +193,8 @@ def test_every_step_is_told_of(joint: remat.JointGraph) -> None:
     assert sum(t.startswith("simulating ") for t in told) == len(found.points)
 
 
-def test_each_capacity_is_decided_once(joint: remat.JointGraph) -> None:
-    told: list[str] = []
-    planner = Planner.of(joint, PlanRequest.of(solver=Lagrangian()), on_step=told.append)
-    assert planner.at(10_000) is planner.at(10_000)
-    assert len(told) == 1
-
-
 @pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 1.0, 2.0])
+@pytest.mark.parametrize("share", [0.0, 0.5, 2.0])
 def test_a_plan_is_never_above_its_peak(
     joint: remat.JointGraph, frontiers: dict[str, Frontier], solver: str, share: float
 ) -> None:
@@ -257,51 +231,20 @@ def test_a_peak_that_nothing_meets_is_an_error_that_names_what_is_proven(
         remat.plan(joint, remat.Peak(proven - 1), "auto")
 
 
-@pytest.mark.parametrize(
-    ("solver", "hooks"), [*((solver, None) for solver in SOLVERS), ("auto", "int8")]
-)
+@pytest.mark.parametrize(("solver", "hooks"), [("greedy", None), ("auto", None), ("auto", "int8")])
 def test_shares_of_the_peak_reach_from_the_least_found_to_that_of_budget_1(
     joint: remat.JointGraph, solver: str, hooks: str | None
 ) -> None:
     full = remat.plan(joint, 1.0, solver, hooks=hooks)
-    shares = (0, 0.25, "peak:0.5", 0.75, 1)
-    plans = [
-        remat.plan(joint, s if isinstance(s, str) else remat.Peak(s), solver, hooks=hooks)
-        for s in shares
-    ]
-    assert plans[2].budget == "peak:0.5"
-    assert plans[2].asked.label == "peak 0.5"
-    least = plans[0].peak_bytes
-    assert least < full.peak_bytes
-    for plan, share in zip(plans, (0, 0.25, 0.5, 0.75, 1), strict=True):
-        assert plan.peak_bytes <= least + share * (full.peak_bytes - least)
-    assert plans[-1].recompute_cost <= full.recompute_cost
-
-
-@pytest.mark.slow
-def test_a_peak_is_an_option_of_the_backend() -> None:
-    def gradients(model: Any, x: torch.Tensor) -> list[torch.Tensor]:
-        return list(torch.autograd.grad(model(x).square().sum(), params))
-
-    model, x = blocks(), rows()
-    params = list(model.parameters())
-    expected = gradients(model, x)
-    torch._dynamo.reset()
-    peaks = []
-    for budget in (1.0, 0.0):
-        options = {"budget": budget, "lower": "eager"}
-        gradients(torch.compile(model, backend="remat", options=options), x)
-        peaks.append(remat.plans()[-1].peak_bytes)
-        torch._dynamo.reset()
-    allowed = sum(peaks) // 2
-    for wanted in (remat.Peak(allowed), f"peak:{allowed}"):
-        options = {"budget": wanted, "lower": "eager"}
-        got = gradients(torch.compile(model, backend="remat", options=options), x)
-        torch._dynamo.reset()
-        plan = remat.plans()[-1]
-        assert Budget.parse(plan.budget).peak_bytes == allowed
-        assert min(peaks) <= plan.peak_bytes <= allowed < max(peaks)
-        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    least, half, most = (
+        remat.plan(joint, budget, solver, hooks=hooks)
+        for budget in (remat.Peak(0), "peak:0.5", remat.Peak(1))
+    )
+    assert (half.budget, half.asked.label) == ("peak:0.5", "peak 0.5")
+    assert least.peak_bytes < full.peak_bytes
+    assert 2 * half.peak_bytes <= least.peak_bytes + full.peak_bytes
+    assert most.peak_bytes <= full.peak_bytes
+    assert most.recompute_cost <= full.recompute_cost
 
 
 def test_a_frontier_is_made_anew_where_declarations_have_changed() -> None:
@@ -334,25 +277,28 @@ class Dropping(nn.Module):
         return x.sum()
 
 
+@cache
+def dropping(lower: Any = "eager") -> remat.JointGraph:
+    return remat.capture(Dropping(), (torch.randn(256, 32),), lower=lower)
+
+
 @pytest.mark.parametrize("lower", ["eager", "inductor"])
 def test_a_peak_that_a_byte_budget_reaches_costs_no_more(lower: Any) -> None:
     cost = "roofline:h100" if lower == "eager" else "auto"
-    joint = remat.capture(Dropping(), (torch.randn(256, 32),), lower=lower)
     for nbytes in (96_142, 157_303, 192_252, 227_202):
         # A CPU's costs would show that the search counts one generator state (5,056 bytes) too many.
-        by_bytes = remat.plan(joint, remat.Saved(nbytes), cost=cost)
-        by_peak = remat.plan(joint, remat.Peak(by_bytes.peak_bytes), cost=cost)
+        by_bytes = remat.plan(dropping(lower), remat.Saved(nbytes), cost=cost)
+        by_peak = remat.plan(dropping(lower), remat.Peak(by_bytes.peak_bytes), cost=cost)
         assert by_peak.peak_bytes <= by_bytes.peak_bytes
         assert by_peak.recompute_cost <= by_bytes.recompute_cost
 
 
 def test_a_peak_of_what_hooks_pack_costs_no_more_than_bytes_that_reach_it() -> None:
-    joint = remat.capture(Dropping(), (torch.randn(256, 32),), lower="eager")
     for nbytes in (157_303, 227_202):
-        packed = remat.plan(joint, remat.Saved(nbytes), hooks="int8")
-        by_peak = remat.plan(joint, remat.Peak(packed.peak_bytes), hooks="int8")
+        packed = remat.plan(dropping(), remat.Saved(nbytes), hooks="int8")
+        by_peak = remat.plan(dropping(), remat.Peak(packed.peak_bytes), hooks="int8")
         assert by_peak.peak_bytes <= packed.peak_bytes
-        cheapest = remat.plan(joint, 1.0, hooks="int8")
+        cheapest = remat.plan(dropping(), 1.0, hooks="int8")
         if cheapest.peak_bytes <= packed.peak_bytes:
             assert by_peak.recompute_cost == cheapest.recompute_cost
 
@@ -365,23 +311,23 @@ class Moody(Lagrangian):
 
 
 def test_a_plan_within_a_peak_says_whether_it_repeats() -> None:
-    joint = remat.capture(Dropping(), (torch.randn(256, 32),), lower="eager")
-    full = remat.plan(joint, 1.0, "lagrangian").peak_bytes
+    full = remat.plan(dropping(), 1.0, "lagrangian").peak_bytes
     allowed = remat.Peak(full * 9 // 10)
-    assert remat.plan(joint, allowed, "lagrangian").deterministic
-    assert not remat.plan(joint, allowed, Moody()).deterministic
+    assert remat.plan(dropping(), allowed, "lagrangian").deterministic
+    assert not remat.plan(dropping(), allowed, Moody()).deterministic
 
 
 @pytest.fixture(scope="module")
 def resnet() -> remat.JointGraph:
+    """Decomposed as for Inductor, with simulated peaks."""
     step = build("resnet")
-    return remat.capture(step.model, step.args, step.kwargs, lower="inductor")
+    joint = remat.capture(step.model, step.args, step.kwargs, lower="inductor")
+    return dataclasses.replace(joint, lower="eager")
 
 
 def test_a_ratio_is_the_cheapest_plan_within_its_bytes_whatever_its_peak(
     resnet: remat.JointGraph,
 ) -> None:
-    resnet = dataclasses.replace(resnet, lower="eager")  # where peaks are those that are simulated
     cost = "roofline-fused"
     full = remat.plan(resnet, 1.0, cost=cost)
     planner = Planner.of(resnet, PlanRequest.of(cost=cost))
@@ -405,19 +351,15 @@ def test_a_ratio_is_the_cheapest_plan_within_its_bytes_whatever_its_peak(
     assert costs == sorted(costs, reverse=True)
 
 
-@pytest.mark.parametrize("solver", ["greedy", "dp", "cpsat", "lagrangian"])
+@pytest.mark.parametrize("solver", ["dp", "lagrangian"])
 def test_no_search_changes_what_a_named_solver_decides(
     resnet: remat.JointGraph, solver: str
 ) -> None:
-    resnet = dataclasses.replace(resnet, lower="eager")
     planner = Planner.of(resnet, PlanRequest.of(solver=solver))
     own = planner.at(planner.full_bytes // 4)
     plan = remat.plan(resnet, remat.Saved(planner.full_bytes // 4), solver)
-    assert (plan.solver, plan.recompute_cost, plan.saved_bytes) == (
-        solver,
-        own.cost,
-        own.saved_bytes,
-    )
+    assert plan.solver == solver
+    assert (plan.recompute_cost, plan.saved_bytes) == (own.cost, own.saved_bytes)
 
 
 class Nothing(remat.Solver):
@@ -459,15 +401,9 @@ def test_a_named_solver_without_a_plan_within_a_peak_names_its_least(
     assert remat.plan(joint, named, Nothing()).peak_bytes <= named
 
 
-def test_without_a_budget_nothing_is_recomputed_that_budget_1_does_not(
-    joint: remat.JointGraph,
-) -> None:
-    assert remat.plan(joint).saved == remat.plan(joint, 1).saved
-    assert remat.plan(joint).budget == "1"
-
-
 def test_what_a_warning_of_the_peak_names_helps(joint: remat.JointGraph) -> None:
-    full = remat.plan(joint, 1.0)
+    full = remat.plan(joint)
+    assert (full.budget, full.saved) == ("1", remat.plan(joint, 1).saved)
     with pytest.warns(remat.PeakWarning) as told:
         plan = remat.plan(joint, 0.0)
     text = str(told[0].message)
@@ -492,15 +428,12 @@ def test_bytes_beyond_those_of_budget_1_may_peak_higher(joint: remat.JointGraph)
     assert compared.rows[0].peak_bytes == remat.plan(joint, 0.0, "lagrangian").peak_bytes
 
 
-def test_processes_decide_what_this_one_does() -> None:
+def test_processes_decide_what_this_one_does(pool: ProcessPoolExecutor) -> None:
     joint = joint_of(Block(), torch.randn(8, 16))
-    here = {by: remat.frontier(joint, by=by) for by in ("saved", "peak")}
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for by, frontier in here.items():
-            other = remat.frontier(joint, by=by, executor=pool)
-            assert other.points == frontier.points
-            assert other.bound == frontier.bound
-            knee = frontier.knee()
-            assert other.plan(knee).saved == frontier.plan(knee).saved
+    for by in ("saved", "peak"):
+        here, there = (remat.frontier(joint, by=by, executor=e) for e in (None, pool))
+        assert there.points == here.points
+        assert there.bound == here.bound
+        assert there.plan(here.knee()).saved == here.plan(here.knee()).saved
     with pytest.raises(ProblemError, match="expected a concurrent"):
         remat.frontier(joint, executor=0)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import remat
+from remat.planning.candidates import Candidate
 from remat.planning.fused_peak import FusedSearch, beside_least, without_gaps
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
@@ -26,9 +27,10 @@ def planner() -> Planner:
 
 
 @pytest.fixture(scope="module")
-def limit(planner: Planner) -> int:
-    """What half of the peak stands for."""
-    return FusedSearch(planner).within(Budget(peak_share=0.5)).choice.peak_limit
+def half(planner: Planner) -> tuple[FusedSearch, Candidate]:
+    """A search within half of the peak, and what it found."""
+    search = FusedSearch(planner)
+    return search, search.within(Budget(peak_share=0.5))
 
 
 def test_shares_of_the_expected_peak_are_kept_to(planner: Planner) -> None:
@@ -49,30 +51,24 @@ def test_gaps_between_bytes_are_looked_into() -> None:
 
 
 def test_the_last_plan_is_unlike_those_that_are_far_above_what_was_expected(
-    planner: Planner, limit: int
+    planner: Planner, half: tuple[FusedSearch, Candidate]
 ) -> None:
-    budget = Budget(peak_bytes=limit)
-    first = FusedSearch(planner).within(budget).decision
+    first = half[1]
+    limit = first.choice.peak_limit
     near, far = (
-        FusedSearch(planner).within(budget, compiled={first: compiled}, last=True)
+        FusedSearch(planner).within(
+            Budget(peak_bytes=limit), compiled={first.decision: compiled}, last=True
+        )
         for compiled in (limit + 1, 2 * limit)
     )
     assert planner.expected(near) <= planner.expected(far) <= limit
     assert far.saved_bytes < near.saved_bytes
 
 
-def test_a_peak_in_bytes_is_found_without_the_search_for_the_least_peak(
-    planner: Planner, limit: int
+def test_a_search_goes_on_for_an_equal_graph_and_starts_anew_for_another(
+    planner: Planner, half: tuple[FusedSearch, Candidate]
 ) -> None:
-    fresh = Planner.of(planner.state.joint, planner.request)
-    found = FusedSearch(fresh).within(Budget(peak_bytes=limit))
-    assert 0.95 * limit <= fresh.expected(found) <= limit
-    assert "least_peak" not in vars(fresh)
-
-
-def test_a_search_goes_on_for_an_equal_graph_and_starts_anew_for_another(planner: Planner) -> None:
-    search = FusedSearch(planner)
-    first = search.within(Budget(peak_share=0.5))
+    search, first = half
     limit = first.choice.peak_limit
     joint, mine = planner.state.joint, planner.fingerprint
     again = search.moved(Planner.of(joint, planner.request, fingerprint=mine))

@@ -22,7 +22,7 @@ from remat.graph.costs.links import Link
 from remat.graph.host_copies import OFFLOAD, RELOAD
 from remat.graph.storages import tensor_bytes
 from tests.model_types import make
-from tests.planning.test_offloading import OPTIONS, Blocks, Torn, blocks
+from tests.planning.test_offloading import OPTIONS, Blocks, Torn, blocks, offloading, rows, torn
 from tests.planning.test_policies import Net, net, region_of, saved_owners
 
 # Importing Inductor imports a deprecated corner of torch.jit.
@@ -37,11 +37,7 @@ MUST, PREFER = CheckpointPolicy.MUST_CPU_OFFLOAD, CheckpointPolicy.PREFER_CPU_OF
 #: Of each architecture, the modules whose values go to the host.
 PATTERNS = {
     "llama": "*.mlp",
-    "gemma2": "*.self_attn",
-    "gpt2": "*.attn",
-    "bert": "*.intermediate",
     "t5": "encoder.block.*",
-    "vit": "*.mlp",
     "mixtral": "*.self_attn",
     "mamba": "*.mixer",
     "convnext": "*.stages.0",
@@ -118,7 +114,7 @@ def test_what_should_go_to_the_host_does_as_far_as_there_is_room(name: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("name", ["llama", "convnext"])
 def test_the_bound_holds_where_offloading_is_searched(name: str) -> None:
     joint = captured(name, "eager")
     options = {"cost": "roofline-fused:epyc", "offload": "2000GB/s"}
@@ -130,7 +126,7 @@ def test_the_bound_holds_where_offloading_is_searched(name: str) -> None:
 
 
 def test_less_room_on_the_host_never_costs_less() -> None:
-    costs, least = [], remat.plan(blocks(), remat.Peak(0.2), **OPTIONS)
+    costs, least = [], offloading()
     for room in (None, least.host_bytes, least.host_bytes // 2, least.host_bytes // 8, 0):
         plan = remat.plan(blocks(), remat.Peak(0.2), host_memory=room, **OPTIONS)
         assert room is None or max(host_curve(plan)) == plan.host_bytes <= room
@@ -142,65 +138,52 @@ def test_less_room_on_the_host_never_costs_less() -> None:
 
 
 def test_the_bound_holds_through_every_door() -> None:
-    room = remat.plan(blocks(), remat.Peak(0.2), **OPTIONS).host_bytes // 2
+    joint, peak = blocks(depth=2), remat.Peak(0.2)
+    room = remat.plan(joint, peak, **OPTIONS).host_bytes // 2
     options = {**OPTIONS, "host_memory": room}
-    plan = remat.plan(blocks(), remat.Peak(0.2), **options)
+    plan = remat.plan(joint, peak, **options)
     assert 0 < plan.host_bytes <= room
     assert "KiB in the host's memory at one time, over 10 GB/s" in plan.explain()
-    found = remat.frontier(blocks(), by="peak", **options)
-    away = [found.plan(point).host_bytes for point in found.points]
-    assert 0 < max(away) <= room
-    row = remat.compare(blocks(), ["auto"], [remat.Peak(0.2)], **options).rows[0]
+    found = remat.frontier(joint, by="peak", **options)
+    assert 0 < max(found.plan(point).host_bytes for point in found.points) <= room
+    row = remat.compare(joint, ["auto"], [peak], **options).rows[0]
     assert row.recompute_cost == plan.recompute_cost + plan.exposed_time
-    fit = remat.fit(
-        Blocks(width=64, depth=4),
-        lambda batch: (torch.randn(batch, 16, 64),),
-        memory="1650KiB",
-        optimizer="sgd",
-        batches=[8],
-        lower="eager",
-        **options,
-    )
+    model, lower = Blocks(depth=2), {"lower": "eager", **options}
+    fit = remat.fit(model, rows, memory="1GiB", optimizer="sgd", batches=[8], **lower)
     assert f'"host_memory": {room}' in fit.code
     torch.compiler.reset()
-    compiled = torch.compile(
-        Blocks(), backend="remat", options={"budget": remat.Peak(0.2), "lower": "eager", **options}
-    )
-    compiled(torch.randn(16, 8, 48)).backward()
+    compiled = torch.compile(model, backend="remat", options={"budget": peak, **lower})
+    compiled(rows()).backward()
     assert 0 < remat.plans()[-1].host_bytes <= room
     saved = remat.Plan.from_json(plan.to_json())
-    assert remat.plan(blocks(), plan=saved, host_memory=room).host_bytes == plan.host_bytes
+    assert remat.plan(joint, plan=saved, host_memory=room).host_bytes == plan.host_bytes
     with pytest.raises(BudgetError, match=r"host_memory is 1 B .* raise it to"):
-        remat.plan(blocks(), plan=saved, host_memory=1)
+        remat.plan(joint, plan=saved, host_memory=1)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it behind a graph break
 def test_graphs_of_one_step_share_the_host() -> None:
-    model, x = Torn(depth=1), torch.randn(16, 8, 48)
-    joints = remat.capture(model, (x,), lower="eager", fullgraph=False)
     policies = {"one.up.*": "offload", "two.up.*": "offload"}
-    tagged = remat.plan(joints, 1, policies=policies)
+    tagged = remat.plan(torn(), 1, policies=policies)
     assert all(plan.host_bytes for plan in tagged)
     room = tagged.host_bytes
-    assert remat.plan(joints, 1, policies=policies, host_memory=room).host_bytes == room
+    assert remat.plan(torn(), 1, policies=policies, host_memory=room).host_bytes == room
     with pytest.raises(BudgetError, match=f"raise it to {room}, or tag fewer"):
-        remat.plan(joints, 1, policies=policies, host_memory=room - 1)
+        remat.plan(torn(), 1, policies=policies, host_memory=room - 1)
     # Compiled one by one, the second graph brings them above the bound.
     torch.compiler.reset()
     options = {"lower": "eager", "policies": policies, "host_memory": room - 1}
     with pytest.raises(BudgetError, match=r"2 graphs of the step have .* plan them together"):
-        torch.compile(model, backend="remat", options=options)(x).backward()
+        torch.compile(Torn(), backend="remat", options=options)(rows(batch=64)).backward()
 
 
 @pytest.mark.slow
 def test_graphs_of_one_step_share_the_host_where_offloading_is_searched() -> None:
-    joints = remat.capture(Torn(depth=2), (torch.randn(16, 8, 48),), lower="eager", fullgraph=False)
-    whole = remat.plan(joints, remat.Peak(0.0), **OPTIONS)
-    assert whole.host_bytes
-    for part in (2, 6):
-        room = whole.host_bytes // part
-        plans = remat.plan(joints, remat.Peak(0.0), host_memory=room, **OPTIONS)
-        assert sum(plan.host_bytes for plan in plans) <= room
+    whole = remat.plan(torn(), remat.Peak(0.3), **OPTIONS)
+    room = whole.host_bytes // 2
+    assert room
+    plans = remat.plan(torn(), remat.Peak(0.3), host_memory=room, **OPTIONS)
+    assert sum(plan.host_bytes for plan in plans) <= room
 
 
 # Tags -------------------------------------------------------------------------------------------------

@@ -164,8 +164,6 @@ def assert_holds(joint: remat.JointGraph, plan: remat.Plan, policies: Mapping[st
 @pytest.mark.parametrize(
     "policies",
     [
-        {"*.mlp": "recompute"},
-        {"*.mlp": "save"},
         {"*.attn": "save", "*.mlp": "recompute"},
         {"layers.0": "recompute", "layers.1": "save"},
     ],
@@ -212,19 +210,6 @@ def test_a_later_pattern_counts_before_an_earlier_one() -> None:
     assert not saved_inside(plan, "*.mlp")
     other = remat.plan(joint, policies=dict(reversed(policies.items())))
     assert run_again(other, "*.attn") > run_again_at_budget_1(joint, "*.attn")
-
-
-def test_a_policy_that_does_not_bind_costs_nothing() -> None:
-    joint = net()
-    for budget in (1, 0.5):
-        free = remat.plan(joint, budget)
-        pattern = "*.mlp"
-        if run_again(free, pattern) <= run_again_at_budget_1(joint, pattern):
-            assert remat.plan(joint, budget, policies={pattern: "save"}).recompute_cost == (
-                free.recompute_cost
-            )
-    # The head's result is one number, and its weights are read in any case.
-    assert remat.plan(joint, policies={"head": "recompute"}).saved == remat.plan(joint).saved
 
 
 @pytest.mark.parametrize(
@@ -294,8 +279,8 @@ def test_a_policy_holds_where_operators_make_tuples(lower: str) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.ModuleList(Attention() for _ in range(3))
-            self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(3))
+            self.layers = nn.ModuleList(Attention() for _ in range(2))
+            self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(2))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for layer, norm in zip(self.layers, self.norms, strict=True):
@@ -305,15 +290,13 @@ def test_a_policy_holds_where_operators_make_tuples(lower: str) -> None:
     torch._dynamo.reset()
     joint = remat.capture(Model(), (torch.randn(4, 2, 64, 16, requires_grad=True),), lower=lower)
     for policies in ({"*": "save"}, {"layers.*": "recompute"}, {"norms.*": "recompute"}):
-        for budget in (1, 0, "peak:0", "peak:0.3"):
+        for budget in (0, "peak:0.3"):
             assert_holds(joint, remat.plan(joint, budget, policies=policies), policies)
-    for nbytes in (0, 4096, 40_000):
+    for nbytes in (0, 40_000):
         policies = {"layers.*": f"saved:{nbytes}B", "norms.*": f"saved:{nbytes}B"}
         plan = remat.plan(joint, "peak:0.3", policies=policies)
-        assert (
-            max(bytes_inside(plan, f"{p}.{k}") for p in ("layers", "norms") for k in range(3))
-            <= nbytes
-        )
+        inside = [f"{p}.{k}" for p in ("layers", "norms") for k in range(2)]
+        assert max(bytes_inside(plan, name) for name in inside) <= nbytes
 
 
 def test_what_the_model_returns_is_not_made_again() -> None:
@@ -331,11 +314,10 @@ def test_what_the_model_returns_is_not_made_again() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a .functools.lru_cache.:UserWarning")
-@pytest.mark.parametrize("lower", LOWERINGS)
-def test_what_must_run_once_is_saved_in_a_module_that_is_recomputed(lower: str) -> None:
+def test_what_must_run_once_is_saved_in_a_module_that_is_recomputed() -> None:
     """The experts of this model are an operator that is not declared pure."""
     built = make("mixtral")
-    joint = remat.capture(built.model, (), built.same[0], lower=lower)
+    joint = remat.capture(built.model, (), built.same[0], lower="eager")
     plan = remat.plan(joint, 0, policies={"*.mlp": "recompute"})
     inside = saved_inside(plan, "*.mlp")
     assert inside
@@ -360,11 +342,10 @@ def test_a_module_saves_no_more_than_its_budget(lower: str, budget: Any) -> None
 
 
 @pytest.mark.parametrize("budget", [1, 0.6, 0.2])
-@pytest.mark.parametrize("lower", LOWERINGS)
-def test_a_budget_of_a_module_that_does_not_bind_changes_nothing(lower: str, budget: Any) -> None:
-    joint = net(lower, blocks=3)
+def test_a_budget_of_a_module_that_does_not_bind_changes_nothing(budget: Any) -> None:
+    joint = net("inductor")
     free = remat.plan(joint, budget)
-    used = {f"layers.{k}": bytes_inside(free, f"layers.{k}") for k in range(3)}
+    used = {f"layers.{k}": bytes_inside(free, f"layers.{k}") for k in range(2)}
     policies = {name: {"budget": remat.Saved(nbytes)} for name, nbytes in used.items()}
     assert remat.plan(joint, budget, policies=policies).saved == free.saved
     # Less room in one of them alone.
@@ -399,16 +380,12 @@ def test_offloaded_modules() -> None:
     joint = net("inductor")
     plan = remat.plan(joint, "peak:1", offload="nvlink-c2c", policies={"*.mlp": "offload"})
     nodes = {n.name: n for n in joint.graph.nodes}
-    assert {"layers.0.mlp", "layers.1.mlp"} <= {
-        region_of(nodes[n], "*.mlp") for n in plan.offloaded
-    }
+    offloaded = {region_of(nodes[n], "*.mlp") for n in plan.offloaded}
+    assert {"layers.0.mlp", "layers.1.mlp"} <= offloaded
     assert "*.mlp=offload" in plan.explain()
-
-
-def test_offloading_needs_no_link() -> None:
-    plan = remat.plan(net(), policies={"*.mlp": "offload"})
-    assert plan.offloads
-    assert plan.link == "pcie4 (32 GB/s)"
+    without_link = remat.plan(net(), policies={"*.mlp": "offload"})
+    assert without_link.offloads
+    assert without_link.link == "pcie4 (32 GB/s)"
 
 
 # What is refused --------------------------------------------------------------------------------------
@@ -474,21 +451,16 @@ def test_a_tag_of_the_users_that_contradicts_is_named() -> None:
         remat.plan(tagged, policies={"*.mlp": "recompute"})
 
 
-def test_a_budget_below_what_is_saved_names_the_policy() -> None:
+def test_a_budget_that_policies_leave_no_plan_within_names_them() -> None:
+    policies = {"*.mlp": "save"}
     with pytest.raises(
         BudgetError, match=r"values are tagged policy '\*\.mlp=save'; raise the budget"
     ):
-        remat.plan(net(), remat.Saved(64), policies={"*.mlp": "save"})
-
-
-def test_a_peak_without_a_plan_names_the_policies() -> None:
+        remat.plan(net(), remat.Saved(64), policies=policies)
     with pytest.raises(BudgetError, match=r'All plans follow the policies \{"\*\.mlp": "save"\}'):
-        remat.plan(net(), remat.Peak(1000), policies={"*.mlp": "save"})
-
-
-def test_policies_beside_a_pipeline_are_refused() -> None:
+        remat.plan(net(), remat.Peak(1000), policies=policies)
     with pytest.raises(ProblemError, match="policies given beside a pipeline"):
-        remat.plan(net(), pipeline="dce,min-cut,partition", policies={"*.mlp": "save"})
+        remat.plan(net(), pipeline="dce,min-cut,partition", policies=policies)
 
 
 # Saved plans, texts, several graphs -------------------------------------------------------------------
@@ -577,18 +549,21 @@ def marked(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("lower", LOWERINGS)
 def test_code_without_a_module_is_marked(lower: str) -> None:
     torch._dynamo.reset()
-    joint = remat.capture(
-        marked, tuple(torch.randn(8, 8, requires_grad=True) for _ in "xw"), lower=lower
-    )
+    x, w = (torch.randn(8, 8, requires_grad=True) for _ in "xw")
+    joint = remat.capture(marked, (x, w), lower=lower)
     for read in (joint, parse_joint(print_joint(joint))):
-        plan = remat.plan(read, 0)
-        assert "mm_3" not in plan.recomputed
-        assert "mm_4" not in plan.recomputed
+        assert not {"mm_3", "mm_4"} & set(remat.plan(read, 0).recomputed)
         full = remat.plan(read)
         assert not {"mm_1", "cos", "mm_2"} & set(full.saved)
         text = full.explain()
         assert "remat.region('recompute')" in text
         assert "remat.region('save', 'products')" in text
+    piped = remat.plan(joint, pipeline="dce,cse,min-cut,partition,functionalize-rng")
+    assert not {"mm_1", "cos", "mm_2"} & set(piped.saved)
+    assert {"mm_1", "mm_2"} & set(piped.recomputed)
+    assert marked(x, w).isfinite(), "eager code runs as it is"
+    with pytest.raises(ProblemError, match="region is 'keep'; expected one of 'save'"):
+        remat.region("keep")
 
 
 def test_what_the_code_marks_counts_before_patterns() -> None:
@@ -604,25 +579,6 @@ def test_what_the_code_marks_counts_before_patterns() -> None:
     torch._dynamo.reset()
     joint = remat.capture(Marked(), (torch.randn(8, 8, requires_grad=True),), lower="eager")
     assert not saved_inside(remat.plan(joint, policies={"mlp": "save"}), "mlp")
-
-
-def test_marks_hold_in_a_pipeline() -> None:
-    torch._dynamo.reset()
-    x, w = (torch.randn(8, 8, requires_grad=True) for _ in "xw")
-    joint = remat.capture(marked, (x, w), lower="eager")
-    plan = remat.plan(joint, pipeline="dce,cse,min-cut,partition,functionalize-rng")
-    assert not {"mm_1", "cos", "mm_2"} & set(plan.saved)
-    assert "mm_2" in plan.recomputed or "mm_1" in plan.recomputed
-
-
-def test_a_region_says_one_of_three_words() -> None:
-    with pytest.raises(ProblemError, match="region is 'keep'; expected one of 'save'"):
-        remat.region("keep")
-
-
-def test_code_that_is_marked_runs_without_us() -> None:
-    x, w = torch.randn(8, 8), torch.randn(8, 8)
-    assert marked(x, w).isfinite()
 
 
 def test_explain_lists_what_each_pattern_matched() -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import remat
-from remat import files
 from remat.errors import PlanError
 from remat.planning.frontier import MOST_SHOWN
 from tests.graphs import joint_of
@@ -33,22 +31,8 @@ def test_a_plan_is_what_was_saved(joint: remat.JointGraph, tmp_path: Path) -> No
     assert remat.PlanSet.load(target).to_json() == both.to_json()
     with pytest.raises(PlanError, match=r"plan\.json' cannot be read: this is not a saved plan"):
         remat.Plan.load(target)
-
-
-def test_a_file_is_written_whole_or_not_at_all(
-    joint: remat.JointGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan, target = remat.plan(joint, 0.3), tmp_path / "plan.json"
-    target.write_text("before")
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(PlanError, match=r"plan '.*' cannot be written: No space left on device"):
-        plan.save(target)
-    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
-    assert target.read_text() == "before"
+    with pytest.raises(PlanError, match=r"plan '.*' cannot be written: "):
+        plan.save(tmp_path / "missing" / "plan.json")
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff"])
@@ -85,11 +69,8 @@ def test_a_set_of_many_plans_fits_a_screen(joint: remat.JointGraph) -> None:
 @pytest.mark.parametrize(
     "name", ["step_cost", "without_peak_bytes", "without_recompute_cost", "peak_bytes"]
 )
-@pytest.mark.parametrize("value", [-5, 10**400])
-def test_figures_that_cannot_be_are_refused(
-    joint: remat.JointGraph, tmp_path: Path, name: str, value: int
-) -> None:
-    text = re.sub(rf'"{name}": \d+', f'"{name}": {value}', remat.plan(joint, 0.3).to_json())
-    (tmp_path / "plan.json").write_text(text)
-    with pytest.raises(PlanError, match=f"{name} is "):
-        remat.Plan.load(tmp_path / "plan.json")
+def test_figures_that_cannot_be_are_refused(joint: remat.JointGraph, name: str) -> None:
+    text = remat.plan(joint, 0.3).to_json()
+    for value in (-5, 10**400):
+        with pytest.raises(PlanError, match=f"{name} is "):
+            remat.Plan.from_json(re.sub(rf'"{name}": \d+', f'"{name}": {value}', text))

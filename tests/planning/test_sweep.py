@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -80,11 +81,15 @@ MODELS = {
 }
 
 
+#: Two budgets, two solvers, and two cost models.
+ASKED: dict[str, Any] = {
+    "budgets": (0.3, 0.6), "solvers": ("auto", "greedy"), "costs": ("auto", "flops")
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def alone() -> Sweep:
-    return remat.sweep(
-        MODELS, budgets=(0.3, 0.6), solvers=("auto", "greedy"), costs=("auto", "flops")
-    )
+    return remat.sweep(MODELS, **ASKED)
 
 
 def test_rows_are_those_of_compare_and_failures_have_a_reason(alone: Sweep) -> None:
@@ -101,28 +106,27 @@ def test_rows_are_those_of_compare_and_failures_have_a_reason(alone: Sweep) -> N
     assert {r.reason for r in alone.rows if r.model not in ("broken", "gone")} == {None}
 
 
-def test_solvers_are_compared_by_processes_too() -> None:
+def test_solvers_are_compared_by_processes_too(pool: ProcessPoolExecutor) -> None:
     joint = MODELS["captured"]
     asked = {"solvers": ("auto", "greedy", "dp"), "budgets": (0.3, "peak:0.5", "peak:0", 1)}
-    ours, theirs = (remat.compare(joint, **asked, executor=e) for e in (None, 1))
-    timeless = {"plan_s": None, "solve_s": None}
-    assert [replace(r, **timeless) for r in theirs.rows] == [
-        replace(r, **timeless) for r in ours.rows
-    ]
+    ours, theirs = (remat.compare(joint, **asked, executor=e) for e in (None, pool))
+    mine, same = (
+        [replace(r, plan_s=None, solve_s=None) for r in found.rows] for found in (ours, theirs)
+    )
+    assert mine == same
     assert (theirs.cost, theirs.without) == (ours.cost, ours.without)
     with pytest.raises(ProblemError, match="give its name"):
         remat.compare(joint, solvers=(remat.Solver(),), executor=1)
 
 
-def test_processes_come_to_the_same_by_what_is_declared_here(alone: Sweep) -> None:
-    given: dict[str, Any] = {
-        "budgets": (0.3, 0.6), "solvers": ("auto", "greedy"), "costs": ("auto", "flops")
-    }  # fmt: skip
+def test_processes_come_to_the_same_by_what_is_declared_here(
+    alone: Sweep, pool: ProcessPoolExecutor
+) -> None:
     unknown = remat.sweep({"custom": custom}, budgets=0.0)
     remat.declare_pure(twice)
     try:
-        here = remat.sweep({"custom": custom}, **given)
-        there = remat.sweep({**MODELS, "custom": custom}, **given, executor=2)
+        here = remat.sweep({"custom": custom}, **ASKED)
+        there = remat.sweep({**MODELS, "custom": custom}, **ASKED, executor=pool)
     finally:
         remat.undeclare_pure(twice)
     assert unknown.rows[0].saved_bytes == 256, "what may not run again is saved"
@@ -143,14 +147,7 @@ def test_dask_comes_to_the_same_although_a_worker_dies(alone: Sweep) -> None:
                 client.retire_workers([next(iter(client.scheduler_info()["workers"]))])
             seen.append(row.key)
 
-        found = remat.sweep(
-            MODELS,
-            budgets=(0.3, 0.6),
-            solvers=("auto", "greedy"),
-            costs=("auto", "flops"),
-            executor=client.get_executor(),
-            on_row=on_row,
-        )
+        found = remat.sweep(MODELS, **ASKED, executor=client.get_executor(), on_row=on_row)
     assert figures(found) == figures(alone)
     assert len(seen) == len(set(seen)) == len(found.rows)
 
@@ -174,16 +171,15 @@ def test_figures_are_those_of_the_function_as_it_is_now() -> None:
         def __repr__(self) -> str:
             return "Sized()"
 
-    def saved(found: Sweep) -> list[int | None]:
-        return [r.saved_bytes for r in found.rows]
+    def saved(**models: Sized) -> list[int | None]:
+        return [r.saved_bytes for r in remat.sweep(models, budgets=1, solvers="greedy").rows]
 
     model = Sized(16)
-    given: dict[str, Any] = {"budgets": 1, "solvers": "greedy"}
-    first = saved(remat.sweep({"m": model}, **given))
+    first = saved(m=model)
     model.width = 64
-    second = saved(remat.sweep({"m": model}, **given))
+    second = saved(m=model)
     assert first < second
-    assert saved(remat.sweep({"a": Sized(16), "b": model}, **given)) == [*first, *second]
+    assert saved(a=Sized(16), b=model) == [*first, *second]
 
 
 def test_what_is_known_is_not_asked_again(tmp_path: Path) -> None:
@@ -199,22 +195,25 @@ def test_what_is_known_is_not_asked_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_twice_and_resumed_it_is_as_if_undisturbed(tmp_path: Path) -> None:
+def test_killed_interrupted_and_resumed_it_is_as_if_undisturbed(tmp_path: Path) -> None:
     output = tmp_path / "resumed.json"
-
-    def killed_after(rows: int) -> None:
-        command = [sys.executable, "-m", "tests.planning.sweep_child", str(output), str(rows)]
-        assert subprocess.run(command, cwd=ROOT, check=False).returncode == 9
-
-    killed_after(4)
+    command = [sys.executable, "-m", "tests.planning.sweep_child", str(output), "4"]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 9
     with (tmp_path / "resumed.json.partial").open("a") as file:
         file.write('{"model": "cut o')  # as if it died while it wrote
-    killed_after(5)
     asked: list[Any] = []
-    remat.sweep(sweep_child.models(), **sweep_child.ASKED, output=output, on_row=asked.append)
-    assert len(asked) == 12 - 4 - 5
-    undisturbed = remat.sweep(sweep_child.models(), **sweep_child.ASKED)
-    assert figures(Sweep.load(output)) == figures(undisturbed)
+
+    def fifth(row: Any) -> None:
+        asked.append(row)
+        if len(asked) == 5:
+            raise KeyboardInterrupt
+
+    sweep = partial(remat.sweep, sweep_child.models(), **sweep_child.ASKED)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(output=output, on_row=fifth)
+    sweep(output=output, on_row=asked.append)
+    assert len(asked) == 12 - 4
+    assert figures(Sweep.load(output)) == figures(sweep())
 
 
 def test_figures_are_those_of_the_question(tmp_path: Path) -> None:
@@ -246,16 +245,14 @@ def test_an_output_is_one_sweep_s(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["5", "NaN", "[" * 5000, "{}", '{"model": 1}'])
 def test_a_damaged_journal_is_read_up_to_the_damage(tmp_path: Path, line: str) -> None:
     path = tmp_path / "table.json"
+    sweep = partial(remat.sweep, {"m": step, "n": step}, budgets=0.5, output=path)
     with pytest.raises(KeyboardInterrupt):
-        remat.sweep({"m": step, "n": step}, budgets=0.5, output=path, on_row=interrupted)
+        sweep(on_row=interrupted)
     journal = path.with_name("table.json.partial")
     assert len(journal.read_text().splitlines()) == 2
     journal.write_text(journal.read_text() + line + "\n")
     asked: list[Any] = []
-    assert (
-        len(remat.sweep({"m": step, "n": step}, budgets=0.5, output=path, on_row=asked.append).rows)
-        == 2
-    )
+    assert len(sweep(on_row=asked.append).rows) == 2
     assert [r.model for r in asked] == ["n"]
 
 

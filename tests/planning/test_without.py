@@ -19,6 +19,7 @@ from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.units import format_bytes
 from tests.graphs import joint_of
+from tests.planning.test_frontier import Nothing
 
 MODEL = nn.Sequential(
     *(nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16)) for _ in range(4))
@@ -30,8 +31,10 @@ def joint() -> remat.JointGraph:
     return joint_of(MODEL, torch.randn(64, 16))
 
 
-@pytest.mark.parametrize("budget", [0.3, "saved:8GiB", remat.Peak(0.3)])
-@pytest.mark.parametrize("cost", ["roofline", "flops"])
+@pytest.mark.parametrize(
+    ("budget", "cost"),
+    [(0.3, "roofline"), ("saved:8GiB", "flops"), (remat.Peak(0.3), "flops")],
+)
 def test_it_is_the_plan_at_budget_1(joint: remat.JointGraph, budget: Any, cost: str) -> None:
     full, plan = remat.plan(joint, 1, cost=cost), remat.plan(joint, budget, cost=cost)
     assert plan.without_peak_bytes == full.peak_bytes
@@ -62,6 +65,10 @@ def test_less_memory_takes_more_time(joint: remat.JointGraph) -> None:
     assert f"{more:.1%} more than the" in text
     assert "without remat is budget 1" in text
     assert f"{more:.1%} of the step more" in str(plan)
+    full = remat.plan(joint, 1)
+    assert "(100% of " in full.explain()
+    above = replace(full, saved_bytes=25 * full.full_bytes)
+    assert f"(more than the {format_bytes(full.full_bytes)} that" in dict(above.rows)["saved"]
 
 
 def test_files_keep_it_and_files_from_before_are_read(joint: remat.JointGraph) -> None:
@@ -78,15 +85,12 @@ def test_files_keep_it_and_files_from_before_are_read(joint: remat.JointGraph) -
     assert "modelled" not in read.explain()
 
 
-def test_hooks_are_a_part_of_remat(joint: remat.JointGraph) -> None:
+def test_hooks_and_pipelines_are_compared_with_the_same_step(joint: remat.JointGraph) -> None:
     plain, packed = remat.plan(joint, 1), remat.plan(joint, 1, hooks="bf16")
     assert packed.without_peak_bytes == plain.peak_bytes > packed.peak_bytes
-
-
-def test_a_pipeline_knows_the_step_but_not_the_plan_at_budget_1(joint: remat.JointGraph) -> None:
-    plan = remat.plan(joint, pipeline=remat.default_pipeline(0.3))
-    assert plan.without_peak_bytes == 0
-    assert plan.step_cost == remat.plan(joint, 0.3).step_cost
+    piped = remat.plan(joint, pipeline=remat.default_pipeline(0.3))
+    assert piped.without_peak_bytes == 0, "a pipeline makes no plan at budget 1"
+    assert piped.step_cost == plain.step_cost
 
 
 class ForwardOnly(CostModel):
@@ -120,17 +124,6 @@ def test_comparisons_have_one_step_without_remat(joint: remat.JointGraph) -> Non
     assert [r["more"] for r in data["rows"]] == [r.more for r in found.rows]
 
 
-class Nothing(remat.Solver):
-    """Save as little as possible, whatever the budget."""
-
-    name = "nothing"
-
-    def solve(
-        self, problem: remat.KnapsackProblem, *, time_limit: float | None = None
-    ) -> list[int]:
-        return []
-
-
 class Gated(nn.Module):
     """A block of which budget 1 recomputes something, more or less of it by solver."""
 
@@ -152,13 +145,6 @@ def test_it_is_the_same_step_for_every_solver(several: bool) -> None:
     costs = {plan.before_after.without_recompute_cost for plan in (auto, nothing)}
     assert len(costs) == 1
     assert costs != {0}
-
-
-def test_more_than_the_whole_is_told_without_percent(joint: remat.JointGraph) -> None:
-    plan = remat.plan(joint, 1)
-    assert "(100% of " in plan.explain()
-    more = replace(plan, saved_bytes=25 * plan.full_bytes)
-    assert f"(more than the {format_bytes(plan.full_bytes)} that" in dict(more.rows)["saved"]
 
 
 def test_the_backend_logs_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,9 @@ import pytest
 
 pytest_plugins = ["pytester"]
 
+# Test processes run beside each other, one for each core. It must be set before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 TESTS = Path(__file__).parent / "tests"
 #: What compiles whole steps, starts processes or lets every solver work: files and folders. What is
 #: slow by itself has the mark. `make check` leaves both out, and lists what else takes a second.
@@ -26,13 +29,13 @@ SLOW = frozenset(
         "graph/text/test_models.py",
         "hard",
         "integrations",
+        "passes/hooks/test_tracing.py",
+        "passes/joint/test_chunk_loss.py",
+        "planning",
         "plugins",
-        "planning/test_fit.py",
-        "planning/test_frontier.py",
-        "planning/test_frontier_by_peak.py",
-        "planning/test_plan_set.py",
         "reduction",
         "report/test_memory_plot.py",
+        "report/test_page_in_chromium.py",
         "running",
         "sac/api/test_apply.py",
         "sac/api/test_distributed.py",
@@ -42,6 +45,8 @@ SLOW = frozenset(
         "test_demo.py",
         "test_distributed.py",
         "test_docs.py",
+        "test_site.py",
+        "test_wheel.py",
         "testing",
         "upstream",
     )

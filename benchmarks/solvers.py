@@ -44,7 +44,11 @@ class TorchIlp(mutants.TorchIlp):  # type: ignore[misc]
     exact: ClassVar[bool] = False
 
 
-FROM_TORCH = (mutants.TorchGreedy, TorchIlp, mutants.TorchDp, mutants.TorchHirschberg)
+class TorchHirschberg(mutants.FromTorch):  # type: ignore[misc]
+    name, function = "torch-hirschberg", "dp_knapsack_sliding_hirschberg"
+
+
+FROM_TORCH = (mutants.TorchGreedy, TorchIlp, mutants.TorchDp, TorchHirschberg)
 
 
 def problems(quick: bool) -> Iterator[tuple[str, bool, KnapsackProblem]]:

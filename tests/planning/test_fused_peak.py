@@ -11,18 +11,13 @@ from remat.planning.fused_peak import FusedSearch, beside_least, without_gaps
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.units import Budget
+from tests.planning.test_peak_bound import Blocks
 
 
 @pytest.fixture(scope="module")
 def planner() -> Planner:
-    """A ResNet, in which fused code has its peak elsewhere than the graph."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic"
-    )
-    model = transformers.ResNetForImageClassification(config).train()
-    call = {"pixel_values": torch.randn(4, 3, 32, 32), "labels": torch.zeros(4, dtype=torch.long)}
-    joint = remat.capture(model, (), call, lower="inductor")
+    """Residual blocks with dropout and a norm, for which fused code is expected to take less than the graph."""
+    joint = remat.capture(Blocks(), (torch.randn(8, 16, 16),), lower="inductor")
     return Planner.of(joint, PlanRequest.of(budget=remat.Peak(0.0), cost="roofline-fused:epyc"))
 
 

@@ -21,7 +21,7 @@ from remat.units import Budget
 class Blocks(nn.Module):
     """Residual blocks with dropout, a norm, views, and an operator with several results."""
 
-    def __init__(self, depth: int = 3) -> None:
+    def __init__(self, depth: int = 2) -> None:
         super().__init__()
         self.inner = nn.ModuleList(nn.Linear(16, 64) for _ in range(depth))
         self.outer = nn.ModuleList(nn.Linear(32, 16) for _ in range(depth))

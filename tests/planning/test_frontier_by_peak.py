@@ -24,7 +24,7 @@ from tests.planning.test_frontier import blocks, bound_at, made_up, rows
 
 @pytest.fixture(scope="module")
 def joint() -> remat.JointGraph:
-    return joint_of(blocks(2), rows())
+    return joint_of(blocks(), rows())
 
 
 @pytest.fixture(scope="module")

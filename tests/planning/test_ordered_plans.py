@@ -17,7 +17,7 @@ from remat.solvers.greedy import Greedy
 from remat.solvers.kernel import kernel
 from remat.solvers.native import Native
 from tests.graphs import joint_of, weight
-from tests.models import build
+from tests.models import Noisy, build
 
 pytestmark = pytest.mark.skipif(kernel() is None, reason="the kernel is not compiled here")
 
@@ -157,8 +157,7 @@ class Malformed(Scheduler):
 
 @pytest.fixture(scope="module")
 def noisy() -> remat.JointGraph:
-    step = build("randn_like")
-    return remat.capture(step.model, step.args, step.kwargs, lower="inductor")
+    return remat.capture(Noisy(depth=2), (torch.randn(32, 64),), lower="inductor")
 
 
 def within(joint: remat.JointGraph, solver: str | remat.Solver) -> remat.Plan:

@@ -104,7 +104,7 @@ def test_the_step_of_several_ranks_is_that_of_one_with_other_bytes() -> None:
 
 
 @pytest.mark.slow
-def test_a_quarter_of_a_llama_of_70_billion_parameters_takes_sixteen_ranks() -> None:
+def test_ten_layers_of_a_llama_of_70_billion_parameters_take_sixteen_ranks() -> None:
     """Too large for one; on sixteen of them by FSDP2 a batch of one fits with AdamW."""
     from remat.cli.hf import build
 
@@ -112,21 +112,21 @@ def test_a_quarter_of_a_llama_of_70_billion_parameters_takes_sixteen_ranks() -> 
         "dtype=bfloat16",
         "hidden_size=8192",
         "intermediate_size=28672",
-        "num_hidden_layers=20",
+        "num_hidden_layers=10",
         "num_attention_heads=64",
         "num_key_value_heads=8",
-        "vocab_size=128256",
+        "vocab_size=32000",
     )
     model = build("llama", overrides, batch=1, seq=16).model
 
     def given(batch: int) -> dict[str, torch.Tensor]:
-        tokens = torch.zeros(batch, 2048, dtype=torch.long, device="meta")
+        tokens = torch.zeros(batch, 1024, dtype=torch.long, device="meta")
         return {"input_ids": tokens, "labels": tokens}
 
-    with pytest.raises(remat.RematError, match=r"parameters of .* alone take 35.8 GiB"):
-        remat.fit(model, given, memory="32GiB")
-    fit = remat.fit(model, given, memory="32GiB", batches=1, ranks=16, fsdp=True)
+    with pytest.raises(remat.RematError, match=r"parameters of .* alone take 16.9 GiB"):
+        remat.fit(model, given, memory="16GiB")
+    fit = remat.fit(model, given, memory="16GiB", batches=1, ranks=16, fsdp=True)
     row = fit.rows[0]
     assert row.fits
-    assert 35.7 / 16 < fit.parameter_bytes / 2**30 < 2.3
-    assert 5 * 2.2 < row.peak_bytes / 2**30 <= 32
+    assert 16.9 / 16 < fit.parameter_bytes / 2**30 < 1.1
+    assert 5 * 1.05 < row.peak_bytes / 2**30 <= 16

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +72,16 @@ def figures(found: Sweep) -> list[dict[str, Any]]:
     return [{k: v for k, v in asdict(r).items() if k not in TIMES} for r in found.rows]
 
 
-MODELS = {
-    "captured": captured(),
-    "function": step,
-    "wide": partial(step, 64),
-    "broken": broken,
-    "gone": leaving,
-}
+@cache
+def models() -> dict[str, Any]:
+    """A function, since processes import this module."""
+    return {
+        "captured": captured(),
+        "function": step,
+        "wide": partial(step, 64),
+        "broken": broken,
+        "gone": leaving,
+    }
 
 
 #: Two budgets, two solvers, and two cost models.
@@ -89,13 +92,13 @@ ASKED: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def alone() -> Sweep:
-    return remat.sweep(MODELS, **ASKED)
+    return remat.sweep(models(), **ASKED)
 
 
 def test_rows_are_those_of_compare_and_failures_have_a_reason(alone: Sweep) -> None:
-    assert len(alone.rows) == len(MODELS) * 2 * 2 * 2
+    assert len(alone.rows) == len(models()) * 2 * 2 * 2
     row = next(r for r in alone.rows if r.key[:4] == ("captured", "flops", "0.6", "greedy"))
-    other = remat.compare(MODELS["captured"], ("greedy",), (0.6,), "flops").rows[0]
+    other = remat.compare(models()["captured"], ("greedy",), (0.6,), "flops").rows[0]
     assert (row.saved_bytes, row.recompute_cost, row.peak_bytes) == (
         other.saved_bytes, other.recompute_cost, other.peak_bytes,
     )  # fmt: skip
@@ -107,7 +110,7 @@ def test_rows_are_those_of_compare_and_failures_have_a_reason(alone: Sweep) -> N
 
 
 def test_solvers_are_compared_by_processes_too(pool: ProcessPoolExecutor) -> None:
-    joint = MODELS["captured"]
+    joint = models()["captured"]
     asked = {"solvers": ("auto", "greedy", "dp"), "budgets": (0.3, "peak:0.5", "peak:0", 1)}
     ours, theirs = (remat.compare(joint, **asked, executor=e) for e in (None, pool))
     mine, same = (
@@ -126,7 +129,7 @@ def test_processes_come_to_the_same_by_what_is_declared_here(
     remat.declare_pure(twice)
     try:
         here = remat.sweep({"custom": custom}, **ASKED)
-        there = remat.sweep({**MODELS, "custom": custom}, **ASKED, executor=pool)
+        there = remat.sweep({**models(), "custom": custom}, **ASKED, executor=pool)
     finally:
         remat.undeclare_pure(twice)
     assert unknown.rows[0].saved_bytes == 256, "what may not run again is saved"
@@ -147,7 +150,7 @@ def test_dask_comes_to_the_same_although_a_worker_dies(alone: Sweep) -> None:
                 client.retire_workers([next(iter(client.scheduler_info()["workers"]))])
             seen.append(row.key)
 
-        found = remat.sweep(MODELS, **ASKED, executor=client.get_executor(), on_row=on_row)
+        found = remat.sweep(models(), **ASKED, executor=client.get_executor(), on_row=on_row)
     assert figures(found) == figures(alone)
     assert len(seen) == len(set(seen)) == len(found.rows)
 
@@ -184,13 +187,13 @@ def test_figures_are_those_of_the_function_as_it_is_now() -> None:
 
 def test_what_is_known_is_not_asked_again(tmp_path: Path) -> None:
     path, asked = tmp_path / "table.csv", []
-    first = remat.sweep(MODELS, budgets=0.3, output=path, on_row=asked.append)
+    first = remat.sweep(models(), budgets=0.3, output=path, on_row=asked.append)
     assert len(asked) == len(first.rows) == 5
-    second = remat.sweep(MODELS, budgets=(0.3, 0.6), output=path, on_row=asked.append)
+    second = remat.sweep(models(), budgets=(0.3, 0.6), output=path, on_row=asked.append)
     assert len(asked) == 10
     assert [r for r in second.rows if r.budget == "0.3"] == list(first.rows)
     assert not path.with_name("table.csv.partial").exists()
-    assert len(remat.sweep(MODELS, budgets=0.6, output=path).rows) == 5
+    assert len(remat.sweep(models(), budgets=0.6, output=path).rows) == 5
     assert len(Sweep.load(path).rows) == 10, "what was known before stays in the table"
 
 
@@ -264,7 +267,7 @@ def test_files_of_another_version_are_refused(alone: Sweep, tmp_path: Path) -> N
     path = alone.save(tmp_path / "table.json")
     path.write_text(path.read_text().replace('"remat_sweep": 2', '"remat_sweep": 1'))
     with pytest.raises(ProblemError, match="no sweep of version 2"):
-        remat.sweep(MODELS, budgets=0.3, output=path)
+        remat.sweep(models(), budgets=0.3, output=path)
     table = tmp_path / "table.csv"
     table.write_text("model,cost,price\na,b,1\n")
     with pytest.raises(ProblemError, match="of another version of remat"):
@@ -272,7 +275,7 @@ def test_files_of_another_version_are_refused(alone: Sweep, tmp_path: Path) -> N
     partial_file = tmp_path / "other.csv.partial"
     partial_file.write_text(json.dumps({"remat_sweep": 2, "remat": "0.0.1", "torch": "1.0"}) + "\n")
     with pytest.raises(ProblemError, match="written by other versions"):
-        remat.sweep(MODELS, budgets=0.3, output=tmp_path / "other.csv")
+        remat.sweep(models(), budgets=0.3, output=tmp_path / "other.csv")
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
-"""A process that trains within a hard limit on its memory: ``python fit_child.py BATCH BUDGET OPTIMIZER MEMORY ...``.
+"""A process that trains within hard limits on its memory: ``python fit_child.py BATCH OPTIMIZER BUDGET=MEMORY,... ...``.
 
-For each memory it prints "ran" after two whole steps within the limit, and "died" where an allocation failed. It
+For each budget, and each memory, it prints "ran" after a whole step within the limit, and "died" where an allocation failed. It
 exits with anything but 0 where something else failed.
 """
 
 from __future__ import annotations
 
+import gc
 import resource
 import sys
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -37,12 +39,19 @@ def taken_bytes() -> int:
 
 
 def main() -> None:
-    batch, budget, optimizer, *memories = sys.argv[1:]
+    batch, optimizer, *asked = sys.argv[1:]
     torch.set_num_threads(1)
+    for budget, _, memories in (each.partition("=") for each in asked):
+        within(int(batch), optimizer, budget, map(int, memories.split(",")))
+        torch.compiler.reset()
+        gc.collect()
+
+
+def within(batch: int, optimizer: str, budget: str, memories: Iterable[int]) -> None:
     trained = model()
     compiled = torch.compile(trained, backend="remat", options={"budget": budget, "lower": "eager"})
     stepping = read_optimizer(optimizer)[1](list(trained.parameters()))
-    x = torch.randn(int(batch), WIDTH)
+    x = torch.randn(batch, WIDTH)
 
     def train() -> None:
         out = compiled(x)
@@ -55,9 +64,8 @@ def main() -> None:
     mine = sum(t.untyped_storage().nbytes() for t in (*trained.parameters(), *state, x))
     own = taken_bytes() - mine  # of the process itself
     for memory in memories:
-        resource.setrlimit(resource.RLIMIT_DATA, (own + int(memory), resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_DATA, (own + memory, resource.RLIM_INFINITY))
         try:
-            train()
             train()
         except RuntimeError as error:
             if "memory" not in str(error):
@@ -65,6 +73,7 @@ def main() -> None:
             print("died")
         else:
             print("ran")
+    resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 if __name__ == "__main__":

@@ -26,13 +26,6 @@ from tests.planning.fit_cells import cells
 
 #: Small models of `transformers`, of which a step takes a second.
 SMALL = {
-    "llama": (
-        "hidden_size=128",
-        "intermediate_size=256",
-        "num_hidden_layers=1",
-        "num_attention_heads=4",
-        "vocab_size=500",
-    ),
     "gpt2": ("n_embd=128", "n_layer=1", "n_head=4", "vocab_size=500"),
     "resnet": ("layer_type=basic", "depths=[1,1]", "hidden_sizes=[32,64]", "embedding_size=32"),
 }
@@ -40,7 +33,7 @@ SMALL = {
 
 @pytest.mark.parametrize(
     ("name", "optimizer"),
-    [("llama", "adamw"), ("gpt2", "sgd:momentum=0.9"), ("resnet", "sgd")],
+    [("gpt2", "adamw"), ("resnet", "sgd:momentum=0.9")],
 )
 def test_the_predicted_peak_is_what_training_allocates(name: str, optimizer: str) -> None:
     """At budget 1 and within less: as the profiler saw every allocation of the third step."""
@@ -53,7 +46,7 @@ def test_the_predicted_peak_is_what_training_allocates(name: str, optimizer: str
 
 
 def child(*arguments: object) -> str:
-    """What a process says that trains within one memory after the other."""
+    """What a process says that trains under each budget, within one memory after the other."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(remat.__file__).parents[1]),
@@ -86,10 +79,12 @@ def test_what_fits_runs_within_a_hard_limit_and_what_does_not_dies() -> None:
     less = fit(memory=int(0.85 * full.peak_bytes)).rows[0]
     assert full.budget == "1"
     assert (less.budget or "").startswith("peak:")
-    for row in (full, less):
-        assert row.peak_bytes > 200 << 20
-        limits = [int(share * row.peak_bytes) for share in (1.05, 0.95)]
-        assert child(batch, row.budget, optimizer, *limits).split() == ["ran", "died"]
+    assert min(full.peak_bytes, less.peak_bytes) > 200 << 20
+    asked = (
+        f"{row.budget}={int(1.05 * row.peak_bytes)},{int(0.95 * row.peak_bytes)}"
+        for row in (full, less)
+    )
+    assert child(batch, optimizer, *asked).split() == ["ran", "died"] * 2
 
 
 def mlp(width: int = 64, depth: int = 4) -> nn.Module:
@@ -393,12 +388,12 @@ def test_processes_answer_what_this_one_does(pool: ProcessPoolExecutor) -> None:
         remat.fit,
         nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 10)).to("meta"),
         of_sixteen,
-        memory=70_000,
+        memory="40kB",
         optimizer="sgd",
         lower="eager",
         cost="roofline:h100",
     )
     assert fit(executor=pool) == fit()
-    assert fit(executor=pool, batches=(100, 500)) == fit(batches=(100, 500))
+    assert fit(executor=pool, batches=(20, 500)) == fit(batches=(20, 500))
     with pytest.raises(ProblemError, match=r"cost model .* cannot be sent to an executor"):
         fit(executor=2, cost=Roofline())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +15,16 @@ from torch._functorch import config as functorch_config
 import remat
 from tests.e2e.doors import aot
 from tests.models import ZOO, Outcome, Step, build
+from tests.planning.test_host_memory import kept_inside
+from tests.planning.test_policies import saved_inside
 from tests.steps import Recorded, differences, recording_backend
 
 #: All of them decide; what they decide runs by itself, which takes a tenth of compiling it.
 BUDGETS = (0, 0.2, 0.5, 1)
+#: Of those that resemble one another, one.
+NAMES = tuple(name for name in ZOO if name not in ("llama", "bert"))
+#: Compiled steps of the others run on plans that recompute in `test_policies` and `test_model_types`.
+COMPILED = ("resnet", "randn_like", "checkpointed", "mutated_buffer")
 #: A link so fast that small models gain by it.
 LINK = {"offload": "2000GB/s", "cost": "roofline:h100"}
 
@@ -64,20 +71,21 @@ def test_the_zoo_has_something_to_lose(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_step_is_the_same_at_every_budget(name: str) -> None:
     _, full = at_full_budget(name)
-    assert compiled(build(name), budget=0).differs_from(full) == []
     assert full.gradient_distance(eager(name)) <= 1e-5
+    if name in COMPILED:
+        assert compiled(build(name), budget=0).differs_from(full) == []
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_halves_are_the_same_with_every_solver(name: str) -> None:
-    """Without PyTorch's runtime around the two halves; the default solver on models that resemble another."""
+    """Without PyTorch's runtime around the two halves; the default solver on the largest models."""
     step, _ = at_full_budget(name)
     assert step.joint is not None
     reference = step.run(remat.plan(step.joint, 1))
-    solvers = ("auto",) if name in ("llama", "bert", "vit") else remat.solver_names()
+    solvers = ("auto",) if name in ("t5", "vit") else remat.solver_names()
     changed = {
         label: different
         for label, plan in plans_of_all(step.joint, solvers).items()
@@ -101,7 +109,7 @@ def plans_of_all(joint: remat.JointGraph, solvers: Sequence[str]) -> dict[str, r
     return dict(plans.values())
 
 
-@pytest.mark.parametrize("name", ["resnet", "randn_like", "mutated_buffer"])
+@pytest.mark.parametrize("name", ["randn_like", "mutated_buffer"])
 def test_the_halves_are_the_same_with_values_offloaded(name: str) -> None:
     step, _ = at_full_budget(name)
     assert step.joint is not None
@@ -120,14 +128,21 @@ def shallow(name: str) -> Step:
     return dataclasses.replace(step)
 
 
-@pytest.mark.vectorised  # what users run
 def test_gradients_under_inductor() -> None:
+    """With dropout; one module is recomputed whole, and another goes to the host."""
     plain = shallow("gpt2").train()
-    outcome = compiled(shallow("gpt2"), "inductor", budget=0.05, fallback_random=True)
-    assert outcome.gradient_distance(plain) <= 1e-4
+    policies = {"*.attn": "recompute", "*.mlp": "offload"}
+    options: dict[str, Any] = {"budget": 0.05, "policies": policies, "fallback_random": True}
+    outcome = compiled(shallow("gpt2"), "inductor", **options)
+    assert outcome.gradient_distance(plain) <= 1e-5
     assert torch.equal(outcome.random_state, plain.random_state)
+    plan = remat.plans()[-1]
+    assert plan.host_bytes
+    assert kept_inside(plan, "*.mlp") == []
+    assert saved_inside(plan, "*.attn") == []
 
 
+@pytest.mark.vectorised  # what users run
 def test_inductors_own_random_numbers_do_not_change() -> None:
     """Without ``fallback_random`` the numbers are not eager's, but the same at every budget."""
     full, least = (compiled(shallow("checkpointed"), "inductor", budget=b) for b in (1, 0))

@@ -115,7 +115,6 @@ def square_pair() -> tuple[T, T]:
         (OFFLOADING[0], 0.0, "eager"),
         (OFFLOADING[0], 1.0, "inductor"),
         (OFFLOADING[1], 0.5, "eager"),
-        (OFFLOADING[1], 1.0, "eager"),
     ],
 )
 def test_what_is_tagged_for_the_host_is_offloaded_over_a_link(

@@ -120,7 +120,7 @@ def compiled(f: Any, budget: float, *, functional: bool) -> Any:
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_gradients_are_those_of_eager(program: Program, functional: bool) -> None:
     expected = step(program, given())
-    for budget in (0, 0.3, 1):
+    for budget in (0, 1):
         assert_same(step(compiled(program, budget, functional=functional), given()), expected)
 
 

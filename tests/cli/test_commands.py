@@ -278,7 +278,10 @@ def test_a_file_that_cannot_be_imported_is_1(folder: Path, source: str, says: st
         ("bert", "num_hidden_layers=1 hidden_size=48 intermediate_size=96 vocab_size=99"),
         ("t5", "num_layers=1 d_model=64 d_ff=96 vocab_size=99"),
         ("resnet", "depths=[1,1] hidden_sizes=[16,32] embedding_size=8 layer_type=basic"),
-        ("mixtral", "num_hidden_layers=1 hidden_size=64 intermediate_size=96 vocab_size=99"),
+        (
+            "mixtral",
+            "num_hidden_layers=1 hidden_size=64 intermediate_size=96 vocab_size=99 num_local_experts=2",
+        ),
         (
             "whisper",
             "encoder_layers=1 decoder_layers=1 d_model=48 max_source_positions=20 vocab_size=99 "

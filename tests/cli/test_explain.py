@@ -13,12 +13,12 @@ from tests.cli.command import run as command
 from tests.report.test_page import read
 
 
-def run(name: str, *args: str) -> Result:
-    return command(name, "nets.py:blocks", "--lower", "eager", *args)
+def run(name: str, *args: str, model: str = "nets.py:block") -> Result:
+    return command(name, model, "--lower", "eager", *args)
 
 
 def test_explain_prints_what_plan_explains() -> None:
-    found = run("explain", "--budget", "0.4")
+    found = run("explain", "--budget", "0.4", model="nets.py:blocks")
     assert found.exit_code == 0, found.output
     assert "plan for" in found.output
     assert "kept activations" in found.output

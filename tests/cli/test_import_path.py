@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import remat
+from remat.planning.experiment_table import Sweep
+
 ROOT = Path(__file__).parents[2]
 #: Modules that commands import, one of which is not installed.
 NAMES = (
@@ -73,9 +76,18 @@ def run(folder: Path, *args: str) -> str:
 
 def test_no_command_runs_what_is_named_as_an_installed_module(folder: Path) -> None:
     """As a module and as a script, in this process and in others."""
-    run(folder, "-m", "remat", "plan", "net:net", "--solver", "my:FirstFit", "--json")
-    sweep = ("sweep", "net.py:net", "--solvers", "my:FirstFit", "--budgets", "0.5", "--jobs", "1")
-    run(folder, str(folder.parent / "bin" / "command.py"), *sweep)
+    models, solver = ("net.py:net", "net:net"), ("--solvers", "my:FirstFit")
+    options = ("--budgets", "0.5", "--lower", "eager", "--jobs", "1", "--json", "-o", "table.csv")
+    told = run(folder, "-m", "remat", "sweep", *models, *solver, *options)
+    assert "planning 2 rows\n" in told
+    rows = Sweep.load(folder / "table.csv").rows
+    assert [(row.model, row.solver) for row in rows] == [(m, "my:FirstFit") for m in models]
+    assert all(row.peak_bytes for row in rows)
+    problem = remat.KnapsackProblem(weights=(6, 5, 5), values=(9, 7, 6), capacity=10)
+    items = remat.Instance(name="three", problem=problem, cost="flops", unit="FLOP")
+    remat.save_instance(folder / "three.json", items)
+    script = str(folder.parent / "bin" / "command.py")
+    run(folder, script, "solve", "three.json", "--solver", "my:FirstFit")
 
 
 def test_what_no_argument_names_is_not_looked_for_there(folder: Path) -> None:

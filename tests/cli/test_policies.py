@@ -23,7 +23,7 @@ class Layer(nn.Module):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers, self.head = nn.ModuleList(Layer() for _ in range(3)), nn.Linear(16, 4)
+        self.layers, self.head = nn.ModuleList(Layer() for _ in range(2)), nn.Linear(16, 4)
     def forward(self, x):
         for layer in self.layers:
             x = layer(x)

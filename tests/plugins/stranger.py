@@ -9,12 +9,11 @@ import venv
 from pathlib import Path
 
 
-def install(plugin: Path, folder: Path) -> Path:
-    """The interpreter of a fresh environment with a plugin; it borrows our other packages."""
-    shutil.copytree(
-        plugin, folder / "plugin", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pyc*")
-    )
-    return environment(folder, "--no-build-isolation", folder / "plugin")
+def install(folder: Path, *plugins: Path) -> Path:
+    """The interpreter of a fresh environment with plugins; it borrows our other packages."""
+    ignored = shutil.ignore_patterns("build", "*.egg-info", "__pyc*")
+    copies = [shutil.copytree(plugin, folder / plugin.name, ignore=ignored) for plugin in plugins]
+    return environment(folder, "--no-build-isolation", *copies)
 
 
 def environment(folder: Path, *installed: object) -> Path:

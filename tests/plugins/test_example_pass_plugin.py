@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.plugins.stranger import COMMAND, install, output
-
-PLUGIN = Path(__file__).parents[2] / "examples" / "pass_plugin"
+from tests.plugins.stranger import COMMAND, output
 
 MODEL = """
     import torch
@@ -88,10 +86,9 @@ SCRIPT = """
 
 
 @pytest.fixture(scope="module")
-def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def plans(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What comes of each pipeline with the plugin: saved bytes, what is saved, what is recomputed."""
-    folder = tmp_path_factory.mktemp("stranger")
-    python = install(PLUGIN, folder)
+    folder = tmp_path_factory.mktemp("model")
     (folder / "model.py").write_text(textwrap.dedent(MODEL) + textwrap.dedent(PLANNED))
     script = COMMAND + textwrap.dedent(SCRIPT)
     found = json.loads(output(python, "-c", script, json.dumps(PIPELINES), cwd=folder))

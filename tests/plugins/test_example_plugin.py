@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from remat import capture, plan
-from tests.plugins.stranger import COMMAND, install, output
-
-PLUGIN = Path(__file__).parents[2] / "examples" / "solver_plugin"
+from tests.plugins.stranger import COMMAND, output
 
 MODEL = """
     import torch
@@ -38,12 +36,6 @@ SCRIPT = """
     isolated = registry().is_foreign("core"), type(solver).__name__, run(solver, problem).saved
     print(json.dumps({"listed": listed, "planned": planned, "isolated": isolated}))
 """
-
-
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a fresh environment with the plugin."""
-    return install(PLUGIN, tmp_path_factory.mktemp("stranger"))
 
 
 @pytest.fixture(scope="module")

@@ -52,6 +52,13 @@ def answers(
     return found, dead
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers begin as copies of this process, which has imported everything: most of them die soon."""
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: fork)
+
+
 def test_all_are_answered_wherever_they_run() -> None:
     expected = {k: (k + 3) ** 2 for k in range(5)}
     jobs = [k + 3 for k in range(5)]
@@ -61,7 +68,7 @@ def test_all_are_answered_wherever_they_run() -> None:
 
 
 def test_workers_know_what_is_declared_and_set_here_as_long_as_they_work_for_it(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     jobs = ["PYTHONSAFEPATH"]
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
@@ -78,10 +85,12 @@ def test_workers_know_what_is_declared_and_set_here_as_long_as_they_work_for_it(
         assert answers(surroundings, jobs, pool)[0][0][0] == before
     assert "PYTHONSAFEPATH" not in os.environ
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    request.getfixturevalue("forked")
     assert answers(surroundings, jobs, 1)[0] == {0: (before, "1")}
     assert os.environ["PYTHONSAFEPATH"] == "1"
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_died_is_asked_again_and_nothing_is_lost(tmp_path: Path) -> None:
     found, dead = answers(dying, [(k, str(tmp_path)) for k in range(5)], 2)
     assert found == {k: k for k in range(5) if k != 3}
@@ -123,6 +132,7 @@ def slow(job: int) -> int:
     return job
 
 
+@pytest.mark.usefixtures("forked")
 def test_who_is_interrupted_leaves_no_process_behind() -> None:
     before = multiprocessing.active_children()
     start = time.perf_counter()

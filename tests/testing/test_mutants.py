@@ -132,6 +132,7 @@ def test_pytest_runs_the_kit_and_lets_a_sound_solver_pass() -> None:
         [
             *(sys.executable, "-m", "pytest", "--pyargs", "remat.testing"),
             *("--solver=mutants:Sound", "--solver=mutants:StrictRoom", "-q", "--tb=no", "-rfE"),
+            *("-k", "test_case"),
             *("-p", "no:cacheprovider", "-p", "no:xdist", "-c", os.devnull, "--rootdir", FOLDER),
         ],
         cwd=FOLDER,

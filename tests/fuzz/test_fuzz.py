@@ -32,18 +32,18 @@ def one_thread() -> Iterator[None]:
 
 
 def test_no_pipeline_changes_what_a_program_does() -> None:
-    """Thirty programs; `make fuzz` draws thousands."""
-    portion = run_portion(0, programs=30, shrink=False)
+    """Twenty programs; `make fuzz` draws thousands."""
+    portion = run_portion(0, programs=20, shrink=False)
     assert portion.fault is None, portion.fault
     seen = portion.seen
     # The law is only worth something where plans differ, draw twice, and are refused.
-    assert portion.different >= 27
-    assert seen["programs"] >= 27
+    assert portion.different >= 18
+    assert seen["programs"] >= 18
     assert seen["pipelines"] >= 3 * seen["programs"]
     assert seen["refused without replay"] >= 1
-    assert seen["tagged"] >= 24
+    assert seen["tagged"] >= 16
     assert seen["plans that offload"] >= 2
-    assert seen["as eager, to the bit"] >= 12
+    assert seen["as eager, to the bit"] >= 8
     assert seen["PyTorch differs from eager"] <= 1
     assert len(+portion.written) >= 50
 

@@ -49,8 +49,10 @@ class PeakOfGraphs:
         Raises:
             BudgetError: no such decisions were found; the message names the least peak that was found.
         """
-        full = [p.allowed_full for p in self._planners]
-        peak_bytes, lowest = budget.peak_bytes, self._lowest
+        peak_bytes, cheapest = budget.peak_bytes, [p.allowed_cheapest for p in self._planners]
+        if peak_bytes is not None and max(self.highest(cheapest)) <= peak_bytes:
+            return cheapest  # none costs less
+        full, lowest = [p.allowed_full for p in self._planners], self._lowest
         least = max(self.highest(lowest))
         if peak_bytes is None:
             most = max(self.highest(full))

@@ -228,7 +228,7 @@ class PeakPlanner(OffloadPlanner):
         return self.full if most is None else self.at(min(most, self.full_bytes))
 
     @property
-    def _allowed_cheapest(self) -> Candidate:
+    def allowed_cheapest(self) -> Candidate:
         """The decision with the least recompute cost that saves at most `most_saved` bytes."""
         return self.cheapest if self.most_saved is None else self.allowed_full
 
@@ -242,8 +242,8 @@ class PeakPlanner(OffloadPlanner):
         Raises:
             BudgetError: no decision was found within the peak.
         """
-        if self.peak(self._allowed_cheapest) <= peak_bytes:
-            return self._allowed_cheapest
+        if self.peak(self.allowed_cheapest) <= peak_bytes:
+            return self.allowed_cheapest
         asked = f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes)"
         # Hooks may pack saved values, so that the step needs less than its storages.
         possible = 0 if self.request.hooks else self.search.least_possible
@@ -356,7 +356,7 @@ class PeakPlanner(OffloadPlanner):
     @cached_property
     def least_found(self) -> int:
         """The least peak, in bytes, of `least_peak`, of the decision at budget 1, and of the cheapest decision."""
-        return min(map(self.peak, (self.least_peak, self._allowed_cheapest, self.allowed_full)))
+        return min(map(self.peak, (self.least_peak, self.allowed_cheapest, self.allowed_full)))
 
     @cached_property
     def least_peak(self) -> Candidate:
@@ -449,7 +449,7 @@ class PeakPlanner(OffloadPlanner):
 
     def _starts(self, peak_bytes: int) -> list[tuple[int, ...]]:
         """Return the decisions from which a search within a peak usually starts, each as its saved nodes."""
-        found = (self._allowed_cheapest, self.allowed_full, self.runtime_optimal)
+        found = (self.allowed_cheapest, self.allowed_full, self.runtime_optimal)
         cuts = (saved for _, saved in self.cuts(VERTICES))
         return [*(d.saved for d in found), *self._closing_in(peak_bytes), *cuts]
 

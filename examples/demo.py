@@ -39,7 +39,7 @@ PS_PER_MS = 10**9
 COST = "auto"
 #: The model of the demo, for the command.
 MODEL = "examples/models.py:llama"
-SOLVERS = ("greedy", "dp", "cut", "lagrangian", "auto")
+SOLVERS = ("greedy", "dp", "lagrangian", "auto")
 
 
 class Loss(nn.Module):

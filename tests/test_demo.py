@@ -37,7 +37,6 @@ def test_the_demo_tells_the_step_before_and_after(tmp_path: Path) -> None:
         assert float(new) - float(old) == pytest.approx(float(change), abs=0.11)
         assert share.endswith("%,")
     assert "quartiles" in rows
-    assert "cut: no plan at peak 8.5 MiB: " in done.stdout, "dashes in the table have their reason"
     assert rows["cost model"][-1] == "roofline:epyc", "the device that the demo runs on"
     picture = tmp_path / "remat-demo.svg"
     assert f"drawn: {picture}" in done.stdout

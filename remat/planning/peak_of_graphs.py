@@ -50,8 +50,10 @@ class PeakOfGraphs:
             BudgetError: no such decisions were found; the message names the least peak that was found.
         """
         peak_bytes, cheapest = budget.peak_bytes, [p.allowed_cheapest for p in self._planners]
-        if peak_bytes is not None and max(self.highest(cheapest)) <= peak_bytes:
-            return cheapest  # none costs less
+        # None costs less, unless tagged values are offloaded: waiting for their copies is a cost too.
+        tagged = any(p.tagged for p in self._planners)
+        if peak_bytes is not None and not tagged and max(self.highest(cheapest)) <= peak_bytes:
+            return cheapest
         full, lowest = [p.allowed_full for p in self._planners], self._lowest
         least = max(self.highest(lowest))
         if peak_bytes is None:

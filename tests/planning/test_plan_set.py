@@ -447,3 +447,19 @@ def test_a_picture_has_all_graphs_beside_each_other(step, tmp_path) -> None:
     assert "3 graphs, budget 0.3" in drawn
     assert drawn.count("bytes alive") == 1
     assert all(plan.graph in drawn for plan in plans)
+
+
+def test_room_for_the_cheapest_plans_is_no_reason_to_wait_for_copies() -> None:
+    """A product tagged for the host is not saved if its readers' results may be: no copy is waited for."""
+
+    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(x @ w)
+        torch._dynamo.graph_break()
+        with remat.region("offload"):
+            y = x @ w
+        return (torch.sin(y) * torch.tanh(y)).sum()
+
+    args = (torch.randn(256, 64), torch.randn(64, 64, requires_grad=True))
+    joints = remat.capture(step, args, fullgraph=False, lower="eager")
+    plans = remat.plan(joints, "1GiB", cost="roofline:h100")
+    assert sum(p.recompute_cost + p.exposed_time for p in plans) == 0

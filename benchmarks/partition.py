@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._functorch import config as functorch
 
 import remat
 from benchmarks.experiment import Case, Experiment, Row, grid, in_process, timed
@@ -87,13 +88,15 @@ def peak_between(name: str, place: float) -> Iterator[int]:
     yield int(least + place * (full - least))
 
 
-def first_step(name: str, budget: float | int | None) -> Iterator[Row]:
-    """Processor seconds of a first step, under remat if there is a budget."""
+def first_step(name: str, side: str, budget: float | int) -> Iterator[Row]:
+    """Processor seconds of a first step: plain Inductor's, with PyTorch's partitioner at this ratio, or remat's."""
     step, batch = COMPILED[name].build(), COMPILED[name].batches(1)[0]
-    how: Row = {} if budget is None else {"backend": "remat", "options": {"budget": budget}}
+    ours = side in ("remat", "peak")
+    how: Row = {"backend": "remat", "options": {"budget": budget}} if ours else {}
     compiled: Any = torch.compile(step, **how)
     start = cpu_seconds()
-    compiled(**batch).backward()
+    with functorch.patch(activation_memory_budget=budget if side == "pytorch" else 1.0):
+        compiled(**batch).backward()
     row: Row = {"seconds": round(cpu_seconds() - start, 2)}
     if isinstance(budget, int):
         (plan,) = remat.plans()
@@ -105,7 +108,7 @@ def first_step(name: str, budget: float | int | None) -> Iterator[Row]:
 def measure_compile_time(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
     plain: Row | None = None
     for case in cases:
-        budget = None if case.side == "inductor" else case.budget
+        budget = case.budget
         if case.side == "peak":
             (budget,) = in_process(peak_between, name, case.budget)
         with tempfile.TemporaryDirectory() as folder:
@@ -116,7 +119,8 @@ def measure_compile_time(name: str, cases: Sequence[Case], quick: bool) -> Itera
             }
             # A process has ended, and has written its caches, before the next one starts.
             (cold,), (warm,) = (
-                in_process(first_step, name, budget, environment=environment) for _ in range(2)
+                in_process(first_step, name, case.side, budget, environment=environment)
+                for _ in range(2)
             )
         row = case.row(**cold, warm_seconds=warm["seconds"])
         if case.side == "inductor":
@@ -131,7 +135,7 @@ def summarise_compile_time(rows: list[Row]) -> Row:
     """Means and worst ratios by side, cold and warm; estimates of the peak, and how much of the budget is used."""
     found: Row = {}
     by_side = grouped(rows, "side")
-    for side in ("remat", "peak"):
+    for side in ("pytorch", "remat", "peak"):
         own = [row for row in by_side.get(side, ()) if "ratio" in row]
         if own:
             found[side] = {"budget": own[0]["budget"]}
@@ -160,7 +164,7 @@ EXPERIMENTS = {
         cases=grid(
             ("llama", "resnet", "gpt2-long", "bert", "vit", "t5", "unet", "dit", "moe"),
             (0.5,),
-            ("inductor", "remat", "peak"),
+            ("inductor", "pytorch", "remat", "peak"),
         ),
         quick=grid(("gpt2-long",), (0.5,), ("inductor", "remat", "peak")),
         measure=measure_compile_time,

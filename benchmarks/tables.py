@@ -202,16 +202,17 @@ def predictions(records: Records) -> str:
 def first_step(records: Records) -> str:
     """A first step, forward and backward, beside plain Inductor's: with empty caches, and with full ones."""
     record = records["compile-time"]
+    sides = ("pytorch", "remat", "peak")
     cells = []
     for name, rows in grouped(record["rows"]).items():
         by_side = {row["side"]: row for row in rows}
-        ours = (by_side["remat"], by_side["peak"])
-        ratios = (f"{row[key]:.2f}" for key in ("ratio", "warm_ratio") for row in ours)
+        ratios = (f"{by_side[side][key]:.2f}" for key in ("ratio", "warm_ratio") for side in sides)
         cells.append((name, f"{by_side['inductor']['seconds']:.1f} s", *ratios))
-    sides = [record["summary"][side] for side in ("remat", "peak")]
-    means = (f"{s[key]:.2f}" for key in ("geometric_mean", "warm_geometric_mean") for s in sides)
+    keys = ("geometric_mean", "warm_geometric_mean")
+    means = (f"{record['summary'][side][key]:.2f}" for key in keys for side in sides)
     cells.append(("geometric mean", "", *means))
-    head = ("model", "plain Inductor", "ratio 0.5", "peak", "ratio 0.5, warm", "peak, warm")
+    of = ("PyTorch's 0.5", "ratio 0.5", "peak")
+    head = ("model", "plain Inductor", *of, *(f"{what}, warm" for what in of))
     return markdown(head, cells)
 
 

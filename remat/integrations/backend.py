@@ -171,7 +171,7 @@ class Backend:
             with step.compiling():
                 step.warn_if_over()
                 step.check_host()
-                look = guard_sizes(example_inputs, made, saved=step.applies_saved, watched=True)
+                look = guard_sizes(example_inputs, made, saved=step.applied, watched=True)
             step.progress.finish(made)
             count = step.count_runs(gm, example_inputs)
             return wrap_step(

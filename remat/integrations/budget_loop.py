@@ -154,7 +154,7 @@ def _plans_again(step: StepPartition, known: CompiledBudget) -> bool:
         BudgetError: the compiled step exceeds a peak in bytes, and no replan is left.
     """
     made, options = step.made, step.options
-    if made is not None and step.applies_saved:
+    if made is not None and step.applied:
         warn_of_saved(made)
         return False
     if made is None or (step.over and not options.with_others):

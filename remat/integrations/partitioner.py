@@ -450,7 +450,7 @@ class StepPartition:
             self.count_graph(made)
         # If watched, the backend guards sizes after compilation, when the compiled bytes are known.
         if not self.watched:
-            guard_sizes(primals, made, saved=self.applies_saved, watched=False)
+            guard_sizes(primals, made, saved=self.applied, watched=False)
         self.log(made)
         if not self.watched:
             self.warn_if_over()
@@ -572,9 +572,9 @@ class StepPartition:
             )
 
     @property
-    def applies_saved(self) -> bool:
-        """Whether the current graph has a saved plan."""
-        return isinstance(self.asked.plan, Plan)
+    def applied(self) -> Plan | None:
+        """The saved plan that the current graph is split by; None if the graph is planned."""
+        return self.asked.plan if isinstance(self.asked.plan, Plan) else None
 
     def meet(self, kind: str) -> None:
         """Record whether the code of the current graph was compiled before.

@@ -302,7 +302,7 @@ Look = Callable[[Sequence[Any], Any], None]
 
 
 def guard_sizes(
-    example_inputs: Sequence[Any], made: Plan, *, saved: bool, watched: bool
+    example_inputs: Sequence[Any], made: Plan, *, saved: Plan | None, watched: bool
 ) -> Look | None:
     """Make Dynamo recompile a step for sizes at which its plan may exceed a budget in bytes.
 
@@ -313,7 +313,7 @@ def guard_sizes(
     Args:
         example_inputs: inputs that the step was traced with.
         made: the step's plan, with the budget and, if known, the figures of the compiled code.
-        saved: whether the plan is a saved plan, which no new plan may replace.
+        saved: the saved plan that the step was split by, which no new plan may replace; None if the step was planned.
         watched: whether the returned callback will be called after each run.
 
     Returns:
@@ -328,7 +328,10 @@ def guard_sizes(
     if limit is None or not (made.symbolic or made.learns_sizes):
         return None
     bytes_at = SizedBytes(made)
-    if saved and bytes_at.taken > limit:
+    if saved is not None and budget.on_peak:
+        # The peak of several graphs may be less than that of one: by itself, a graph keeps its outputs to its end.
+        limit = max(limit, saved.peak_bytes)
+    if saved is not None and bytes_at.taken > limit:
         raise PlanError(
             f"the saved plan for '{made.graph}' was made under the budget {budget.label}, and takes "
             f"{format_bytes(bytes_at.taken)} ({bytes_at.taken} bytes) at these sizes; expected sizes at which it "

@@ -88,6 +88,28 @@ def test_a_saved_plan_is_refused_at_sizes_at_which_it_takes_more(budget: Any) ->
     assert isinstance(caught.value.inner_exception, PlanError)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo reads it at the graph break
+def test_saved_plans_of_several_graphs_may_take_more_by_themselves() -> None:
+    def step(x: T, weight: T) -> T:
+        wide = torch.sin(x @ weight)
+        torch._dynamo.graph_break()
+        return wide.sum(-1).exp()
+
+    def inputs(batch: int = 24) -> tuple[T, T]:
+        x = torch.randn(batch, 32)
+        torch._dynamo.mark_dynamic(x, 0)
+        return x, torch.ones(32, 4096, requires_grad=True)
+
+    graphs = remat.capture(step, inputs(), lower="eager", fullgraph=False)
+    most = remat.plan(graphs, 1.0).peak_bytes
+    plans = remat.plan(graphs, remat.Peak(most))
+    assert max(p.peak_bytes for p in plans) > most
+    f = compiled(step, plan=plans)
+    f(*inputs()).sum().backward()
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"saved plan .*at these"):
+        f(*inputs(96))
+
+
 @pytest.mark.parametrize("budget", [0.5, remat.Peak(0.5)])
 def test_shares_are_planned_once_and_a_saved_plan_under_one_is_for_all_sizes(budget: Any) -> None:
     model, before = net(), len(remat.plans())

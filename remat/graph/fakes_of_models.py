@@ -159,20 +159,34 @@ class Faker:
 class Copied(Faker):
     """Callable that copies inputs and buffers, because a run on real tensors may overwrite them.
 
-    Parameters are returned unchanged.
+    Parameters are returned unchanged. Copies of leaves share storages as the leaves do.
     """
 
     def __init__(self) -> None:
         super().__init__(None, None)
+        self._storages: dict[int, torch.UntypedStorage] = {}
 
     def _fake(self, value: torch.Tensor) -> torch.Tensor:
         if isinstance(value, torch.nn.Parameter):
             return value
         if value.is_leaf:
-            return value.detach().clone().requires_grad_(value.requires_grad)
+            return self._leaf(value.detach()).requires_grad_(value.requires_grad)
         # The copy must not be a leaf either: PyTorch refuses writes to leaves that require a gradient.
         with torch.enable_grad():
             return value.detach().requires_grad_().clone()
+
+    def _leaf(self, value: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a tensor at the same place in a copy of its storage."""
+        if type(value) is not torch.Tensor or value.layout is not torch.strided:
+            return value.clone()
+        storage = value.untyped_storage()
+        key = torch_compat.storage_id(storage)
+        if key not in self._storages:
+            self._storages[key] = storage.clone()
+        place = (value.storage_offset(), value.shape, value.stride())
+        return torch.empty(0, dtype=value.dtype, device=value.device).set_(
+            self._storages[key], *place
+        )
 
 
 def fakeable(device: str | torch.device) -> torch.device:

@@ -110,6 +110,22 @@ def test_what_one_graph_hands_to_the_next_is_noted() -> None:
     assert [(i, graph) for i, graph, _ in joints[1].received]
 
 
+def test_inputs_lie_in_memory_as_they_do_in_the_compiled_step() -> None:
+    """Else a plan of the graphs has other figures than the step, which refuses it."""
+
+    def step(weight: T, x: T, tail: T) -> T:
+        h = weight.sin() * tail
+        torch._dynamo.graph_break()
+        return h.exp().sum() + x.sum()
+
+    x = torch.randn(9)
+    inputs = (torch.randn(8, requires_grad=True), x, x[1:])
+    graphs = remat.capture(step, inputs, lower="eager", fullgraph=False, run=True)
+    options = {"plan": remat.plan(graphs, 0.0), "lower": "eager"}
+    torch.compile(step, backend="remat", options=options)(*inputs).backward()
+    assert inputs[0].grad is not None
+
+
 def test_fake_numbers_decide_nothing() -> None:
     with pytest.raises(CaptureError) as caught:
         remat.capture(Net(branches), (torch.ones(4, 8),), lower="eager", fullgraph=False)

@@ -129,12 +129,7 @@ class Pipeline:
                 # The closure reads `result` when the stack unwinds, so a failed run gives None.
                 started.callback(lambda finish: finish(result), instrument.finish)
             result = run.sequence(self.passes, state)
-        return PassResult(
-            state=result.state,
-            modified=result.modified,
-            detail=", ".join(run.done),
-            statistics=result.statistics,
-        )
+        return replace(result, detail=", ".join(run.done))
 
 
 @dataclass(slots=True)

@@ -75,11 +75,13 @@ class Budgeted(Pass):
         require_tangents(state)
         full, least = full_and_least(state)
         own = state.get(RegionBudget())
-        shares = (self.budget, *(() if own is None else (Budget(share=own),)))
-        raised = any(b.below(full=full, least=least) for b in shares)
-        why = least_causes(state, least_decision(state)) if raised else ("", "")
+        budgets = [self.budget]
+        if own is not None:  # replaces a ratio; under a budget in bytes, both hold
+            budgets = [*([] if self.budget.nbytes is None else budgets), Budget(share=own)]
+        raised = any(b.below(full=full, least=least) for b in budgets)
+        why = least_causes(state, state.get(LeastDecision())) if raised else ("", "")
         return DecisionInfo(
-            capacity=capacity_under(self.budget, own, full=full, least=least, why=why),
+            capacity=min(b.capacity(full=full, least=least, why=why) for b in budgets),
             full_bytes=full,
             least_bytes=least,
             region_budget=own,
@@ -236,31 +238,6 @@ class Budgeted(Pass):
         return self.solver
 
 
-def capacity_under(
-    budget: Budget, own: float | None, *, full: int, least: int, why: tuple[str, str] = ("", "")
-) -> int:
-    """Return the number of bytes that one graph may save under a budget.
-
-    Args:
-        budget: the requested budget.
-        own: budget ratio that the user's code sets for the graph; None if the code sets none. The
-            ratio replaces a ratio in ``budget``. If ``budget`` is in bytes, the smaller of these
-            bytes and the ratio's bytes is the result.
-        full: bytes that the runtime-optimal partition saves.
-        least: fewest bytes that any plan saves.
-        why: two texts for the error message: why no plan saves fewer bytes, and a remedy.
-
-    Raises:
-        BudgetError: a byte budget is below ``least``.
-    """
-    if own is None:
-        return budget.capacity(full=full, least=least, why=why)
-    allowed = Budget(share=own).capacity(full=full, least=least)
-    if budget.nbytes is None:
-        return allowed
-    return min(allowed, budget.capacity(full=full, least=least, why=why))
-
-
 def refuse_peak_in_pass(budget: Budget, name: str) -> None:
     """Refuse a budget on the peak in a pipeline, because passes bound saved bytes only.
 
@@ -296,13 +273,8 @@ class RegionBudget(Analysis[float | None]):
 def full_and_least(state: State) -> tuple[int, int]:
     """Return the bytes that the runtime-optimal cut saves, and the fewest that any decision saves."""
     size = state.lowered().problem.size
-    least = sum(size[i] for i in least_decision(state))
+    least = sum(size[i] for i in state.get(LeastDecision()))
     return max(least, sum(size[i] for i in state.get(RuntimeOptimalCut(state.cut_rules)))), least
-
-
-def least_decision(state: State) -> tuple[int, ...]:
-    """Return the saved nodes, in the graph problem, of the decision that saves the fewest bytes."""
-    return state.get(LeastDecision())
 
 
 @dataclass(frozen=True)
@@ -313,5 +285,4 @@ class LeastDecision(Analysis[tuple[int, ...]]):
     summary: ClassVar[str] = "the decision that saves the fewest bytes"
 
     def compute(self, state: State) -> tuple[int, ...]:
-        lowered = state.lowered()
-        return find_cut(state, lowered, [False] * len(lowered.problem), biased=False)
+        return find_cut(state, [False] * len(state.lowered().problem), biased=False)

@@ -47,7 +47,11 @@ class AgreeRanks(Pass):
     capacity_too: bool = False
 
     def __post_init__(self) -> None:
-        check_wait(self.wait_s)
+        if type(self.wait_s) not in (int, float) or not 0 <= self.wait_s < math.inf:
+            raise ProblemError(
+                f"the wait for rank 0 is {self.wait_s!r}; expected seconds, 0 or more (0: take a "
+                "decision that rank 0 has published already, without waiting)"
+            )
 
     def run(self, state: State) -> PassResult:
         ranks = other_ranks()
@@ -132,19 +136,6 @@ class AgreeRanks(Pass):
             state=replace(state, decision=decision, choice=taken),
             modified=True,
             detail=f"taken over from rank {theirs.rank}",
-        )
-
-
-def check_wait(wait_s: float) -> None:
-    """Refuse a value that is not a number of seconds.
-
-    Raises:
-        ProblemError: ``wait_s`` is not a finite number of at least 0.
-    """
-    if type(wait_s) not in (int, float) or not 0 <= wait_s < math.inf:
-        raise ProblemError(
-            f"the wait for rank 0 is {wait_s!r}; expected seconds, 0 or more (0: take a decision "
-            "that rank 0 has published already, without waiting)"
         )
 
 

@@ -43,7 +43,7 @@ class Statistics(Instrument):
     def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
         del self._inside[len(path) - 1 :]
 
-    def table(self) -> str:
+    def __str__(self) -> str:
         """Return a text table with one row per count that is not 0."""
         rows = [
             (" > ".join(path), name, str(n))
@@ -52,6 +52,3 @@ class Statistics(Instrument):
             if n
         ]
         return ruled([("pass", "what", "count"), *rows]) if rows else "nothing was counted"
-
-    def __str__(self) -> str:
-        return self.table()

@@ -5,6 +5,7 @@ The pass follows ``functionalize_rng_ops`` in PyTorch's ``torch/_functorch/parti
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -224,13 +225,9 @@ def _sample_state(node: fx.Node) -> torch.Tensor:
 
     The tensor is fake if a value of the node or its inputs is fake.
     """
-    size = state_bytes(node)
-    values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
-    fake = fake_mode_of(values)
-    if fake is None:
-        return torch.empty(size, dtype=torch.uint8)
-    with fake:
-        return torch.empty(size, dtype=torch.uint8, device="cpu")
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    with fake_mode_of(values) or contextlib.nullcontext():
+        return torch.empty(state_bytes(node), dtype=torch.uint8, device="cpu")
 
 
 def _provenance(node: fx.Node) -> dict[str, Any]:

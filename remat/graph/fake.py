@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -102,6 +102,25 @@ def repair_aliases(
             key_of[node] = storage_key(node.meta.get("val"))
             repaired += 1
     return repaired
+
+
+def refresh_views(graph: fx.Graph, new: Iterable[fx.Node], gone: Collection[int]) -> None:
+    """Recompute the fake values of views that are still on the storage of a replaced node.
+
+    Views are found by their storages, so the operators' schemas need not declare them.
+
+    Args:
+        graph: the graph.
+        new: nodes that the readers of the replaced nodes read now.
+        gone: keys of the storages of the replaced nodes.
+    """
+    stale = set(new)
+    for node in graph.nodes:
+        if node.op != "call_function" or stale.isdisjoint(node.all_input_nodes) or _moves(node):
+            continue
+        if not _keys(node.meta.get("val")).isdisjoint(gone):
+            refresh(node)
+            stale.add(node)
 
 
 def _moves(node: fx.Node) -> bool:

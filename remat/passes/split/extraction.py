@@ -18,12 +18,13 @@ from remat import torch_compat
 from remat.errors import PlanError
 from remat.graph import ops
 from remat.graph.copying import Copier
-from remat.graph.fake import cloned, refresh
+from remat.graph.fake import cloned, refresh_views
 from remat.graph.forward_order import ForwardOrder
 from remat.graph.joint import HandedKind, Role, make_module, split_outputs
 from remat.graph.lowering import Decision
 from remat.graph.source import located
-from remat.graph.writes import aliased_argument, is_destination
+from remat.graph.storages import storage_key
+from remat.graph.writes import is_destination
 from remat.passes.core.state import State
 from remat.passes.split.arrangement import arrange, position_of
 from remat.passes.split.convention import write_output
@@ -114,9 +115,6 @@ class Extraction:
                     read.add(i)
                 continue
             runs.add(i)
-            if not self._kept_copies:
-                stack.extend(index.inputs[i])
-                continue
             # A node that writes to the input needs the input itself, not its copy.
             for j in index.inputs[i]:
                 if j in self._kept_copies and not is_destination(index.nodes[j], index.nodes[i]):
@@ -276,6 +274,9 @@ class Extraction:
             copier.take(self._placeholders(role))
         runs = [index.nodes[i] for i in self._backward_nodes]
         _copy_runs(copier, runs, snapshot)
+        gone = {k for n in snapshot if (k := storage_key(n.meta["val"])) is not None}
+        if gone:  # views of these inputs have become views of the snapshots
+            refresh_views(graph, snapshot.values(), gone)
         for node in graph.nodes:
             if node.op != "placeholder":
                 # As PyTorch's partitioner marks backward, also nodes that were traced in forward.
@@ -304,7 +305,6 @@ def _copy_runs(
         copier.copy(nodes)
         return
     copies, copied = copier.copies, snapshot or {}
-    moved: set[fx.Node | None] = {*copied.values()}
     left = Counter(nodes)
     left.update(copier.copies.keys())
     for node in nodes:
@@ -314,9 +314,6 @@ def _copy_runs(
 
         left[node] -= 1
         copier.copy([node], lookup, apart=left[node] > 0)
-        if aliased_argument(copies[node]) in moved:
-            refresh(copies[node])  # this view of the input has become a view of the snapshot
-            moved.add(copies[node])
 
 
 def _is_static(value: Any) -> bool:

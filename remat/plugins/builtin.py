@@ -103,7 +103,6 @@ def remat_analyses() -> list[type[Analysis[Any]]]:
         min_cut.RuntimeOptimalCut,
         budgeted.LeastDecision,
         budgeted.RegionBudget,
-        analyses.Liveness,
     ]
 
 

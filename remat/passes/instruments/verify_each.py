@@ -34,7 +34,7 @@ class VerifyEach(Instrument):
     The rules are:
 
     - A pass that returns ``modified=False`` has not changed a graph.
-    - A pass changes a graph in place only inside ``state.edit()``.
+    - A pass changes the joint graph in place only inside ``state.edit()``.
     - A preserved analysis gives the same result when it is recomputed.
     - With ``numbers=True``, the changed graphs give bitwise the same results on random inputs as
       the graph at the start. The results are outputs, gradients, final values of the inputs, and
@@ -146,21 +146,20 @@ class _Before:
     """Snapshot of a state before a pass.
 
     Attributes:
-        graphs: for each module of the state, the module, a `Stamp` of its nodes, its analysis
-            cache, and the number of edits that the cache has counted.
+        graphs: for each module of the state, the module and a `Stamp` of its nodes.
+        cache: the cache of the analyses.
+        edits: number of edits of the joint graph that the cache has counted.
     """
 
-    graphs: tuple[tuple[fx.GraphModule, Stamp, AnalysisCache, int], ...]
+    graphs: tuple[tuple[fx.GraphModule, Stamp], ...]
+    cache: AnalysisCache
+    edits: int
 
     @classmethod
     def of(cls, state: State) -> _Before:
         """Take a snapshot of a state."""
-        return cls(
-            graphs=tuple(
-                (module, Stamp.of(module.graph), known, known.edits)
-                for module, known in _modules(state)
-            )
-        )
+        graphs = tuple((module, Stamp.of(module.graph)) for module in _modules(state))
+        return cls(graphs=graphs, cache=state.cache, edits=state.cache.edits)
 
     def untold(self, result: PassResult) -> str | None:
         """Return a message about the first change that a pass did not report; None if there is none.
@@ -168,20 +167,21 @@ class _Before:
         Args:
             result: the result of the pass.
         """
-        mine = {id(m): known for m, known in _modules(result.state)}
-        for module, stamp, known, edits in self.graphs:
+        state = result.state
+        mine = {id(module) for module in _modules(state)}
+        for module, stamp in self.graphs:
             difference = stamp.difference(Stamp.of(module.graph))
             if difference is None or id(module) not in mine:  # a replaced graph no longer matters
                 continue
             if not result.modified:
                 return f"it says modified=False, but changed the graph: {difference}"
-            if mine[id(module)] is known and known.edits == edits:
+            is_joint = module is state.joint.graph_module
+            if is_joint and state.cache is self.cache and state.cache.edits == self.edits:
                 return (
                     f"it changed the graph outside of `with state.edit()`: {difference}; analyses "
                     "that are known may be stale"
                 )
-        ids = {id(module) for module, *_ in self.graphs}
-        if not result.modified and not ids.issuperset(mine):
+        if not result.modified and not mine <= {id(module) for module, _ in self.graphs}:
             return "it says modified=False, but returns another graph"
         return None
 
@@ -190,28 +190,23 @@ class _Before:
 
         An analysis is stale if recomputing it gives another result.
         """
-        edits = {id(known): count for _, _, known, count in self.graphs}
-        fresh = dataclasses.replace(
-            state, _joint_cache=AnalysisCache(()), _partitioned_cache=AnalysisCache(())
-        )
-        for known in state.analysis_caches:
-            # Without an edit, no result was preserved over a change.
-            if edits.get(id(known), known.edits) == known.edits:
-                continue
-            for key, value in known.results():
-                if not same_result(value, fresh.get(key)):
-                    return (
-                        f"it preserves the analysis '{key.name}', which comes out differently for "
-                        "the graph that it left: take it out of `preserves`"
-                    )
+        # Without an edit of this graph, no result was preserved over a change.
+        if state.cache is not self.cache or state.cache.edits == self.edits:
+            return None
+        fresh = dataclasses.replace(state, cache=AnalysisCache(()))
+        for key, value in state.cache.results():
+            if not same_result(value, fresh.get(key)):
+                return (
+                    f"it preserves the analysis '{key.name}', which comes out differently for "
+                    "the graph that it left: take it out of `preserves`"
+                )
         return None
 
 
-def _modules(state: State) -> list[tuple[fx.GraphModule, AnalysisCache]]:
-    """Return the graph modules of a state, each with the cache of its analyses."""
-    joint_cache, partitioned_cache = state.analysis_caches
-    partitioned = [(m, partitioned_cache) for m in (state.forward, state.backward) if m is not None]
-    return [(state.joint.graph_module, joint_cache), *partitioned]
+def _modules(state: State) -> list[fx.GraphModule]:
+    """Return the graph modules of a state: the joint graph's, and those of a partitioned state."""
+    modules = (state.joint.graph_module, state.forward, state.backward)
+    return [module for module in modules if module is not None]
 
 
 def same_result(one: Any, other: Any) -> bool:

@@ -71,22 +71,7 @@ class Weights(Analysis[tuple[int, ...]]):
     summary: ClassVar[str] = "what saving each node costs the minimum cut"
 
     def compute(self, state: State) -> tuple[int, ...]:
-        lowered, user_mutated = state.lowered(), state.storages.user_mutated
-        size = [0] * len(state.index)
-        rows = list(zip(lowered.kind, lowered.position, lowered.problem.size, strict=True))
-        for kind, at, nbytes in rows:
-            if kind is SavedKind.VALUE or (kind is SavedKind.SNAPSHOT and at in user_mutated):
-                size[at] = nbytes
-        scaled = cut_weights(state, state.get(Fusibility()), size)
-        # Twice the weight, as for a value that would fuse: the snapshot is written for backward only.
-        return tuple(
-            scaled[at]
-            if kind is SavedKind.VALUE
-            else 2 * scaled[at]
-            if at in user_mutated
-            else nbytes
-            for kind, at, nbytes in rows
-        )
+        return cut_weights(state, state.get(Fusibility()))
 
 
 @dataclass(frozen=True)

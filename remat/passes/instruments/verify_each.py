@@ -15,7 +15,7 @@ from remat.passes.core.pipeline import Instrument, first_fault
 from remat.passes.core.state import AnalysisCache
 from remat.passes.split.functionalize_rng import drawn_again
 from remat.running.differences import first_difference
-from remat.running.trial import MAX_BYTES, Trial
+from remat.running.trial import Trial
 
 if TYPE_CHECKING:
     from remat.passes.core.base import Pass
@@ -46,9 +46,6 @@ class VerifyEach(Instrument):
 
     Args:
         numbers: whether to run the graphs and compare results.
-        seed: seed of the random inputs.
-        max_bytes: largest size in bytes of a graph's inputs, and of any one value; larger graphs
-            are refused.
 
     Raises:
         PassError: during a run, if a pass broke a rule; the message names the pass and the rule.
@@ -58,8 +55,8 @@ class VerifyEach(Instrument):
 
     only_inner: ClassVar[bool] = True  # the inner passes are checked one by one
 
-    def __init__(self, *, numbers: bool = False, seed: int = 0, max_bytes: int = MAX_BYTES) -> None:
-        self._numbers, self._seed, self._max_bytes = numbers, seed, max_bytes
+    def __init__(self, *, numbers: bool = False) -> None:
+        self._numbers = numbers
         self._trial: Trial | None = None
         self._reference: Mapping[str, Any] = {}
         self._before: _Before
@@ -75,7 +72,7 @@ class VerifyEach(Instrument):
         self._done, self._trial, self._draws_twice = [], None, ()
         if not self._numbers:
             return
-        self._trial = Trial.of(state.joint, seed=self._seed, max_bytes=self._max_bytes)
+        self._trial = Trial.of(state.joint)
         try:
             self._reference = _run(self._trial, state)
         except ProblemError:

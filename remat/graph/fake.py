@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from remat.graph.index import inputs_of
 from remat.graph.storages import (
     Memories,
     fake_mode_of,
@@ -116,7 +117,7 @@ def refresh_views(graph: fx.Graph, new: Iterable[fx.Node], gone: Collection[int]
     """
     stale = set(new)
     for node in graph.nodes:
-        if node.op != "call_function" or stale.isdisjoint(node.all_input_nodes) or _moves(node):
+        if stale.isdisjoint(inputs_of(node)) or node.op != "call_function" or _moves(node):
             continue
         if not _keys(node.meta.get("val")).isdisjoint(gone):
             refresh(node)

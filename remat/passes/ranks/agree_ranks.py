@@ -141,7 +141,7 @@ class AgreeRanks(Pass):
 
 def _verdict(state: State, decision: Decision, ranks: Ranks) -> Verdict:
     """Return this rank's decision in the form that ranks exchange."""
-    position = {n.name: i for i, n in enumerate(state.joint.graph.nodes)}
+    position = state.index.by_name
     choice = state.choice or DecisionInfo()
     lowered = state.lowered()
     done = evaluate(lowered.problem, lowered.saved_of(decision))

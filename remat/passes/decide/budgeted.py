@@ -24,9 +24,9 @@ from remat.solvers.run import run
 from remat.solvers.solution import GraphSolution, Status
 from remat.units import Budget
 
-#: Pairs (parts, nodes). For a problem of at most ``nodes`` nodes, `Budgeted.decide` also tries lower
-#: budgets, in steps of 1/``parts`` of the bytes that the runtime-optimal cut saves.
-RUNGS = ((1_000, 1_000), (100, 10**9))
+#: `Budgeted.decide` also tries lower budgets, in steps of 1/100 of the bytes that the runtime-optimal cut
+#: saves. For a problem of at most this many nodes, the steps are 1/1,000 of these bytes.
+FINE_UP_TO = 1_000
 #: Lower budgets are tried only if the gap between the cost of the solution and its proven lower bound is at
 #: most this fraction of the cost.
 CLOSE = 0.01
@@ -193,7 +193,7 @@ class Budgeted(Pass):
         bound = max(found.bound, hull.edge(capacity).bound(capacity))
         if best - bound > CLOSE * best:
             return
-        parts = next(parts for parts, nodes in RUNGS if len(problem) <= nodes)
+        parts = 1_000 if len(problem) <= FINE_UP_TO else 100
         for k in range(-(-capacity * parts // full) - 1, 0, -1):
             rung = k * full // parts
             if rung <= least or hull.edge(rung).bound(rung) >= best:

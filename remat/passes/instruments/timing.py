@@ -79,8 +79,6 @@ class Timing(Instrument):
         self._watching = contextlib.ExitStack()
 
     def start(self, pipeline: Pipeline, state: State) -> None:
-        self._open.clear()
-        self._watching.close()
         self._watching.enter_context(watching(self._analysis))
         self._begin(self.root)
 

@@ -24,7 +24,8 @@ from remat.graph.roles import UNREACHABLE
 from remat.passes.core.analyses import Distances
 from remat.passes.core.choice import BanRules
 from remat.passes.core.state import State
-from remat.passes.decide.min_cut import Banned
+from remat.passes.decide.bans import banned
+from remat.passes.decide.min_cut import Fusibility
 from remat.planning.pipelines import prepare
 from tests.architectures import ARCHITECTURES
 
@@ -63,7 +64,7 @@ def knapsack_instances(name: str, folder: Path) -> None:
     bans = ("used_far_apart", "long_fusible_chains", "materialized_backward", "not_in_allowlist")
     loosest = BanRules(**{f"ban_{rule}": False for rule in bans})
     for part, rules in (("expensive", loosest), ("all", BanRules())):
-        items = candidates(state, lowered, state.get(Banned(rules)))
+        items = candidates(state, lowered, banned(state, rules, state.get(Fusibility())))
         weights = tuple(nbytes for _, nbytes in items)
         made = remat.Instance(
             name=f"{name}-{part}",

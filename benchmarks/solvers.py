@@ -147,13 +147,8 @@ def real_rows(quick: bool) -> Iterator[Row]:
 
 def peak_bytes() -> int:
     """Peak memory of this process so far."""
-    try:  # ru_maxrss starts from what the parent had
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(x.split()[1]) for x in lines if x.startswith("VmHWM")) * 1024
-    except OSError:
-        from remat.passes.instruments.timing import resident_bytes  # imports torch
-
-        return resident_bytes()  # the largest so far, where there is no /proc
+    lines = Path("/proc/self/status").read_text().splitlines()  # ru_maxrss starts from the parent's
+    return next(int(x.split()[1]) for x in lines if x.startswith("VmHWM")) * 1024
 
 
 def memory_of(name: str, kind: str) -> Iterator[Row]:

@@ -79,7 +79,6 @@ def passes(pipeline: bool, as_json: bool) -> None:
     analyses: list[Row] = [
         {
             "name": name,
-            "of": "forward and backward" if kind.after_partition else "joint graph",
             "options": _options(kind),
             "summary": kind.summary,
         }
@@ -97,7 +96,7 @@ def passes(pipeline: bool, as_json: bool) -> None:
     }
     _show(columns, [row | {"not_after": "\n".join(row["not_after"])} for row in found])
     click.echo()
-    columns = {"analysis": "name", "of": "of", "options": "options", "what it tells": "summary"}
+    columns = {"analysis": "name", "options": "options", "what it tells": "summary"}
     _show(columns, analyses)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
+from remat.graph.index import inputs_of
 from remat.graph.storages import (
     Memories,
     fake_mode_of,
@@ -102,6 +103,25 @@ def repair_aliases(
             key_of[node] = storage_key(node.meta.get("val"))
             repaired += 1
     return repaired
+
+
+def refresh_views(graph: fx.Graph, new: Iterable[fx.Node], gone: Collection[int]) -> None:
+    """Recompute the fake values of views that are still on the storage of a replaced node.
+
+    Views are found by their storages, so the operators' schemas need not declare them.
+
+    Args:
+        graph: the graph.
+        new: nodes that the readers of the replaced nodes read now.
+        gone: keys of the storages of the replaced nodes.
+    """
+    stale = set(new)
+    for node in graph.nodes:
+        if stale.isdisjoint(inputs_of(node)) or node.op != "call_function" or _moves(node):
+            continue
+        if not _keys(node.meta.get("val")).isdisjoint(gone):
+            refresh(node)
+            stale.add(node)
 
 
 def _moves(node: fx.Node) -> bool:

@@ -67,26 +67,6 @@ class OpTaxonomy:
     views: set[Target] = field(default_factory=set)
     pure: set[Target] = field(default_factory=set)
 
-    def extend(
-        self,
-        *,
-        recomputable: Iterable[Target] = (),
-        compute_intensive: Iterable[Target] = (),
-        views: Iterable[Target] = (),
-        pure: Iterable[Target] = (),
-    ) -> None:
-        """Add the operators in each argument to the set of the same name.
-
-        For an overload such as ``aten.mm.default``, its packet ``aten.mm`` is added.
-        """
-        for known, more in (
-            (self.recomputable, recomputable),
-            (self.compute_intensive, compute_intensive),
-            (self.views, views),
-            (self.pure, pure),
-        ):
-            known.update(map(packet, more))
-
     def may_run_again(self, target: Target) -> bool:
         """Return whether the taxonomy lists an operator as pure, recomputable or a view."""
         target = packet(target)

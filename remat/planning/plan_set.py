@@ -12,7 +12,7 @@ from remat.errors import BudgetError, PlanError, ProblemError
 from remat.graph.joint import JointGraph, output_node
 from remat.graph.liveness_of_graphs import PartitionedGraph, highest_of_graphs
 from remat.graph.storages import storage_bytes
-from remat.passes.decide.budgeted import RegionBudget, least_decision
+from remat.passes.decide.budgeted import LeastDecision, RegionBudget
 from remat.passes.decide.least_causes import least_causes
 from remat.passes.decide.policies import check_matched
 from remat.planning.candidates import Candidate, combine
@@ -258,7 +258,7 @@ def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
 
 def _why_least(planners: Sequence[Planner]) -> tuple[str, str]:
     """Return two texts: why the graphs together cannot save fewer bytes, and what would change that."""
-    texts = [least_causes(p.state, least_decision(p.state)) for p in planners if p.least_bytes]
+    texts = [least_causes(p.state, p.state.get(LeastDecision())) for p in planners if p.least_bytes]
     because, todo = ([text[k] for text in texts if text[k]] for k in (0, 1))
     return "; ".join(dict.fromkeys(because)), ", or ".join(dict.fromkeys(todo))
 

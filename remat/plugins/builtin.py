@@ -99,12 +99,10 @@ def remat_analyses() -> list[type[Analysis[Any]]]:
         analyses.Costs,
         analyses.GraphProblemOf,
         min_cut.Fusibility,
-        min_cut.Banned,
         min_cut.Weights,
         min_cut.RuntimeOptimalCut,
         budgeted.LeastDecision,
         budgeted.RegionBudget,
-        analyses.Liveness,
     ]
 
 

@@ -412,16 +412,19 @@ def _extend_taxonomy(offer: OpTaxonomy) -> Callable[[], None]:
         A function without arguments that removes the added operators from the taxonomy. Operators
         that the taxonomy had before stay.
     """
-    from remat.graph.ops import default_taxonomy
+    from remat.graph.ops import default_taxonomy, packet
 
-    taxonomy, kinds = default_taxonomy(), [f.name for f in fields(offer)]
-    before = {kind: set(getattr(taxonomy, kind)) for kind in kinds}
-    taxonomy.extend(**{kind: getattr(offer, kind) for kind in kinds})
-    added = {kind: getattr(taxonomy, kind) - before[kind] for kind in kinds}
+    added: list[tuple[set[Any], set[Any]]] = []
+    for kind in fields(offer):
+        known = getattr(default_taxonomy(), kind.name)
+        # The packet ``aten.mm`` stands for its overloads, such as ``aten.mm.default``.
+        new = set(map(packet, getattr(offer, kind.name))) - known
+        known.update(new)
+        added.append((known, new))
 
     def unlearn() -> None:
-        for kind in kinds:
-            getattr(taxonomy, kind).difference_update(added[kind])
+        for known, new in added:
+            known.difference_update(new)
 
     return unlearn
 

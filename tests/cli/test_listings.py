@@ -69,5 +69,4 @@ def test_analyses_and_orders_are_listed() -> None:
     assert set(by_name["cse"]["not_after"]) == {"min-cut", "knapsack", "solve-graph", "partition"}
     assert (by_name["partition"]["optional"], by_name["dce"]["optional"]) == (False, True)
     analyses = {line["name"]: line for line in data["analyses"]}
-    assert analyses["liveness"]["of"] == "forward and backward"
     assert set(analyses) == set(registry().analyses)

@@ -99,7 +99,7 @@ def named_hook(name: str, offers: Any) -> Callable[[], Any]:
     [
         ("remat_passes", named(Mine, "cse"), "the name 'cse' of Odd is taken"),
         ("remat_passes", named(Mine, "fixpoint"), "the name 'fixpoint' of Odd is taken"),
-        ("remat_analyses", named(Always, "liveness"), "the name 'liveness' of Odd is taken"),
+        ("remat_analyses", named(Always, "positions"), "the name 'positions' of Odd is taken"),
         ("remat_passes", Plain, "Plain is no frozen dataclass: put @dataclass"),
         ("remat_analyses", Thawed, "Thawed is no frozen dataclass"),
         ("remat_passes", Half, "Half is abstract: implement run"),

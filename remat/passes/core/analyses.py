@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat.graph.liveness import Timeline, timeline
 from remat.graph.roles import distances
-from remat.passes.core.state import Analysis, State, partitioned_graphs
+from remat.passes.core.state import Analysis, State
 from remat.passes.core.state import Classification as Classification
 from remat.passes.core.state import Costs as Costs
 from remat.passes.core.state import GraphProblemOf as GraphProblemOf
@@ -29,15 +28,3 @@ class Distances(Analysis[tuple[int, ...]]):
 
     def compute(self, state: State) -> tuple[int, ...]:
         return distances(state.index, state.roles)
-
-
-@dataclass(frozen=True)
-class Liveness(Analysis[Timeline]):
-    """Lifetimes of all storages over one run of the forward graph and then of the backward graph."""
-
-    name: ClassVar[str] = "liveness"
-    summary: ClassVar[str] = "lifetimes of storages over forward and backward, and their peak"
-    after_partition: ClassVar[bool] = True
-
-    def compute(self, state: State) -> Timeline:
-        return timeline(*partitioned_graphs(state, self.name), state.joint.num_fwd_outputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,14 +18,13 @@ def run_plainly(passes: tuple[Pass, ...], state: State) -> PassResult:
     """Run passes in order, without instruments or checks.
 
     Returns:
-        The last state; whether any pass reported a change; and the sums of the passes' statistics.
+        The last state; and whether any pass reported a change.
     """
-    modified, statistics = False, Counter[str]()
+    modified = False
     for p in passes:
         result = p.run(state)
         state, modified = result.state, modified or result.modified
-        statistics.update(result.statistics)
-    return PassResult(state=state, modified=modified, statistics=dict(statistics))
+    return PassResult(state=state, modified=modified)
 
 
 def as_passes(what: str, given: object) -> tuple[Pass, ...]:
@@ -75,7 +73,7 @@ class Fixpoint(Pass):
         return self.run_with(state, run_plainly)
 
     def run_with(self, state: State, runner: Runner) -> PassResult:
-        """Run the inner passes and return their combined result.
+        """Run the inner passes and return their combined result, with statistics on the rounds only.
 
         Args:
             state: the state to start from.
@@ -83,12 +81,11 @@ class Fixpoint(Pass):
                 pipeline.
         """
         modified, rounds, settled = False, 0, False
-        inner: Counter[str] = Counter()
         while not settled and rounds < self.limit:
             result = runner(self.passes, state)
             state, settled = result.state, not result.modified
             modified, rounds = modified or result.modified, rounds + 1
-            inner.update(result.statistics)
-        detail = f"{rounds} rounds" + ("" if settled else ", not settled")
-        inner.update(rounds=rounds, unsettled=int(not settled))
-        return PassResult(state=state, modified=modified, detail=detail, statistics=dict(inner))
+        detail, statistics = f"{rounds} rounds", {"rounds": rounds}
+        if not settled:
+            detail, statistics["unsettled"] = f"{detail}, not settled", 1
+        return PassResult(state=state, modified=modified, detail=detail, statistics=statistics)

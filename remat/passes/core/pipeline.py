@@ -129,12 +129,7 @@ class Pipeline:
                 # The closure reads `result` when the stack unwinds, so a failed run gives None.
                 started.callback(lambda finish: finish(result), instrument.finish)
             result = run.sequence(self.passes, state)
-        return PassResult(
-            state=result.state,
-            modified=result.modified,
-            detail=", ".join(run.done),
-            statistics=result.statistics,
-        )
+        return replace(result, detail=", ".join(run.done), statistics=dict(run.statistics))
 
 
 @dataclass(slots=True)
@@ -145,11 +140,13 @@ class _Runner:
         instruments: observers of the run.
         verify: whether to check the structure of the graphs after each pass that reports a change.
         done: names of the passes that have run so far.
+        statistics: sums of the statistics of these passes.
     """
 
     instruments: tuple[Instrument, ...]
     verify: bool
     done: list[str] = field(default_factory=list)
+    statistics: Counter[str] = field(default_factory=Counter)
 
     def sequence(
         self, passes: Iterable[Pass], state: State, path: tuple[str, ...] = ()
@@ -161,7 +158,7 @@ class _Runner:
             state: the state that the first pass gets.
             path: names of the passes that enclose ``passes``, outermost first, such as ``("fixpoint",)``.
         """
-        modified, statistics = False, Counter[str]()
+        modified = False
         for p in passes:
             here = (*path, p.name)
             is_inner = not isinstance(p, Fixpoint)
@@ -182,9 +179,9 @@ class _Runner:
                     instrument.failed(p, state, here, error)
                 raise
             state, modified = result.state, modified or result.modified
-            statistics.update(result.statistics)
+            self.statistics.update(result.statistics)
             self.done.append(p.name)
-        return PassResult(state=state, modified=modified, statistics=dict(statistics))
+        return PassResult(state=state, modified=modified)
 
     def _one(self, p: Pass, state: State, path: tuple[str, ...]) -> PassResult:
         """Run one pass, and check the type of its result and the structure of the graphs it changed.

@@ -110,7 +110,8 @@ def read_pipeline(
     while reader.next() == ",":
         reader.at += 1
         found.append(reader.call())
-    reader.end()
+    if following := reader.next():
+        raise reader.fault(reader.at, f"expected ',' or the end, got '{following}'")
     return tuple(found)
 
 
@@ -151,11 +152,6 @@ class _Reader:
         while self.at < len(self._text) and self._text[self.at].isspace():
             self.at += 1
         return self._text[self.at : self.at + 1]
-
-    def end(self) -> None:
-        """Raise a `ProblemError` if any text is left to read."""
-        if self.next():
-            raise self.fault(self.at, f"expected ',' or the end, got '{self._text[self.at]}'")
 
     def call(self) -> Any:
         """Parse a pass with its arguments at the current position, and return the new pass.

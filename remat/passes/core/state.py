@@ -4,7 +4,7 @@ An analysis is a frozen dataclass whose fields are its parameters, so an instanc
 cache key: ``state.get(Classification())``, ``state.get(GraphProblemOf(cost=Flops()))``. The class
 of the key fixes the type of the result.
 
-`AnalysisCache` stores the results per graph. An edit of the graph drops the results, except those
+`AnalysisCache` stores the results per joint graph. An edit of the graph drops the results, except those
 that the edit preserves. A pass cannot request an analysis while it edits the graph.
 """
 
@@ -41,18 +41,15 @@ _WATCHERS: ContextVar[tuple[Callable[[Analysis[Any], bool], None], ...]] = Conte
 
 
 class Analysis(ABC, Generic[T_co]):
-    """Base class of analyses. A subclass is a frozen dataclass that implements `compute`.
+    """Base class of analyses of joint graphs. A subclass is a frozen dataclass that implements `compute`.
 
     Attributes:
         name: kebab-case name in pipelines and tables.
         summary: one line that ``remat passes`` shows.
-        after_partition: True if the analysis describes the forward and the backward graph after
-            partitioning; False if it describes the joint graph.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str] = ""
-    after_partition: ClassVar[bool] = False
 
     @abstractmethod
     def compute(self, state: State) -> T_co:
@@ -64,11 +61,11 @@ class Analysis(ABC, Generic[T_co]):
 
 @dataclass(slots=True, eq=False)
 class AnalysisCache:
-    """Cached results of analyses of one joint graph, or of its forward and backward graphs.
+    """Cached results of the analyses of one joint graph.
 
     Attributes:
-        owner: the graphs and options on which the cached results depend.
-        edits: number of edits that changed the graphs.
+        owner: the graph and the options on which the cached results depend.
+        edits: number of edits that changed the graph.
         is_edited: whether an edit is in progress.
     """
 
@@ -165,6 +162,7 @@ class State:
         chunk: the pass that split the loss into chunks, as text; empty if the loss is whole.
         plain: the state that would result without policies and without chunks of the loss; None if
             this state has neither.
+        cache: results of the analyses of the joint graph.
     """
 
     joint: JointGraph
@@ -181,33 +179,28 @@ class State:
     policies: str = ""
     chunk: str = ""
     plain: State | None = None
-    _joint_cache: AnalysisCache = field(default=AnalysisCache(()), repr=False)
-    _partitioned_cache: AnalysisCache = field(default=AnalysisCache(()), repr=False)
+    cache: AnalysisCache = field(default=AnalysisCache(()), repr=False)
 
     def __post_init__(self) -> None:
-        # `dataclasses.replace` passes the caches on, also to a state with other graphs or options.
-        for name, owner in (
-            ("_joint_cache", (self.joint, self.count_outputs, self.reread_inputs)),
-            ("_partitioned_cache", (self.joint, self.forward, self.backward)),
-        ):
-            if getattr(self, name).owner != owner:
-                object.__setattr__(self, name, AnalysisCache(owner))
+        # `dataclasses.replace` passes the cache on, also to a state with another graph or options.
+        owner = (self.joint, self.count_outputs, self.reread_inputs)
+        if self.cache.owner != owner:
+            object.__setattr__(self, "cache", AnalysisCache(owner))
 
     def get(self, analysis: Analysis[T]) -> T:
-        """Return the result of an analysis for the current graphs, computed on the first request.
+        """Return the result of an analysis of the joint graph, computed on the first request.
 
         Raises:
-            ProblemError: the call is inside `edit`.
+            ProblemError: the joint graph is being edited.
         """
-        known = self._partitioned_cache if analysis.after_partition else self._joint_cache
-        return known.get(analysis, self)
+        return self.cache.get(analysis, self)
 
     @contextmanager
     def edit(self, *, preserves: Sequence[type[Analysis[Any]]] = ()) -> Iterator[Edit]:
         """Let a pass edit the joint graph in place or, after partitioning, forward and backward.
 
-        The end of the ``with`` block drops the cached results of all analyses except ``preserves``.
-        No result is dropped if the block calls ``edit.result(...)`` with counts of changes that are
+        The end of an edit of the joint graph drops the cached results of all analyses except
+        ``preserves``. No result is dropped if the block calls ``edit.result(...)`` with counts of changes that are
         all 0, such as ``edit.result(removed=0)``, because then nothing changed.
 
         Args:
@@ -215,13 +208,15 @@ class State:
                 if it was computed from a dropped result.
 
         Raises:
-            ProblemError: another edit of the same graphs is in progress.
+            ProblemError: another edit of the same joint graph is in progress.
         """
-        known = self._joint_cache if self.forward is None else self._partitioned_cache
+        edit, known = Edit(state=self), self.cache
+        if self.forward is not None:  # the edit changes no joint graph
+            yield edit
+            return
         if known.is_edited:
             raise ProblemError("this graph is being edited already: `state.edit()` does not nest")
         known.is_edited = True
-        edit = Edit(state=self)
         try:
             yield edit
         finally:
@@ -244,12 +239,7 @@ class State:
     @property
     def known(self) -> tuple[str, ...]:
         """Names of all cached analyses."""
-        return tuple(key.name for known in self.analysis_caches for key, _ in known.results())
-
-    @property
-    def analysis_caches(self) -> tuple[AnalysisCache, AnalysisCache]:
-        """The cache of the joint graph, and the cache of the forward and backward graphs."""
-        return self._joint_cache, self._partitioned_cache
+        return tuple(key.name for key, _ in self.cache.results())
 
     @property
     def index(self) -> GraphIndex:

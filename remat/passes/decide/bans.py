@@ -15,8 +15,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.graph import ops
-from remat.graph.lowering import must_recompute, must_save
-from remat.graph.roles import UNREACHABLE
+from remat.graph.lowering import SavedKind, must_recompute, must_save
 from remat.graph.storages import tensor_bytes
 from remat.graph.writes import by_target
 from remat.passes.core.analyses import Distances
@@ -294,25 +293,28 @@ def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
     return found
 
 
-def cut_weights(state: State, fusion: Fusion, size: list[int]) -> list[int]:
-    """Return, for each position, the weight that the minimum cut pays for saving the value.
+def cut_weights(state: State, fusion: Fusion) -> tuple[int, ...]:
+    """Return, for each node of the graph problem, the weight that the minimum cut pays for saving it.
 
     The weight is the value's bytes times 1.1 to the power of the node's distance from backward. The
     distance is counted in edges and limited to the range from 1 to 100. The weight is twice as
-    large for a value that fusion would keep out of memory if the value were not saved.
+    large for a value that fusion would keep out of memory if the value were not saved. The weight of
+    a generator state, and of a copy of an input that forward overwrites, is its bytes.
 
     Args:
         state: the state with the joint graph.
         fusion: tells whether two nodes fuse.
-        size: bytes of the value at each position.
     """
+    lowered, user_mutated = state.lowered(), state.storages.user_mutated
     distances = state.get(Distances())
-    weights = [0] * len(size)
-    for i, nbytes in enumerate(size):
-        if nbytes:
-            distance = distances[i]
+    weights: list[int] = []
+    for kind, at, nbytes in zip(lowered.kind, lowered.position, lowered.problem.size, strict=True):
+        weight, is_copy = nbytes, kind is SavedKind.SNAPSHOT and at in user_mutated
+        if nbytes and (kind is SavedKind.VALUE or is_copy):
             # At most 100 steps, as in PyTorch, which calls the factor 1.1 a complete guess.
-            steps = max(min(distance if distance < UNREACHABLE else 100, 100), 1)
-            scaled = int(nbytes * 1.1**steps)
-            weights[i] = scaled if fusion.is_materialized(i) else 2 * scaled
-    return weights
+            weight = int(nbytes * 1.1 ** max(min(distances[at], 100), 1))
+            weight *= 1 if fusion.is_materialized(at) else 2
+            # As for a value that would fuse: the copy is written for backward only.
+            weight *= 2 if is_copy else 1
+        weights.append(weight)
+    return tuple(weights)

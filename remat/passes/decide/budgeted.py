@@ -24,9 +24,9 @@ from remat.solvers.run import run
 from remat.solvers.solution import GraphSolution, Status
 from remat.units import Budget
 
-#: Pairs (parts, nodes). For a problem of at most ``nodes`` nodes, `Budgeted.decide` also tries lower
-#: budgets, in steps of 1/``parts`` of the bytes that the runtime-optimal cut saves.
-RUNGS = ((1_000, 1_000), (100, 10**9))
+#: `Budgeted.decide` also tries lower budgets, in steps of 1/100 of the bytes that the runtime-optimal cut
+#: saves. For a problem of at most this many nodes, the steps are 1/1,000 of these bytes.
+FINE_UP_TO = 1_000
 #: Lower budgets are tried only if the gap between the cost of the solution and its proven lower bound is at
 #: most this fraction of the cost.
 CLOSE = 0.01
@@ -75,11 +75,13 @@ class Budgeted(Pass):
         require_tangents(state)
         full, least = full_and_least(state)
         own = state.get(RegionBudget())
-        shares = (self.budget, *(() if own is None else (Budget(share=own),)))
-        raised = any(b.below(full=full, least=least) for b in shares)
-        why = least_causes(state, least_decision(state)) if raised else ("", "")
+        budgets = [self.budget]
+        if own is not None:  # replaces a ratio; under a budget in bytes, both hold
+            budgets = [*([] if self.budget.nbytes is None else budgets), Budget(share=own)]
+        raised = any(b.below(full=full, least=least) for b in budgets)
+        why = least_causes(state, state.get(LeastDecision())) if raised else ("", "")
         return DecisionInfo(
-            capacity=capacity_under(self.budget, own, full=full, least=least, why=why),
+            capacity=min(b.capacity(full=full, least=least, why=why) for b in budgets),
             full_bytes=full,
             least_bytes=least,
             region_budget=own,
@@ -191,7 +193,7 @@ class Budgeted(Pass):
         bound = max(found.bound, hull.edge(capacity).bound(capacity))
         if best - bound > CLOSE * best:
             return
-        parts = next(parts for parts, nodes in RUNGS if len(problem) <= nodes)
+        parts = 1_000 if len(problem) <= FINE_UP_TO else 100
         for k in range(-(-capacity * parts // full) - 1, 0, -1):
             rung = k * full // parts
             if rung <= least or hull.edge(rung).bound(rung) >= best:
@@ -236,31 +238,6 @@ class Budgeted(Pass):
         return self.solver
 
 
-def capacity_under(
-    budget: Budget, own: float | None, *, full: int, least: int, why: tuple[str, str] = ("", "")
-) -> int:
-    """Return the number of bytes that one graph may save under a budget.
-
-    Args:
-        budget: the requested budget.
-        own: budget ratio that the user's code sets for the graph; None if the code sets none. The
-            ratio replaces a ratio in ``budget``. If ``budget`` is in bytes, the smaller of these
-            bytes and the ratio's bytes is the result.
-        full: bytes that the runtime-optimal partition saves.
-        least: fewest bytes that any plan saves.
-        why: two texts for the error message: why no plan saves fewer bytes, and a remedy.
-
-    Raises:
-        BudgetError: a byte budget is below ``least``.
-    """
-    if own is None:
-        return budget.capacity(full=full, least=least, why=why)
-    allowed = Budget(share=own).capacity(full=full, least=least)
-    if budget.nbytes is None:
-        return allowed
-    return min(allowed, budget.capacity(full=full, least=least, why=why))
-
-
 def refuse_peak_in_pass(budget: Budget, name: str) -> None:
     """Refuse a budget on the peak in a pipeline, because passes bound saved bytes only.
 
@@ -296,13 +273,8 @@ class RegionBudget(Analysis[float | None]):
 def full_and_least(state: State) -> tuple[int, int]:
     """Return the bytes that the runtime-optimal cut saves, and the fewest that any decision saves."""
     size = state.lowered().problem.size
-    least = sum(size[i] for i in least_decision(state))
+    least = sum(size[i] for i in state.get(LeastDecision()))
     return max(least, sum(size[i] for i in state.get(RuntimeOptimalCut(state.cut_rules)))), least
-
-
-def least_decision(state: State) -> tuple[int, ...]:
-    """Return the saved nodes, in the graph problem, of the decision that saves the fewest bytes."""
-    return state.get(LeastDecision())
 
 
 @dataclass(frozen=True)
@@ -313,5 +285,4 @@ class LeastDecision(Analysis[tuple[int, ...]]):
     summary: ClassVar[str] = "the decision that saves the fewest bytes"
 
     def compute(self, state: State) -> tuple[int, ...]:
-        lowered = state.lowered()
-        return find_cut(state, lowered, [False] * len(lowered.problem), biased=False)
+        return find_cut(state, [False] * len(state.lowered().problem), biased=False)

@@ -61,23 +61,6 @@ class Fusibility(Analysis[Fusion]):
 
 
 @dataclass(frozen=True)
-class Banned(Analysis[bytearray]):
-    """A bytearray with 1 at the position of each joint-graph node that a cut may not recompute.
-
-    Attributes:
-        rules: the ban rules.
-    """
-
-    name: ClassVar[str] = "banned"
-    summary: ClassVar[str] = "what the minimum cut may not recompute"
-
-    rules: BanRules = BanRules()
-
-    def compute(self, state: State) -> bytearray:
-        return banned(state, self.rules, state.get(Fusibility()))
-
-
-@dataclass(frozen=True)
 class Weights(Analysis[tuple[int, ...]]):
     """Weight of saving each node of the graph problem; a minimum cut has the least sum of weights.
 
@@ -88,22 +71,7 @@ class Weights(Analysis[tuple[int, ...]]):
     summary: ClassVar[str] = "what saving each node costs the minimum cut"
 
     def compute(self, state: State) -> tuple[int, ...]:
-        lowered, user_mutated = state.lowered(), state.storages.user_mutated
-        size = [0] * len(state.index)
-        rows = list(zip(lowered.kind, lowered.position, lowered.problem.size, strict=True))
-        for kind, at, nbytes in rows:
-            if kind is SavedKind.VALUE or (kind is SavedKind.SNAPSHOT and at in user_mutated):
-                size[at] = nbytes
-        scaled = cut_weights(state, state.get(Fusibility()), size)
-        # Twice the weight, as for a value that would fuse: the snapshot is written for backward only.
-        return tuple(
-            scaled[at]
-            if kind is SavedKind.VALUE
-            else 2 * scaled[at]
-            if at in user_mutated
-            else nbytes
-            for kind, at, nbytes in rows
-        )
+        return cut_weights(state, state.get(Fusibility()))
 
 
 @dataclass(frozen=True)
@@ -125,20 +93,20 @@ class RuntimeOptimalCut(Analysis[tuple[int, ...]]):
     rules: BanRules = BanRules()
 
     def compute(self, state: State) -> tuple[int, ...]:
-        lowered, ban = state.lowered(), state.get(Banned(self.rules))
+        lowered = state.lowered()
+        ban = banned(state, self.rules, state.get(Fusibility()))
         fixed = [
             kind is SavedKind.VALUE and bool(ban[at])
             for kind, at in zip(lowered.kind, lowered.position, strict=True)
         ]
-        return find_cut(state, lowered, fixed, biased=True)
+        return find_cut(state, fixed, biased=True)
 
 
-def find_cut(state: State, lowered: Lowered, fixed: list[bool], *, biased: bool) -> tuple[int, ...]:
-    """Return the saved nodes of the minimum cut of a graph problem.
+def find_cut(state: State, fixed: list[bool], *, biased: bool) -> tuple[int, ...]:
+    """Return the saved nodes of the minimum cut of the state's graph problem.
 
     Args:
         state: the state with the joint graph.
-        lowered: the state's graph problem.
         fixed: for each node of the problem, whether the node may not be recomputed.
         biased: True: minimise the sum of the nodes' weights (`cut_weights`); False: minimise the
             saved bytes.
@@ -146,6 +114,7 @@ def find_cut(state: State, lowered: Lowered, fixed: list[bool], *, biased: bool)
     Raises:
         PlanError: no cut exists; the message shows the path that makes the cut infeasible.
     """
+    lowered = state.lowered()
     weight = state.get(Weights()) if biased else lowered.problem.size
     try:
         return Network(lowered.problem, fixed=fixed).cut(weight).saved

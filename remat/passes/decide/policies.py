@@ -121,7 +121,7 @@ def _tags(
     if used & {Treatment.SAVE, Treatment.OFFLOAD}:
         again.update(evaluate(problem, state.get(RuntimeOptimalCut())).recomputed)
     can_run = _can_run(problem)
-    results = _results(state, parts) if Treatment.RECOMPUTE in used else {}
+    results = _results(state, parts) if Treatment.RECOMPUTE in used else set()
     for i, part in enumerate(parts):
         if part is None or part.policy.treatment not in _TAGS or storages.owner[i] != i:
             continue
@@ -172,12 +172,9 @@ def tag_budgets(
         BudgetError: a module must save more bytes than its budget, or no decision is within the
             budget of ``deciding``.
     """
-    if all(p.treatment is not Treatment.BUDGET for p in policies.given):
-        return
-    parts = policies.parts(state.index.nodes)
-    budgets = _budgets(state, parts)
+    budgets = _budgets(state, policies)
     known: list[set[int]] = []
-    if not at_budget:
+    if budgets and not at_budget:
         hull = Hull.of(state.lowered(deciding.cost).problem)
         known += [set(hull.reduction.invert(hull.ends[1].saved)), {*state.get(RuntimeOptimalCut())}]
     while budgets:
@@ -250,18 +247,20 @@ def _left_out(
     return [lowered.position[k] for k in inside if can_run[k] and k not in allowed]
 
 
-def _budgets(state: State, parts: Sequence[Part | None]) -> dict[Part, list[int]]:
+def _budgets(state: State, policies: Policies) -> dict[Part, list[int]]:
     """Return, for each module with a budget, the nodes of the graph problem that the budget limits."""
+    if all(p.treatment is not Treatment.BUDGET for p in policies.given):
+        return {}
+    parts = policies.parts(state.index.nodes)
     found: dict[Part, list[int]] = {
         part: [] for part in parts if part is not None and part.policy.treatment is Treatment.BUDGET
     }
-    if found:
-        lowered, of_module = state.lowered(), {part.name: part for part in found}
-        for k, (kind, at) in enumerate(zip(lowered.kind, lowered.position, strict=True)):
-            if kind is SavedKind.VALUE and lowered.problem.size[k]:
-                for name in enclosing_modules(module_path(state.index.nodes[at])):
-                    if name in of_module:
-                        found[of_module[name]].append(k)
+    lowered, of_module = state.lowered(), {part.name: part for part in found}
+    for k, (kind, at) in enumerate(zip(lowered.kind, lowered.position, strict=True)):
+        if kind is SavedKind.VALUE and lowered.problem.size[k]:
+            for name in enclosing_modules(module_path(state.index.nodes[at])):
+                if name in of_module:
+                    found[of_module[name]].append(k)
     return found
 
 
@@ -275,11 +274,12 @@ def check_budgets(state: State, policies: Policies) -> None:
     Raises:
         BudgetError: a module saves more bytes than its budget.
     """
-    if state.decision is None or all(p.treatment is not Treatment.BUDGET for p in policies.given):
+    budgets = _budgets(state, policies)
+    if state.decision is None or not budgets:
         return
     problem, saved = state.lowered().problem, set(state.decision.saved)
     away = {value.name for value in state.decision.offloads}
-    for part, inside in _budgets(state, policies.parts(state.index.nodes)).items():
+    for part, inside in budgets.items():
         kept = [k for k in inside if problem.names[k] in saved - away]
         nbytes = sum(problem.size[k] for k in kept)
         if nbytes > part.policy.saved_bytes:
@@ -289,7 +289,7 @@ def check_budgets(state: State, policies: Policies) -> None:
             )
 
 
-def _results(state: State, parts: Sequence[Part | None]) -> Mapping[int, None]:
+def _results(state: State, parts: Sequence[Part | None]) -> set[int]:
     """Return the values of modules and regions with a policy that forward code outside of them reads.
 
     Args:
@@ -297,16 +297,16 @@ def _results(state: State, parts: Sequence[Part | None]) -> Mapping[int, None]:
         parts: for each position, the module or region whose policy applies; None without a policy.
 
     Returns:
-        A dict used as an ordered set. Its keys are the positions that own the values' memory.
+        The positions that own the values' memory.
     """
     index, owner = state.index, state.storages.owner
-    found: dict[int, None] = {}
+    found: set[int] = set()
     for i, part in enumerate(parts):
         if part is None:
             continue
         for u in index.users[i]:
             if state.roles.required_forward[u] and not _is_inside(index.nodes[u], parts[u], part):
-                found[owner[i]] = None
+                found.add(owner[i])
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import fx
 
 from remat import torch_compat
-from remat.graph.fake import refresh
+from remat.graph.fake import refresh, refresh_views
 from remat.graph.joint import UNCHECKED, output_node
 from remat.graph.replays import is_element
 from remat.graph.storages import SYMBOLIC, Sizes, fake_mode_of
@@ -53,7 +53,7 @@ class Inlining:
         self._taken: dict[str, fx.Node] = {n.name: n for n in nodes if n.op == "placeholder"}
         sizes = [n for n in nodes if n.op == "placeholder" and _symbol(n) is not None]
         self._last_size = sizes[-1] if sizes else None
-        self._unpacked: dict[fx.Node, None] = {}
+        self._unpacked: list[fx.Node] = []
         self._old_memory: set[int] = set()
 
     def _find_last_uses(self) -> dict[int, fx.Node]:
@@ -216,7 +216,7 @@ class Inlining:
         if value.op == "call_function":
             torch_compat.rename(value, self._unused(f"{taken.name}_unpacked"))
         taken.replace_all_uses_with(value, delete_user_cb=users.__contains__)
-        self._unpacked[value] = None
+        self._unpacked.append(value)
         if not taken.users and taken not in given:
             self._backward.graph.erase_node(taken)
 
@@ -232,17 +232,7 @@ class Inlining:
         values = list(dict.fromkeys(values))
         own = own_descriptors(out, self._own)
         write_output(out, [*self._outputs[: self._own], *values], own)
-        # The fake values of these views still refer to the storage of the replaced tensor.
-        stale = dict(self._unpacked)
-        for node in self._backward.graph.nodes:
-            reads_stale = not stale.keys().isdisjoint(node.all_input_nodes)
-            if reads_stale and node.op == "call_function" and self._is_old(node):
-                refresh(node)
-                stale[node] = None
-
-    def _is_old(self, node: fx.Node) -> bool:
-        """Return whether the fake value of ``node`` still views a saved tensor that was replaced."""
-        return not self._old_memory.isdisjoint(Sizes().keys(node))
+        refresh_views(self._backward.graph, self._unpacked, self._old_memory)
 
 
 def _inline(

@@ -80,7 +80,7 @@ def traced_offloads(
         PlanError: the state is not partitioned.
     """
     forward, backward = partitioned_graphs(state, OffloadSaved.name)
-    handed = Handed(state.joint, forward, backward)
+    handed = Handed(state.joint, forward, backward, state.get(HookTraces(OFFLOADING)))
     by_name = {n.name: n for n in handed.tensors}
     done: list[tuple[fx.Node, Traced]] = []
     refused: dict[str, str] = {}
@@ -89,7 +89,7 @@ def traced_offloads(
         if saved is None:
             refused[value.name] = "forward does not hand it over"
             continue
-        traced = handed.traced(saved, state.get(HookTraces(OFFLOADING)))
+        traced = handed.traced(saved)
         if isinstance(traced, str):
             refused[value.name] = traced
         else:

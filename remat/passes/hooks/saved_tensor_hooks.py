@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -94,9 +94,9 @@ class PackSaved(Pass):
         before = sum(saved_storages(forward, own).values())
         left: Counter[str] = Counter()
         chosen: list[tuple[fx.Node, Traced]] = []
-        handed = Handed(state.joint, forward, backward)
+        handed = Handed(state.joint, forward, backward, traces)
         for saved in handed.tensors:
-            traced = handed.traced(saved, traces)
+            traced = handed.traced(saved)
             if isinstance(traced, str):
                 left[traced] += 1
             else:
@@ -128,21 +128,26 @@ class Handed:
         joint: the joint graph.
         forward: the forward module.
         backward: the backward module.
+        traces: cached traces of the hooks.
 
     Attributes:
         tensors: nodes of the saved tensors in forward.
-        alive: for each value of `SavedTensorHooks.filter`, the storages whose tensors the filter
-            excludes, as a dict from the storage's key to a node whose value is on the storage.
+        hooks: the hooks.
+        alive: keys of the storages whose tensors the filter of the hooks excludes.
         sharing: number of saved tensors on each storage, by the storage's key.
-        written: storages that backward writes to, as a dict like those in ``alive``.
+        written: keys of the storages that backward writes to.
         taken: placeholders of backward by name.
-        choosing: for ``signs=True`` and ``signs=False``, the names of the nodes in backward that
-            `chosen_by` returns.
+        choosing: names of the nodes in backward that `chosen_by` returns.
     """
 
     def __init__(
-        self, joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule
+        self,
+        joint: JointGraph,
+        forward: fx.GraphModule,
+        backward: fx.GraphModule,
+        traces: Traces,
     ) -> None:
+        self.hooks, self._traces = traces.hooks, traces
         outputs: Any = output_node(forward.graph).args[0]
         self.tensors = [
             v
@@ -152,37 +157,30 @@ class Handed:
         inputs = [n for n in forward.graph.nodes if n.op == "placeholder"]
         static = [inputs[i] for i in joint.static_inputs if i < len(inputs)]
         own = [v for v in outputs[: joint.num_fwd_outputs] if isinstance(v, fx.Node)]
-        self.alive = {"donated": _memory([*inputs, *own]), "no_static": _memory(static), "all": {}}
+        excluded = {"donated": [*inputs, *own], "no_static": static, "all": []}
+        self.alive = Sizes().of_all(excluded[self.hooks.filter]).keys()
         self.sharing = Counter(storage_key(v.meta["val"]) for v in self.tensors)
-        self.written = _memory(w for n in backward.graph.nodes for w in written_by(n))
+        written = (w for n in backward.graph.nodes for w in written_by(n))
+        self.written = Sizes().of_all(written).keys()
         self.taken = {n.name: n for n in backward.graph.nodes if n.op == "placeholder"}
-        self.choosing = {
-            signs: {n.name for n in chosen_by(backward.graph, signs=signs)}
-            for signs in (True, False)
-        }
+        choosing = chosen_by(backward.graph, signs=not self.hooks.keeps_signs)
+        self.choosing = {n.name for n in choosing}
 
-    def traced(self, node: fx.Node, traces: Traces) -> Traced | str:
+    def traced(self, node: fx.Node) -> Traced | str:
         """Return the traced hooks for a saved tensor, or the reason why the tensor is not packed.
 
         Args:
             node: the node of the tensor in forward.
-            traces: cached traces of the hooks.
         """
-        hooks = traces.hooks
-        rules = (*RULES, *LOSSY_RULES) if hooks.lossy else RULES
-        why = next((why for why, leave in rules if leave(self, node, hooks)), "")
+        rules = (*RULES, *LOSSY_RULES) if self.hooks.lossy else RULES
+        why = next((why for why, leave in rules if leave(self, node)), "")
         if why:
             return why
-        found = traces.of(node.meta["val"])
+        found = self._traces.of(node.meta["val"])
         if found.unpack is None:
             return "declined"
         grows = found.packed_bytes >= tensor_bytes(node.meta["val"])
-        return "would not get smaller" if grows and (hooks.lossy or found.eager) else found
-
-
-def _memory(nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
-    """Return, by the key of each storage, the first node in ``nodes`` whose value is on the storage."""
-    return Sizes().first_of(nodes)
+        return "would not get smaller" if grows and (self.hooks.lossy or found.eager) else found
 
 
 def _is_random_state(node: fx.Node) -> bool:
@@ -226,28 +224,28 @@ def _is_statistic(node: fx.Node) -> bool:
 
 
 #: A rule by which a saved tensor is not packed: the reason as text, and a function that returns whether
-#: the rule applies. Arguments of the function: all saved tensors, the tensor's node, and the hooks.
-_Rule = tuple[str, Callable[[Handed, fx.Node, SavedTensorHooks], bool]]
+#: the rule applies. Arguments of the function: all saved tensors, and the tensor's node.
+_Rule = tuple[str, Callable[[Handed, fx.Node], bool]]
 
 #: Rules for any hooks by which a saved tensor is not packed; the first rule that applies is the reason.
 RULES: tuple[_Rule, ...] = (
-    ("without a strided memory", lambda h, n, _: storage_key(n.meta["val"]) is None),
-    ("state of a random generator", lambda h, n, _: _is_random_state(n)),
-    ("kept out by the filter", lambda h, n, by: storage_key(n.meta["val"]) in h.alive[by.filter]),
-    ("shares its memory", lambda h, n, _: h.sharing[storage_key(n.meta["val"])] > 1),
-    ("part of a memory", lambda h, n, _: _is_part(n)),
-    ("written to by backward", lambda h, n, _: storage_key(n.meta["val"]) in h.written),
-    ("not read", lambda h, n, _: not h.taken[n.name].users),
+    ("without a strided memory", lambda h, n: storage_key(n.meta["val"]) is None),
+    ("state of a random generator", lambda h, n: _is_random_state(n)),
+    ("kept out by the filter", lambda h, n: storage_key(n.meta["val"]) in h.alive),
+    ("shares its memory", lambda h, n: h.sharing[storage_key(n.meta["val"])] > 1),
+    ("part of a memory", lambda h, n: _is_part(n)),
+    ("written to by backward", lambda h, n: storage_key(n.meta["val"]) in h.written),
+    ("not read", lambda h, n: not h.taken[n.name].users),
     # At least 1 byte: an empty tensor is never packed.
-    ("small", lambda h, n, by: tensor_bytes(n.meta["val"]) < max(1, by.min_bytes)),
+    ("small", lambda h, n: tensor_bytes(n.meta["val"]) < max(1, h.hooks.min_bytes)),
 )
 #: Further rules for hooks that lose precision.
 LOSSY_RULES: tuple[_Rule, ...] = (
-    ("not floating-point", lambda h, n, _: not n.meta["val"].is_floating_point()),
-    ("vector", lambda h, n, _: _is_vector(n)),
-    ("statistic", lambda h, n, _: _is_statistic(n)),
-    ("random numbers", lambda h, n, _: _is_random(n)),
-    ("backward chooses by it", lambda h, n, by: n.name in h.choosing[not by.keeps_signs]),
+    ("not floating-point", lambda h, n: not n.meta["val"].is_floating_point()),
+    ("vector", lambda h, n: _is_vector(n)),
+    ("statistic", lambda h, n: _is_statistic(n)),
+    ("random numbers", lambda h, n: _is_random(n)),
+    ("backward chooses by it", lambda h, n: n.name in h.choosing),
 )
 
 

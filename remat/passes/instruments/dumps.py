@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from remat.errors import RematError
 from remat.files import write_atomic, writing
-from remat.graph.snapshot import Stamp
 from remat.passes.core.pipeline import Instrument
 
 if TYPE_CHECKING:
@@ -26,10 +25,6 @@ def state_text(state: State) -> str:
     if state.forward is None:
         return print_joint(state.joint)
     return "\n".join(print_graph(module, name) for name, module in state.modules.items())
-
-
-def _stamps(state: State) -> tuple[Stamp, ...]:
-    return tuple(Stamp.of(m.graph) for m in state.modules.values())
 
 
 def to_stderr(text: str) -> None:
@@ -160,7 +155,7 @@ class PrintChanged(Instrument):
         self._write, self._context = write, context
         # The text after one pass serves as the text before the next, so each graph is printed once.
         self._text: str | None = None
-        self._stamps: tuple[Stamp, ...] = ()
+        self._was_joint = True
 
     def start(self, pipeline: Pipeline, state: State) -> None:
         self._text = None
@@ -168,29 +163,24 @@ class PrintChanged(Instrument):
     def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:
         if self._text is None:
             self._text = state_text(state)
-        self._stamps = _stamps(state)
+        self._was_joint = state.forward is None
 
     def after(self, p: Pass, result: PassResult, path: tuple[str, ...]) -> None:
         name = " > ".join(path)
-        stamps = _stamps(result.state)
-        was_split = len(stamps) != len(self._stamps)
-        pairs = zip(self._stamps, stamps, strict=False)
-        if not was_split and all(a.difference(b) is None for a, b in pairs):
+        before = text = self._text or ""
+        if result.modified:
+            self._text = text = state_text(result.state)
+        if before == text:
             self._write(f"# *** {name}: unchanged ***")
-            return
-        before, self._text = self._text or "", state_text(result.state)
-        if was_split:
-            self._write(f"# *** {name}: split ***\n{self._text.rstrip()}")
-            return
-        lines = list(
-            difflib.unified_diff(
+        elif self._was_joint and result.state.forward is not None:
+            self._write(f"# *** {name}: split ***\n{text.rstrip()}")
+        else:
+            lines = difflib.unified_diff(
                 before.splitlines(),
-                self._text.splitlines(),
+                text.splitlines(),
                 f"before {name}",
                 f"after {name}",
                 lineterm="",
                 n=self._context,
             )
-        )
-        shown = lines or ["(nothing that the text shows)"]
-        self._write("\n".join((f"# *** {name}: changed ***", *shown)))
+            self._write("\n".join((f"# *** {name}: changed ***", *lines)))

@@ -9,7 +9,6 @@ environment variable is recorded. The instrument `Reproducer` writes a folder fo
 from __future__ import annotations
 
 import contextlib
-import getpass
 import hashlib
 import importlib.metadata
 import json
@@ -221,16 +220,17 @@ class Reproducer(Instrument):
         written: path of the last reproducer; None if no pass failed.
     """
 
+    only_inner: ClassVar[bool] = True  # every enclosing pass fails with the same error
+
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.written: Path | None = None
         self._joint: JointGraph | None = None
         self._pipeline = ""
         self._note = ""
-        self._seen: BaseException | None = None
 
     def start(self, pipeline: Pipeline, state: State) -> None:
-        self._joint, self._pipeline, self._seen = state.joint.copy(), str(pipeline), None
+        self._joint, self._pipeline = state.joint.copy(), str(pipeline)
         self._note = ""
         if state.decision is not None or state.forward is not None:
             self._note = (
@@ -241,10 +241,8 @@ class Reproducer(Instrument):
     def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
         joint = self._joint
         # An interrupt is not a failure of a pass.
-        if error is self._seen or not isinstance(error, Exception) or joint is None:
+        if not isinstance(error, Exception) or joint is None:
             return
-        # Every enclosing pass fails with the same error; only the innermost pass is recorded.
-        self._seen = error
         from remat.graph.text import print_joint
 
         def describe() -> Failure:
@@ -325,8 +323,8 @@ def folder_for(given: object) -> Path | None:
         if named is not None:
             return Path(named) if named else None
         try:
-            # The user's name keeps the folders of several users of one machine apart.
-            return Path(tempfile.gettempdir()) / f"remat-repro-of-{_user()}"
+            # The user's number keeps the folders of several users of one machine apart.
+            return Path(tempfile.gettempdir()) / f"remat-repro-of-{os.getuid()}"
         except OSError:  # no folder can be written, or the disk is full
             return None
     if given is False:
@@ -389,14 +387,6 @@ def _path(error: Exception) -> tuple[str, ...]:
         of_graph = isinstance(error.problem, GraphProblem)
         return (SolveGraph.name if of_graph else Knapsack.name,)
     return ()
-
-
-def _user() -> str:
-    """Return the name of the current user, or the user id if there is no name."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # an id without an entry in the table of users
-        return str(os.getuid()) if hasattr(os, "getuid") else "somebody"
 
 
 def versions() -> dict[str, Any]:

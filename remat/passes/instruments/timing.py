@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -80,8 +79,6 @@ class Timing(Instrument):
         self._watching = contextlib.ExitStack()
 
     def start(self, pipeline: Pipeline, state: State) -> None:
-        self._open.clear()
-        self._watching.close()
         self._watching.enter_context(watching(self._analysis))
         self._begin(self.root)
 
@@ -98,7 +95,7 @@ class Timing(Instrument):
         self._watching.close()
         self._end(0)
 
-    def table(self) -> str:
+    def __str__(self) -> str:
         """Return the tree as a text table.
 
         The columns are: name; own seconds; total seconds; total seconds in percent of the whole;
@@ -133,9 +130,6 @@ class Timing(Instrument):
             for depth, span in self.root.walk()
         ]
 
-    def __str__(self) -> str:
-        return self.table()
-
     def _analysis(self, key: Analysis[Any], begins: bool) -> None:
         if begins:
             self._begin_inside(f"({key.name})")
@@ -163,20 +157,9 @@ class Timing(Instrument):
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process in bytes.
-
-    On a system without ``/proc``, the value is the largest resident memory so far; on Windows, 0.
-    """
+    """Return the resident memory of this process in bytes."""
     # The second field counts resident pages.
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    # `ru_maxrss` is in bytes on macOS and in KiB elsewhere.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def ruled(rows: Sequence[Sequence[str]]) -> str:

@@ -15,7 +15,7 @@ from remat.passes.core.pipeline import Instrument, first_fault
 from remat.passes.core.state import AnalysisCache
 from remat.passes.split.functionalize_rng import drawn_again
 from remat.running.differences import first_difference
-from remat.running.trial import MAX_BYTES, Trial
+from remat.running.trial import Trial
 
 if TYPE_CHECKING:
     from remat.passes.core.base import Pass
@@ -34,7 +34,7 @@ class VerifyEach(Instrument):
     The rules are:
 
     - A pass that returns ``modified=False`` has not changed a graph.
-    - A pass changes a graph in place only inside ``state.edit()``.
+    - A pass changes the joint graph in place only inside ``state.edit()``.
     - A preserved analysis gives the same result when it is recomputed.
     - With ``numbers=True``, the changed graphs give bitwise the same results on random inputs as
       the graph at the start. The results are outputs, gradients, final values of the inputs, and
@@ -46,9 +46,6 @@ class VerifyEach(Instrument):
 
     Args:
         numbers: whether to run the graphs and compare results.
-        seed: seed of the random inputs.
-        max_bytes: largest size in bytes of a graph's inputs, and of any one value; larger graphs
-            are refused.
 
     Raises:
         PassError: during a run, if a pass broke a rule; the message names the pass and the rule.
@@ -58,8 +55,8 @@ class VerifyEach(Instrument):
 
     only_inner: ClassVar[bool] = True  # the inner passes are checked one by one
 
-    def __init__(self, *, numbers: bool = False, seed: int = 0, max_bytes: int = MAX_BYTES) -> None:
-        self._numbers, self._seed, self._max_bytes = numbers, seed, max_bytes
+    def __init__(self, *, numbers: bool = False) -> None:
+        self._numbers = numbers
         self._trial: Trial | None = None
         self._reference: Mapping[str, Any] = {}
         self._before: _Before
@@ -75,7 +72,7 @@ class VerifyEach(Instrument):
         self._done, self._trial, self._draws_twice = [], None, ()
         if not self._numbers:
             return
-        self._trial = Trial.of(state.joint, seed=self._seed, max_bytes=self._max_bytes)
+        self._trial = Trial.of(state.joint)
         try:
             self._reference = _run(self._trial, state)
         except ProblemError:
@@ -93,7 +90,7 @@ class VerifyEach(Instrument):
         before, name, state = self._before, " > ".join(path), result.state
         graphs = {"joint graph": state.joint.graph_module, **state.modules}
         fault = first_fault(graphs) or before.untold(result) or before.stale(state)
-        if fault is None and self._trial is not None and before.is_changed(state):
+        if fault is None and self._trial is not None and result.modified:
             fault = self._other_numbers(self._trial, state, p, name)
         if fault is not None:
             raise PassError(name, fault, self._done, self._checks)
@@ -146,21 +143,20 @@ class _Before:
     """Snapshot of a state before a pass.
 
     Attributes:
-        graphs: for each module of the state, the module, a `Stamp` of its nodes, its analysis
-            cache, and the number of edits that the cache has counted.
+        graphs: for each module of the state, the module and a `Stamp` of its nodes.
+        cache: the cache of the analyses.
+        edits: number of edits of the joint graph that the cache has counted.
     """
 
-    graphs: tuple[tuple[fx.GraphModule, Stamp, AnalysisCache, int], ...]
+    graphs: tuple[tuple[fx.GraphModule, Stamp], ...]
+    cache: AnalysisCache
+    edits: int
 
     @classmethod
     def of(cls, state: State) -> _Before:
         """Take a snapshot of a state."""
-        return cls(
-            graphs=tuple(
-                (module, Stamp.of(module.graph), known, known.edits)
-                for module, known in _modules(state)
-            )
-        )
+        graphs = tuple((module, Stamp.of(module.graph)) for module in _modules(state))
+        return cls(graphs=graphs, cache=state.cache, edits=state.cache.edits)
 
     def untold(self, result: PassResult) -> str | None:
         """Return a message about the first change that a pass did not report; None if there is none.
@@ -168,60 +164,46 @@ class _Before:
         Args:
             result: the result of the pass.
         """
-        mine = {id(m): known for m, known in _modules(result.state)}
-        for module, stamp, known, edits in self.graphs:
+        state = result.state
+        mine = {id(module) for module in _modules(state)}
+        for module, stamp in self.graphs:
             difference = stamp.difference(Stamp.of(module.graph))
             if difference is None or id(module) not in mine:  # a replaced graph no longer matters
                 continue
             if not result.modified:
                 return f"it says modified=False, but changed the graph: {difference}"
-            if mine[id(module)] is known and known.edits == edits:
+            is_joint = module is state.joint.graph_module
+            if is_joint and state.cache is self.cache and state.cache.edits == self.edits:
                 return (
                     f"it changed the graph outside of `with state.edit()`: {difference}; analyses "
                     "that are known may be stale"
                 )
-        if not result.modified and any(id(m) not in self._ids() for m, _ in _modules(result.state)):
+        if not result.modified and not mine <= {id(module) for module, _ in self.graphs}:
             return "it says modified=False, but returns another graph"
         return None
-
-    def is_changed(self, state: State) -> bool:
-        """Return whether a graph of ``state`` differs from the snapshot in ``self``."""
-        after = {id(m) for m, _ in _modules(state)}
-        return after != self._ids() or any(
-            stamp.difference(Stamp.of(module.graph)) is not None
-            for module, stamp, _, _ in self.graphs
-        )
 
     def stale(self, state: State) -> str | None:
         """Return a message about the first preserved analysis that is stale in ``state``, or None.
 
         An analysis is stale if recomputing it gives another result.
         """
-        edits = {id(known): count for _, _, known, count in self.graphs}
-        fresh = dataclasses.replace(
-            state, _joint_cache=AnalysisCache(()), _partitioned_cache=AnalysisCache(())
-        )
-        for known in state.analysis_caches:
-            # Without an edit, no result was preserved over a change.
-            if edits.get(id(known), known.edits) == known.edits:
-                continue
-            for key, value in known.results():
-                if not same_result(value, fresh.get(key)):
-                    return (
-                        f"it preserves the analysis '{key.name}', which comes out differently for "
-                        "the graph that it left: take it out of `preserves`"
-                    )
+        # Without an edit of this graph, no result was preserved over a change.
+        if state.cache is not self.cache or state.cache.edits == self.edits:
+            return None
+        fresh = dataclasses.replace(state, cache=AnalysisCache(()))
+        for key, value in state.cache.results():
+            if not same_result(value, fresh.get(key)):
+                return (
+                    f"it preserves the analysis '{key.name}', which comes out differently for "
+                    "the graph that it left: take it out of `preserves`"
+                )
         return None
 
-    def _ids(self) -> set[int]:
-        return {id(module) for module, *_ in self.graphs}
 
-
-def _modules(state: State) -> list[tuple[fx.GraphModule, AnalysisCache]]:
-    """Return the graph modules of a state, each with the cache of its analyses."""
-    joint_cache, partitioned_cache = state.analysis_caches
-    partitioned = [(m, partitioned_cache) for m in (state.forward, state.backward) if m is not None]
-    return [(state.joint.graph_module, joint_cache), *partitioned]
+def _modules(state: State) -> list[fx.GraphModule]:
+    """Return the graph modules of a state: the joint graph's, and those of a partitioned state."""
+    modules = (state.joint.graph_module, state.forward, state.backward)
+    return [module for module in modules if module is not None]
 
 
 def same_result(one: Any, other: Any) -> bool:

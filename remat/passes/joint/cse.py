@@ -12,7 +12,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from remat.graph import ops
-from remat.graph.fake import refresh
+from remat.graph.fake import refresh_views
 from remat.graph.index import are_plain, inputs_of
 from remat.graph.joint import output_node
 from remat.graph.storages import SYMBOLIC, Memories, leaves_of
@@ -67,16 +67,12 @@ def merge(graph: fx.Graph, memories: Memories | None = None) -> int:
     nodes = list(graph.nodes)
     seen: dict[Any, fx.Node] = {}
     gone: set[int] = set()  # storages of nodes that were merged away
-    suspect: set[fx.Node] = set()  # nodes that may be views of a storage in `gone`
+    kept: set[fx.Node] = set()  # nodes with which other nodes were merged
     dead: list[fx.Node] = []
     mutations = 0
     for node, plain in zip(nodes, are_plain(nodes), strict=True):
         if node.op != "call_function":
             continue
-        # The fake value of such a view still refers to the storage that was merged away.
-        if node in suspect and not gone.isdisjoint(map(storage, _leaves(node))):
-            refresh(node)
-            suspect.update(node.users)
         if not plain:
             # A part of the key, so that no calls are merged across a mutation.
             mutations += ops.is_mutating(node)
@@ -97,11 +93,13 @@ def merge(graph: fx.Graph, memories: Memories | None = None) -> int:
             seen[key] = node
         elif mine.isdisjoint(returned) and not _is_unbacked(node):
             gone |= mine - others
-            suspect.update(node.users)
+            kept.add(first)
             node.replace_all_uses_with(first)
             dead.append(node)
     for node in reversed(dead):
         graph.erase_node(node)
+    if gone:
+        refresh_views(graph, kept, gone)
     return len(dead)
 
 

@@ -1,3 +1,1 @@
 """Agreement of the ranks of a job: all ranks with the same graph use the same plan."""
-
-from remat.passes.ranks.protocol import RankWarning as RankWarning

@@ -47,7 +47,11 @@ class AgreeRanks(Pass):
     capacity_too: bool = False
 
     def __post_init__(self) -> None:
-        check_wait(self.wait_s)
+        if type(self.wait_s) not in (int, float) or not 0 <= self.wait_s < math.inf:
+            raise ProblemError(
+                f"the wait for rank 0 is {self.wait_s!r}; expected seconds, 0 or more (0: take a "
+                "decision that rank 0 has published already, without waiting)"
+            )
 
     def run(self, state: State) -> PassResult:
         ranks = other_ranks()
@@ -135,22 +139,9 @@ class AgreeRanks(Pass):
         )
 
 
-def check_wait(wait_s: float) -> None:
-    """Refuse a value that is not a number of seconds.
-
-    Raises:
-        ProblemError: ``wait_s`` is not a finite number of at least 0.
-    """
-    if type(wait_s) not in (int, float) or not 0 <= wait_s < math.inf:
-        raise ProblemError(
-            f"the wait for rank 0 is {wait_s!r}; expected seconds, 0 or more (0: take a decision "
-            "that rank 0 has published already, without waiting)"
-        )
-
-
 def _verdict(state: State, decision: Decision, ranks: Ranks) -> Verdict:
     """Return this rank's decision in the form that ranks exchange."""
-    position = {n.name: i for i, n in enumerate(state.joint.graph.nodes)}
+    position = state.index.by_name
     choice = state.choice or DecisionInfo()
     lowered = state.lowered()
     done = evaluate(lowered.problem, lowered.saved_of(decision))

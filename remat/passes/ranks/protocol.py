@@ -17,6 +17,7 @@ import threading
 import time
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -194,8 +195,7 @@ class Ranks:
                 for such a rank only if the rank has begun the compilation of that call.
         """
         pending = {*range(torch.distributed.get_world_size())} - {self.rank}
-        deadline, pause = time.monotonic() + wait_s, 0.002
-        while pending and not self._has(f"{key}/largest"):
+        for _ in _polls(wait_s):
             for rank in sorted(pending):
                 here = f"here/{place}/{rank}"
                 if self._has(here):
@@ -203,19 +203,15 @@ class Ranks:
                 elsewhere = self._has(here) and self._shared.get(here).decode() != key
                 if elsewhere or rank in self._absent or self._has(f"{key}/number/{rank}"):
                     pending.discard(rank)
-            left = deadline - time.monotonic()
-            if pending and left <= 0:
-                self._absent |= pending
-                names = ", ".join(f"rank {rank}" for rank in sorted(pending))
-                tell(
-                    "late",
-                    f"rank {self.rank} goes on without knowing what a step takes as compiled on {names}, which has "
-                    f"not said so within {wait_s:g} s. If it takes more there than its budget, it is not planned again",
-                )
+            if not pending or self._has(f"{key}/largest"):
                 return
-            if pending:
-                time.sleep(min(pause, left))
-                pause = min(2 * pause, 0.25)
+        self._absent |= pending
+        names = ", ".join(f"rank {rank}" for rank in sorted(pending))
+        tell(
+            "late",
+            f"rank {self.rank} goes on without knowing what a step takes as compiled on {names}, which has "
+            f"not said so within {wait_s:g} s. If it takes more there than its budget, it is not planned again",
+        )
 
     def _lose(self, error: Exception) -> None:
         """Stop using the store after an error, and warn."""
@@ -270,25 +266,19 @@ class Ranks:
             self._missed = None
         if self._missed:  # rank 0 has made no progress since the last wait
             wait_s = 0.0
-        deadline, pause = time.monotonic() + wait_s, 0.002
         seen = False
-        # Polling, because a blocking wait in the store would also block every other user of the store
-        # in this process, such as PyTorch's watchdogs.
-        while not self._has(question.key):
+        for _ in _polls(wait_s):
+            if self._has(question.key):
+                return
             if not seen and self._has(at):
                 first, seen = self._get(at), True
                 if first["key"] != question.key:
                     self._tell_difference(place, question, first)
                     return
-            left = deadline - time.monotonic()
-            if left <= 0:
-                self._absent.add(0)
-                if self._missed is None:
-                    self._missed = None if seen else at
-                    tell("alone", self._alone(question, wait_s, seen))
-                return
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, 0.25)
+        self._absent.add(0)
+        if self._missed is None:
+            self._missed = None if seen else at
+            tell("alone", self._alone(question, wait_s, seen))
 
     def _alone(self, question: Question, wait_s: float, seen: bool) -> str:
         """Return the warning for a rank that decides without rank 0.
@@ -360,6 +350,20 @@ def other_ranks() -> Ranks | None:
         if ranks is None:
             ranks = _OF_GROUP[group] = Ranks(store, distributed.get_rank())
     return None if ranks.lost else ranks
+
+
+def _polls(wait_s: float) -> Iterator[None]:
+    """Yield at once, and then at growing intervals until ``wait_s`` seconds have passed.
+
+    The ranks poll the store, because a blocking wait in the store would also block every other user
+    of the store in this process, such as PyTorch's watchdogs.
+    """
+    deadline, pause = time.monotonic() + wait_s, 0.002
+    yield
+    while (left := deadline - time.monotonic()) > 0:
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, 0.25)
+        yield
 
 
 def _packed(data: dict[str, Any]) -> str:

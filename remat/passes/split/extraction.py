@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,14 +18,15 @@ from remat import torch_compat
 from remat.errors import PlanError
 from remat.graph import ops
 from remat.graph.copying import Copier
-from remat.graph.fake import cloned, refresh
+from remat.graph.fake import cloned, refresh_views
 from remat.graph.forward_order import ForwardOrder
 from remat.graph.joint import HandedKind, Role, make_module, split_outputs
 from remat.graph.lowering import Decision
 from remat.graph.source import located
-from remat.graph.writes import aliased_argument, is_destination
+from remat.graph.storages import storage_key
+from remat.graph.writes import is_destination
 from remat.passes.core.state import State
-from remat.passes.split.arrangement import arrange, position_of
+from remat.passes.split.arrangement import Arrangement, arrange, position_of
 from remat.passes.split.convention import write_output
 
 
@@ -58,34 +59,22 @@ class Extraction:
         self._kept_copies = frozenset(
             position_of(self._index, name, "saves") for name in decision.snapshots
         )
-        self._forward_nodes: Sequence[int] | None = None
-        self._backward_nodes: Sequence[int]
-        self._snapshots_read: set[int]
-        read: Iterable[int]
-        if decision.is_ordered:
-            found = arrange(state, decision)
-            self._forward_nodes, self._backward_nodes = found.forward, found.backward
-            read, self._snapshots_read = found.read, set(found.snapshots)
-        else:
-            self._backward_nodes, read = self._reach_backward(set(keep))
+        self._ordered = decision.is_ordered
+        self._runs = arrange(state, decision) if self._ordered else self._reach_backward(set(keep))
         handed: dict[HandedKind, list[fx.Node]] = {kind: [] for kind in HandedKind}
-        for i in sorted(read):
+        for i in sorted(self._runs.read):
             node = self._index.nodes[i]
             handed[HandedKind.of(node)].append(node)
         # The dict has the order of `HandedKind`, which is the order of AOTAutograd's convention.
         self.saved, self.unchecked, self.objects, self.sizes = handed.values()
-        self.snapshots = sorted(self._snapshots_read)
+        self.snapshots = sorted(self._runs.snapshots)
         self._bind_symbols()
 
-    def _reach_backward(self, keep: set[int]) -> tuple[list[int], set[int]]:
-        """Find the nodes of backward for a decision without node orders.
+    def _reach_backward(self, keep: set[int]) -> Arrangement:
+        """Find the nodes of backward, in the order of the joint graph, for a decision without orders.
 
         Args:
             keep: positions of the saved values.
-
-        Returns:
-            The positions of the nodes that backward runs, in the order of the joint graph; and the
-            positions of the values that forward hands over.
 
         Raises:
             PlanError: backward needs an input as it was before a write by forward or the user, and
@@ -101,7 +90,7 @@ class Extraction:
         ]
         runs: set[int] = set()
         read: set[int] = set()
-        self._snapshots_read = set()
+        snapshots: set[int] = set()
         while stack:
             i = stack.pop()
             if i in runs or i in read:
@@ -114,13 +103,10 @@ class Extraction:
                     read.add(i)
                 continue
             runs.add(i)
-            if not self._kept_copies:
-                stack.extend(index.inputs[i])
-                continue
             # A node that writes to the input needs the input itself, not its copy.
             for j in index.inputs[i]:
                 if j in self._kept_copies and not is_destination(index.nodes[j], index.nodes[i]):
-                    self._snapshots_read.add(j)
+                    snapshots.add(j)
                 else:
                     stack.append(j)
         storages = self._state.storages
@@ -135,7 +121,12 @@ class Extraction:
                     f"backward reads {names} as it was before {why}, but the decision keeps no "
                     "snapshot of it"
                 )
-        return sorted(runs), read
+        return Arrangement(
+            forward=(),  # `_reach_forward` finds these nodes
+            backward=tuple(sorted(runs)),
+            read=frozenset(read),
+            snapshots=frozenset(snapshots),
+        )
 
     def _is_destination(self, i: int) -> bool:
         """Return whether backward may take input ``i`` itself instead of a snapshot.
@@ -225,9 +216,7 @@ class Extraction:
         """
         index = self._index
         outputs, _, descs, _ = split_outputs(self._joint)
-        running = self._forward_nodes
-        if running is None:
-            running = self._reach_forward(outputs)
+        running = self._runs.forward if self._ordered else self._reach_forward(outputs)
         graph = fx.Graph()
         copier = Copier(graph, self._joint.graph)
         env = copier.copies
@@ -274,8 +263,11 @@ class Extraction:
         copier.take([*self.unchecked, *self.objects])
         for role in (Role.TANGENT, Role.BACKWARD_SEED, Role.BACKWARD_STATE):
             copier.take(self._placeholders(role))
-        runs = [index.nodes[i] for i in self._backward_nodes]
+        runs = [index.nodes[i] for i in self._runs.backward]
         _copy_runs(copier, runs, snapshot)
+        gone = {k for n in snapshot if (k := storage_key(n.meta["val"])) is not None}
+        if gone:  # views of these inputs have become views of the snapshots
+            refresh_views(graph, snapshot.values(), gone)
         for node in graph.nodes:
             if node.op != "placeholder":
                 # As PyTorch's partitioner marks backward, also nodes that were traced in forward.
@@ -304,7 +296,6 @@ def _copy_runs(
         copier.copy(nodes)
         return
     copies, copied = copier.copies, snapshot or {}
-    moved: set[fx.Node | None] = {*copied.values()}
     left = Counter(nodes)
     left.update(copier.copies.keys())
     for node in nodes:
@@ -314,9 +305,6 @@ def _copy_runs(
 
         left[node] -= 1
         copier.copy([node], lookup, apart=left[node] > 0)
-        if aliased_argument(copies[node]) in moved:
-            refresh(copies[node])  # this view of the input has become a view of the snapshot
-            moved.add(copies[node])
 
 
 def _is_static(value: Any) -> bool:

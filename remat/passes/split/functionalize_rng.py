@@ -5,6 +5,7 @@ The pass follows ``functionalize_rng_ops`` in PyTorch's ``torch/_functorch/parti
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -56,7 +57,8 @@ class FunctionalizeRng(Pass):
                 else:
                     states.append((_save_state(fwd), later))
             if states:
-                _hand_over(state, states)
+                own = state.joint.num_fwd_outputs
+                _hand_over(state.forward.graph, state.backward.graph, own, states)
             return edit.result(f"{len(drawn)} operators replayed", replayed=len(drawn))
 
 
@@ -129,18 +131,20 @@ def _replay(node: fx.Node, state: fx.Node) -> None:
     node.target = torch_compat.rng_prims.run_with_rng_state
 
 
-def _hand_over(state: State, drawn: list[tuple[fx.Node, list[fx.Node]]]) -> None:
+def _hand_over(
+    forward: fx.Graph, backward: fx.Graph, own: int, drawn: list[tuple[fx.Node, list[fx.Node]]]
+) -> None:
     """Make later runs replay forward's draws, and hand the generator states from forward to backward.
 
     The generator states are saved tensors whose version counters autograd checks. The states come
     after all other tensors of this kind.
 
     Args:
-        state: the partitioned state.
+        forward: the forward graph.
+        backward: the backward graph.
+        own: number of forward's own outputs, before the saved values.
         drawn: pairs of a saved generator state in forward and the runs that replay from the state.
     """
-    assert state.forward is not None
-    assert state.backward is not None
     states: list[tuple[fx.Node, list[fx.Node]]] = []
     for saved, later in drawn:
         for node in later:
@@ -148,8 +152,7 @@ def _hand_over(state: State, drawn: list[tuple[fx.Node, list[fx.Node]]]) -> None
                 _replay(node, saved)
         if there := [node for node in later if node.graph is not saved.graph]:
             states.append((saved, there))
-    own = state.joint.num_fwd_outputs
-    out = output_node(state.forward.graph)
+    out = output_node(forward)
     values = list(out.args[0])  # type: ignore[arg-type]
     handed = enumerate(values[own:], start=own)
     at = next(
@@ -162,18 +165,17 @@ def _hand_over(state: State, drawn: list[tuple[fx.Node, list[fx.Node]]]) -> None
     )
     values[at:at] = [s for s, _ in states]
     write_output(out, values, own_descriptors(out, own))
-    graph = state.backward.graph
     # The same place among backward's inputs: after sizes and checked tensors.
     before = next(
         n
-        for n in graph.nodes
+        for n in backward.nodes
         if n.op != "placeholder"
         or role_of(n) is not Role.PRIMAL
         or HandedKind.of(n) not in (HandedKind.TENSOR, HandedKind.SIZE)
     )
     for saved, later in states:
-        with graph.inserting_before(before):
-            taken = graph.placeholder(saved.name)
+        with backward.inserting_before(before):
+            taken = backward.placeholder(saved.name)
             taken.meta = {"val": saved.meta["val"]}
         for node in later:
             _replay(node, taken)
@@ -224,13 +226,9 @@ def _sample_state(node: fx.Node) -> torch.Tensor:
 
     The tensor is fake if a value of the node or its inputs is fake.
     """
-    size = state_bytes(node)
-    values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
-    fake = fake_mode_of(values)
-    if fake is None:
-        return torch.empty(size, dtype=torch.uint8)
-    with fake:
-        return torch.empty(size, dtype=torch.uint8, device="cpu")
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    with fake_mode_of(values) or contextlib.nullcontext():
+        return torch.empty(state_bytes(node), dtype=torch.uint8, device="cpu")
 
 
 def _provenance(node: fx.Node) -> dict[str, Any]:

@@ -15,7 +15,8 @@ import remat
 from remat.errors import ProblemError
 from remat.graph.lowering import SavedKind
 from remat.passes.core.state import State
-from remat.passes.decide.min_cut import Banned, MinCut
+from remat.passes.decide.bans import banned
+from remat.passes.decide.min_cut import Fusibility, MinCut
 from remat.planning.pipelines import prepare
 from remat.solvers.flow import InfeasibleCutError, Network
 from remat.solvers.graph_problem import GraphProblem, conflict, evaluate
@@ -145,17 +146,17 @@ def test_each_ban_changes_what_is_kept() -> None:
 
     state = prepare(joint_of(f, weight(64, 16), weight(16, 16)))
 
-    def banned(**options: bool) -> set[str]:
-        ban = state.get(Banned(MinCut(**options).rules))
+    def names(**options: bool) -> set[str]:
+        ban = banned(state, MinCut(**options).rules, state.get(Fusibility()))
         return {n.name for n, b in zip(state.index.nodes, ban, strict=True) if b}
 
-    everything = banned()
+    everything = names()
     assert {"mm", "cumsum"} <= everything
     # Compute-intensive operators stay banned by their own right until only draws are left.
     few = {"ban_used_far_apart": False, "ban_materialized_backward": False}
-    assert {"mm", "cumsum"} <= banned(**few)
-    without = banned(**few, ban_not_in_allowlist=False)
+    assert {"mm", "cumsum"} <= names(**few)
+    without = names(**few, ban_not_in_allowlist=False)
     assert "mm" in without
     assert "cumsum" not in without
     assert "sum_1" in everything
-    assert "sum_1" not in banned(ban_reductions=False, ban_used_far_apart=False)
+    assert "sum_1" not in names(ban_reductions=False, ban_used_far_apart=False)

@@ -8,7 +8,7 @@ import functools
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
@@ -227,6 +227,24 @@ class Record:
             return read_as(what, path, lambda text: read_record(cls, text), MAX_RECORD_BYTES)
         except ProblemError as wrong:
             raise PlanError(str(wrong)) from None
+
+
+def check_figures(record: Any, names: Iterable[str], where: str = "") -> None:
+    """Raise a ProblemError if an attribute is negative, NaN or too large for a float.
+
+    An edited file may have such figures.
+
+    Args:
+        record: the dataclass.
+        names: names of the attributes to check.
+        where: start of the error message.
+    """
+    for name in names:
+        value = getattr(record, name)
+        if not 0 <= value < 2**100:  # False for NaN, too
+            raise ProblemError(
+                f"{where}{name} is {value}, expected 0 or more, and less than 2**100"
+            )
 
 
 def as_tuples(value: Any) -> Any:

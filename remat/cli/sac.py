@@ -125,8 +125,6 @@ def sac(
 
     The plan is for eager code. remat.sac.apply(model, plan) applies it with torch.utils.checkpoint.
     """
-    from torch import nn
-
     from remat.sac.api.checkpointing import check
     from remat.sac.estimation.modules import estimate
     from remat.sac.solve.milp import plan as plan_for
@@ -137,11 +135,6 @@ def sac(
         progress.step("building the model")
         device = "cpu" if run_it or fake is False else "meta"  # a real step needs real weights
         example = load(model, overrides, batch=batch, seq=seq, device=device)
-        if not isinstance(example.model, nn.Module):
-            raise CaptureError(
-                f"MODEL '{model}' is a {type(example.model).__name__}; expected a torch.nn.Module: "
-                "what is checkpointed are its modules"
-            )
         given = example.model, example.args, example.kwargs
         progress.step("estimating")
         with users_code(model):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import fx
 
 from remat.errors import PlanError, ProblemError, RematError
-from remat.files import Form, Record
+from remat.files import Form, Record, check_figures
 from remat.graph.fused_liveness import predict_peak
 from remat.graph.liveness import MemoryCurve, Timeline, own_outputs, timeline
 from remat.graph.lowering import Decision, Offload
@@ -33,13 +33,12 @@ from remat.units import Budget, format_bytes, format_cost
 if TYPE_CHECKING:
     from remat.planning.frontier import Frontier
 
-#: Figures of a plan that must be at least 0 and below `_TOO_LARGE`, which a float can hold.
+#: Figures of a plan that `check_figures` checks.
 _FIGURES = (
     "capacity", "full_bytes", "least_bytes", "saved_bytes", "peak_bytes", "recompute_cost", "recompute_bound",
     "planned_saved_bytes", "planned_peak_bytes", "step_cost", "without_peak_bytes", "without_recompute_cost",
     "without_expected_bytes", "exposed_time", "peak_limit",
 )  # fmt: skip
-_TOO_LARGE = 2**100
 #: Fields of a plan that are not written to files, and are built again for a plan from a cache.
 _OF_MODULES = ("_modules", "_problem", "_costs")
 
@@ -198,10 +197,7 @@ class Plan(Record):
     _sizes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in _FIGURES:
-            value = getattr(self, name)
-            if not 0 <= value < _TOO_LARGE:
-                raise ProblemError(f"{name} is {value}, expected 0 or more, and less than 2**100")
+        check_figures(self, _FIGURES)
         # The text of a budget can only be wrong in a plan from a file, which has no `_asked`.
         for budget in (self.budget, self.region_budget) if self._asked is None else ():
             if budget:

@@ -152,13 +152,9 @@ def exact_points(stats: SACStats) -> list[Point]:
         For each point, (fraction of memory discarded, fraction of runtime recomputed).
     """
     grouping, frontier = group(stats), exact_frontier(stats)
-    free_bytes = sum(item.nbytes for item in grouping.free)
-    free_ps = sum(item.runtime_ps for item in grouping.free)
-    views_ps = sum(round(stats.runtimes[i] * PS_PER_MS) for i in grouping.recomputed)
-    views_bytes = sum(stats.memory[i] for i in grouping.recomputed)
+    most_bytes = sum(stats.memory) - sum(item.nbytes for item in grouping.stored)
     memory, runtime_ps = sum(stats.memory) or 1, sum(stats.runtimes) * PS_PER_MS or 1
     pairs = zip(frontier.weights.tolist(), frontier.values.tolist(), strict=True)
     return [
-        ((views_bytes + free_bytes - w) / memory, (views_ps + free_ps - v) / runtime_ps)
-        for w, v in pairs
+        ((most_bytes - w) / memory, (grouping.recompute_ps - v) / runtime_ps) for w, v in pairs
     ][::-1]

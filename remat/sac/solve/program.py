@@ -69,7 +69,7 @@ def least_time(
     budget: int,
     *,
     gap: float,
-    time_limit: float | None = None,
+    deadline: float | None,
 ) -> Outcome:
     """Find the decision with the least recompute time among those whose peak fits a budget.
 
@@ -79,12 +79,12 @@ def least_time(
         plain: bytes alive at each moment without checkpointing.
         budget: budget for the step's peak in bytes.
         gap: relative gap at which the solver HiGHS may stop.
-        time_limit: time limit in seconds; None: branch-and-bound nodes are limited instead.
+        deadline: time of `time.monotonic` in seconds at which to stop; None: branch-and-bound nodes
+            are limited instead.
 
     Raises:
         BudgetError: no decision fits the budget; the message states the least peak.
     """
-    deadline = None if time_limit is None else time.monotonic() + time_limit
     program = _Program(tree, options, plain)
     program.add_rows(simulate(tree, {}, plain), budget)
     bound, limit = 0.0, budget
@@ -115,7 +115,10 @@ def least_time(
 
 
 def _seconds_left(deadline: float | None) -> float | None:
-    """Return the seconds until a deadline, at least 0.1; None without a deadline."""
+    """Return the seconds until a deadline; None without a deadline.
+
+    At least 0.1, so that the program can still find a plan.
+    """
     return None if deadline is None else max(0.1, deadline - time.monotonic())
 
 

@@ -77,6 +77,17 @@ def writing(
         raise error(f"{subject} cannot be written: {wrong.strerror or wrong}{hint}") from wrong
 
 
+def write_file(
+    path: str | os.PathLike[str],
+    content: str | bytes,
+    what: str,
+    error: type[RematError] = RematError,
+) -> None:
+    """Write a file by `write_atomic`, with the errors of `writing`."""
+    with writing(path, what=what, error=error):
+        write_atomic(Path(path), content)
+
+
 def resolved(path: Path) -> Path:
     """Return the absolute path without symbolic links, ``.`` and ``..``.
 
@@ -183,8 +194,7 @@ def save_record(record: Any, path: str | os.PathLike[str]) -> None:
     Raises:
         PlanError: the file cannot be written. The previous content is unchanged.
     """
-    with writing(path, what=record.form.what, error=PlanError):
-        write_atomic(Path(path), write_record(record))
+    write_file(path, write_record(record), record.form.what, PlanError)
 
 
 class Record:

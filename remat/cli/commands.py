@@ -179,7 +179,10 @@ def options(*decorators: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def list_option(
-    name: str, text: str, item: params.ParamType = click.STRING, default: str | None = None
+    name: str,
+    text: str,
+    item: params.ParamType = click.STRING,
+    default: str | tuple[()] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator for an option with comma-separated values.
 
@@ -187,7 +190,7 @@ def list_option(
         name: name of the option in the plural, without dashes.
         text: help of the option.
         item: type of one value.
-        default: values if the option is not given.
+        default: values if the option is not given, as text or as an empty tuple.
     """
     return click.option(
         f"--{name}",

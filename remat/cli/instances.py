@@ -93,9 +93,7 @@ def capture(
 
 
 @main.command()
-@click.argument(
-    "file", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path)
-)
+@click.argument("file", metavar="FILE", type=params.INPUT_FILE)
 @solver_option
 @click.option(
     "--budget",

@@ -154,6 +154,10 @@ def check_file(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     return value
 
 
+#: Parameter type: a file to read, which must exist.
+INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
 class OutputFile(click.Path):
     """Parameter type for a file to write; the folder of the file must exist.
 
@@ -209,23 +213,6 @@ def check_there(path: Path, what: str, expected: str = "") -> None:
         raise click.UsageError(
             f"there is no {what} '{path}'" + (f"; {expected}" if expected else "")
         )
-
-
-def write(path: Path, text: str, what: str) -> None:
-    """Write a text to a file atomically.
-
-    Args:
-        path: the file.
-        text: the content.
-        what: kind of content, such as ``"plan"``, for the message.
-
-    Raises:
-        RematError: the file cannot be written.
-    """
-    from remat.files import write_atomic, writing
-
-    with writing(path, what=what, error=RematError):
-        write_atomic(path, text)
 
 
 class ListOf(ParamType):

@@ -22,7 +22,7 @@ from remat.cli.errors import INTERRUPTED
 from remat.cli.progress import Progress
 from remat.cli.repro import replay
 from remat.errors import RematError
-from remat.files import writing
+from remat.files import write_file, writing
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
@@ -102,7 +102,7 @@ def reduce_(
         found = reduce(joint, fails, progress=progress.detail)
     text = print_joint(found.joint)
     if recorded is None:
-        params.write(target, text, "joint graph")
+        write_file(target, text, "joint graph")
     else:
         _write_folder(source, target, recorded, found.joint, text)
     if as_json:

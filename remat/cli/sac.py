@@ -14,6 +14,7 @@ from remat.cli.commands import (
     batch_option,
     echo_json,
     json_option,
+    list_option,
     main,
     model_arguments,
     seq_option,
@@ -23,6 +24,7 @@ from remat.cli.errors import fail
 from remat.cli.models import load, users_code
 from remat.cli.progress import Progress
 from remat.errors import BudgetError, CaptureError, RematError
+from remat.files import write_file
 
 if TYPE_CHECKING:
     from remat.sac.api.checkpointing import Checked
@@ -55,18 +57,14 @@ MODES = ("operator-level-cost-model", "operator-level-benchmark")
     show_default=True,
     help="number of ranks over which FSDP shards parameters and gradients",
 )
-@click.option(
-    "--units",
-    type=params.ListOf(click.STRING),
-    metavar="NAMES,…",
-    help="modules that may be checkpointed: names or patterns such as model.layers.*, with commas",
+@list_option(
+    "units",
+    "comma-separated modules that may be checkpointed: names or patterns such as model.layers.*",
 )
-@click.option(
-    "--fsdp-units",
-    type=params.ListOf(click.STRING),
-    metavar="NAMES,…",
+@list_option(
+    "fsdp-units",
+    "comma-separated modules that FSDP gathers as one unit: names or patterns",
     default=(),
-    help="modules that FSDP gathers as one unit: names or patterns, with commas",
 )
 @click.option(
     "--solver",
@@ -151,7 +149,7 @@ def sac(
             progress.step("drawing")
             write_picture(plot, lambda: plan_figure(tree, plan, title=example.title))
         if output is not None:
-            params.write(output, plan.to_json(), "plan")
+            write_file(output, plan.to_json(), "plan")
         if run_it:
             progress.step("running")
             try:

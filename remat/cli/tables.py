@@ -144,16 +144,14 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     return lines
 
 
-def frontier_table(found: Frontier, title: str, rows: int) -> Table:
+def frontier_table(found: Frontier, rows: int) -> Table:
     """Return a table of the points of a frontier; an arrow marks the knee.
 
     Args:
         found: the frontier.
-        title: title of the table.
         rows: largest number of points to show.
     """
-
-    table = new_table(title)
+    table = new_table()
     columns = ("share", "saved", "recompute", "peak")
     for name in columns if found.by == "saved" else reversed(columns[1:]):
         table.add_column(name, justify="right", no_wrap=True)

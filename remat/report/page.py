@@ -13,7 +13,7 @@ from string import Template
 from typing import Any
 
 from remat.errors import PlanError
-from remat.files import write_atomic, writing
+from remat.files import write_file
 from remat.report.page_data import Curve, Page, Stop, page_data
 from remat.report.pictures import Scale, byte_ticks
 
@@ -55,9 +55,7 @@ def write_page(page: Page, path: str | Path) -> None:
         PlanError: Bokeh is not installed, or the file cannot be written. An existing file stays
             unchanged.
     """
-    text = page_of(page)
-    with writing(path, what="page", error=PlanError):
-        write_atomic(Path(path), text)
+    write_file(path, page_of(page), "page", PlanError)
 
 
 def require_bokeh() -> None:

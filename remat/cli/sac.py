@@ -68,7 +68,7 @@ MODES = ("operator-level-cost-model", "operator-level-benchmark")
 )
 @click.option(
     "--solver",
-    type=params.SOLVER_NAME,
+    type=params.SOLVER,
     default="auto",
     show_default=True,
     help="a knapsack solver to decide within modules; auto: all best choices are computed",

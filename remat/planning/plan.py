@@ -386,7 +386,7 @@ class Plan(Record):
         assert self._problem is not None
         offloaded = {value.name: value.nbytes for value in self.offloads}
         costs = self._costs or {}
-        return list(uses(forward, backward, self._problem, self.recomputed, offloaded, costs))
+        return uses(forward, backward, self._problem, self.recomputed, offloaded, costs)
 
     @property
     def rows(self) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from torch import fx
@@ -53,8 +53,8 @@ def uses(
     recomputed: Sequence[str],
     offloaded: Mapping[str, int],
     costs: Mapping[str, int],
-) -> Iterator[Use]:
-    """Yield each operator node of a plan's forward graph, with the node's bytes and costs under the plan.
+) -> list[Use]:
+    """Return each operator node of a plan's forward graph, with the node's bytes and costs under the plan.
 
     Args:
         forward: the plan's forward module.
@@ -68,21 +68,21 @@ def uses(
     cost: dict[str, int] = {}
     for run in again(forward, backward, problem, recomputed):
         cost[run.name] = cost.get(run.name, 0) + run.cost
-    for node in forward.graph.nodes:
-        if node.op != "call_function":
-            continue
-        name = node.name
-        yield (
+    return [
+        (
             node,
             Totals(
                 nodes=1,
-                saved_bytes=0 if name in offloaded else saved.get(name, 0),
-                offloaded_bytes=offloaded.get(name, 0),
-                recompute_cost=cost.get(name, 0),
-                runs_again=name in cost,
-                cost=costs.get(name, 0),
+                saved_bytes=0 if node.name in offloaded else saved.get(node.name, 0),
+                offloaded_bytes=offloaded.get(node.name, 0),
+                recompute_cost=cost.get(node.name, 0),
+                runs_again=node.name in cost,
+                cost=costs.get(node.name, 0),
             ),
         )
+        for node in forward.graph.nodes
+        if node.op == "call_function"
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +173,7 @@ def policies_of(rows: Sequence[ModuleRow]) -> dict[str, str]:
     return found
 
 
-def policy_lines(policies: Policies, used: Iterable[Use], show_cost: ShowCost) -> list[str]:
+def policy_lines(policies: Policies, used: Sequence[Use], show_cost: ShowCost) -> list[str]:
     """Return a table with a row for each policy: matched modules, saved and offloaded bytes, recompute cost.
 
     Args:
@@ -184,11 +184,10 @@ def policy_lines(policies: Policies, used: Iterable[Use], show_cost: ShowCost) -
     Returns:
         Lines of text; empty if there are no policies.
     """
-    listed = list(used)
     totals: dict[Policy, Totals] = {policy: Totals() for policy in policies.given}
     matches: dict[Policy, set[str]] = {}
-    parts = policies.parts([node for node, _ in listed])
-    for (_, figures), part in zip(listed, parts, strict=True):
+    parts = policies.parts([node for node, _ in used])
+    for (_, figures), part in zip(used, parts, strict=True):
         if part is not None:
             totals.setdefault(part.policy, Totals()).add(figures)
             matches.setdefault(part.policy, set()).add(part.name)

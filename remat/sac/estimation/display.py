@@ -19,7 +19,7 @@ from remat.sac.estimation.stats import (
     group,
 )
 from remat.sac.estimation.tradeoff import exact_frontier
-from remat.units import format_bytes
+from remat.units import format_bytes, some_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,14 +42,6 @@ def print_table(table: Table, *, ruled: bool = False) -> None:
     """
     table.box = (box.ROUNDED if ruled else box.SIMPLE_HEAD) if sys.stdout.isatty() else None
     show(table)
-
-
-def totals(stats: SACStats) -> str:
-    """Return a line with a module's total bytes, total milliseconds and ``force_store_random``."""
-    return (
-        f"Total Memory: {sum(stats.memory)} B Total Runtime: {sum(stats.runtimes):.6g} ms "
-        f"Store Random: {stats.force_store_random}"
-    )
 
 
 def operators(stats: SACStats) -> Table:
@@ -90,10 +82,9 @@ def steps(order: SACGreedyOrderMeta, stats: SACStats) -> Table:
         freed += sum(stats.memory[i] for i in ops)
         spent += sum(stats.runtimes[i] for i in ops)
         names = list(dict.fromkeys(stats.func_names[i] for i in ops))
-        more = [f"and {len(names) - _NAMED} more"] if len(names) > _NAMED else []
         table.add_row(
             " ".join(map(str, ops)),
-            ", ".join(names[:_NAMED] + more),
+            some_of(names, _NAMED),
             f"{freed / memory if memory else 0:.4f}",
             str(freed),
             f"{spent / runtime if runtime else 0:.4f}",

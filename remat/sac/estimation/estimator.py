@@ -15,7 +15,7 @@ from remat.errors import ProblemError
 from remat.graph.costs import CostModel, Roofline
 from remat.report.pictures import write_picture
 from remat.sac.estimation.collecting import collect, model_of, runtimes
-from remat.sac.estimation.display import operators, print_table, steps, totals, tradeoff_figure
+from remat.sac.estimation.display import operators, print_table, steps, tradeoff_figure
 from remat.sac.estimation.stats import (
     SACGreedyOrderMeta,
     SACStats,
@@ -197,7 +197,10 @@ class SACEstimator:
             sac_stats: statistics of the module.
             print_tabular: whether the table has a box around it on a terminal.
         """
-        print(totals(sac_stats))
+        print(
+            f"Total Memory: {sum(sac_stats.memory)} B Total Runtime: {sum(sac_stats.runtimes):.6g} ms "
+            f"Store Random: {sac_stats.force_store_random}"
+        )
         print_table(operators(sac_stats), ruled=print_tabular)
 
     def display_sac_tradeoff_stats(

@@ -12,7 +12,7 @@ from remat.files import Form, Record, check_figures
 from remat.graph.ops import is_known
 from remat.graph.purity import name_of
 from remat.graph.text.literals import read_target
-from remat.units import columns, format_bytes
+from remat.units import columns, format_bytes, some_of
 
 #: Largest number of operator names in a row of `SACPlan.explain`.
 _NAMED = 4
@@ -186,9 +186,7 @@ def _row(m: ModulePlan, names: list[str]) -> tuple[str, str, str, str, str]:
     """
     shown = repr(names[0]) if len(names) == 1 else f"'{names[0]}' … '{names[-1]}' ({len(names)})"
     count = Counter(m.ops[i] for i in m.stored).most_common()
-    listed = [f"{n} {op}" if n > 1 else op for op, n in count[:_NAMED]]
-    if len(count) > _NAMED:
-        listed.append(f"{len(count) - _NAMED} more")
-    stored = f"{len(m.stored)} of {len(m.ops)}: " + (", ".join(listed) or "plain checkpointing")
+    listed = some_of([f"{n} {op}" if n > 1 else op for op, n in count], _NAMED)
+    stored = f"{len(m.stored)} of {len(m.ops)}: {listed or 'plain checkpointing'}"
     sizes = format_bytes(m.stored_bytes), format_bytes(m.discarded_bytes)
     return shown, *sizes, f"{m.recompute_ms:.4g} ms", stored

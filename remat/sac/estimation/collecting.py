@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from networkx.utils import UnionFind
 from torch import fx
 
 from remat import torch_compat
@@ -154,15 +155,15 @@ def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[in
 
 def _repeated(
     copied: Collection[int],
-    together: Collection[tuple[int, int]],
+    together: Iterable[tuple[int, int]],
     views: Collection[int],
-    drawn: Collection[int],
+    drawn: Iterable[int],
 ) -> set[int]:
     """Return the operators of ``copied``, and all operators that must be recomputed because of them.
 
     If one operator of a pair must be recomputed, so must the other. Pairs in which the first
     operator on the storage is a view are left out. If one random operator must be recomputed, so
-    must all random operators. These rules are applied until they add no operator.
+    must all random operators.
 
     Args:
         copied: operators that must be recomputed because they write to copies made by ``clone``.
@@ -170,16 +171,10 @@ def _repeated(
         views: operators that return views.
         drawn: operators that may draw random numbers.
     """
-    again = set(copied)
-    while True:
-        more = {
-            i
-            for pair in together
-            if again.intersection(pair) and pair[1] not in views
-            for i in pair
-        }
-        if again.intersection(drawn):
-            more.update(drawn)
-        if more <= again:
-            return again
-        again |= more
+    alike = UnionFind(copied)
+    for op, first in together:
+        if first not in views:
+            alike.union(op, first)
+    alike.union(*drawn)
+    heads = {alike[op] for op in copied}
+    return {op for op in alike if alike[op] in heads}

@@ -446,11 +446,12 @@ def capture_model(
         example = load(model, overrides, **options)
         progress.step(f"capturing {model}")
         start = time.perf_counter()
-        given: dict[str, Any] = {"lower": lower, "device": device}
-        if not fullgraph:
-            given |= {"fullgraph": False, "run": run}
+        # A dict, because the overloads of `capture` distinguish `fullgraph`.
+        given: dict[str, Any] = {"fullgraph": fullgraph, "run": run}
         try:
-            found = capture(example.model, example.args, example.kwargs, **given)
+            found = capture(
+                example.model, example.args, example.kwargs, lower=lower, device=device, **given
+            )
         except CaptureError as error:
             needed = [_IN_COMMAND[r] for r in error.remedies if r in _IN_COMMAND]
             if not needed:

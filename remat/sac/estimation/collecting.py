@@ -56,22 +56,16 @@ def runtimes(calls: Iterable[Call], model: CostModel) -> dict[fx.Node, float]:
     each on a CPU. With any other cost model, the runtime is 0 for views and for operators that
     allocate memory without writing to it.
     """
-    shown = [c for c in calls if not c.skipped]
-    if isinstance(model, Profile):
-        asked = [part for c in shown for part in c.parts]
-    else:
-        asked = [
-            part
-            for c in shown
-            if c.view is None
-            for part in c.parts
-            if not ops.is_uninitialised(part)
-        ]
-    found = {part: 0.0 for c in shown for part in c.parts}
+    parts = [(c, part) for c in calls if not c.skipped for part in c.parts]
+    asked = [
+        part
+        for c, part in parts
+        if isinstance(model, Profile) or not (c.view is not None or ops.is_uninitialised(part))
+    ]
     with torch_compat.disable_current_modes():  # a model may make tensors of its own
         costs = model.costs(asked)
-    found.update((n, ps / PS_PER_MS) for n, ps in zip(asked, costs, strict=True))
-    return found
+    taken = {part: ps / PS_PER_MS for part, ps in zip(asked, costs, strict=True)}
+    return {part: 0.0 for _, part in parts} | taken
 
 
 def collect(

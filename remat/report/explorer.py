@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remat.errors import PeakWarning
-from remat.report.page import require_bokeh, write_page
+from remat.errors import PeakWarning, PlanError
+from remat.files import write_file
+from remat.report.page import page_of, require_bokeh
 from remat.report.page_data import Curve, Page, Stop
 from remat.units import format_bytes, format_cost
 
@@ -76,7 +77,7 @@ def explore(
         curve=None if frontier is None else _curve(frontier, plans),
         figures=figures,
     )
-    write_page(page, path)
+    write_file(path, page_of(page), "page", PlanError)
     return figures
 
 

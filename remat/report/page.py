@@ -13,7 +13,6 @@ from string import Template
 from typing import Any
 
 from remat.errors import PlanError
-from remat.files import write_file
 from remat.report.page_data import Curve, Page, Stop, page_data
 from remat.report.pictures import Scale, byte_ticks
 
@@ -48,16 +47,6 @@ def _without(page: Page) -> str:
     return _PEAK_WITHOUT.format(of="that is expected " if page.first.view.as_compiled else "")
 
 
-def write_page(page: Page, path: str | Path) -> None:
-    """Write a page to a file, atomically.
-
-    Raises:
-        PlanError: Bokeh is not installed, or the file cannot be written. An existing file stays
-            unchanged.
-    """
-    write_file(path, page_of(page), "page", PlanError)
-
-
 def require_bokeh() -> None:
     """Check that Bokeh is installed. Callers do this before any long work.
 
@@ -73,12 +62,7 @@ def require_bokeh() -> None:
 
 
 def page_of(page: Page) -> str:
-    """Return the HTML of a page.
-
-    Raises:
-        PlanError: Bokeh is not installed.
-    """
-    require_bokeh()
+    """Return the HTML of a page."""
     from bokeh.resources import Resources
 
     plots = {"timeline": _timeline(page)}

@@ -30,8 +30,8 @@ def check_module(model: object) -> None:
     if not isinstance(model, nn.Module):
         raise ProblemError(
             why_no_instance(model)
-            or f"expected a torch.nn.Module, got {type(model).__name__}: what is checkpointed are its "
-            "modules"
+            or f"model is a {type(model).__name__}; expected a torch.nn.Module: what is checkpointed are "
+            "its modules"
         )
 
 

@@ -282,9 +282,9 @@ def _run_once(keeps: Iterable[KeptStorage]) -> list[str]:
 
 def _kept_rows(keeps: Iterable[KeptStorage], show_cost: ShowCost) -> list[list[str]]:
     """Return the rows of the table of kept values, with the header first."""
-    shown, rest, merged = _grouped(keeps, lambda k: (k.op, k.source, k.nbytes), lambda k: k.nbytes)
+    groups = grouped(keeps, lambda k: (k.op, k.source, k.nbytes), lambda k: k.nbytes)
     rows = [["bytes", "", "value", "operator", "to recompute", "per MiB", "source"]]
-    for group in shown:
+    for group in groups[:MOST_ROWS]:
         prices = [k.price for k in group if k.price is not None]
         nbytes = sum(k.nbytes for k in group if k.price is not None)
         rate = ""
@@ -299,17 +299,18 @@ def _kept_rows(keeps: Iterable[KeptStorage], show_cost: ShowCost) -> list[list[s
         first, size = group[0], format_bytes(sum(k.nbytes for k in group))
         source = shortened(first.source, _SOURCE)
         rows.append([size, _times(group), first.name, first.op, cost, rate, source])
-    if rest:
+    if rest := groups[MOST_ROWS:]:
+        merged = [k for group in rest for k in group]
         size = format_bytes(sum(k.nbytes for k in merged))
-        rows.append([size, _times(merged), f"… in {rest} smaller rows", "", "", "", ""])
+        rows.append([size, _times(merged), f"… in {len(rest)} smaller rows", "", "", "", ""])
     return rows
 
 
 def _again_rows(runs: Iterable[RecomputedNode], show_cost: ShowCost) -> list[list[str]]:
     """Return the rows of the table of recomputed operators, with the header first."""
-    shown, rest, merged = _grouped(runs, lambda r: (r.source, r.why == "tagged"), lambda r: r.cost)
+    groups = grouped(runs, lambda r: (r.source, r.why == "tagged"), lambda r: r.cost)
     rows = [["cost", "", "operators", "why", "per MiB", "source"]]
-    for group in shown:
+    for group in groups[:MOST_ROWS]:
         cost, nbytes = sum(r.cost for r in group), sum(r.nbytes for r in group if r.why == "read")
         why, rate = "on the way to others", ""
         if group[0].why == "tagged":
@@ -319,32 +320,27 @@ def _again_rows(runs: Iterable[RecomputedNode], show_cost: ShowCost) -> list[lis
         names = shortened(_names(r.op for r in group), 48)
         source = shortened(group[0].source, _SOURCE)
         rows.append([show_cost(cost), "", names, why, rate, source])
-    if rest:
+    if rest := groups[MOST_ROWS:]:
+        merged = [r for group in rest for r in group]
         cost_text = show_cost(sum(r.cost for r in merged))
-        rows.append([cost_text, "", f"{len(merged)} in {rest} smaller rows", "", "", ""])
+        rows.append([cost_text, "", f"{len(merged)} in {len(rest)} smaller rows", "", "", ""])
     return rows
 
 
-def _grouped(
+def grouped(
     items: Iterable[T], key: Callable[[T], object], size: Callable[[T], int]
-) -> tuple[list[list[T]], int, list[T]]:
+) -> list[list[T]]:
     """Group items by key, largest group first.
 
     Args:
         items: the items.
         key: function that returns an item's key.
         size: function that returns an item's size. The size of a group is the sum over its items.
-
-    Returns:
-        Three items: the `MOST_ROWS` largest groups, the number of the other groups, and the items of
-        the other groups.
     """
     groups: dict[object, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
-    ordered = sorted(groups.values(), key=lambda group: -sum(map(size, group)))
-    rest = ordered[MOST_ROWS:]
-    return ordered[:MOST_ROWS], len(rest), [item for group in rest for item in group]
+    return sorted(groups.values(), key=lambda group: -sum(map(size, group)))
 
 
 def _names(names: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from remat.graph.liveness import StorageKind, sums_of
-from remat.report.explanation import counted
+from remat.report.explanation import counted, grouped
 from remat.report.memory_plot import LAYERS, highest_moments
 from remat.report.pictures import Scale
 from remat.report.step_view import KEPT, OFFLOADED, StepView, Value, short_module
@@ -364,36 +364,29 @@ def _again(view: StepView, texts: Texts) -> dict[str, Any]:
         view: the step.
         texts: the page's texts. The result refers to texts by number.
     """
-    groups: dict[tuple[str, str], list[int]] = {}
-    free = 0
-    for run in view.recomputed:
-        if not run.cost:
-            free += 1
-            continue
-        row = groups.setdefault((run.op, run.source), [0, 0, 0])
-        for k, amount in enumerate((run.cost, 1, run.nbytes)):
-            row[k] += amount
-    rows = sorted(groups.items(), key=lambda item: -item[1][0])
+    runs = [run for run in view.recomputed if run.cost]
+    rows = grouped(runs, lambda run: (run.op, run.source), lambda run: run.cost)
     shown, rest = rows[:MOST_AGAIN], rows[MOST_AGAIN:]
-    runs, cost = sum(r[1] for _, r in rows), sum(r[0] for _, r in rows)
+    costs = [sum(run.cost for run in row) for row in rows]
     text = "Nothing that costs time runs twice."
     if rows:
-        text = (
-            f"{counted(runs, 'further run')} of operators, {format_cost(cost, view.unit)} together."
-        )
-    if free:
+        cost = format_cost(sum(costs), view.unit)
+        text = f"{counted(len(runs), 'further run')} of operators, {cost} together."
+    if free := len(view.recomputed) - len(runs):
         text += f" {counted(free, 'node')} besides at no cost: views, sizes, elements of tuples."
     if rest:
-        text += f" Not listed: {format_cost(sum(r[0] for _, r in rest), view.unit)} in {len(rest)} lines."
+        left = format_cost(sum(costs[MOST_AGAIN:]), view.unit)
+        text += f" Not listed: {left} in {len(rest)} lines."
+    nbytes = [sum(run.nbytes for run in row) for row in shown]
     return {
         "again": {
-            "op": [texts(op) for (op, _), _ in shown],
-            "source": [texts(source) for (_, source), _ in shown],
-            "cost": [r[0] for _, r in shown],
-            "costText": [texts(format_cost(r[0], view.unit)) for _, r in shown],
-            "count": [r[1] for _, r in shown],
-            "bytes": [r[2] for _, r in shown],
-            "bytesText": [texts(format_bytes(r[2])) for _, r in shown],
+            "op": [texts(row[0].op) for row in shown],
+            "source": [texts(row[0].source) for row in shown],
+            "cost": costs[:MOST_AGAIN],
+            "costText": [texts(format_cost(cost, view.unit)) for cost in costs[:MOST_AGAIN]],
+            "count": [len(row) for row in shown],
+            "bytes": nbytes,
+            "bytesText": [texts(format_bytes(n)) for n in nbytes],
         },
         "againText": texts(text),
     }

@@ -231,8 +231,8 @@ def check(stats: SACStats) -> None:
         raise ProblemError(f"operator {negative} has negative memory or runtime")
 
 
-def difference(before: SACStats, after: SACStats) -> str | None:
-    """Return the first difference between the operators of two module calls; None if they are equal.
+def difference(before: SACStats, after: SACStats) -> str:
+    """Return the first difference between the operators of two module calls; empty if they are equal.
 
     The returned text ends with "which", and the caller completes the sentence. An example is "runs
     aten.mm.default as operator 3 instead of aten.add.Tensor, which".
@@ -242,4 +242,4 @@ def difference(before: SACStats, after: SACStats) -> str | None:
             return f"runs {b} as operator {i} instead of {a}, which"
     if len(before) != len(after):
         return f"runs {len(after)} operators instead of {len(before)}, which"
-    return None
+    return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -79,9 +78,8 @@ def allocated_bytes(nbytes: int, device: torch.device) -> int:
         nbytes: bytes of the storage.
         device: device of the storage.
     """
-    if device.type != "cuda" or os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") != "0":
-        return nbytes
-    return math.ceil(nbytes / CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES
+    block = CUDA_BLOCK_BYTES if device.type == "cuda" else 1
+    return math.ceil(nbytes / block) * block
 
 
 def written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -160,10 +160,8 @@ def _find(model: nn.Module, name: str) -> nn.Module:
     names: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     if name in names:
         return names[name]
-    last = name.rpartition(".")[2]
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    near += [n for n in names if n.endswith(f".{name}") or n.rpartition(".")[2] == last]
-    known = ", ".join(f"'{n}'" for n in list(dict.fromkeys(near))[:3])
+    known = ", ".join(f"'{n}'" for n in near)
     raise PlanError(
         f"the plan checkpoints module '{name}', which {type(model).__name__} does not have; "
         + (f"near are {known}" if known else "no name is near it")

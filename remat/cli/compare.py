@@ -39,21 +39,21 @@ if TYPE_CHECKING:
     "comma-separated budgets to plan at: 0.5, 40GiB, peak:0.5, saved:8GiB",
     default="0.2,0.5,0.8",
 )
+@click.option("--legend", is_flag=True, help="explain the star and the columns below the table")
 def compare(
     model: str,
     overrides: tuple[str, ...],
     solvers: tuple[str, ...] | None,
     budgets: tuple[str, ...],
+    legend: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Plan MODEL with several solvers at several budgets, and show the plans in one table.
 
-    A star marks the plans of least recompute cost at each budget; of equal costs, those that save
-    the fewest bytes. The column gap is the part of a plan's cost above a proven lower bound, as a
-    ratio of that cost; a dash: no bound is proven. The column step compares the modelled step with
-    the step without remat. A solver that is named with --solvers does the same search as in `remat
-    plan`.
+    A star marks the best plans at each budget. The column gap is the part of a plan's cost above a
+    proven lower bound, as a ratio of that cost. A solver that is named with --solvers does the same
+    search as in `remat plan`.
     """
     from remat import api
     from remat.cli import tables
@@ -88,7 +88,7 @@ def compare(
         title = f"{step.title()}; cost model {cost}"
         width = tables.console().width
         tables.show(tables.comparison_table(comparison, title, width=width))
-        for note in tables.comparison_notes(comparison):
+        for note in (*tables.comparison_notes(comparison), *(tables.LEGEND if legend else ())):
             click.echo(note)
     if failed:
         error = RematError(

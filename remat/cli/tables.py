@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from remat.planning.plan import Plan
 
 
+#: Lines that explain the star and the columns "gap" and "step" in the table of `remat compare`.
+LEGEND = (
+    "* least recompute cost of these solvers at the budget; of equal costs, the one that saves fewer bytes",
+    "gap: the cost above the proven lower bound, as a share of the cost; a dash: no bound is proven",
+    "step: modelled, beside the step without remat, which is the plan of auto at budget 1",
+)
+
+
 def new_table(title: str = "") -> Table:
     """Return an empty table in the style that all commands use."""
     return Table(

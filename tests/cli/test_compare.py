@@ -44,7 +44,7 @@ def test_compare_has_a_row_for_each_solver_and_budget() -> None:
         else:
             share = 1 - row["recompute_bound"] / row["recompute_cost"]
             assert row["gap"] == pytest.approx(share)
-    table = shown(*asked)
+    table = shown(*asked, "--legend")
     lines = [line.rstrip() for line in table.splitlines()]
     for budget in budgets:
         start = lines.index(f"budget {Budget.parse(budget).label}")
@@ -52,6 +52,8 @@ def test_compare_has_a_row_for_each_solver_and_budget() -> None:
         assert [line.split()[0] for line in block] == list(solvers)
         assert any(" * " in line for line in block)
     assert "min-cut" not in table, "one objective at every budget: the solvers decided"
+    assert "* least recompute cost of these solvers at the budget" in table
+    assert "gap: the cost above the proven lower bound" in table
 
 
 def test_a_solver_can_be_a_class_in_the_current_folder(folder: Path) -> None:
@@ -59,6 +61,7 @@ def test_a_solver_can_be_a_class_in_the_current_folder(folder: Path) -> None:
     options = ("--solvers", "idle:Nothing", "--budgets", "0.1", "--lower", "eager")
     text = shown("compare", MODEL, *options)
     assert "costs less than the solver's plan" not in text
+    assert "gap: the cost above the proven lower bound" not in text
     assert told("compare", MODEL, *options)["rows"][0]["solver"] == "idle:Nothing"
 
 

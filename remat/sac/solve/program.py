@@ -26,7 +26,7 @@ from remat.sac.solve.peaks import (
     held_longer,
     rerun_peaks,
     simulate,
-    stored_sets,
+    stored_bytes,
 )
 from remat.solvers.highs import milp
 from remat.units import format_bytes
@@ -187,7 +187,7 @@ class _Program:
         self._columns = {
             k: slice(end - len(options[k]), end) for k, end in zip(options, ends, strict=True)
         }
-        self._stored = {k: stored_sets(tree.modules[k].operators, c) for k, c in options.items()}
+        self._stored = {k: stored_bytes(tree.modules[k].operators, c) for k, c in options.items()}
         self._kept = {k: np.array([o.kept_bytes for o in c]) for k, c in options.items()}
         #: Dict from each program point with a row to the bytes that each choice adds at the point.
         #: A point is a moment, or (module, call) of a rerun.
@@ -231,7 +231,7 @@ class _Program:
                     row[columns] += self._kept[k] - call.freeable_bytes
                 elif call.begin <= moment < call.end:
                     at = np.array([moment])
-                    row[columns] += held_longer(call, module.operators, self._stored[k], at)[:, 0]
+                    row[columns] += held_longer(call, self._stored[k], at)[:, 0]
         return row
 
     def _rerun(self, k: int, i: int) -> Ints:
@@ -244,7 +244,7 @@ class _Program:
         module = self._tree.modules[k]
         call = module.calls[i]
         row = self._at(call.back)
-        peaks = rerun_peaks(call, module.operators, self._stored[k])
+        peaks = rerun_peaks(call, self._stored[k])
         row[self._columns[k]] += peaks - self._kept[k] + self._tree.state_bytes
         return row
 

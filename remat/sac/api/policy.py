@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any, overload
 
@@ -145,7 +144,7 @@ class _Planned:
     def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         if is_skipped(op):
             return CheckpointPolicy.PREFER_RECOMPUTE
-        name = _name(op)
+        name = str(op)
         index = self._next_index(name) if self._by_index else self._index_by_name(name)
         if index is None:
             return CheckpointPolicy.PREFER_RECOMPUTE
@@ -185,12 +184,6 @@ class _Planned:
 
     def __str__(self) -> str:
         return f"plan of {self._plan.name or 'the model'}"
-
-
-# Cached: the policy is called for every operator, and an overload builds its text anew each time.
-@functools.cache
-def _name(op: Any) -> str:
-    return str(op)
 
 
 def _other_operators(what: str) -> PolicyError:

@@ -103,7 +103,7 @@ class _Run:
         self._writes = writes
 
     def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        with self._named_in_errors():
+        try:
             verdict = ask(self._policy, ctx, op, args, kwargs)
             if self._writes is not None:
                 verdict = self._writes.settle(verdict, op, args, kwargs)
@@ -112,6 +112,8 @@ class _Run:
                 verdict = self._random.settle(verdict, op, args, kwargs)
             if self._writes is not None:
                 self._writes.record(verdict, op, args, kwargs, ctx.op_output)
+        except PolicyError as error:
+            raise PolicyError(f"{self._where}: {error}") from error.__cause__
         return verdict
 
     def end(self, cache: Any) -> None:
@@ -124,8 +126,10 @@ class _Run:
             PolicyError: raised by the policy's ``end()``, for example if fewer operators have run
                 than a plan lists.
         """
-        with self._named_in_errors():
+        try:
             end(self._policy)
+        except PolicyError as error:
+            raise PolicyError(f"{self._where}: {error}") from error.__cause__
         if self._writes is not None:
             self._writes.accept(cache)
 
@@ -135,19 +139,17 @@ class _Run:
         Raises:
             PolicyError: a tensor from outside the region has changed, and recomputation reads it.
         """
-        with self._named_in_errors():
+        try:
             if self._writes is not None:
                 self._writes.check()
-
-    @contextlib.contextmanager
-    def _named_in_errors(self) -> Iterator[None]:
-        """Put the name of the region before the message of each `PolicyError` that the block raises."""
-        try:
-            yield
         except PolicyError as error:
-            policy = f"region with policy '{name_of(self._policy)}'"
-            where = f"module '{self._module}'" if self._module else policy
-            raise PolicyError(f"{where}: {error}") from error.__cause__
+            raise PolicyError(f"{self._where}: {error}") from None
+
+    @property
+    def _where(self) -> str:
+        if self._module:
+            return f"module '{self._module}'"
+        return f"region with policy '{name_of(self._policy)}'"
 
 
 @contextlib.contextmanager

@@ -15,8 +15,6 @@ from remat.sac.solve.choices import ModuleChoice
 
 #: A decision: dict from the position of each checkpointed module to its choice.
 Decision = Mapping[int, ModuleChoice]
-#: Matrix of the bytes of stored results, from `stored_bytes`.
-Stored = Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,7 +66,7 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
     return Simulated(memory=memory, reruns=reruns, peak_bytes=peak)
 
 
-def rerun_peaks(call: CallStats, stored: Stored) -> Ints:
+def rerun_peaks(call: CallStats, stored: Ints) -> Ints:
     """Return, for each set of stored results, the peak bytes of a module's storages in recomputation.
 
     A stored result is alive from the start of recomputation on. Other results are allocated and
@@ -85,7 +83,7 @@ def rerun_peaks(call: CallStats, stored: Stored) -> Ints:
     return peaks
 
 
-def held_longer(call: CallStats, stored: Stored, moments: Ints) -> Ints:
+def held_longer(call: CallStats, stored: Ints, moments: Ints) -> Ints:
     """Return the bytes of results that are alive in a call's forward only because they are stored.
 
     Args:
@@ -103,7 +101,7 @@ def held_longer(call: CallStats, stored: Stored, moments: Ints) -> Ints:
     return found
 
 
-def stored_bytes(stats: SACStats, choices: Sequence[ModuleChoice]) -> Stored:
+def stored_bytes(stats: SACStats, choices: Sequence[ModuleChoice]) -> Ints:
     """Return a matrix with a row per choice and a column per operator: the bytes of its result if it is stored."""
     found = np.zeros((len(choices), len(stats)), dtype=np.int64)
     for row, choice in zip(found, choices, strict=True):

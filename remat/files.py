@@ -8,7 +8,7 @@ import functools
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
@@ -75,6 +75,17 @@ def writing(
     except OSError as wrong:
         subject = f"{what} '{os.fspath(path)}'".lstrip()
         raise error(f"{subject} cannot be written: {wrong.strerror or wrong}{hint}") from wrong
+
+
+def write_file(
+    path: str | os.PathLike[str],
+    content: str | bytes,
+    what: str,
+    error: type[RematError] = RematError,
+) -> None:
+    """Write a file by `write_atomic`, with the errors of `writing`."""
+    with writing(path, what=what, error=error):
+        write_atomic(Path(path), content)
 
 
 def resolved(path: Path) -> Path:
@@ -183,8 +194,7 @@ def save_record(record: Any, path: str | os.PathLike[str]) -> None:
     Raises:
         PlanError: the file cannot be written. The previous content is unchanged.
     """
-    with writing(path, what=record.form.what, error=PlanError):
-        write_atomic(Path(path), write_record(record))
+    write_file(path, write_record(record), record.form.what, PlanError)
 
 
 class Record:
@@ -227,6 +237,24 @@ class Record:
             return read_as(what, path, lambda text: read_record(cls, text), MAX_RECORD_BYTES)
         except ProblemError as wrong:
             raise PlanError(str(wrong)) from None
+
+
+def check_figures(record: Any, names: Iterable[str], where: str = "") -> None:
+    """Raise a ProblemError if an attribute is negative, NaN or too large for a float.
+
+    An edited file may have such figures.
+
+    Args:
+        record: the dataclass.
+        names: names of the attributes to check.
+        where: start of the error message.
+    """
+    for name in names:
+        value = getattr(record, name)
+        if not 0 <= value < 2**100:  # False for NaN, too
+            raise ProblemError(
+                f"{where}{name} is {value}, expected 0 or more, and less than 2**100"
+            )
 
 
 def as_tuples(value: Any) -> Any:

@@ -179,7 +179,10 @@ def options(*decorators: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def list_option(
-    name: str, text: str, item: params.ParamType = click.STRING, default: str | None = None
+    name: str,
+    text: str,
+    item: params.ParamType = click.STRING,
+    default: str | tuple[()] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator for an option with comma-separated values.
 
@@ -187,7 +190,7 @@ def list_option(
         name: name of the option in the plural, without dashes.
         text: help of the option.
         item: type of one value.
-        default: values if the option is not given.
+        default: values if the option is not given, as text or as an empty tuple.
     """
     return click.option(
         f"--{name}",
@@ -443,11 +446,12 @@ def capture_model(
         example = load(model, overrides, **options)
         progress.step(f"capturing {model}")
         start = time.perf_counter()
-        given: dict[str, Any] = {"lower": lower, "device": device}
-        if not fullgraph:
-            given |= {"fullgraph": False, "run": run}
+        # A dict, because the overloads of `capture` distinguish `fullgraph`.
+        given: dict[str, Any] = {"fullgraph": fullgraph, "run": run}
         try:
-            found = capture(example.model, example.args, example.kwargs, **given)
+            found = capture(
+                example.model, example.args, example.kwargs, lower=lower, device=device, **given
+            )
         except CaptureError as error:
             needed = [_IN_COMMAND[r] for r in error.remedies if r in _IN_COMMAND]
             if not needed:

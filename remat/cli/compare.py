@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "solvers",
     "comma-separated solvers to compare; by default all that can run here. Unless --time-limit is given, those "
     "that may search for minutes then do a twentieth of their work",
-    params.SOLVER_NAME,
+    params.SOLVER,
 )
 @list_option(
     "budgets",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from remat.cli import params
 from remat.cli.commands import echo_json, json_option, main
 from remat.errors import ProblemError
 
@@ -23,12 +24,8 @@ _FIELDS = (
 
 
 @main.command()
-@click.argument(
-    "first", metavar="A.json", type=click.Path(exists=True, dir_okay=False, path_type=Path)
-)
-@click.argument(
-    "second", metavar="B.json", type=click.Path(exists=True, dir_okay=False, path_type=Path)
-)
+@click.argument("first", metavar="A.json", type=params.INPUT_FILE)
+@click.argument("second", metavar="B.json", type=params.INPUT_FILE)
 @json_option
 def diff(first: Path, second: Path, as_json: bool) -> None:
     """Compare two saved plans: show the values that only one plan saves, and the figures of both.
@@ -68,6 +65,7 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
 
 def _show(a: Plan, b: Plan, first: str, second: str) -> None:
     from remat.cli import tables
+    from remat.units import some_of
 
     table = tables.new_table(a.graph)
     for name in ("", first, second):
@@ -82,9 +80,7 @@ def _show(a: Plan, b: Plan, first: str, second: str) -> None:
             "shapes, the lowering or PyTorch differ"
         )
     for names, file in ((_saved_only(a, b), first), (_saved_only(b, a), second)):
-        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        listed = ", ".join(names[:MOST_NAMES]) or "nothing"
-        click.echo(f"kept in {file} only: {listed}{more}")
+        click.echo(f"kept in {file} only: {some_of(names, MOST_NAMES) or 'nothing'}")
 
 
 def _saved_only(one: Plan, other: Plan) -> list[str]:

@@ -24,8 +24,7 @@ from remat.cli.commands import (
     value_options,
 )
 from remat.cli.errors import fail
-from remat.cli.example import Example
-from remat.cli.models import called, function_of, is_hf, load, takes_batch
+from remat.cli.models import called, check_not_hf, function_of, is_hf, load, takes_batch
 from remat.cli.progress import Progress
 from remat.errors import RematError
 
@@ -186,19 +185,16 @@ def _calls(model: str, overrides: tuple[str, ...], seq: int | None) -> Callable[
         seq: sequence length of an ``hf`` model; None: the default.
     """
     if is_hf(model):
-        built: dict[int, Example] = {}
+        models: list[Any] = []
 
         def of_transformers(batch: int) -> Any:
-            if batch not in built:
-                built[batch] = load(model, overrides, batch=batch, seq=seq)
+            example = load(model, overrides, batch=batch, seq=seq)
+            models.append(example.model)
             # One model for all batches: only its inputs depend on the batch.
-            first, example = next(iter(built.values())), built[batch]
-            return first.model, example.args, example.kwargs
+            return models[0], example.args, example.kwargs
 
         return of_transformers
-    if overrides or seq is not None:
-        # Raises, since these options are for transformers models only.
-        load(model, overrides, seq=seq)
+    check_not_hf(model, overrides, seq)
     function = function_of(model)
     if takes_batch(function):
 

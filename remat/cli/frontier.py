@@ -159,7 +159,7 @@ def _show(step: Captured, made: list[Frontier], chosen: Plan | None, cost: str) 
             f"partition saves {format_bytes(first.full_bytes)}"
         )
     for found in made:
-        table = tables.frontier_table(found, "", ROWS // len(made))
+        table = tables.frontier_table(found, ROWS // len(made))
         all_of = len(found.points)
         some = f", {table.row_count} of them here" if table.row_count < all_of else ""
         count = "1 point" if all_of == 1 else f"{all_of} points"

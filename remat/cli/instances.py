@@ -93,9 +93,7 @@ def capture(
 
 
 @main.command()
-@click.argument(
-    "file", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path)
-)
+@click.argument("file", metavar="FILE", type=params.INPUT_FILE)
 @solver_option
 @click.option(
     "--budget",
@@ -120,7 +118,6 @@ def solve(
     from remat.cli import tables
     from remat.plugins.registry import registry
     from remat.solvers.instances import load_instance
-    from remat.solvers.run import check_time_limit
     from remat.units import Budget
 
     # Without `takes_request`, which imports PyTorch: solving does not need PyTorch.
@@ -133,8 +130,6 @@ def solve(
                 f"budget is {asked.label}; a ratio of that kind is one for plans: give bytes such as 40GiB, or for a step "
                 "problem a ratio of the peak of its given order, such as 0.5"
             )
-    with about("time_limit"):
-        check_time_limit(time_limit)
     with Progress() as progress:
         progress.step(f"reading {file}")
         instance = load_instance(file)

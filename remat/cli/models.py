@@ -53,12 +53,7 @@ def load(
         from remat.cli.hf import build
 
         return build(spec.removeprefix("hf:"), overrides, batch=batch, seq=seq, device=device)
-    given = [f"'{overrides[0]}'"] if overrides else []
-    given += ["--seq"] if seq is not None else []
-    if given:
-        raise click.UsageError(
-            f"{given[0]} is for hf:TYPE only: '{spec}' decides by itself what it returns"
-        )
+    check_not_hf(spec, overrides, seq)
     function = function_of(spec)
     if batch is None:
         return called(function, spec)
@@ -67,6 +62,15 @@ def load(
             f"'--batch' is {batch}, but '{spec}' takes no batch; give the function an argument 'batch'"
         )
     return called(function, spec, batch)
+
+
+def check_not_hf(spec: str, overrides: Sequence[str], seq: int | None) -> None:
+    """Raise wrong usage if ``overrides`` or ``seq`` is given, which only ``hf:TYPE`` takes."""
+    given = f"'{overrides[0]}'" if overrides else "--seq" if seq is not None else ""
+    if given:
+        raise click.UsageError(
+            f"{given} is for hf:TYPE only: '{spec}' decides by itself what it returns"
+        )
 
 
 def takes_batch(function: Any) -> bool:

@@ -25,6 +25,7 @@ from remat.cli.commands import (
 )
 from remat.cli.progress import Progress
 from remat.errors import ProblemError
+from remat.files import write_file
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
@@ -110,7 +111,7 @@ def opt(joint: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -
         progress.step("printing the graph")
         text = state_text(result.state)
     if output is not None:
-        params.write(output, text, "graph")
+        write_file(output, text, "graph")
     found: dict[str, Any] = {"statistics": {}, "timing": [], "bisect": []}
     for each in instruments:
         if isinstance(each, Statistics):

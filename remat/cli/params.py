@@ -73,23 +73,19 @@ def search_here() -> None:
         sys.path.append(str(Path.cwd()))
 
 
-def _solver_text(text: str) -> str:
-    if ":" in text:
-        search_here()
-    return text
-
-
 def _solver_name(text: str) -> str:
     from remat.plugins.registry import registry
 
-    registry().solver_class(_solver_text(text))
+    if ":" in text:
+        search_here()
+    registry().solver_class(text)
     return text
 
 
 def _solver(text: str) -> Any:
     from remat.plugins.registry import registry
 
-    return registry().solver(_solver_text(text))
+    return registry().solver(_solver_name(text))
 
 
 def _device(text: str) -> str:
@@ -120,10 +116,8 @@ def _pipeline(text: str) -> PassManager:
 SECONDS = Checked("seconds", _seconds)
 #: Parameter type: the name of a registered cost model, with an optional argument after a colon.
 COST_MODEL = Checked("cost model", _cost_model)
-#: Parameter type: the name of a solver, which the command looks up later.
-SOLVER = Checked("solver", _solver_text)
 #: Parameter type: the name of a registered solver, even if the solver cannot run here, or ``module:Class``.
-SOLVER_NAME = Checked("solver", _solver_name)
+SOLVER = Checked("solver", _solver_name)
 #: Parameter type: a device in PyTorch's notation, such as ``cuda:0``.
 DEVICE = Checked("device", _device)
 #: Parameter type: a pipeline of passes, as text for `remat.PassManager.parse`.
@@ -152,6 +146,10 @@ def check_file(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         if path.endswith(".py") and not Path(path).is_file():
             raise click.UsageError(f"MODEL is '{spec}', but there is no file '{path}'", ctx)
     return value
+
+
+#: Parameter type: a file to read, which must exist.
+INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class OutputFile(click.Path):
@@ -209,23 +207,6 @@ def check_there(path: Path, what: str, expected: str = "") -> None:
         raise click.UsageError(
             f"there is no {what} '{path}'" + (f"; {expected}" if expected else "")
         )
-
-
-def write(path: Path, text: str, what: str) -> None:
-    """Write a text to a file atomically.
-
-    Args:
-        path: the file.
-        text: the content.
-        what: kind of content, such as ``"plan"``, for the message.
-
-    Raises:
-        RematError: the file cannot be written.
-    """
-    from remat.files import write_atomic, writing
-
-    with writing(path, what=what, error=RematError):
-        write_atomic(path, text)
 
 
 class ListOf(ParamType):

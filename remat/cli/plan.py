@@ -18,6 +18,7 @@ from remat.cli.commands import (
     value_options,
 )
 from remat.cli.progress import Progress
+from remat.files import write_file
 
 if TYPE_CHECKING:
     from remat.planning.plans import PlanSet
@@ -94,7 +95,7 @@ def plan(
             progress.step("drawing")
             made.plot(plot)
     if save is not None:
-        params.write(save, made.to_json(), "plan")
+        write_file(save, made.to_json(), "plan")
     if as_json:
         click.echo(made.to_json(), nl=False)
         return

@@ -22,7 +22,7 @@ from remat.cli.errors import INTERRUPTED
 from remat.cli.progress import Progress
 from remat.cli.repro import replay
 from remat.errors import RematError
-from remat.files import writing
+from remat.files import write_file, writing
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
@@ -94,7 +94,7 @@ def reduce_(
             shutil.copytree(source, place)
         fails: Callable[[JointGraph], bool]
         if test is not None:
-            fails = _command(test, test_timeout, place, recorded is not None)
+            fails = _command(test, test_timeout, place)
         else:
             assert recorded is not None
             fails = _fails_alike(recorded)
@@ -102,7 +102,7 @@ def reduce_(
         found = reduce(joint, fails, progress=progress.detail)
     text = print_joint(found.joint)
     if recorded is None:
-        params.write(target, text, "joint graph")
+        write_file(target, text, "joint graph")
     else:
         _write_folder(source, target, recorded, found.joint, text)
     if as_json:
@@ -144,9 +144,7 @@ def _kind(message: str) -> str:
     return re.sub(r"\d+", "0", re.sub(r"'[^']*'", "'…'", first))
 
 
-def _command(
-    command: str, timeout_s: float | None, place: Path, in_folder: bool
-) -> Callable[[JointGraph], bool]:
+def _command(command: str, timeout_s: float | None, place: Path) -> Callable[[JointGraph], bool]:
     """Return a function that tests whether a shell command fails on a graph.
 
     Args:
@@ -155,12 +153,11 @@ def _command(
             limit.
         place: the file to write the graph to, or a copied reproducer folder that contains this
             file.
-        in_folder: whether ``place`` is a folder.
     """
     from remat.graph.text import write_joint
 
     line = command.replace("{}", shlex.quote(str(place)))
-    file = place / "graph.joint" if in_folder else place
+    file = place / "graph.joint" if place.is_dir() else place
 
     ran = False
 

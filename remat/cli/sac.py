@@ -14,6 +14,7 @@ from remat.cli.commands import (
     batch_option,
     echo_json,
     json_option,
+    list_option,
     main,
     model_arguments,
     seq_option,
@@ -23,6 +24,7 @@ from remat.cli.errors import fail
 from remat.cli.models import load, users_code
 from remat.cli.progress import Progress
 from remat.errors import BudgetError, CaptureError, RematError
+from remat.files import write_file
 
 if TYPE_CHECKING:
     from remat.sac.api.checkpointing import Checked
@@ -55,22 +57,18 @@ MODES = ("operator-level-cost-model", "operator-level-benchmark")
     show_default=True,
     help="number of ranks over which FSDP shards parameters and gradients",
 )
-@click.option(
-    "--units",
-    type=params.ListOf(click.STRING),
-    metavar="NAMES,…",
-    help="modules that may be checkpointed: names or patterns such as model.layers.*, with commas",
+@list_option(
+    "units",
+    "comma-separated modules that may be checkpointed: names or patterns such as model.layers.*",
 )
-@click.option(
-    "--fsdp-units",
-    type=params.ListOf(click.STRING),
-    metavar="NAMES,…",
+@list_option(
+    "fsdp-units",
+    "comma-separated modules that FSDP gathers as one unit: names or patterns",
     default=(),
-    help="modules that FSDP gathers as one unit: names or patterns, with commas",
 )
 @click.option(
     "--solver",
-    type=params.SOLVER_NAME,
+    type=params.SOLVER,
     default="auto",
     show_default=True,
     help="a knapsack solver to decide within modules; auto: all best choices are computed",
@@ -125,8 +123,6 @@ def sac(
 
     The plan is for eager code. remat.sac.apply(model, plan) applies it with torch.utils.checkpoint.
     """
-    from torch import nn
-
     from remat.sac.api.checkpointing import check
     from remat.sac.estimation.modules import estimate
     from remat.sac.solve.milp import plan as plan_for
@@ -137,11 +133,6 @@ def sac(
         progress.step("building the model")
         device = "cpu" if run_it or fake is False else "meta"  # a real step needs real weights
         example = load(model, overrides, batch=batch, seq=seq, device=device)
-        if not isinstance(example.model, nn.Module):
-            raise CaptureError(
-                f"MODEL '{model}' is a {type(example.model).__name__}; expected a torch.nn.Module: "
-                "what is checkpointed are its modules"
-            )
         given = example.model, example.args, example.kwargs
         progress.step("estimating")
         with users_code(model):
@@ -158,7 +149,7 @@ def sac(
             progress.step("drawing")
             write_picture(plot, lambda: plan_figure(tree, plan, title=example.title))
         if output is not None:
-            params.write(output, plan.to_json(), "plan")
+            write_file(output, plan.to_json(), "plan")
         if run_it:
             progress.step("running")
             try:

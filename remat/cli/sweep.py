@@ -6,7 +6,6 @@ import contextlib
 import math
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -93,6 +92,7 @@ def sweep(
     """
     from remat.cli.models import check
     from remat.planning import experiments as api
+    from remat.report.explanation import counted
 
     for spec in models:  # a misspelt model is refused before hours of planning
         check(spec)
@@ -100,25 +100,33 @@ def sweep(
     order = list(dict.fromkeys(models))
     lists = (order, *(options[name] for name in ("budgets", "solvers", "costs")))
     wanted = math.prod(len(set(values)) for values in lists)
-    missing: Mapping[str, int] = {}
-    planned: Counter[str] = Counter()
+    # The model of each row to plan, in the order of planning.
+    missing: list[str] = []
+    planned = 0
     with Progress() as progress, _resumable(output):
-        shown = 0
 
         def on_start(rows: Mapping[str, int]) -> None:
-            nonlocal missing
-            missing = rows
-            progress.step(_stage(rows, 0, wanted, jobs, output))
+            missing.extend(model for model, count in rows.items() for _ in range(count))
+            begin_stage()
+
+        def begin_stage() -> None:
+            """Begin the planning of one model or, with ``--jobs``, of all models."""
+            taken = _taken(wanted - len(missing), output)
+            if jobs is not None or not missing:
+                progress.step(f"planning {counted(len(missing), 'row')}{taken}")
+                return
+            model, names = missing[planned], list(dict.fromkeys(missing))
+            place = f"{names.index(model) + 1} of {len(names)} models"
+            rows = counted(missing.count(model), "row")
+            progress.step(f"planning {rows} of {model} ({place}){taken}")
 
         def on_row(row: ExperimentRow) -> None:
-            nonlocal shown
-            planned[row.model] += 1
-            at = [*missing].index(row.model) + (planned[row.model] == missing[row.model])
-            if jobs is None and shown < at < len(missing):
-                shown = at
-                progress.step(_stage(missing, at, wanted, jobs, output))
+            nonlocal planned
+            planned += 1
+            if jobs is None and planned < len(missing) and missing[planned] != row.model:
+                begin_stage()
             progress.detail(
-                f"{planned.total()} of {sum(missing.values())}: {row.model} at {row.label} with {row.solver}"
+                f"{planned} of {len(missing)}: {row.model} at {row.label} with {row.solver}"
             )
 
         found = api.sweep(
@@ -134,7 +142,7 @@ def sweep(
     if not as_json:
         click.echo(str(found))
         if output is not None:
-            click.echo(f"written to {output}{_taken(wanted - planned.total(), output)}")
+            click.echo(f"written to {output}{_taken(wanted - planned, output)}")
         if failed:
             click.echo(
                 f"{failed} of {len(found.rows)} rows have no plan; the reasons stand in the table"
@@ -146,31 +154,6 @@ def sweep(
         )
     if as_json:
         echo_json(described)
-
-
-def _stage(
-    missing: Mapping[str, int], at: int, wanted: int, jobs: int | None, output: Path | None
-) -> str:
-    """Return the text that describes the current stage of the sweep.
-
-    A stage is the planning of one model or, with ``--jobs``, of all models.
-
-    Args:
-        missing: dict from each model to the number of rows to plan, in the order of planning.
-        at: position of the current model in ``missing``.
-        wanted: number of requested rows.
-        jobs: number of worker processes; None if this process plans.
-        output: the table's file; None for no file.
-    """
-    from remat.report.explanation import counted
-
-    total = sum(missing.values())
-    taken = _taken(wanted - total, output)
-    if jobs is not None or not missing:
-        return f"planning {counted(total, 'row')}{taken}"
-    model, rows = list(missing.items())[at]
-    place = f"{at + 1} of {len(missing)} models"
-    return f"planning {counted(rows, 'row')} of {model} ({place}){taken}"
 
 
 def _taken(rows: int, output: Path | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -101,19 +102,15 @@ def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> 
         # Two blanks, as wide as " *" in the cells.
         shown = f"{name}  " if name == "recompute" else name
         table.add_column(shown, justify="right", no_wrap=True)
-    budgets = [row.budget for row in comparison.rows]
-    for i, row in enumerate(comparison.rows):
-        if i == 0 or budgets[i - 1] != row.budget:
-            table.add_row(f"budget {row.label}", style="italic")
-        last = i + 1 < len(budgets) and budgets[i + 1] != row.budget
-        cells = row.cells
-        cells["recompute"] += " *" if row.best else "  "
-        table.add_row(
-            f"  {row.solver}",
-            *(cells[name] for name in names),
-            style="bold" if row.best else None,
-            end_section=last,
-        )
+    for _, group in groupby(comparison.rows, key=lambda row: row.budget):
+        rows = list(group)
+        table.add_section()
+        table.add_row(f"budget {rows[0].label}", style="italic")
+        for row in rows:
+            cells = row.cells
+            cells["recompute"] += " *" if row.best else "  "
+            figures = (cells[name] for name in names)
+            table.add_row(f"  {row.solver}", *figures, style="bold" if row.best else None)
     return table
 
 
@@ -144,16 +141,14 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     return lines
 
 
-def frontier_table(found: Frontier, title: str, rows: int) -> Table:
+def frontier_table(found: Frontier, rows: int) -> Table:
     """Return a table of the points of a frontier; an arrow marks the knee.
 
     Args:
         found: the frontier.
-        title: title of the table.
         rows: largest number of points to show.
     """
-
-    table = new_table(title)
+    table = new_table()
     columns = ("share", "saved", "recompute", "peak")
     for name in columns if found.by == "saved" else reversed(columns[1:]):
         table.add_column(name, justify="right", no_wrap=True)

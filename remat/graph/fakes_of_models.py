@@ -182,7 +182,7 @@ class Copied(Faker):
         storage = value.untyped_storage()
         key = torch_compat.storage_id(storage)
         if key not in self._storages:
-            self._storages[key] = storage.clone()
+            self._storages[key] = storage.clone()  # type: ignore[no-untyped-call]
         place = (value.storage_offset(), value.shape, value.stride())
         return torch.empty(0, dtype=value.dtype, device=value.device).set_(
             self._storages[key], *place

@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import fx
 
 from remat.errors import PlanError, ProblemError, RematError
-from remat.files import Form, Record
+from remat.files import Form, Record, check_figures
 from remat.graph.fused_liveness import predict_peak
 from remat.graph.liveness import MemoryCurve, Timeline, own_outputs, timeline
 from remat.graph.lowering import Decision, Offload
-from remat.graph.policies import read_policies
 from remat.graph.source import source_line
 from remat.graph.storages import sizes_at
 from remat.graph.user_mutations import describe_input
@@ -33,13 +31,12 @@ from remat.units import Budget, format_bytes, format_cost
 if TYPE_CHECKING:
     from remat.planning.frontier import Frontier
 
-#: Figures of a plan that must be at least 0 and below `_TOO_LARGE`, which a float can hold.
+#: Figures of a plan that `check_figures` checks.
 _FIGURES = (
     "capacity", "full_bytes", "least_bytes", "saved_bytes", "peak_bytes", "recompute_cost", "recompute_bound",
     "planned_saved_bytes", "planned_peak_bytes", "step_cost", "without_peak_bytes", "without_recompute_cost",
     "without_expected_bytes", "exposed_time", "peak_limit",
 )  # fmt: skip
-_TOO_LARGE = 2**100
 #: Fields of a plan that are not written to files, and are built again for a plan from a cache.
 _OF_MODULES = ("_modules", "_problem", "_costs")
 
@@ -198,10 +195,7 @@ class Plan(Record):
     _sizes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in _FIGURES:
-            value = getattr(self, name)
-            if not 0 <= value < _TOO_LARGE:
-                raise ProblemError(f"{name} is {value}, expected 0 or more, and less than 2**100")
+        check_figures(self, _FIGURES)
         # The text of a budget can only be wrong in a plan from a file, which has no `_asked`.
         for budget in (self.budget, self.region_budget) if self._asked is None else ():
             if budget:
@@ -271,6 +265,22 @@ class Plan(Record):
     def backward(self) -> fx.GraphModule:
         """The backward module; it takes saved values and tangents, and returns a gradient or None for each input."""
         return self._pair()[1]
+
+    @property
+    def problem(self) -> GraphProblem:
+        """The graph problem of the joint graph.
+
+        Raises:
+            PlanError: the plan was read from a file.
+        """
+        self._pair()
+        assert self._problem is not None, "a plan with modules has its problem"
+        return self._problem
+
+    @property
+    def node_costs(self) -> Mapping[str, int]:
+        """The cost of one run of each node of the joint graph, by name; empty if unknown."""
+        return self._costs or {}
 
     @property
     def gap(self) -> int:
@@ -372,12 +382,10 @@ class Plan(Record):
         if self.copied_outputs:
             places = ", ".join(map(str, self.copied_outputs))
             lines += [f"  returns copies of outputs (at {places}), whose numbers backward reads"]
-        show_cost = partial(format_cost, unit=self.unit)
         nodes = () if self._modules is None or not self.offloads else self._modules[0].graph.nodes
         lines += offload_lines(self, {n.name: source_line(n) for n in nodes})
-        if self._modules is not None and self._problem is not None:
-            lines += policy_lines(read_policies(self.policies), self.uses(), show_cost)
-            lines += explain(self.forward, self.backward, self._problem, self.recomputed, show_cost)
+        if self._modules is not None:
+            lines += [*policy_lines(self), *explain(self)]
         return "\n".join(lines)
 
     def uses(self) -> list[Use]:
@@ -386,11 +394,7 @@ class Plan(Record):
         Raises:
             PlanError: the plan was read from a file.
         """
-        forward, backward = self._pair()
-        assert self._problem is not None
-        offloaded = {value.name: value.nbytes for value in self.offloads}
-        costs = self._costs or {}
-        return list(uses(forward, backward, self._problem, self.recomputed, offloaded, costs))
+        return uses(self)
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -459,7 +463,7 @@ class Plan(Record):
         compiled = self._timeline is not None
         # The curve without remat is simulated, so it cannot be compared with a compiled step.
         without = None if compiled else self._without
-        return view_step(self, self._problem, self._costs, without, as_compiled=compiled)
+        return view_step(self, without, as_compiled=compiled)
 
     def explore(self, path: str | Path, *, frontier: Frontier | None = None) -> None:
         """Write an HTML page that shows the step; see `remat.report.explorer.explore`.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from torch import fx
 
-from remat.graph.policies import Policies, Policy
+from remat.graph.policies import Policy, read_policies
 from remat.graph.source import enclosing_modules, module_path
-from remat.report.explanation import ShowCost, again, counted, kept
-from remat.solvers.graph_problem import GraphProblem
-from remat.units import columns, format_bytes
+from remat.report.explanation import again, counted, kept
+from remat.units import columns, format_bytes, format_cost
+
+if TYPE_CHECKING:
+    from remat.planning.plan import Plan
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,43 +49,28 @@ class Totals:
 Use = tuple[fx.Node, Totals]
 
 
-def uses(
-    forward: fx.GraphModule,
-    backward: fx.GraphModule,
-    problem: GraphProblem,
-    recomputed: Sequence[str],
-    offloaded: Mapping[str, int],
-    costs: Mapping[str, int],
-) -> Iterator[Use]:
-    """Yield each operator node of a plan's forward graph, with the node's bytes and costs under the plan.
-
-    Args:
-        forward: the plan's forward module.
-        backward: the plan's backward module.
-        problem: the plan's graph problem.
-        recomputed: names of the nodes that run again, once for each run after the node's first.
-        offloaded: dict from the name of each offloaded value to the value's bytes.
-        costs: dict from the name of each node to the cost of one run.
-    """
-    saved = {k.name: k.nbytes for k in kept(forward, problem, recomputed)}
+def uses(plan: Plan) -> list[Use]:
+    """Return each operator node of a plan's forward graph, with the node's bytes and costs under the plan."""
+    saved = {k.name: k.nbytes for k in kept(plan)}
+    offloaded = {value.name: value.nbytes for value in plan.offloads}
     cost: dict[str, int] = {}
-    for run in again(forward, backward, problem, recomputed):
+    for run in again(plan):
         cost[run.name] = cost.get(run.name, 0) + run.cost
-    for node in forward.graph.nodes:
-        if node.op != "call_function":
-            continue
-        name = node.name
-        yield (
+    return [
+        (
             node,
             Totals(
                 nodes=1,
-                saved_bytes=0 if name in offloaded else saved.get(name, 0),
-                offloaded_bytes=offloaded.get(name, 0),
-                recompute_cost=cost.get(name, 0),
-                runs_again=name in cost,
-                cost=costs.get(name, 0),
+                saved_bytes=0 if node.name in offloaded else saved.get(node.name, 0),
+                offloaded_bytes=offloaded.get(node.name, 0),
+                recompute_cost=cost.get(node.name, 0),
+                runs_again=node.name in cost,
+                cost=plan.node_costs.get(node.name, 0),
             ),
         )
+        for node in plan.forward.graph.nodes
+        if node.op == "call_function"
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,22 +161,19 @@ def policies_of(rows: Sequence[ModuleRow]) -> dict[str, str]:
     return found
 
 
-def policy_lines(policies: Policies, used: Iterable[Use], show_cost: ShowCost) -> list[str]:
+def policy_lines(plan: Plan) -> list[str]:
     """Return a table with a row for each policy: matched modules, saved and offloaded bytes, recompute cost.
 
-    Args:
-        policies: the policies that are given as an option. Policies for regions of code are read from the nodes.
-        used: the nodes of forward with their bytes and costs, from `uses`.
-        show_cost: function that formats a cost.
+    Policies for regions of code are read from the nodes.
 
     Returns:
         Lines of text; empty if there are no policies.
     """
-    listed = list(used)
+    policies, used = read_policies(plan.policies), uses(plan)
     totals: dict[Policy, Totals] = {policy: Totals() for policy in policies.given}
     matches: dict[Policy, set[str]] = {}
-    parts = policies.parts([node for node, _ in listed])
-    for (_, figures), part in zip(listed, parts, strict=True):
+    parts = policies.parts([node for node, _ in used])
+    for (_, figures), part in zip(used, parts, strict=True):
         if part is not None:
             totals.setdefault(part.policy, Totals()).add(figures)
             matches.setdefault(part.policy, set()).add(part.name)
@@ -200,7 +185,7 @@ def policy_lines(policies: Policies, used: Iterable[Use], show_cost: ShowCost) -
         if total.nodes:
             matched = f"{counted(len(matches[policy]), 'module')}, {counted(total.nodes, 'node')}"
         away = format_bytes(total.offloaded_bytes) if total.offloaded_bytes else ""
-        again_text = f"{total.runs_again} nodes, {show_cost(total.recompute_cost)}"
+        again_text = f"{total.runs_again} nodes, {format_cost(total.recompute_cost, plan.unit)}"
         saved = format_bytes(total.saved_bytes)
         rows.append([str(policy).removeprefix("policy "), matched, saved, away, again_text])
     return ["  policies by module:", *(f"    {line}" for line in columns(rows, left=(0, 1)))]

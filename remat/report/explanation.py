@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import fx
 
@@ -24,7 +25,10 @@ from remat.graph.storages import Sizes
 from remat.report.pictures import shortened
 from remat.solvers.graph_problem import GraphProblem
 from remat.torch_compat import pytree
-from remat.units import columns, format_bytes
+from remat.units import columns, format_bytes, format_cost
+
+if TYPE_CHECKING:
+    from remat.planning.plan import Plan
 
 #: Largest number of rows of a table. Further, smaller rows are summed in one row.
 MOST_ROWS = 40
@@ -86,17 +90,9 @@ class RecomputedNode:
     why: str
 
 
-def kept(
-    forward: fx.GraphModule, problem: GraphProblem, recomputed: Iterable[str]
-) -> list[KeptStorage]:
-    """Return the storages that forward keeps for backward on the device, without inputs and outputs.
-
-    Args:
-        forward: forward module of the plan.
-        problem: graph problem of the plan.
-        recomputed: names of the nodes that run again.
-    """
-    sizes = Sizes()
+def kept(plan: Plan) -> list[KeptStorage]:
+    """Return the storages that a plan's forward keeps for backward on the device, without inputs and outputs."""
+    forward, problem, sizes = plan.forward, plan.problem, Sizes()
     values = pytree.arg_tree_leaves(*output_node(forward.graph).args)
     own = own_outputs(forward)
     seen = set(sizes.of_all(n for n in forward.graph.nodes if n.op == "placeholder"))
@@ -104,7 +100,7 @@ def kept(
     index = {name: i for i, name in enumerate(problem.names)}
     handed = [v for v in values[own:] if isinstance(v, fx.Node)]
     there = {index[name] for name in map(_saved_name, handed) if name in index}
-    there |= {index[name] for name in recomputed if name in index}
+    there |= {index[name] for name in plan.recomputed if name in index}
     tags = {
         k: node.meta["recompute"].name
         for node in forward.graph.nodes
@@ -147,22 +143,11 @@ def _saved_name(node: fx.Node) -> str:
     return str(node.meta.get("packed_from", node.name))
 
 
-def again(
-    forward: fx.GraphModule,
-    backward: fx.GraphModule,
-    problem: GraphProblem,
-    recomputed: Sequence[str],
-) -> list[RecomputedNode]:
-    """Return the recomputations of a plan, with costs and reasons: one entry for each run after a node's first.
-
-    Args:
-        forward: forward module of the plan.
-        backward: backward module of the plan.
-        problem: graph problem of the plan.
-        recomputed: names of the nodes that run again, once for each run after the node's first.
-    """
+def again(plan: Plan) -> list[RecomputedNode]:
+    """Return the recomputations of a plan, with costs and reasons: one entry for each run after a node's first."""
+    problem = plan.problem
     index = {name: i for i, name in enumerate(problem.names)}
-    nodes = {n.name: n for gm in (backward, forward) for n in gm.graph.nodes}
+    nodes = {n.name: n for gm in (plan.backward, plan.forward) for n in gm.graph.nodes}
     # Nodes that backward needs, and the inputs of nodes that only backward runs.
     read: set[int] = set()
     stack = list(problem.needed)
@@ -182,7 +167,7 @@ def again(
             if must_recompute(nodes[name])
             else ("read" if index[name] in read else "on the way"),
         )
-        for name in recomputed
+        for name in plan.recomputed
     ]
 
 
@@ -212,30 +197,17 @@ def price(problem: GraphProblem, there: set[int], i: int) -> int | None:
     return total
 
 
-def explain(
-    forward: fx.GraphModule,
-    backward: fx.GraphModule,
-    problem: GraphProblem,
-    recomputed: Sequence[str],
-    show_cost: ShowCost,
-) -> list[str]:
-    """Return the tables of kept and recomputed values, as lines of text.
-
-    Args:
-        forward: forward module of the plan.
-        backward: backward module of the plan.
-        problem: graph problem of the plan.
-        recomputed: names of the nodes that run again, once for each run after the node's first.
-        show_cost: function that formats a cost in the unit of the problem.
-    """
-    keeps = kept(forward, problem, recomputed)
+def explain(plan: Plan) -> list[str]:
+    """Return the tables of the values that a plan keeps and recomputes, as lines of text."""
+    show_cost = partial(format_cost, unit=plan.unit)
+    keeps = kept(plan)
     lines = []
     if keeps:
         nbytes = format_bytes(sum(k.nbytes for k in keeps))
         lines += [f"  kept activations: {nbytes} in {counted(len(keeps), 'storage')}"]
         lines += _columns(_kept_rows(keeps, show_cost), 4)
         lines += [*_not_offloaded(keeps), *_run_once(keeps)]
-    runs = again(forward, backward, problem, recomputed)
+    runs = again(plan)
     costly = [r for r in runs if r.cost]
     if costly:
         cost = show_cost(sum(r.cost for r in costly))
@@ -282,9 +254,9 @@ def _run_once(keeps: Iterable[KeptStorage]) -> list[str]:
 
 def _kept_rows(keeps: Iterable[KeptStorage], show_cost: ShowCost) -> list[list[str]]:
     """Return the rows of the table of kept values, with the header first."""
-    shown, rest, merged = _grouped(keeps, lambda k: (k.op, k.source, k.nbytes), lambda k: k.nbytes)
+    groups = grouped(keeps, lambda k: (k.op, k.source, k.nbytes), lambda k: k.nbytes)
     rows = [["bytes", "", "value", "operator", "to recompute", "per MiB", "source"]]
-    for group in shown:
+    for group in groups[:MOST_ROWS]:
         prices = [k.price for k in group if k.price is not None]
         nbytes = sum(k.nbytes for k in group if k.price is not None)
         rate = ""
@@ -299,17 +271,18 @@ def _kept_rows(keeps: Iterable[KeptStorage], show_cost: ShowCost) -> list[list[s
         first, size = group[0], format_bytes(sum(k.nbytes for k in group))
         source = shortened(first.source, _SOURCE)
         rows.append([size, _times(group), first.name, first.op, cost, rate, source])
-    if rest:
+    if rest := groups[MOST_ROWS:]:
+        merged = [k for group in rest for k in group]
         size = format_bytes(sum(k.nbytes for k in merged))
-        rows.append([size, _times(merged), f"… in {rest} smaller rows", "", "", "", ""])
+        rows.append([size, _times(merged), f"… in {len(rest)} smaller rows", "", "", "", ""])
     return rows
 
 
 def _again_rows(runs: Iterable[RecomputedNode], show_cost: ShowCost) -> list[list[str]]:
     """Return the rows of the table of recomputed operators, with the header first."""
-    shown, rest, merged = _grouped(runs, lambda r: (r.source, r.why == "tagged"), lambda r: r.cost)
+    groups = grouped(runs, lambda r: (r.source, r.why == "tagged"), lambda r: r.cost)
     rows = [["cost", "", "operators", "why", "per MiB", "source"]]
-    for group in shown:
+    for group in groups[:MOST_ROWS]:
         cost, nbytes = sum(r.cost for r in group), sum(r.nbytes for r in group if r.why == "read")
         why, rate = "on the way to others", ""
         if group[0].why == "tagged":
@@ -319,32 +292,27 @@ def _again_rows(runs: Iterable[RecomputedNode], show_cost: ShowCost) -> list[lis
         names = shortened(_names(r.op for r in group), 48)
         source = shortened(group[0].source, _SOURCE)
         rows.append([show_cost(cost), "", names, why, rate, source])
-    if rest:
+    if rest := groups[MOST_ROWS:]:
+        merged = [r for group in rest for r in group]
         cost_text = show_cost(sum(r.cost for r in merged))
-        rows.append([cost_text, "", f"{len(merged)} in {rest} smaller rows", "", "", ""])
+        rows.append([cost_text, "", f"{len(merged)} in {len(rest)} smaller rows", "", "", ""])
     return rows
 
 
-def _grouped(
+def grouped(
     items: Iterable[T], key: Callable[[T], object], size: Callable[[T], int]
-) -> tuple[list[list[T]], int, list[T]]:
+) -> list[list[T]]:
     """Group items by key, largest group first.
 
     Args:
         items: the items.
         key: function that returns an item's key.
         size: function that returns an item's size. The size of a group is the sum over its items.
-
-    Returns:
-        Three items: the `MOST_ROWS` largest groups, the number of the other groups, and the items of
-        the other groups.
     """
     groups: dict[object, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
-    ordered = sorted(groups.values(), key=lambda group: -sum(map(size, group)))
-    rest = ordered[MOST_ROWS:]
-    return ordered[:MOST_ROWS], len(rest), [item for group in rest for item in group]
+    return sorted(groups.values(), key=lambda group: -sum(map(size, group)))
 
 
 def _names(names: Iterable[str]) -> str:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remat.errors import PeakWarning
-from remat.report.page import Page, require_bokeh, write_page
-from remat.report.page_data import Curve, Stop
+from remat.errors import PeakWarning, PlanError
+from remat.files import write_file
+from remat.report.page import page_of, require_bokeh
+from remat.report.page_data import Curve, Page, Stop
 from remat.units import format_bytes, format_cost
 
 if TYPE_CHECKING:
@@ -23,11 +24,6 @@ STOPS = 16
 _NAMES = (
     "saved", "recomputed", "snapshots", "fallbacks", "reread", "forward_order", "backward_order",
 )  # fmt: skip
-_NO_FRONTIER = (
-    "There is no slider: the page was made of this plan alone. For one, hand over a frontier of its graph, "
-    "plan.explore(path, frontier=remat.frontier(joint)), or use the command remat explain MODEL --html FILE."
-)
-_AXIS = {"saved": "saved for backward", "peak": "peak of the step"}
 
 
 def figures_of(plan: Plan) -> dict[str, Any]:
@@ -73,24 +69,15 @@ def explore(
         "frontier": None if frontier is None else json.loads(frontier.to_json()),
         "plans": [figures_of(p) for p in plans],
     }
-    stops = [stop_of(p, p is plan, frontier) for p in plans]
-    knee = None if frontier is None else _knee(frontier, plans)
-    by = "saved" if frontier is None else frontier.by
     page = Page(
         title=title or plan.graph,
         lead=f"Cost model {plan.cost}; decided by {plan.solver}.",
-        stops=stops,
+        stops=[_stop(p, p is plan, frontier) for p in plans],
         start=plans.index(plan),
-        slider=(f"Plans along the frontier by {by}", "less memory", "less recomputing"),
-        knee=knee,
-        no_slider=_NO_FRONTIER
-        if frontier is None
-        else "There is no slider: the frontier has one plan only.",
-        curve=None if frontier is None else curve_of(frontier),
-        without=stops[plans.index(plan)].view.without,
+        curve=None if frontier is None else _curve(frontier, plans),
         figures=figures,
     )
-    write_page(page, path)
+    write_file(path, page_of(page), "page", PlanError)
     return figures
 
 
@@ -129,15 +116,14 @@ def _added(plan: Plan) -> int:
 def _knee(frontier: Frontier, plans: Sequence[Plan]) -> int:
     """Return the position in ``plans`` of the plan at a frontier's knee, else of the plan with the nearest bytes."""
     knee = frontier.knee()
-    wanted = (frontier.bytes_of(knee), knee.recompute_cost)
-    found = [k for k, p in enumerate(plans) if (frontier.bytes_of(p), _added(p)) == wanted]
-    near = min(
-        range(len(plans)), key=lambda k: abs(frontier.bytes_of(plans[k]) - frontier.bytes_of(knee))
+    nbytes, cost = frontier.bytes_of(knee), knee.recompute_cost
+    return min(
+        range(len(plans)),
+        key=lambda k: (abs(frontier.bytes_of(plans[k]) - nbytes), abs(_added(plans[k]) - cost)),
     )
-    return found[0] if found else near
 
 
-def curve_of(frontier: Frontier) -> Curve:
+def _curve(frontier: Frontier, plans: Sequence[Plan]) -> Curve:
     """Return a frontier as the curve that a page draws, with a text for each point."""
     points = [
         (
@@ -151,10 +137,16 @@ def curve_of(frontier: Frontier) -> Curve:
     least = min(p[0] for p in points)
     # A bound at fewer bytes than every point is outside of the picture.
     shown = frontier.bound if any(nbytes >= least for nbytes, _ in frontier.bound) else ()
-    return Curve(points=points, bound=shown, axis=_AXIS[frontier.by], unit=frontier.unit)
+    return Curve(
+        points=points,
+        bound=shown,
+        by=frontier.by,
+        unit=frontier.unit,
+        knee=_knee(frontier, plans),
+    )
 
 
-def stop_of(plan: Plan, asked: bool, frontier: Frontier | None) -> Stop:
+def _stop(plan: Plan, asked: bool, frontier: Frontier | None) -> Stop:
     """Return a plan as a stop of the page's slider.
 
     Args:
@@ -162,14 +154,10 @@ def stop_of(plan: Plan, asked: bool, frontier: Frontier | None) -> Stop:
         asked: whether the page is about this plan. False: the plan is another plan of the frontier.
         frontier: the frontier whose plans the slider selects; None if the page has no slider.
     """
-    label, view = plan.asked.label, plan.view
     return Stop(
-        label=f"Plan at budget {label}" + (", as asked for" if asked and frontier else ""),
-        spoken=f"{format_bytes(plan.saved_bytes)} kept, {format_cost(plan.recompute_cost, plan.unit)} recomputed, "
-        f"peak {format_bytes(plan.peak_bytes)}",
-        view=view,
-        figures=figures_of(plan),
-        rows=[("budget", label), ("cost model", plan.cost), *plan.rows],
-        before_after=plan.before_after,
+        label=f"Plan at budget {plan.asked.label}"
+        + (", as asked for" if asked and frontier else ""),
+        plan=plan,
+        view=plan.view,
         point=(frontier.bytes_of(plan) if frontier else plan.saved_bytes, _added(plan)),
     )

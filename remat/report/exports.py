@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from remat.errors import PlanError, ProblemError
-from remat.files import write_atomic, writing
+from remat.files import write_file
 from remat.graph.liveness import StorageKind, Timeline
 from remat.report.step_view import KEPT, OFFLOADED, RECOMPUTED, StepView, Value
 
@@ -280,6 +280,4 @@ def export(view: StepView, path: str | Path, named: str | None = None) -> None:
         ProblemError: the format is unknown, or no format belongs to the path's suffix.
         PlanError: the file cannot be written. An existing file stays unchanged.
     """
-    content = FORMATS[format_of(path, named)](view)
-    with writing(path, what="export", error=PlanError):
-        write_atomic(Path(path), content)
+    write_file(path, FORMATS[format_of(path, named)](view), "export", PlanError)

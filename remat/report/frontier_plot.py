@@ -90,16 +90,24 @@ def frontier_figure(
     axes.set_ylim(0, top / y.size or 1)
     axes.set_xticks(byte_ticks(right / x.size))
     _set_scales(axes, points, x, y)
-    _bound(axes, curves[0].bound, x, y)
     for number, curve in enumerate(curves):
         _curve(axes, curve, number, len(curves), x, y)
     _knee_sign(axes)
     if chosen:
         _chosen(axes, chosen, x, y)
+    # Last, so that the legend ends with the bound.
+    _bound(axes, curves[0].bound, x, y)
     axes.set_xlabel(f"{axis}, {x.unit}")
     axes.set_ylabel(f"recomputed in backward, {y.unit}")
     _shares(axes, curves[0].full_bytes, x)
-    _legend(axes, len(curves))
+    # Beside the axes, where the legend hides no curve. Many curves get a smaller font.
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(1.02, 1.02),
+        frameon=False,
+        fontsize=9 * min(1.0, _ONE_LINE / len(curves)),
+        labelspacing=0.8 if len(curves) <= _TWO_LINES else 0.3,
+    )
     return figure
 
 
@@ -246,19 +254,3 @@ def _shares(axes: Axes, full_bytes: int, x: Scale) -> None:
     above: Any = axes.secondary_xaxis("top")
     above.set_xticks([full * s for s in shares], [f"{s:g}" for s in shares])
     above.set_xlabel("the same as a budget from 0 to 1")
-
-
-def _legend(axes: Axes, count: int) -> None:
-    """Place the legend beside the axes, where it hides no curve; many curves (``count``) get a smaller font."""
-    handles, labels = axes.get_legend_handles_labels()
-    shade = next(i for i, label in enumerate(labels) if label.startswith("proven"))
-    order = [*(i for i in range(len(labels)) if i != shade), shade]
-    axes.legend(
-        [handles[i] for i in order],
-        [labels[i] for i in order],
-        loc="upper left",
-        bbox_to_anchor=(1.02, 1.02),
-        frameon=False,
-        fontsize=9 * min(1.0, _ONE_LINE / count),
-        labelspacing=0.8 if count <= _TWO_LINES else 0.3,
-    )

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from remat.graph.liveness import Lifetime, MemoryCurve, StorageKind, Timeline
+from remat.report.explanation import grouped
 from remat.report.pictures import (
     GREY,
     INK,
@@ -90,28 +91,26 @@ class _Axis:
 
 def fillings(step: Timeline) -> tuple[Filling, ...]:
     """Return the storages alive at the peak of a step, summed by source line, most bytes first."""
-    groups: dict[str, list[Lifetime]] = {}
-    for alive in step.alive(step.peak_moment):
-        label = (
-            str(alive.kind) if alive.kind is StorageKind.INPUT else alive.source or str(alive.kind)
+
+    def label(alive: Lifetime) -> str:
+        is_input = alive.kind is StorageKind.INPUT
+        return str(alive.kind) if is_input or not alive.source else alive.source
+
+    return tuple(
+        Filling(
+            source=label(group[0]),
+            # One line may make storages of several kinds, such as saved ones and temporary ones.
+            kind=grouped(group, lambda alive: alive.kind, _nbytes)[0][0].kind,
+            nbytes=sum(map(_nbytes, group)),
+            count=len(group),
+            module=_module([alive.module for alive in group]),
         )
-        groups.setdefault(label, []).append(alive)
-    found = []
-    for label, group in groups.items():
-        # One line may make storages of several kinds, such as saved ones and temporary ones.
-        by_kind: dict[StorageKind, int] = {}
-        for alive in group:
-            by_kind[alive.kind] = by_kind.get(alive.kind, 0) + alive.nbytes
-        found.append(
-            Filling(
-                source=label,
-                kind=max(by_kind, key=lambda kind: by_kind[kind]),
-                nbytes=sum(by_kind.values()),
-                count=len(group),
-                module=_module([alive.module for alive in group]),
-            )
-        )
-    return tuple(sorted(found, key=lambda f: -f.nbytes))
+        for group in grouped(step.alive(step.peak_moment), label, _nbytes)
+    )
+
+
+def _nbytes(alive: Lifetime) -> int:
+    return alive.nbytes
 
 
 def _module(paths: Sequence[str]) -> str:

@@ -7,24 +7,13 @@ keyboard and screen reader, and follow light and dark mode.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from remat.errors import PlanError
-from remat.files import write_atomic, writing
-from remat.graph.liveness import MemoryCurve
-from remat.report.page_data import (
-    Curve,
-    Stop,
-    highest_of,
-    page_data,
-    peak_without,
-    scales_of_curve,
-)
+from remat.report.page_data import Curve, Page, Stop, page_data
 from remat.report.pictures import Scale, byte_ticks
 
 _ASSETS = Path(__file__).with_name("assets")
@@ -37,61 +26,25 @@ _WITHOUT = (
     "The grey line is the step <dfn>without remat</dfn>, the plan at budget 1, over its own time. "
 )
 _PEAK_WITHOUT = "The grey line is the peak {of}<dfn>without remat</dfn>, of the plan at budget 1. "
+_NO_FRONTIER = (
+    "There is no slider: the page was made of this plan alone. For one, hand over a frontier of its graph, "
+    "plan.explore(path, frontier=remat.frontier(joint)), or use the command remat explain MODEL --html FILE."
+)
+_ONE_PLAN = "There is no slider: the frontier has one plan only."
+_AXIS = {"saved": "saved for backward", "peak": "peak of the step"}
 _LEAD = (
     "Memory of one training step. What forward <dfn>keeps</dfn> stays in memory until backward has read it; what it does not keep, backward "
     "<dfn>recomputes</dfn>: it runs the operator again."
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """Contents of an HTML page that explains one plan or several.
-
-    Attributes:
-        title: title of the page.
-        lead: line of text below the title.
-        stops: the plans of the page. If there are several, a slider selects the plan to show.
-        start: position in ``stops`` of the plan that is shown first.
-        slider: three texts: label of the slider, label of its left end, label of its right end.
-        knee: position in ``stops`` of the plan at the frontier's knee; None if there is none.
-        no_slider: reason why there is no slider, shown if there is only one plan.
-        curve: the frontier to draw; None: no frontier.
-        without: memory over the step without remat; None if unknown.
-        figures: data of the plans and the frontier, which the page also contains as JSON.
-    """
-
-    title: str
-    lead: str
-    stops: Sequence[Stop]
-    start: int = 0
-    slider: tuple[str, str, str] = ("Plan", "", "")
-    knee: int | None = None
-    no_slider: str = ""
-    curve: Curve | None = None
-    without: MemoryCurve | None = None
-    figures: Mapping[str, Any]
-
-
 def _without(page: Page) -> str:
     """Return a sentence on the grey line, which shows the memory without remat; empty if there is no such line."""
-    if page.without is not None:
+    if page.first.view.without is not None:
         return _WITHOUT
-    stop = page.stops[page.start]
-    if not peak_without(stop):
+    if not page.first.peak_without:
         return ""
-    return _PEAK_WITHOUT.format(of="that is expected " if stop.view.as_compiled else "")
-
-
-def write_page(page: Page, path: str | Path) -> None:
-    """Write a page to a file, atomically.
-
-    Raises:
-        PlanError: Bokeh is not installed, or the file cannot be written. An existing file stays
-            unchanged.
-    """
-    text = page_of(page)
-    with writing(path, what="page", error=PlanError):
-        write_atomic(Path(path), text)
+    return _PEAK_WITHOUT.format(of="that is expected " if page.first.view.as_compiled else "")
 
 
 def require_bokeh() -> None:
@@ -109,17 +62,13 @@ def require_bokeh() -> None:
 
 
 def page_of(page: Page) -> str:
-    """Return the HTML of a page.
-
-    Raises:
-        PlanError: Bokeh is not installed.
-    """
-    require_bokeh()
+    """Return the HTML of a page."""
     from bokeh.resources import Resources
 
     plots = {"timeline": _timeline(page)}
     if page.curve is not None:
-        plots["frontier"] = _frontier(page.curve, page)
+        plots["frontier"] = _frontier(page.curve, page.stops[page.curve.knee])
+    no_slider = _NO_FRONTIER if page.curve is None else _ONE_PLAN
     assets = {
         name: (_ASSETS / f"page.{name}").read_text(encoding="utf-8")
         for name in ("html", "css", "js")
@@ -128,11 +77,11 @@ def page_of(page: Page) -> str:
         title=escape(page.title),
         lead=f"{_LEAD} {escape(page.lead)}",
         control=_control(page),
-        frontier=_beside(page),
+        frontier="" if page.curve is None else _beside(page.curve),
         memory=_MEMORY.format(without=_without(page)),
-        note="" if len(page.stops) > 1 else f'<p class="note">{escape(page.no_slider)}</p>',
+        note="" if len(page.stops) > 1 else f'<p class="note">{escape(no_slider)}</p>',
         figures=_json(page.figures),
-        data=_json(page_data(page.stops, page.start, page.without, page.curve)),
+        data=_json(page_data(page)),
         plots=_json(plots),
         # Inline, because the page must load nothing.
         bokeh=Resources(mode="inline", components=["bokeh"]).render_js(),
@@ -148,36 +97,33 @@ def _json(data: Any) -> str:
 
 def _control(page: Page) -> str:
     """Return the HTML of the slider that selects a plan; empty if the page has only one plan."""
-    if len(page.stops) < 2:
+    if page.curve is None or len(page.stops) < 2:
         return ""
-    label, low, high = map(escape, page.slider)
-    jumps = [(page.start, page.stops[page.start].label)]
-    if page.knee is not None:
-        jumps.append((page.knee, "Knee: beyond it, more memory buys little"))
+    jumps = [
+        (page.start, page.first.label),
+        (page.curve.knee, "Knee: beyond it, more memory buys little"),
+    ]
     buttons = "".join(
         f'<button type="button" data-stop="{k}">{escape(t)}</button>' for k, t in jumps
     )
     return (
-        f'<div class="slider"><label for="budget">{label}</label><output id="budget-now" for="budget"></output>'
+        f'<div class="slider"><label for="budget">Plans along the frontier by {page.curve.by}</label>'
+        '<output id="budget-now" for="budget"></output>'
         f'<input type="range" id="budget" min="0" max="{len(page.stops) - 1}" step="1" value="{page.start}">'
-        f'<div class="ends"><span>{low}</span><span>{high}</span></div><div class="jumps">{buttons}</div></div>'
+        '<div class="ends"><span>less memory</span><span>less recomputing</span></div>'
+        f'<div class="jumps">{buttons}</div></div>'
     )
 
 
-def _beside(page: Page) -> str:
-    """Return the HTML around the plot of the frontier; empty if the page has no frontier."""
-    if page.curve is None:
-        return ""
-    ring = (
-        "Its <dfn>knee</dfn>, the ring, is" if page.knee is not None else "Its <dfn>knee</dfn> is"
-    )
-    bound = "The grey region is proven to hold no plan. " if page.curve.bound else ""
+def _beside(curve: Curve) -> str:
+    """Return the HTML around the plot of the frontier."""
+    bound = "The grey region is proven to hold no plan. " if curve.bound else ""
     return (
         '<div><h2 id="frontier-title">Frontier</h2><p>The <dfn>frontier</dfn> is the best plans over all budgets: '
-        f"less recomputing only for more memory. {ring} where more memory starts to buy little. {bound}The large dot "
-        "is the plan that is shown.</p>"
+        "less recomputing only for more memory. Its <dfn>knee</dfn>, the ring, is where more memory starts to buy "
+        f"little. {bound}The large dot is the plan that is shown.</p>"
         '<div class="plot" id="frontier" role="img" aria-labelledby="frontier-title"></div>'
-        f'<p class="axis">{page.curve.axis}, {scales_of_curve(page.curve)[0].unit}</p></div>'
+        f'<p class="axis">{_AXIS[curve.by]}, {curve.scales[0].unit}</p></div>'
     )
 
 
@@ -224,9 +170,8 @@ def _timeline(page: Page) -> Any:
     from bokeh.embed import json_item
     from bokeh.models import ColumnDataSource, FixedTicker, Label, Range1d, Span, TapTool
 
-    highest = highest_of(page.stops, page.without)
-    scale = Scale.of(highest, "B")
-    top = 1.14 * highest / scale.size or 1  # room for the labels "forward" and "backward"
+    scale = Scale.of(page.highest, "B")
+    top = 1.14 * page.highest / scale.size or 1  # room for the labels "forward" and "backward"
     made = _figure(
         "timeline-figure",
         320,
@@ -293,12 +238,12 @@ def _timeline(page: Page) -> Any:
     return json_item(made)
 
 
-def _frontier(curve: Curve, page: Page) -> Any:
-    """Return the plot of a frontier and its bound as Bokeh's JSON, with a marker for the plan that is shown."""
+def _frontier(curve: Curve, knee: Stop) -> Any:
+    """Return the plot of a frontier, its bound and its knee as Bokeh's JSON, with a marker for the plan that is shown."""
     from bokeh.embed import json_item
     from bokeh.models import FixedTicker, Range1d
 
-    x, y = scales_of_curve(curve)
+    x, y = curve.scales
     right = 1.05 * max(p[0] for p in curve.points) / x.size
     # If all points are far from 0 bytes, the axis does not start at 0.
     left = (
@@ -322,16 +267,14 @@ def _frontier(curve: Curve, page: Page) -> Any:
     xs, ys = [p[0] / x.size for p in curve.points], [p[1] / y.size for p in curve.points]
     made.line(xs, ys, line_width=1.5, name="frontier")
     points = made.scatter(xs, ys, size=6, line_alpha=0, name="points")
-    if page.knee is not None:
-        bytes_of_knee, cost = page.stops[page.knee].point
-        made.scatter(
-            [bytes_of_knee / x.size],
-            [cost / y.size],
-            size=15,
-            fill_alpha=0,
-            line_width=2,
-            name="knee",
-        )
+    made.scatter(
+        [knee.point[0] / x.size],
+        [knee.point[1] / y.size],
+        size=15,
+        fill_alpha=0,
+        line_width=2,
+        name="knee",
+    )
     made.scatter("x", "y", source=_empty("x", "y"), size=12, line_width=2, name="now")
     _hover(made, points, "point")
     return json_item(made)

@@ -6,17 +6,19 @@ as in the tables of the command ``remat``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from remat.graph.liveness import MemoryCurve, StorageKind, sums_of
-from remat.report.before_after import BeforeAfter
-from remat.report.explanation import counted
+from remat.graph.liveness import StorageKind, sums_of
+from remat.report.explanation import counted, grouped
 from remat.report.memory_plot import LAYERS, highest_moments
 from remat.report.pictures import Scale
-from remat.report.step_view import KEPT, OFFLOADED, Clock, StepView, Value, short_module
+from remat.report.step_view import KEPT, OFFLOADED, StepView, Value, short_module
 from remat.units import format_bytes, format_cost
+
+if TYPE_CHECKING:
+    from remat.planning.plan import Plan
 
 #: Largest number of columns of the curve of alive bytes. If a step has more moments, each column shows the one
 #: moment with the most bytes among several.
@@ -54,21 +56,24 @@ class Stop:
 
     Attributes:
         label: name of the plan on the page.
-        spoken: bytes kept, cost recomputed and peak of the plan, as text beside the slider.
+        plan: the plan.
         view: the step under the plan.
-        figures: dict from name to value of the plan's fields, as in `Plan.to_json`, without lists of node names.
-        rows: (name, text) of each fact about the plan that the page lists.
-        before_after: comparison with the step without remat.
         point: (bytes, cost) of the plan in the plot of the frontier.
     """
 
     label: str
-    spoken: str
+    plan: Plan
     view: StepView
-    figures: Mapping[str, Any]
-    rows: Sequence[tuple[str, str]]
-    before_after: BeforeAfter
     point: tuple[int, int]
+
+    @property
+    def peak_without(self) -> int:
+        """The peak without remat to compare with the plan's peak, in bytes; 0 if unknown.
+
+        It is an estimate for compiled code if the plan's step is compiled, else a simulated peak.
+        """
+        compiled = self.view.as_compiled
+        return self.plan.without_expected_bytes if compiled else self.plan.without_peak_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,39 +84,77 @@ class Curve:
         points: (bytes, cost, text to show) of each point.
         bound: vertices (bytes, cost) of a line below which no plan lies; empty if the line is not to
             be drawn.
-        axis: label for the axis of bytes.
+        by: the bytes of the frontier: ``"saved"`` or ``"peak"``.
         unit: unit of the costs.
+        knee: position of the plan at the frontier's knee in `Page.stops`.
     """
 
     points: Sequence[tuple[int, int, str]]
     bound: Sequence[tuple[int, int]]
-    axis: str
+    by: str
     unit: str
+    knee: int
+
+    @property
+    def scales(self) -> tuple[Scale, Scale]:
+        """The units in which the frontier is drawn, as a pair: of the axis of bytes, and of the axis of costs."""
+        return (
+            Scale.of(max(p[0] for p in self.points), "B"),
+            Scale.of(max(1, *(p[1] for p in self.points)), self.unit),
+        )
 
 
-def page_data(
-    stops: Sequence[Stop], start: int, without: MemoryCurve | None, curve: Curve | None
-) -> dict[str, Any]:
-    """Return the data of a page as a dict for JSON.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Contents of an HTML page that explains one plan or several.
 
-    Args:
-        stops: the plans of the page.
+    Attributes:
+        title: title of the page.
+        lead: line of text below the title.
+        stops: the plans of the page. If there are several, a slider selects the plan to show.
         start: position in ``stops`` of the plan that is shown first.
-        without: memory over the step without remat; None if unknown.
-        curve: the frontier; None if the page has none.
+        curve: the frontier to draw; None: no frontier, and a single plan.
+        figures: data of the plans and the frontier, which the page also contains as JSON.
     """
-    texts = Texts()
+
+    title: str
+    lead: str
+    stops: Sequence[Stop]
+    start: int
+    curve: Curve | None
+    figures: Mapping[str, Any]
+
+    @property
+    def first(self) -> Stop:
+        """The plan that is shown first. Its step without remat is shown beside all plans."""
+        return self.stops[self.start]
+
+    @property
+    def highest(self) -> int:
+        """The highest of all peaks on the page, in bytes: those of its plans, and those without remat."""
+        without = self.first.view.without
+        peaks = [
+            peak
+            for stop in self.stops
+            for peak in (stop.view.timeline.peak.nbytes, stop.peak_without)
+        ]
+        return max([*peaks, without.peak_bytes if without else 0])
+
+
+def page_data(page: Page) -> dict[str, Any]:
+    """Return the data of a page as a dict for JSON."""
+    texts, curve, first = Texts(), page.curve, page.first
     # One scale for all plans, so that the axis stays as the slider moves.
-    scale = Scale.of(highest_of(stops, without), "B")
-    x, y = scales_of_curve(curve) if curve else (scale, scale)
+    scale = Scale.of(page.highest, "B")
     kinds = list(StorageKind)
     color_of = {
         kind: color for color, (_, _, group) in zip(_COLORS, LAYERS, strict=True) for kind in group
     }
-    clock = stops[start].view.clock
+    clock = first.view.clock
     # The plan shown first determines the unit for all plans, so that the axis does not change.
     time = Scale.of(clock.starts[-1], clock.unit) if clock else Scale(size=1, unit="")
-    drawn = [_stop(stop, texts, kinds, (x, y), time) for stop in stops]
+    x, y = curve.scales if curve else (scale, scale)
+    drawn = [_stop(stop, texts, kinds, (x, y), time) for stop in page.stops]
     return {
         "texts": texts.all,
         "scale": {"size": scale.size, "unit": scale.unit},
@@ -121,13 +164,13 @@ def page_data(
             ("without", "without remat"),
         ],
         "paint": PAINT,
-        "without": _without(without, peak_without(stops[start]), clock, time),
+        "without": _without(first, time),
         "axes": [
             clock.label(time.unit) if clock else "",
-            f"{'kernels' if stops[start].view.as_compiled else 'operators'} run",
+            f"{'kernels' if first.view.as_compiled else 'operators'} run",
         ],
         "points": [text for *_, text in curve.points] if curve else [],
-        "start": start,
+        "start": page.start,
         "stops": drawn,
     }
 
@@ -149,32 +192,6 @@ PAINT = [
 ]  # fmt: skip
 
 
-def peak_without(stop: Stop) -> int:
-    """Return the peak without remat to compare with a plan's peak, in bytes; 0 if unknown.
-
-    The returned peak is an estimate for compiled code if the plan's step is compiled, else a simulated peak.
-    """
-    if stop.view.as_compiled:
-        return int(stop.figures.get("without_expected_bytes", 0))
-    return stop.before_after.without_peak_bytes
-
-
-def highest_of(stops: Iterable[Stop], without: MemoryCurve | None) -> int:
-    """Return the highest of all peaks that a page shows, in bytes: those of its plans, and those without remat."""
-    peaks = [
-        peak for stop in stops for peak in (stop.view.timeline.peak.nbytes, peak_without(stop))
-    ]
-    return max([*peaks, without.peak_bytes if without else 0])
-
-
-def scales_of_curve(curve: Curve) -> tuple[Scale, Scale]:
-    """Return the units in which a frontier is drawn, as a pair: of the axis of bytes, and of the axis of costs."""
-    return (
-        Scale.of(max(p[0] for p in curve.points), "B"),
-        Scale.of(max(1, *(p[1] for p in curve.points)), curve.unit),
-    )
-
-
 def _stop(
     stop: Stop,
     texts: Texts,
@@ -191,7 +208,7 @@ def _stop(
         scales: units of the frontier's plot, for bytes and costs.
         time: unit of the time axis.
     """
-    view, step = stop.view, stop.view.timeline
+    plan, view, step = stop.plan, stop.view, stop.view.timeline
     sums, running = step.nbytes(), view.operator_at
     chosen = highest_moments(sums, COLUMNS)
     kept = sorted((v for v in view.values if v.state == KEPT), key=lambda v: -v.nbytes)
@@ -210,9 +227,10 @@ def _stop(
     )
     return {
         "label": stop.label,
-        "spoken": stop.spoken,
-        "cards": _cards(stop),
-        "rows": list(stop.rows),
+        "spoken": f"{format_bytes(plan.saved_bytes)} kept, {format_cost(plan.recompute_cost, plan.unit)} "
+        f"recomputed, peak {format_bytes(plan.peak_bytes)}",
+        "cards": _cards(plan),
+        "rows": [("budget", plan.asked.label), ("cost model", plan.cost), *plan.rows],
         "moments": len(sums),
         "boundary": step.boundary,
         "times": [t / time.size for t in view.clock.starts] if view.clock else [],
@@ -270,40 +288,32 @@ def _named(view: StepView, kept: Sequence[Value]) -> list[Value]:
     return sorted([*kept[:MOST_KEPT], *largest], key=lambda v: (v.first, v.last))
 
 
-def _cards(stop: Stop) -> list[tuple[str, str, str]]:
+def _cards(plan: Plan) -> list[tuple[str, str, str]]:
     """Return the main figures of a plan as texts (name, value, comparison).
 
     A comparison is, for example, ``"8 GiB at budget 1"``, or the proven bound on the cost.
     """
-    figures, both = stop.figures, stop.before_after
+    both = plan.before_after
     compiled, others = "", format_bytes(both.without_peak_bytes) if both.without_peak_bytes else ""
-    if figures["planned_peak_bytes"]:
-        expected = figures.get("without_expected_bytes", 0)
+    if plan.planned_peak_bytes:
+        expected = plan.without_expected_bytes
         compiled = " as compiled"
         others = f"{format_bytes(expected)} expected" if expected else ""
     step = without = "not known"
-    bound = figures["recompute_bound"]
     if both.step_cost:
         step, without = (format_cost(c, both.unit) for c in (both.cost, both.without_cost))
+    bound = "no bound is proven"
+    if plan.recompute_bound or not plan.recompute_cost:
+        bound = f"proven bound {format_cost(plan.recompute_bound, plan.unit)}"
     return [
-        (
-            f"Peak{compiled}",
-            format_bytes(figures["peak_bytes"]),
-            _beside(others),
-        ),
+        (f"Peak{compiled}", format_bytes(plan.peak_bytes), _beside(others)),
         ("Step, modelled", step, _beside(without if both.more is not None else "")),
         (
             "Kept for backward",
-            format_bytes(figures["saved_bytes"]),
-            f"{format_bytes(figures['full_bytes'])} at budget 1",
+            format_bytes(plan.saved_bytes),
+            f"{format_bytes(plan.full_bytes)} at budget 1",
         ),
-        (
-            "Recomputed",
-            format_cost(figures["recompute_cost"], both.unit),
-            f"proven bound {format_cost(bound, both.unit)}"
-            if bound or not figures["recompute_cost"]
-            else "no bound is proven",
-        ),
+        ("Recomputed", format_cost(plan.recompute_cost, plan.unit), bound),
     ]
 
 
@@ -354,59 +364,49 @@ def _again(view: StepView, texts: Texts) -> dict[str, Any]:
         view: the step.
         texts: the page's texts. The result refers to texts by number.
     """
-    groups: dict[tuple[str, str], list[int]] = {}
-    free = 0
-    for run in view.recomputed:
-        if not run.cost:
-            free += 1
-            continue
-        row = groups.setdefault((run.op, run.source), [0, 0, 0])
-        for k, amount in enumerate((run.cost, 1, run.nbytes)):
-            row[k] += amount
-    rows = sorted(groups.items(), key=lambda item: -item[1][0])
+    runs = [run for run in view.recomputed if run.cost]
+    rows = grouped(runs, lambda run: (run.op, run.source), lambda run: run.cost)
     shown, rest = rows[:MOST_AGAIN], rows[MOST_AGAIN:]
-    runs, cost = sum(r[1] for _, r in rows), sum(r[0] for _, r in rows)
+    costs = [sum(run.cost for run in row) for row in rows]
     text = "Nothing that costs time runs twice."
     if rows:
-        text = (
-            f"{counted(runs, 'further run')} of operators, {format_cost(cost, view.unit)} together."
-        )
-    if free:
+        cost = format_cost(sum(costs), view.unit)
+        text = f"{counted(len(runs), 'further run')} of operators, {cost} together."
+    if free := len(view.recomputed) - len(runs):
         text += f" {counted(free, 'node')} besides at no cost: views, sizes, elements of tuples."
     if rest:
-        text += f" Not listed: {format_cost(sum(r[0] for _, r in rest), view.unit)} in {len(rest)} lines."
+        left = format_cost(sum(costs[MOST_AGAIN:]), view.unit)
+        text += f" Not listed: {left} in {len(rest)} lines."
+    nbytes = [sum(run.nbytes for run in row) for row in shown]
     return {
         "again": {
-            "op": [texts(op) for (op, _), _ in shown],
-            "source": [texts(source) for (_, source), _ in shown],
-            "cost": [r[0] for _, r in shown],
-            "costText": [texts(format_cost(r[0], view.unit)) for _, r in shown],
-            "count": [r[1] for _, r in shown],
-            "bytes": [r[2] for _, r in shown],
-            "bytesText": [texts(format_bytes(r[2])) for _, r in shown],
+            "op": [texts(row[0].op) for row in shown],
+            "source": [texts(row[0].source) for row in shown],
+            "cost": costs[:MOST_AGAIN],
+            "costText": [texts(format_cost(cost, view.unit)) for cost in costs[:MOST_AGAIN]],
+            "count": [len(row) for row in shown],
+            "bytes": nbytes,
+            "bytesText": [texts(format_bytes(n)) for n in nbytes],
         },
         "againText": texts(text),
     }
 
 
-def _without(
-    curve: MemoryCurve | None, peak_bytes: int, clock: Clock | None, scale: Scale
-) -> dict[str, Any]:
+def _without(first: Stop, scale: Scale) -> dict[str, Any]:
     """Return the curve of memory without remat as a dict for JSON.
 
     The dict has the keys ``x`` (moments of the step without remat), ``nbytes`` (bytes alive at each moment)
-    and ``peak`` (peak in bytes). If ``curve`` is given, the dict also has ``times``, at which the moments begin.
+    and ``peak`` (peak in bytes). If the curve is known, the dict also has ``times``, at which the moments begin.
 
     Args:
-        curve: memory over the step without remat; None if unknown.
-        peak_bytes: peak without remat; 0 if unknown.
-        clock: times at which the moments begin; None if unknown.
+        first: the plan shown first.
         scale: unit of the time axis.
     """
+    curve, clock = first.view.without, first.view.clock
     if curve is None:
-        return {"x": [], "nbytes": [], "peak": peak_bytes}
+        return {"x": [], "nbytes": [], "peak": first.peak_without}
     chosen = highest_moments(curve.nbytes, COLUMNS)
     x = [*chosen, len(curve.nbytes)]
     nbytes = [curve.nbytes[i] for i in (*chosen, chosen[-1])]
     times = [clock.without[i] / scale.size for i in x] if clock else []
-    return {"x": x, "times": times, "nbytes": nbytes, "peak": peak_bytes}
+    return {"x": x, "times": times, "nbytes": nbytes, "peak": first.peak_without}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remat.errors import PlanError, ProblemError
-from remat.files import write_atomic, writing
+from remat.files import write_file
 from remat.units import format_bytes, scales_of
 
 if TYPE_CHECKING:
@@ -136,8 +136,7 @@ def write_picture(path: str | Path, draw: Callable[[], Figure]) -> None:
         # Matplotlib would write the date, or its own version.
         metadata = {"Date": None} if suffix == ".svg" else {"Software": None}
         draw().savefig(picture, format=suffix[1:], dpi=150, metadata=metadata)
-    with writing(path, what="picture", error=PlanError):
-        write_atomic(target, picture.getvalue())
+    write_file(path, picture.getvalue(), "picture", PlanError)
 
 
 def shortened(text: str, width: int) -> str:

@@ -7,7 +7,7 @@ pages agree with the plan.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -21,7 +21,6 @@ from remat.graph.liveness import MemoryCurve, StorageKind, Timeline
 from remat.graph.replays import maker_of
 from remat.graph.source import source_line
 from remat.report.explanation import KeptStorage, RecomputedNode, again, kept, op_name
-from remat.solvers.graph_problem import GraphProblem
 
 if TYPE_CHECKING:
     from remat.planning.plan import Plan
@@ -142,30 +141,20 @@ class StepView:
         return [(run.name, run.source) for run in self.runs]
 
 
-def view_step(
-    plan: Plan,
-    problem: GraphProblem | None,
-    costs: Mapping[str, int] | None,
-    without: MemoryCurve | None,
-    *,
-    as_compiled: bool,
-) -> StepView:
+def view_step(plan: Plan, without: MemoryCurve | None, *, as_compiled: bool) -> StepView:
     """Build the view of the step under a plan.
 
     Args:
         plan: the plan. It must have its forward and backward modules.
-        problem: graph problem of the plan.
-        costs: dict from the name of each node of the joint graph to the cost of one run; None or empty if unknown.
         without: memory over the step without remat; None if unknown.
         as_compiled: whether the plan's timeline is that of compiled code, not a simulated one.
     """
-    assert problem is not None, "a plan with modules has its problem"
     timeline, forward, backward = plan.timeline, plan.forward, plan.backward
-    recomputed, costs = plan.recomputed, costs or {}
+    costs = plan.node_costs
     nodes = {n.name: n for gm in (backward, forward) for n in gm.graph.nodes}
-    keeps = kept(forward, problem, recomputed)
+    keeps = kept(plan)
     rows = {k.name: k for k in keeps}
-    twice = set(recomputed)
+    twice = set(plan.recomputed)
     runs: list[OperatorRun] = []
     ran: set[str] = set()
     for gm in (forward, backward):
@@ -222,17 +211,17 @@ def view_step(
         clock = Clock(
             starts=list(accumulate((run.cost or 0 for run in runs), initial=0)),
             without=list(accumulate(own, initial=0)) if own else [],
-            unit=problem.unit,
+            unit=plan.unit,
         )
     return StepView(
         graph=plan.graph,
-        unit=problem.unit,
+        unit=plan.unit,
         timeline=timeline,
         as_compiled=as_compiled,
         values=tuple(values),
         runs=tuple(runs),
         kept=tuple(keeps),
-        recomputed=tuple(again(forward, backward, problem, recomputed)),
+        recomputed=tuple(again(plan)),
         without=without,
         clock=clock,
     )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
-from remat.errors import ProblemError, RematError
-from remat.files import read_as, write_atomic, writing
+from remat.errors import ProblemError
+from remat.files import read_as, write_file
 from remat.solvers import instance_format as form
 from remat.solvers.base import AnyProblem
 from remat.solvers.columns import integer
@@ -114,8 +113,7 @@ def save_instance(path: str | os.PathLike[str], instance: Instance) -> None:
         raise ProblemError(
             f"instance '{path}' would take {nbytes} bytes; at most {form.MAX_BYTES} are read"
         )
-    with writing(path, what="instance", error=RematError):
-        write_atomic(Path(path), text)
+    write_file(path, text, "instance")
 
 
 def load_instance(source: str | os.PathLike[str]) -> Instance:

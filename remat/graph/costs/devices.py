@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from remat.errors import ProblemError
-from remat.files import write_atomic, writing
+from remat.files import write_file
 
 #: Unit of each rate in `Device`, by the last part of the field's name.
 _UNITS = {"tflops": "TFLOP/s", "tbps": "TB/s", "tops": "10¹²/s"}
@@ -123,8 +123,7 @@ class Device:
         if path.suffix != ".toml":
             raise ProblemError(f"device file '{path}' must end in '.toml', as 'roofline:' tells by")
         text = "".join(f"{key} = {_literal(value)}\n" for key, value in asdict(self).items())
-        with writing(path, what="device file"):
-            write_atomic(path, text)
+        write_file(path, text, "device file", ProblemError)
         return path
 
 

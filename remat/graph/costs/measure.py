@@ -81,9 +81,9 @@ def durations_ps(
             is five times as long while fewer than this number of runs are undisturbed.
         most: largest number of runs.
     """
-    warm_s = _once_s(run, device)
+    warm_s = once_s(run, device)
     if device.type == "cuda":  # the very first run loads libraries
-        warm_s = _once_s(run, device)
+        warm_s = once_s(run, device)
     least = 1 if warm_s > _LONG_S else 3
     if device.type == "cuda":
         return undisturbed_ps(_cuda_ps(run, device, max(least, min(most, int(seconds / warm_s)))))
@@ -100,8 +100,10 @@ def durations_ps(
     return undisturbed_ps(found)
 
 
-def _once_s(run: Callable[[], object], device: torch.device) -> float:
-    """Return the wall time of one run in seconds."""
+def once_s(run: Callable[[], object], device: torch.device) -> float:
+    """Return the wall time of one run in seconds, without earlier work that is queued on a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     start = time.perf_counter()
     run()
     if device.type == "cuda":

@@ -7,15 +7,14 @@ import os
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from remat.errors import ProblemError, RematError
-from remat.files import write_atomic, writing
+from remat.errors import ProblemError
+from remat.files import write_file
 from remat.graph.joint import JointGraph, Role, output_node, role_of
 from remat.graph.ops import attribute_of
 from remat.graph.source import module_path
@@ -99,8 +98,7 @@ def write_joint(path: str | os.PathLike[str], joint: JointGraph) -> None:
     """
     text = print_joint(joint)
     check_size(text)
-    with writing(path, what="joint graph", error=RematError):
-        write_atomic(Path(path), text)
+    write_file(path, text, "joint graph")
 
 
 def _print(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from remat.errors import RematError
-from remat.files import write_atomic, writing
+from remat.files import write_file
 from remat.passes.core.pipeline import Instrument
 
 if TYPE_CHECKING:
@@ -134,8 +134,7 @@ class Dumps(Printed):
 
     def show(self, path: tuple[str, ...], when: str, text: str) -> None:
         file = self.folder / f"{self._number:03}-{'.'.join(path)}.{when}.txt"
-        with writing(file, what="dump", error=RematError):
-            write_atomic(file, text)
+        write_file(file, text, "dump")
 
 
 class PrintChanged(Instrument):

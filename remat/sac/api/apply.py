@@ -10,11 +10,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from remat.errors import PlanError, ProblemError
-from remat.graph.calling import why_no_instance
 from remat.sac.api.policy import policy
 from remat.sac.policies.compose import PolicyLike
 from remat.sac.policies.region import is_traced
-from remat.sac.run.module_calls import own_forward, set_forward
+from remat.sac.run.module_calls import check_module, own_forward, set_forward
 from remat.sac.solve.plan import ModulePlan, SACPlan
 
 M = TypeVar("M", bound=nn.Module)
@@ -61,7 +60,7 @@ def apply(
         PolicyError: raised when a checkpointed module runs, if its operators differ from the plan
             or the policies contradict each other.
     """
-    _check_module(model)
+    check_module(model)
     if not isinstance(plan, SACPlan):
         raise ProblemError(f"expected a SACPlan, got {type(plan).__name__}")
     chosen = [(m, _find(model, m.name)) for m in plan.modules]
@@ -90,7 +89,7 @@ def remove(model: M) -> M:
         PlanError: no plan has been applied to the model.
         ProblemError: ``model`` is not a module.
     """
-    _check_module(model)
+    check_module(model)
     found = [(m, own_forward(m)) for m in model.modules()]
     applied = [(m, forward) for m, forward in found if isinstance(forward, Checkpointed)]
     nothing = [m for m in model.modules() if m.__dict__.pop(_APPLIED_NOTHING, False)]
@@ -161,23 +160,13 @@ def _find(model: nn.Module, name: str) -> nn.Module:
     names: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     if name in names:
         return names[name]
-    last = name.rpartition(".")[2]
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    near += [n for n in names if n.endswith(f".{name}") or n.rpartition(".")[2] == last]
-    known = ", ".join(f"'{n}'" for n in list(dict.fromkeys(near))[:3])
+    known = ", ".join(f"'{n}'" for n in near)
     raise PlanError(
         f"the plan checkpoints module '{name}', which {type(model).__name__} does not have; "
         + (f"near are {known}" if known else "no name is near it")
         + ". Apply the plan to the model that was estimated, before it is wrapped"
     )
-
-
-def _check_module(model: object) -> None:
-    """Raise a ProblemError if ``model`` is not an instance of `torch.nn.Module`."""
-    if not isinstance(model, nn.Module):
-        raise ProblemError(
-            why_no_instance(model) or f"expected a torch.nn.Module, got {type(model).__name__}"
-        )
 
 
 def _check(model: nn.Module, chosen: list[tuple[ModulePlan, nn.Module]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +12,9 @@ from torch import nn
 from remat import torch_compat
 from remat.errors import CaptureError
 from remat.graph.calling import read_call, why_no_instance
-from remat.running.measure import measure_step, run_backward, run_forward
+from remat.graph.costs.measure import once_s
+from remat.running.measure import as_before, measure_step, run_backward, run_forward
 from remat.sac.api.apply import apply, remove
-from remat.sac.run.fakes import left_as_found
 from remat.sac.run.lifetimes import given_tensors, loss_only
 from remat.sac.run.operators import tensors_in
 from remat.sac.solve.plan import SACPlan
@@ -89,8 +88,10 @@ def check(
         try:
             if k == 1:
                 peak = measure_step(step, args, named, resident=resident, by="allocator")
-            with left_as_found(given):
-                times[k % 2].append(_timed(step, args, named, device))
+            with as_before(given, device):
+                times[k % 2].append(
+                    1e3 * once_s(lambda: run_backward(run_forward(step, args, named)), device)
+                )
                 if k < 2:
                     gradients.append([p.grad for p in model.parameters()])
         finally:
@@ -117,27 +118,6 @@ def _check_real(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
                 f"'{name}' of {type(model).__name__} {where}, so no step can run: build model and inputs "
                 "with real values, or only plan"
             )
-
-
-def _timed(
-    step: Any, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
-) -> float:
-    """Run forward and backward of one step, and return the milliseconds of both together.
-
-    Args:
-        step: function that runs the model's forward; see `loss_only`.
-        args: positional arguments of ``step``.
-        kwargs: keyword arguments of ``step``.
-        device: device of the model; a GPU is synchronised before each reading of the clock.
-    """
-    cuda = device.type == "cuda"
-    if cuda:
-        torch.cuda.synchronize(device)
-    started = time.perf_counter()
-    run_backward(run_forward(step, args, kwargs))
-    if cuda:
-        torch.cuda.synchronize(device)
-    return 1e3 * (time.perf_counter() - started)
 
 
 def _distance(first: Sequence[torch.Tensor | None], second: Sequence[torch.Tensor | None]) -> float:

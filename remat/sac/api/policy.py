@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections import Counter
+from collections.abc import Iterator
 from typing import Any, overload
 
 from torch.utils.checkpoint import CheckpointPolicy
@@ -131,13 +130,13 @@ class _Planned:
         self._by_index = strict and not is_traced()
         self._made_of = {"firm": firm, "strict": strict}
         self._met = 0
-        self._met_by_name: Counter[str] = Counter()
-        self._by_name: dict[tuple[str, int], int] = {}
+        # The plan's positions of each operator that have not run yet; only for a search by name.
+        self._left: dict[str, Iterator[int]] = {}
         if not self._by_index:
-            count: Counter[str] = Counter()
+            positions: dict[str, list[int]] = {}
             for i, name in enumerate(plan.ops):
-                self._by_name[name, count[name]] = i
-                count[name] += 1
+                positions.setdefault(name, []).append(i)
+            self._left = {name: iter(found) for name, found in positions.items()}
 
     def fresh(self) -> Policy:
         return _Planned(self._plan, **self._made_of)
@@ -145,7 +144,7 @@ class _Planned:
     def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         if is_skipped(op):
             return CheckpointPolicy.PREFER_RECOMPUTE
-        name = _name(op)
+        name = str(op)
         index = self._next_index(name) if self._by_index else self._index_by_name(name)
         if index is None:
             return CheckpointPolicy.PREFER_RECOMPUTE
@@ -181,18 +180,10 @@ class _Planned:
 
     def _index_by_name(self, name: str) -> int | None:
         """Return the plan's position of the next operator ``name``; None if the plan lists no more."""
-        place = (name, self._met_by_name[name])
-        self._met_by_name[name] += 1
-        return self._by_name.get(place)
+        return next(self._left.get(name, iter(())), None)
 
     def __str__(self) -> str:
         return f"plan of {self._plan.name or 'the model'}"
-
-
-# Cached: the policy is called for every operator, and an overload builds its text anew each time.
-@functools.cache
-def _name(op: Any) -> str:
-    return str(op)
 
 
 def _other_operators(what: str) -> PolicyError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from networkx.utils import UnionFind
 from torch import fx
 
 from remat import torch_compat
@@ -55,22 +56,16 @@ def runtimes(calls: Iterable[Call], model: CostModel) -> dict[fx.Node, float]:
     each on a CPU. With any other cost model, the runtime is 0 for views and for operators that
     allocate memory without writing to it.
     """
-    shown = [c for c in calls if not c.skipped]
-    if isinstance(model, Profile):
-        asked = [part for c in shown for part in c.parts]
-    else:
-        asked = [
-            part
-            for c in shown
-            if c.view is None
-            for part in c.parts
-            if not ops.is_uninitialised(part)
-        ]
-    found = {part: 0.0 for c in shown for part in c.parts}
+    parts = [(c, part) for c in calls if not c.skipped for part in c.parts]
+    asked = [
+        part
+        for c, part in parts
+        if isinstance(model, Profile) or not (c.view is not None or ops.is_uninitialised(part))
+    ]
     with torch_compat.disable_current_modes():  # a model may make tensors of its own
         costs = model.costs(asked)
-    found.update((n, ps / PS_PER_MS) for n, ps in zip(asked, costs, strict=True))
-    return found
+    taken = {part: ps / PS_PER_MS for part, ps in zip(asked, costs, strict=True)}
+    return {part: 0.0 for _, part in parts} | taken
 
 
 def collect(
@@ -154,15 +149,15 @@ def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[in
 
 def _repeated(
     copied: Collection[int],
-    together: Collection[tuple[int, int]],
+    together: Iterable[tuple[int, int]],
     views: Collection[int],
-    drawn: Collection[int],
+    drawn: Iterable[int],
 ) -> set[int]:
     """Return the operators of ``copied``, and all operators that must be recomputed because of them.
 
     If one operator of a pair must be recomputed, so must the other. Pairs in which the first
     operator on the storage is a view are left out. If one random operator must be recomputed, so
-    must all random operators. These rules are applied until they add no operator.
+    must all random operators.
 
     Args:
         copied: operators that must be recomputed because they write to copies made by ``clone``.
@@ -170,16 +165,10 @@ def _repeated(
         views: operators that return views.
         drawn: operators that may draw random numbers.
     """
-    again = set(copied)
-    while True:
-        more = {
-            i
-            for pair in together
-            if again.intersection(pair) and pair[1] not in views
-            for i in pair
-        }
-        if again.intersection(drawn):
-            more.update(drawn)
-        if more <= again:
-            return again
-        again |= more
+    alike = UnionFind(copied)
+    for op, first in together:
+        if first not in views:
+            alike.union(op, first)
+    alike.union(*drawn)
+    heads = {alike[op] for op in copied}
+    return {op for op in alike if alike[op] in heads}

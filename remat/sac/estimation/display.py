@@ -19,7 +19,7 @@ from remat.sac.estimation.stats import (
     group,
 )
 from remat.sac.estimation.tradeoff import exact_frontier
-from remat.units import format_bytes
+from remat.units import format_bytes, some_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,14 +42,6 @@ def print_table(table: Table, *, ruled: bool = False) -> None:
     """
     table.box = (box.ROUNDED if ruled else box.SIMPLE_HEAD) if sys.stdout.isatty() else None
     show(table)
-
-
-def totals(stats: SACStats) -> str:
-    """Return a line with a module's total bytes, total milliseconds and ``force_store_random``."""
-    return (
-        f"Total Memory: {sum(stats.memory)} B Total Runtime: {sum(stats.runtimes):.6g} ms "
-        f"Store Random: {stats.force_store_random}"
-    )
 
 
 def operators(stats: SACStats) -> Table:
@@ -90,10 +82,9 @@ def steps(order: SACGreedyOrderMeta, stats: SACStats) -> Table:
         freed += sum(stats.memory[i] for i in ops)
         spent += sum(stats.runtimes[i] for i in ops)
         names = list(dict.fromkeys(stats.func_names[i] for i in ops))
-        more = [f"and {len(names) - _NAMED} more"] if len(names) > _NAMED else []
         table.add_row(
             " ".join(map(str, ops)),
-            ", ".join(names[:_NAMED] + more),
+            some_of(names, _NAMED),
             f"{freed / memory if memory else 0:.4f}",
             str(freed),
             f"{spent / runtime if runtime else 0:.4f}",
@@ -152,13 +143,9 @@ def exact_points(stats: SACStats) -> list[Point]:
         For each point, (fraction of memory discarded, fraction of runtime recomputed).
     """
     grouping, frontier = group(stats), exact_frontier(stats)
-    free_bytes = sum(item.nbytes for item in grouping.free)
-    free_ps = sum(item.runtime_ps for item in grouping.free)
-    views_ps = sum(round(stats.runtimes[i] * PS_PER_MS) for i in grouping.recomputed)
-    views_bytes = sum(stats.memory[i] for i in grouping.recomputed)
+    most_bytes = sum(stats.memory) - sum(item.nbytes for item in grouping.stored)
     memory, runtime_ps = sum(stats.memory) or 1, sum(stats.runtimes) * PS_PER_MS or 1
     pairs = zip(frontier.weights.tolist(), frontier.values.tolist(), strict=True)
     return [
-        ((views_bytes + free_bytes - w) / memory, (views_ps + free_ps - v) / runtime_ps)
-        for w, v in pairs
+        ((most_bytes - w) / memory, (grouping.recompute_ps - v) / runtime_ps) for w, v in pairs
     ][::-1]

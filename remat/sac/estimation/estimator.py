@@ -15,7 +15,7 @@ from remat.errors import ProblemError
 from remat.graph.costs import CostModel, Roofline
 from remat.report.pictures import write_picture
 from remat.sac.estimation.collecting import collect, model_of, runtimes
-from remat.sac.estimation.display import operators, print_table, steps, totals, tradeoff_figure
+from remat.sac.estimation.display import operators, print_table, steps, tradeoff_figure
 from remat.sac.estimation.stats import (
     SACGreedyOrderMeta,
     SACStats,
@@ -197,7 +197,10 @@ class SACEstimator:
             sac_stats: statistics of the module.
             print_tabular: whether the table has a box around it on a terminal.
         """
-        print(totals(sac_stats))
+        print(
+            f"Total Memory: {sum(sac_stats.memory)} B Total Runtime: {sum(sac_stats.runtimes):.6g} ms "
+            f"Store Random: {sac_stats.force_store_random}"
+        )
         print_table(operators(sac_stats), ruled=print_tabular)
 
     def display_sac_tradeoff_stats(
@@ -274,13 +277,11 @@ class SACEstimator:
             ProblemError: the module ran different operators in an earlier run of the estimator.
         """
         earlier = self._earlier.get(name)
-        if earlier is not None:
-            changed = difference(earlier, stats)
-            if changed is not None:
-                raise ProblemError(
-                    f"module '{name}' {changed} it was estimated with before; expected the same "
-                    "model: use a new SACEstimator for another one"
-                )
+        if earlier is not None and (changed := difference(earlier, stats)):
+            raise ProblemError(
+                f"module '{name}' {changed} it was estimated with before; expected the same "
+                "model: use a new SACEstimator for another one"
+            )
         self.sac_mod_calls[name] = self.sac_mod_calls.get(name, 0) + 1
         if name in self.sac_mod_unsteady:
             return
@@ -290,9 +291,7 @@ class SACEstimator:
             self.sac_mod_stats[name] = stats
             self.sac_mod_greedy_order_meta[name] = greedy_order(stats)
             self._earlier.pop(name, None)
-            return
-        changed = difference(known, stats)
-        if changed is not None:
+        elif changed := difference(known, stats):
             del self.sac_mod_stats[name], self.sac_mod_greedy_order_meta[name]
             self.sac_mod_tradeoff_stats.pop(name, None)
             self.sac_mod_unsteady[name] = (

@@ -14,18 +14,19 @@ from torch import nn
 
 from remat import torch_compat
 from remat.errors import ProblemError
-from remat.graph.calling import read_call, why_no_instance
+from remat.graph.calling import read_call
 from remat.graph.costs import CostModel
 from remat.graph.fakes_of_models import Faker
 from remat.plugins.registry import registry
-from remat.running.measure import run_backward, run_forward
+from remat.running.measure import as_before, run_backward, run_forward
 from remat.sac.estimation.calls import CallStats, as_checkpointed, call_stats
 from remat.sac.estimation.collecting import BENCHMARK
 from remat.sac.estimation.estimator import SACEstimator
 from remat.sac.estimation.stats import SACStats
 from remat.sac.policies.region import context_fn
-from remat.sac.run.fakes import fake_parameters, left_as_found
+from remat.sac.run.fakes import fake_parameters
 from remat.sac.run.lifetimes import Ints, Lifetimes, given_tensors, loss_only
+from remat.sac.run.module_calls import check_module
 from remat.sac.run.recording import ModuleSpan
 from remat.torch_compat import pytree
 
@@ -186,12 +187,7 @@ def estimate(
             gradient.
     """
     costs = None if cost is None else registry().cost_model(cost)
-    if not isinstance(model, nn.Module):
-        raise ProblemError(
-            why_no_instance(model)
-            or f"model is a {type(model).__name__}; expected a torch.nn.Module: what is checkpointed are "
-            "its modules"
-        )
+    check_module(model)
     args, named = read_call(args, kwargs)
     given = given_tensors(model, args, named)
     if fake is None:
@@ -225,8 +221,14 @@ def record_step(
     Raises:
         CaptureError: no output requires a gradient.
     """
-    given = given_tensors(model, args, kwargs)
-    with left_as_found(given):
+    given, device = given_tensors(model, args, kwargs), torch.device("cpu")
+    restored = given
+    if torch_compat.active_fake_mode() is None:
+        device = next((t.device for t in given if t.device.type == "cuda"), device)
+    else:
+        # Fake tensors have no values to restore, and draw no random numbers.
+        restored = [t for t in given if t.requires_grad]
+    with as_before(restored, device):
         recorder = estimator.record(given)
         with recorder.forward(model):
             result = run_forward(loss_only(model), args, kwargs)

@@ -151,11 +151,13 @@ class Grouping:
         free: items that a solver may store or recompute, in the order of their first operators.
         stored: items that are always stored.
         recomputed: operators that are always recomputed; see `SACStats.view_like_ops`.
+        recompute_ps: picoseconds that recomputation takes if only the items in ``stored`` are stored.
     """
 
     free: tuple[Item, ...]
     stored: tuple[Item, ...]
     recomputed: tuple[int, ...]
+    recompute_ps: int
 
 
 def group(stats: SACStats) -> Grouping:
@@ -187,19 +189,21 @@ def group(stats: SACStats) -> Grouping:
     for i in range(len(stats)):
         if i not in views:
             members.setdefault(together[i], []).append(i)
-    items = [(head in kept, _item(stats, ops)) for head, ops in members.items()]
+    runtimes_ps = [round(ms * PS_PER_MS) for ms in stats.runtimes]
+    free: list[Item] = []
+    stored: list[Item] = []
+    for head, ops in members.items():
+        item = Item(
+            ops=tuple(ops),
+            nbytes=sum(stats.memory[i] for i in ops),
+            runtime_ps=sum(runtimes_ps[i] for i in ops),
+        )
+        (stored if head in kept else free).append(item)
     return Grouping(
-        free=tuple(item for stored, item in items if not stored),
-        stored=tuple(item for stored, item in items if stored),
+        free=tuple(free),
+        stored=tuple(stored),
         recomputed=tuple(sorted(views)),
-    )
-
-
-def _item(stats: SACStats, ops: list[int]) -> Item:
-    return Item(
-        ops=tuple(ops),
-        nbytes=sum(stats.memory[i] for i in ops),
-        runtime_ps=sum(round(stats.runtimes[i] * PS_PER_MS) for i in ops),
+        recompute_ps=sum(runtimes_ps) - sum(item.runtime_ps for item in stored),
     )
 
 
@@ -227,8 +231,8 @@ def check(stats: SACStats) -> None:
         raise ProblemError(f"operator {negative} has negative memory or runtime")
 
 
-def difference(before: SACStats, after: SACStats) -> str | None:
-    """Return the first difference between the operators of two module calls; None if they are equal.
+def difference(before: SACStats, after: SACStats) -> str:
+    """Return the first difference between the operators of two module calls; empty if they are equal.
 
     The returned text ends with "which", and the caller completes the sentence. An example is "runs
     aten.mm.default as operator 3 instead of aten.add.Tensor, which".
@@ -238,4 +242,4 @@ def difference(before: SACStats, after: SACStats) -> str | None:
             return f"runs {b} as operator {i} instead of {a}, which"
     if len(before) != len(after):
         return f"runs {len(after)} operators instead of {len(before)}, which"
-    return None
+    return ""

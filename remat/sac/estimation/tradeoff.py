@@ -217,16 +217,15 @@ def _best_lines(
         hull.append((x, y))
         begin, end = starts[first], starts[j + 1]
         middle = (begin + end) / 2
-        # -1.0 is below every y, so that only x decides.
-        k = min(max(bisect_left(hull, (middle, -1.0)), 1), len(hull) - 1)
-        # Beyond the last corner, a falling line would cut the last stair, which reaches to the end.
-        if len(hull) == 1:
-            slope = 0.0
+        if len(hull) == 1 or middle > x:
+            # A falling line would cut the last stair, which reaches to the end.
+            slope, intercept = 0.0, y
         else:
+            # -1.0 is below every y, so that only x decides.
+            k = max(bisect_left(hull, (middle, -1.0)), 1)
             (x0, y0), (x1, y1) = hull[k - 1], hull[k]
-            slope = (y1 - y0) / (x1 - x0) if middle <= hull[-1][0] else 0.0
-        touches = hull[min(k, len(hull) - 1)] if middle <= hull[-1][0] else hull[-1]
-        intercept = max(b - slope * a for a, b in hull) if slope else touches[1]
+            slope = (y1 - y0) / (x1 - x0)
+            intercept = max(b - slope * a for a, b in hull)
         found.append(((end - begin) * (slope * middle + intercept), slope, intercept))
     return found
 

@@ -24,7 +24,6 @@ neither draws random numbers nor writes to its arguments. This leads to three ru
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -36,6 +35,7 @@ from remat import torch_compat
 from remat.errors import PolicyError
 from remat.graph.ops import is_known, is_random_call
 from remat.graph.purity import name_of
+from remat.graph.writes import written_places
 from remat.sac.policies.compose import MUST, SAVE
 from remat.sac.run.operators import declared_writes, storages, tensors_in, written
 from remat.torch_compat import pytree
@@ -74,7 +74,7 @@ class RandomOps:
         if verdict in SAVE:
             self._saved = op
             return verdict
-        if opaque and verdict not in MUST and not _is_in_place(op):
+        if opaque and verdict not in MUST and not written_places(op):
             self._saved = op
             return CheckpointPolicy.PREFER_SAVE
         if _has_generator(args, kwargs):
@@ -132,7 +132,7 @@ class Writes:
             args: positional arguments of the operator's call.
             kwargs: keyword arguments of the operator's call.
         """
-        for key in _keys_written(op, args, kwargs):
+        for key in _keys(declared_writes(op, args, kwargs)):
             maker, kept = self._made.get(key, (None, False))
             if kept and verdict is CheckpointPolicy.PREFER_RECOMPUTE:
                 verdict = CheckpointPolicy.PREFER_SAVE
@@ -169,7 +169,7 @@ class Writes:
         for key, tensor in given.items():
             if key not in self._made and key not in self._outside and not tensor.is_inference():
                 self._outside[key] = weakref.ref(tensor)  # inference tensors count no writes
-        for key in _keys_written(op, args, kwargs):
+        for key in _keys(declared_writes(op, args, kwargs)):
             self._write(op, key, verdict)
         returned = _keys([out])
         # `lift_fresh` returns its argument, but each run creates that constant anew.
@@ -252,23 +252,13 @@ class Writes:
         if not self._written:
             return
         for op, entries in cache.items():
-            in_place = _is_in_place(op)
+            in_place = bool(written_places(op))
             for entry in pytree.tree_leaves(list(entries.values())):
                 value = getattr(entry, "val", None)
                 if not isinstance(value, torch.Tensor):
                     continue
                 if self._written.issuperset(key for key, _ in storages(value)):
                     entry.version = None if in_place else torch_compat.version(value)
-
-
-def _keys_written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
-    """Return the ids of storages that an operator writes to in place; empty if there are none."""
-    return _keys(declared_writes(op, args, kwargs)) if _is_in_place(op) else []
-
-
-@functools.cache
-def _is_in_place(op: Any) -> bool:
-    return isinstance(op, torch_compat.OpOverload) and torch_compat.schema(op).is_mutable
 
 
 def _keys(values: Iterable[Any]) -> list[int]:

@@ -1,43 +1,15 @@
-"""Run a model without changing it: on fake copies of its tensors, or with its state restored."""
+"""Run a model on fake copies of its tensors."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-import torch
 from torch import nn
 
 from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.fakes_of_models import Faker
-from remat.running.measure import as_before
-
-
-@contextlib.contextmanager
-def left_as_found(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """After the ``with`` block, restore the state that a training step changes.
-
-    The state consists of buffers, inputs, gradients, and random generators. Under a fake mode only
-    gradients are restored, because fake tensors have no values and draw no random numbers.
-    Gradients are set to None before the block begins.
-
-    Args:
-        tensors: parameters, buffers and inputs of the step.
-    """
-    if torch_compat.active_fake_mode() is None:
-        device = next((t.device for t in tensors if t.device.type == "cuda"), torch.device("cpu"))
-        with as_before(tensors, device):
-            yield
-        return
-    before = [(t, t.grad) for t in tensors if t.requires_grad and t.is_leaf]
-    for leaf, _ in before:
-        leaf.grad = None
-    try:
-        yield
-    finally:
-        for leaf, gradient in before:
-            leaf.grad = gradient
 
 
 @contextlib.contextmanager

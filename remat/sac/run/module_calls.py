@@ -19,8 +19,20 @@ from torch.nn.modules import module as hooks
 from torch.utils.hooks import RemovableHandle
 
 from remat import torch_compat
+from remat.errors import ProblemError
+from remat.graph.calling import why_no_instance
 
 Forward = Callable[..., Any]
+
+
+def check_module(model: object) -> None:
+    """Raise a ProblemError if ``model`` is not an instance of `torch.nn.Module`."""
+    if not isinstance(model, nn.Module):
+        raise ProblemError(
+            why_no_instance(model)
+            or f"model is a {type(model).__name__}; expected a torch.nn.Module: what is checkpointed are "
+            "its modules"
+        )
 
 
 def own_forward(module: nn.Module) -> Forward | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from remat import torch_compat
 from remat.graph.storages import storage_of
+from remat.graph.writes import written_places
 from remat.torch_compat import pytree
 
 #: Ignored operators that are not in PyTorch's ``SAC_IGNORED_OPS``, as in its ``sac_estimator``.
@@ -78,9 +78,8 @@ def allocated_bytes(nbytes: int, device: torch.device) -> int:
         nbytes: bytes of the storage.
         device: device of the storage.
     """
-    if device.type != "cuda" or os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") != "0":
-        return nbytes
-    return math.ceil(nbytes / CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES
+    block = CUDA_BLOCK_BYTES if device.type == "cuda" else 1
+    return math.ceil(nbytes / block) * block
 
 
 def written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -93,11 +92,8 @@ def written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.
 
 def declared_writes(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Return the tensor arguments whose values an operator modifies according to its schema."""
+    places = written_places(op)
     # In-place views, such as transpose_, change metadata and no elements.
-    if not torch_compat.schema(op).is_mutable or torch.Tag.inplace_view in op.tags:
+    if not places or torch.Tag.inplace_view in op.tags:
         return []
-    found = []
-    for k, argument in enumerate(torch_compat.schema(op).arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found.append(args[k] if k < len(args) else kwargs.get(argument.name))
-    return tensors_in(found)
+    return tensors_in([args[k] if k < len(args) else kwargs.get(name) for k, name in places])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from remat.errors import BudgetError, ProblemError
 from remat.sac.estimation.modules import ModuleTree
-from remat.sac.estimation.stats import PS_PER_MS, SACStats, group
+from remat.sac.estimation.stats import Grouping, Item, SACStats, group
 from remat.sac.estimation.tradeoff import as_knapsack, turns_up
 from remat.solvers.auto import Auto
 from remat.solvers.base import Solver
@@ -100,10 +100,7 @@ def choices(
             Pareto frontier.
     """
     grouping = group(stats)
-    always = tuple(i for item in grouping.stored for i in item.ops)
     fixed = sum(item.nbytes for item in grouping.stored)
-    views_ps = sum(round(stats.runtimes[i] * PS_PER_MS) for i in grouping.recomputed)
-    free_ps = sum(item.runtime_ps for item in grouping.free)
     room = most_kept - fixed - 1  # a choice that stores `most_kept` bytes frees none
     if room < 0:
         return ()
@@ -115,12 +112,7 @@ def choices(
             picked = frontier.items(point)
         else:
             picked = run(solver, as_knapsack(grouping, int(frontier.weights[point]))).saved
-        items = [grouping.free[i] for i in picked]
-        choice = ModuleChoice(
-            stored=tuple(sorted((*always, *(i for item in items for i in item.ops)))),
-            kept_bytes=fixed + sum(item.nbytes for item in items),
-            recompute_ps=views_ps + free_ps - sum(item.runtime_ps for item in items),
-        )
+        choice = _choice(grouping, [grouping.free[i] for i in picked])
         # A heuristic solver may find nothing better with more bytes.
         if not found or choice.recompute_ps < found[-1].recompute_ps:
             found.append(choice)
@@ -133,11 +125,17 @@ def plain_choice(stats: SACStats) -> ModuleChoice | None:
     This choice is plain checkpointing: the whole module runs again, without a policy.
     """
     grouping = group(stats)
-    if grouping.stored:
-        return None
-    runtimes_ps = sum(item.runtime_ps for item in grouping.free)
-    runtimes_ps += sum(round(stats.runtimes[i] * PS_PER_MS) for i in grouping.recomputed)
-    return ModuleChoice(stored=(), kept_bytes=0, recompute_ps=runtimes_ps)
+    return None if grouping.stored else _choice(grouping, ())
+
+
+def _choice(grouping: Grouping, picked: Sequence[Item]) -> ModuleChoice:
+    """Return the choice to store the picked items, and those that are always stored."""
+    items = (*grouping.stored, *picked)
+    return ModuleChoice(
+        stored=tuple(sorted(i for item in items for i in item.ops)),
+        kept_bytes=sum(item.nbytes for item in items),
+        recompute_ps=grouping.recompute_ps - sum(item.runtime_ps for item in picked),
+    )
 
 
 def _points(frontier: KnapsackFrontier, most: int) -> list[int]:

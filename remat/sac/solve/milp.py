@@ -99,7 +99,7 @@ def plan(
     tree = model
     if not isinstance(tree, ModuleTree):
         tree = estimate(tree, args, kwargs, mode=mode, cost=cost, fake=fake)
-    started = time.monotonic()
+    deadline = None if time_limit is None else time.monotonic() + time_limit
     plain, peak = tree.memory(world_size), tree.peak_bytes(world_size)
     memory_bytes = int(budget * peak) if isinstance(budget, float) else budget
     chosen = candidates(tree, units, fsdp_units)
@@ -107,9 +107,7 @@ def plan(
         result = Outcome(decision={}, simulated=simulate(tree, {}, plain), bound_ps=0.0)
     else:
         options = _options(tree, chosen, asked)
-        # At least 0.1 s, so that the program can still find a plan.
-        left = None if time_limit is None else max(0.1, started + time_limit - time.monotonic())
-        result = least_time(tree, options, plain, memory_bytes, gap=gap, time_limit=left)
+        result = least_time(tree, options, plain, memory_bytes, gap=gap, deadline=deadline)
         decision = {k: _without_policy(tree, k, c, gap) for k, c in result.decision.items()}
         result = replace(result, decision=decision, simulated=simulate(tree, decision, plain))
     return _plan(tree, result, memory_bytes, world_size)

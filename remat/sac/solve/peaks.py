@@ -15,8 +15,6 @@ from remat.sac.solve.choices import ModuleChoice
 
 #: A decision: dict from the position of each checkpointed module to its choice.
 Decision = Mapping[int, ModuleChoice]
-#: 0/1 matrix of stored operators, from `stored_sets`.
-Stored = Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,15 +49,14 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
     memory = plain.copy()
     reruns = {}
     for k, choice in decision.items():
-        stats, calls = tree.modules[k].operators, tree.modules[k].calls
-        stored = stored_sets(stats, [choice])
-        for i, call in enumerate(calls):
+        stored = stored_bytes(tree.modules[k].operators, [choice])
+        for i, call in enumerate(tree.modules[k].calls):
             forward = np.arange(call.begin, call.end)
-            memory[forward] += held_longer(call, stats, stored, forward)[0]
+            memory[forward] += held_longer(call, stored, forward)[0]
             memory[call.end : call.back + 1] += choice.kept_bytes - call.freeable_bytes
             memory[call.begin : call.back_end + 1] += tree.state_bytes
             # PyTorch forks the generator for a rerun: its current state is kept beside that of forward.
-            own = int(rerun_peaks(call, stats, stored)[0]) + tree.state_bytes
+            own = int(rerun_peaks(call, stored)[0]) + tree.state_bytes
             # The stored results are in `memory` already.
             reruns[k, i] = own - choice.kept_bytes
     # Only now, because `memory` at a rerun depends on the decisions for all other modules.
@@ -69,7 +66,7 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
     return Simulated(memory=memory, reruns=reruns, peak_bytes=peak)
 
 
-def rerun_peaks(call: CallStats, stats: SACStats, stored: Stored) -> Ints:
+def rerun_peaks(call: CallStats, stored: Ints) -> Ints:
     """Return, for each set of stored results, the peak bytes of a module's storages in recomputation.
 
     A stored result is alive from the start of recomputation on. Other results are allocated and
@@ -77,24 +74,21 @@ def rerun_peaks(call: CallStats, stats: SACStats, stored: Stored) -> Ints:
 
     Args:
         call: the module call that runs again.
-        stats: statistics of the module's operators.
-        stored: matrix of stored results from `stored_sets`, with one row for each set.
+        stored: bytes of the stored results, from `stored_bytes`, with one row for each set.
     """
-    nbytes = stored * np.array(stats.memory, dtype=np.int64)
     ran = np.zeros((len(stored), call.end - call.begin), dtype=np.int64)
-    ran[:, [made - call.begin for made, _ in call.freed_at]] = nbytes
-    waiting = nbytes.sum(axis=1, keepdims=True) - np.cumsum(ran, axis=1)
+    ran[:, [made - call.begin for made, _ in call.freed_at]] = stored
+    waiting = stored.sum(axis=1, keepdims=True) - np.cumsum(ran, axis=1)
     peaks: Ints = (call.made + waiting).max(axis=1, initial=0)
     return peaks
 
 
-def held_longer(call: CallStats, stats: SACStats, stored: Stored, moments: Ints) -> Ints:
+def held_longer(call: CallStats, stored: Ints, moments: Ints) -> Ints:
     """Return the bytes of results that are alive in a call's forward only because they are stored.
 
     Args:
         call: the module call.
-        stats: statistics of the module's operators.
-        stored: matrix of stored results from `stored_sets`, with one row for each set.
+        stored: bytes of the stored results, from `stored_bytes`, with one row for each set.
         moments: moments of the call's forward for which the bytes are returned.
 
     Returns:
@@ -102,15 +96,14 @@ def held_longer(call: CallStats, stats: SACStats, stored: Stored, moments: Ints)
     """
     freed = np.array([died for _, died in call.freed_at], dtype=np.int64)
     order = np.argsort(freed, kind="stable")
-    nbytes = stored * np.array(stats.memory, dtype=np.int64)
-    held = np.cumsum(np.pad(nbytes[:, order], ((0, 0), (1, 0))), axis=1)
+    held = np.cumsum(np.pad(stored[:, order], ((0, 0), (1, 0))), axis=1)
     found: Ints = held[:, np.searchsorted(freed[order], moments, side="right")]
     return found
 
 
-def stored_sets(stats: SACStats, choices: Sequence[ModuleChoice]) -> Stored:
-    """Return a matrix with a row per choice and a column per operator: 1 if its result is stored."""
+def stored_bytes(stats: SACStats, choices: Sequence[ModuleChoice]) -> Ints:
+    """Return a matrix with a row per choice and a column per operator: the bytes of its result if it is stored."""
     found = np.zeros((len(choices), len(stats)), dtype=np.int64)
     for row, choice in zip(found, choices, strict=True):
-        row[list(choice.stored)] = 1
+        row[list(choice.stored)] = [stats.memory[i] for i in choice.stored]
     return found

@@ -8,22 +8,21 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from remat.errors import ProblemError
-from remat.files import Form, Record
+from remat.files import Form, Record, check_figures
 from remat.graph.ops import is_known
 from remat.graph.purity import name_of
 from remat.graph.text.literals import read_target
-from remat.units import columns, format_bytes
+from remat.units import columns, format_bytes, some_of
 
-#: Largest number of operator names in a row of `_explain`.
+#: Largest number of operator names in a row of `SACPlan.explain`.
 _NAMED = 4
 
 
-#: Attributes of `ModulePlan`, then of `SACPlan`, that must be at least 0 and less than ``_TOO_LARGE``.
+#: Attributes of `ModulePlan`, then of `SACPlan`, that must be at least 0 and less than 2**100.
 _OF_MODULE = ("stored_bytes", "discarded_bytes", "recompute_ms")
 _OF_STEP = (
     "budget_bytes", "peak_bytes", "plain_peak_bytes", "recompute_ms", "step_ms", "bound_ms",
 )  # fmt: skip
-_TOO_LARGE = 2**100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +55,7 @@ class ModulePlan:
                 f"module '{self.name}': stored must be increasing indices of its {len(self.ops)} "
                 f"operators, got {list(self.stored)[:8]}"
             )
-        _check_figures(self, _OF_MODULE, f"module '{self.name}': ")
+        check_figures(self, _OF_MODULE, f"module '{self.name}': ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +95,7 @@ class SACPlan(Record):
     mode: str = ""
 
     def __post_init__(self) -> None:
-        _check_figures(self, _OF_STEP)
+        check_figures(self, _OF_STEP)
         if self.world_size < 1:
             raise ProblemError(f"world_size is {self.world_size}, expected 1 or more ranks")
 
@@ -117,23 +116,34 @@ class SACPlan(Record):
 
         Modules with equal plans share a row.
         """
-        return _explain(self)
-
-
-def _check_figures(plan: ModulePlan | SACPlan, names: Iterable[str], where: str = "") -> None:
-    """Raise a ProblemError if an attribute is negative, NaN or too large, as an edited file may have.
-
-    Args:
-        plan: the plan.
-        names: names of the attributes to check.
-        where: start of the error message.
-    """
-    for name in names:
-        value = getattr(plan, name)
-        if not 0 <= value < _TOO_LARGE:  # False for NaN, too
-            raise ProblemError(
-                f"{where}{name} is {value}, expected 0 or more, and less than 2**100"
+        fits = "" if self.peak_bytes <= self.budget_bytes else ", more than the budget,"
+        decided = ", ".join(x for x in (self.solver, self.mode) if x) or "hand"
+        lines = [
+            f"checkpointing plan for a budget of {format_bytes(self.budget_bytes)}",
+            f"  peak        {format_bytes(self.peak_bytes)}{fits} instead of "
+            f"{format_bytes(self.plain_peak_bytes)} without checkpointing",
+            *_step(self),
+            f"  recomputed  {self.recompute_ms:.4g} ms; no plan that fits needs less than "
+            f"{self.bound_ms:.4g} ms",
+            f"  decided by  {decided}"
+            + (f", over {self.world_size} ranks" if self.world_size > 1 else ""),
+        ]
+        if not self.modules:
+            return "\n".join([*lines, "  no module is checkpointed"])
+        rows = [("modules", "keep", "free", "again", "stored operators")]
+        alike = _alike(self)
+        rows += [_row(m, names) for m, names in alike.items()]
+        lines += [f"  {line}" for line in columns(rows, left=(0, 4))]
+        if any(len(names) > 1 for names in alike.values()):
+            lines.append("  (of modules that are alike, the figures are those of each)")
+        undeclared = list(dict.fromkeys(_undeclared(alike)))
+        if undeclared:
+            lines.append(
+                f"  {', '.join(undeclared)}: stored, with what draws random numbers beside it, since not "
+                "declared pure. What gives the same result for the same inputs may run again once that is "
+                f'said: remat.declare_pure("{undeclared[0]}")'
             )
+        return "\n".join(lines)
 
 
 def _alike(plan: SACPlan) -> dict[ModulePlan, list[str]]:
@@ -142,38 +152,6 @@ def _alike(plan: SACPlan) -> dict[ModulePlan, list[str]]:
     for m in plan.modules:
         found.setdefault(replace(m, name=""), []).append(m.name)
     return found
-
-
-def _explain(plan: SACPlan) -> str:
-    """Return the text of `SACPlan.explain`."""
-    fits = "" if plan.peak_bytes <= plan.budget_bytes else ", more than the budget,"
-    decided = ", ".join(x for x in (plan.solver, plan.mode) if x) or "hand"
-    lines = [
-        f"checkpointing plan for a budget of {format_bytes(plan.budget_bytes)}",
-        f"  peak        {format_bytes(plan.peak_bytes)}{fits} instead of "
-        f"{format_bytes(plan.plain_peak_bytes)} without checkpointing",
-        *_step(plan),
-        f"  recomputed  {plan.recompute_ms:.4g} ms; no plan that fits needs less than "
-        f"{plan.bound_ms:.4g} ms",
-        f"  decided by  {decided}"
-        + (f", over {plan.world_size} ranks" if plan.world_size > 1 else ""),
-    ]
-    if not plan.modules:
-        return "\n".join([*lines, "  no module is checkpointed"])
-    rows = [("modules", "keep", "free", "again", "stored operators")]
-    alike = _alike(plan)
-    rows += [_row(m, names) for m, names in alike.items()]
-    lines += [f"  {line}" for line in columns(rows, left=(0, 4))]
-    if any(len(names) > 1 for names in alike.values()):
-        lines.append("  (of modules that are alike, the figures are those of each)")
-    undeclared = list(dict.fromkeys(_undeclared(alike)))
-    if undeclared:
-        lines.append(
-            f"  {', '.join(undeclared)}: stored, with what draws random numbers beside it, since not "
-            "declared pure. What gives the same result for the same inputs may run again once that is "
-            f'said: remat.declare_pure("{undeclared[0]}")'
-        )
-    return "\n".join(lines)
 
 
 def _step(plan: SACPlan) -> list[str]:
@@ -200,7 +178,7 @@ def _undeclared(modules: Iterable[ModulePlan]) -> Iterator[str]:
 
 
 def _row(m: ModulePlan, names: list[str]) -> tuple[str, str, str, str, str]:
-    """Return the row of `_explain` for modules with equal plans, as a tuple with a cell per column.
+    """Return the row of `SACPlan.explain` for modules with equal plans, as a tuple with a cell per column.
 
     Args:
         m: the plan that the modules share.
@@ -208,9 +186,7 @@ def _row(m: ModulePlan, names: list[str]) -> tuple[str, str, str, str, str]:
     """
     shown = repr(names[0]) if len(names) == 1 else f"'{names[0]}' … '{names[-1]}' ({len(names)})"
     count = Counter(m.ops[i] for i in m.stored).most_common()
-    listed = [f"{n} {op}" if n > 1 else op for op, n in count[:_NAMED]]
-    if len(count) > _NAMED:
-        listed.append(f"{len(count) - _NAMED} more")
-    stored = f"{len(m.stored)} of {len(m.ops)}: " + (", ".join(listed) or "plain checkpointing")
+    listed = some_of([f"{n} {op}" if n > 1 else op for op, n in count], _NAMED)
+    stored = f"{len(m.stored)} of {len(m.ops)}: {listed or 'plain checkpointing'}"
     sizes = format_bytes(m.stored_bytes), format_bytes(m.discarded_bytes)
     return shown, *sizes, f"{m.recompute_ms:.4g} ms", stored

@@ -26,7 +26,7 @@ from remat.sac.solve.peaks import (
     held_longer,
     rerun_peaks,
     simulate,
-    stored_sets,
+    stored_bytes,
 )
 from remat.solvers.highs import milp
 from remat.units import format_bytes
@@ -69,7 +69,7 @@ def least_time(
     budget: int,
     *,
     gap: float,
-    time_limit: float | None = None,
+    deadline: float | None,
 ) -> Outcome:
     """Find the decision with the least recompute time among those whose peak fits a budget.
 
@@ -79,12 +79,12 @@ def least_time(
         plain: bytes alive at each moment without checkpointing.
         budget: budget for the step's peak in bytes.
         gap: relative gap at which the solver HiGHS may stop.
-        time_limit: time limit in seconds; None: branch-and-bound nodes are limited instead.
+        deadline: time of `time.monotonic` in seconds at which to stop; None: branch-and-bound nodes
+            are limited instead.
 
     Raises:
         BudgetError: no decision fits the budget; the message states the least peak.
     """
-    deadline = None if time_limit is None else time.monotonic() + time_limit
     program = _Program(tree, options, plain)
     program.add_rows(simulate(tree, {}, plain), budget)
     bound, limit = 0.0, budget
@@ -115,7 +115,10 @@ def least_time(
 
 
 def _seconds_left(deadline: float | None) -> float | None:
-    """Return the seconds until a deadline, at least 0.1; None without a deadline."""
+    """Return the seconds until a deadline; None without a deadline.
+
+    At least 0.1, so that the program can still find a plan.
+    """
     return None if deadline is None else max(0.1, deadline - time.monotonic())
 
 
@@ -184,7 +187,7 @@ class _Program:
         self._columns = {
             k: slice(end - len(options[k]), end) for k, end in zip(options, ends, strict=True)
         }
-        self._stored = {k: stored_sets(tree.modules[k].operators, c) for k, c in options.items()}
+        self._stored = {k: stored_bytes(tree.modules[k].operators, c) for k, c in options.items()}
         self._kept = {k: np.array([o.kept_bytes for o in c]) for k, c in options.items()}
         #: Dict from each program point with a row to the bytes that each choice adds at the point.
         #: A point is a moment, or (module, call) of a rerun.
@@ -228,7 +231,7 @@ class _Program:
                     row[columns] += self._kept[k] - call.freeable_bytes
                 elif call.begin <= moment < call.end:
                     at = np.array([moment])
-                    row[columns] += held_longer(call, module.operators, self._stored[k], at)[:, 0]
+                    row[columns] += held_longer(call, self._stored[k], at)[:, 0]
         return row
 
     def _rerun(self, k: int, i: int) -> Ints:
@@ -241,7 +244,7 @@ class _Program:
         module = self._tree.modules[k]
         call = module.calls[i]
         row = self._at(call.back)
-        peaks = rerun_peaks(call, module.operators, self._stored[k])
+        peaks = rerun_peaks(call, self._stored[k])
         row[self._columns[k]] += peaks - self._kept[k] + self._tree.state_bytes
         return row
 

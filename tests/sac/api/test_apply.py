@@ -208,7 +208,7 @@ def test_applying_twice_and_removing_nothing_are_refused(model: Stack, plan: SAC
 
 
 def test_what_is_no_model_or_plan_is_refused(model: Stack, plan: SACPlan) -> None:
-    with pytest.raises(ProblemError, match=r"expected a torch.nn.Module, got SACPlan"):
+    with pytest.raises(ProblemError, match=r"model is a SACPlan; expected a torch.nn.Module"):
         apply(plan, model)  # type: ignore[arg-type, type-var]
     with pytest.raises(ProblemError, match="expected a SACPlan, got ModulePlan"):
         apply(model, plan["layers.0"])  # type: ignore[arg-type]

@@ -144,11 +144,17 @@ class ValueWriter:
         return self._write(node.meta["val"], node.name, base_of(node))
 
     def constant(self, tensor: torch.Tensor) -> str:
-        """Return the text of a constant tensor's type.
+        """Return the text of a constant tensor: its type, and its numbers as nested lists.
 
-        The text does not state whether the tensor shares its storage with other tensors.
+        The numbers are left out if they are too many or unknown. The text does not state whether
+        the tensor shares its storage with other tensors.
         """
-        return self._tensor(tensor, owns=True)
+        kind, real = self._tensor(tensor, owns=True), _real(tensor)
+        if real is None:
+            return kind
+        # During a compilation, a fake mode would turn the new tensor into a fake one.
+        with torch_compat.disable_current_modes():
+            return f"{kind}, {self._literals.write(real.detach().tolist())}"
 
     def _write(self, value: Any, place: str, base: Any) -> str:
         """Return the text of a value, which is a type such as ``f32[8, 4](1, 8)``.
@@ -281,9 +287,36 @@ class ValueReader:
         """
         return self._read(written, f"{self._graph}.{node.name}", base_of(node))
 
-    def constant(self, written: ast.expr) -> torch.Tensor:
-        """Return the fake tensor for the type of a constant, on a storage of its own."""
-        return self._tensor(written, None)
+    def constant(self, kind: ast.expr, numbers: ast.expr | None = None) -> torch.Tensor:
+        """Return the tensor that ``constant(name, type, numbers)`` in the text describes.
+
+        The constant is a real tensor if the text states its numbers and the type is a plain
+        contiguous CPU tensor. Otherwise the constant is a fake tensor.
+
+        Args:
+            kind: syntax tree of the type.
+            numbers: syntax tree of the numbers; None if the text does not state them.
+
+        Raises:
+            ProblemError: the shape of the numbers is not that of the type.
+        """
+        fake = self._tensor(kind, None)
+        if numbers is None:
+            return fake
+        listed = self._literals.read(numbers)
+        try:
+            flat = torch.tensor(listed, dtype=fake.dtype, device="cpu")
+        except (OverflowError, RuntimeError, TypeError, ValueError):
+            flat = None
+        if flat is None or tuple(flat.shape) != tuple(fake.shape):
+            expected = f"nested lists in the shape {tuple(fake.shape)}"
+            raise self._source.error(numbers, expected, "these numbers")
+        # Only such a type describes the tensor that `torch.tensor` makes.
+        dense = fake.is_contiguous() and fake.untyped_storage().nbytes() == flat.nbytes
+        if fake.device.type == "cpu" and dense and not fake.requires_grad:
+            return flat
+        fake.constant = flat  # type: ignore[attr-defined]
+        return fake
 
     def symbolic(self, node: ast.Subscript) -> Any:
         """Return the symbolic number for ``SymInt[…]``, ``SymFloat[…]`` or ``SymBool[…]``."""
@@ -443,52 +476,3 @@ def _real(value: object) -> torch.Tensor | None:
     if real.device.type == "meta" or real.is_quantized or real.numel() > MAX_CONSTANT:
         return None
     return real
-
-
-def write_numbers(tensor: torch.Tensor, literals: ArgumentWriter) -> str | None:
-    """Return the numbers of a constant as the text of nested lists.
-
-    None if the numbers are too many or unknown.
-    """
-    real = _real(tensor)
-    if real is None:
-        return None
-    # During a compilation, a fake mode would turn the new tensor into a fake one.
-    with torch_compat.disable_current_modes():
-        return literals.write(real.detach().tolist())
-
-
-def read_constant(
-    source: Source, values: ValueReader, literals: ArgumentReader, args: list[ast.expr]
-) -> torch.Tensor:
-    """Return the tensor that ``constant(name, type, numbers)`` in the text describes.
-
-    The constant is a real tensor if the text states its numbers and the type is a plain contiguous
-    CPU tensor. Otherwise the constant is a fake tensor.
-
-    Args:
-        source: the text, for error messages.
-        values: creates the tensor from its type.
-        literals: reads the numbers.
-        args: syntax trees of the arguments; the numbers may be missing.
-
-    Raises:
-        ProblemError: the shape of the numbers is not that of the type.
-    """
-    fake = values.constant(args[1])
-    if len(args) == 2:
-        return fake
-    numbers = literals.read(args[2])
-    try:
-        flat = torch.tensor(numbers, dtype=fake.dtype, device="cpu")
-    except (OverflowError, RuntimeError, TypeError, ValueError):
-        flat = None
-    if flat is None or tuple(flat.shape) != tuple(fake.shape):
-        expected = f"nested lists in the shape {tuple(fake.shape)}"
-        raise source.error(args[2], expected, "these numbers")
-    # Only such a type describes the tensor that `torch.tensor` makes.
-    dense = fake.is_contiguous() and fake.untyped_storage().nbytes() == flat.nbytes
-    if fake.device.type == "cpu" and dense and not fake.requires_grad:
-        return flat
-    fake.constant = flat  # type: ignore[attr-defined]
-    return fake

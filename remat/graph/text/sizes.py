@@ -332,7 +332,6 @@ class TensorType:
     offset: Size = 0
     storage: Size | None = None
     layout: torch.layout = torch.strided
-    grad: bool = False
 
 
 class Fakes:
@@ -440,8 +439,6 @@ class Fakes:
                 count = functions.FloorDiv(nbytes, kind.dtype.itemsize)
                 meta.set_(memory, 0, [self.size(size_of(count))], [1])
                 meta = meta.as_strided(shape, step, self.size(kind.offset))
-        if kind.grad:
-            meta.requires_grad_()
         return torch_compat.FakeTensor(self.mode, meta, kind.device)
 
 

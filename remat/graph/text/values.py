@@ -214,8 +214,6 @@ class ValueWriter:
             extra += self._memory(tensor, sizes, owns)
         if tensor.device != self._device:
             extra.append(f'device="{tensor.device}"')
-        if tensor.requires_grad:
-            extra.append("grad=True")
         return written_call(text, extra) if extra else text
 
     def _memory(self, tensor: torch.Tensor, sizes: list[Size], owns: bool) -> list[str]:
@@ -313,7 +311,7 @@ class ValueReader:
             raise self._source.error(numbers, expected, "these numbers")
         # Only such a type describes the tensor that `torch.tensor` makes.
         dense = fake.is_contiguous() and fake.untyped_storage().nbytes() == flat.nbytes
-        if fake.device.type == "cpu" and dense and not fake.requires_grad:
+        if fake.device.type == "cpu" and dense:
             return flat
         fake.constant = flat  # type: ignore[attr-defined]
         return fake
@@ -411,11 +409,6 @@ class ValueReader:
                     setattr(found, given.arg, self._size(given.value))
                 case "device":
                     found.device = self._literals.device(given.value)
-                case "grad":
-                    differentiable = found.dtype.is_floating_point or found.dtype.is_complex
-                    if getattr(given.value, "value", None) is not True or not differentiable:
-                        raise self._source.error(given.value, "True, for a floating-point type")
-                    found.grad = True
                 case "layout":
                     layout = CONSTANTS.get(self._source.dotted(given.value))
                     if not isinstance(layout, torch.layout):
@@ -423,7 +416,7 @@ class ValueReader:
                         raise self._source.error(given.value, expected)
                     found.layout = layout
                 case _:
-                    expected = "offset, storage, device, grad or layout"
+                    expected = "offset, storage, device or layout"
                     raise self._source.error(given, expected, f"'{given.arg}'")
 
     def _size(self, node: ast.expr) -> Size:

@@ -124,10 +124,6 @@ _LARGE: dict[tuple[str, int, int, int, int], int] = {
 }
 
 
-def _small() -> list[Case]:
-    return [Case(name=name, problem=KnapsackProblem(*problem)) for name, problem in _SMALL.items()]
-
-
 def _drawn_small() -> list[Case]:
     """Build a random knapsack of twelve items for each family and each of three capacities."""
     return [
@@ -149,10 +145,6 @@ def _drawn_large() -> list[Case]:
         )
         for (name, items, span, share, seed), best in _LARGE.items()
     ]
-
-
-def _steps() -> list[Case]:
-    return [Case(name=name, problem=problem) for name, problem in NAMED.items()]
 
 
 def _like_models() -> list[Case]:
@@ -223,10 +215,10 @@ def _twenty_thousand() -> list[Case]:
 def cases() -> tuple[Case, ...]:
     """Return all cases of the suite, in a fixed order."""
     return (
-        *_small(),
+        *(Case(name=name, problem=KnapsackProblem(*small)) for name, small in _SMALL.items()),
         *_drawn_small(),
         *_drawn_large(),
         *_like_models(),
         *_twenty_thousand(),
-        *_steps(),
+        *(Case(name=name, problem=step) for name, step in NAMED.items()),
     )

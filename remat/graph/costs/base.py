@@ -190,7 +190,8 @@ def _bodies(node: fx.Node) -> list[list[fx.Node]]:
     model prices as a whole. One of these operators is ``flex_attention``: it has FLOP formulas of
     its own, and its graphs compute single scores.
     """
-    if "flex_attention" in str(node.target):
+    graphs = ops.subgraphs(node)
+    if graphs and "flex_attention" in str(node.target):
         return []
     return [
         [
@@ -198,7 +199,7 @@ def _bodies(node: fx.Node) -> list[list[fx.Node]]:
             for n in module.graph.nodes
             if n.op == "call_function" and not _is_free(n) and aliased_argument(n) is None
         ]
-        for module in ops.subgraphs(node)
+        for module in graphs
     ]
 
 

@@ -35,7 +35,7 @@ from remat.graph.text.sizes import (
     write_expression,
 )
 from remat.graph.text.syntax import Source, arguments, call_name, written_call
-from remat.graph.writes import aliased_places
+from remat.graph.writes import aliased_argument
 from remat.torch_compat import dtype_abbrs
 
 _DTYPES = {name: dtype for dtype, name in dtype_abbrs.items()}
@@ -52,19 +52,14 @@ def base_of(node: fx.Node) -> Any:
     node. If the schema lets the node's only result alias arguments, this is the value of the first
     such argument. None for other nodes.
     """
-    if node.op != "call_function":
-        return None
     if node.target is operator.getitem:
         if len(node.args) != 2:
             return None
         whole, k = node.args
         value = whole.meta.get("val") if isinstance(whole, fx.Node) else None
         return element(value, k) if isinstance(value, (tuple, list)) and type(k) is int else None
-    for k, _ in aliased_places(node.target):
-        base = node.args[k] if k < len(node.args) else None
-        if isinstance(base, fx.Node):
-            return base.meta.get("val")
-    return None
+    base = aliased_argument(node)
+    return None if base is None else base.meta.get("val")
 
 
 def element(base: Any, k: int) -> Any:

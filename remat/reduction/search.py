@@ -27,6 +27,9 @@ class Reduced:
         before: number of nodes of the graph at the start; placeholders and the output node count.
         nodes: number of nodes of ``joint``.
         tests: how often the test was called.
+        known: number of candidate graphs that were not tested, because an equal graph had been tested before.
+        refused: number of candidate graphs that were not tested, because they were invalid or unchanged, or could
+            not be written as text or split into forward and backward.
         interrupted: whether Ctrl-C ended the search.
     """
 
@@ -34,6 +37,8 @@ class Reduced:
     before: int
     nodes: int
     tests: int
+    known: int
+    refused: int
     interrupted: bool
 
 
@@ -80,6 +85,8 @@ def reduce(
         before=len(start.graph.nodes),
         nodes=len(search.best.graph.nodes),
         tests=search.tests,
+        known=search.known,
+        refused=search.refused,
         interrupted=interrupted,
     )
 
@@ -90,14 +97,14 @@ class _Search:
     Attributes:
         best: the smallest failing graph so far.
         text: text of ``best``.
-        tests: number of graphs tested.
+        tests: number of graphs tested; ``known`` and ``refused`` are as in `Reduced`.
     """
 
     def __init__(self, joint: JointGraph, test: Test, progress: Callable[[str], None]) -> None:
         self._test = test
         self._progress = progress
         self._seen: dict[bytes, bool] = {}
-        self.tests = 0
+        self.tests = self.known = self.refused = 0
         self.text = print_joint(joint)
         self.best = parse_joint(self.text)
         # If the graph cannot be split, this may be the very failure, so candidates need not be splittable.
@@ -142,9 +149,11 @@ class _Search:
             # An invalid candidate is refused like one that the edit has not changed.
             text = print_joint(candidate) if fault_of(candidate) is None else self.text
             if text == self.text:
+                self.refused += 1
                 return False
             read = parse_joint(text)
         except RematError:  # the graph cannot be written as text, or read back
+            self.refused += 1
             return False
         if _measure(read) >= _measure(self.best) or not self.fails(read, text):
             return False
@@ -158,12 +167,15 @@ class _Search:
         start could not be split either.
         """
         key = hashlib.sha256(text.encode()).digest()
-        if key not in self._seen:
-            if self._splits and not _split_is_legal(joint):
-                self._seen[key] = False
-            else:
-                self.tests += 1
-                self._seen[key] = self._test(joint.copy())  # the test may change its graph
+        if key in self._seen:
+            self.known += 1
+            return self._seen[key]
+        if self._splits and not _split_is_legal(joint):
+            self.refused += 1
+            self._seen[key] = False
+            return False
+        self.tests += 1
+        self._seen[key] = self._test(joint.copy())  # the test may change its graph
         return self._seen[key]
 
 

@@ -23,6 +23,7 @@ from remat.graph.joint import (
     outputs_of,
     primals_of,
     role_of,
+    split_outputs,
 )
 from remat.graph.storages import form_of
 
@@ -87,19 +88,18 @@ def _behind_tangents(joint: JointGraph) -> set[fx.Node]:
     return found
 
 
-def _outputs(joint: JointGraph, kept: Sequence[tuple[int, Any]]) -> None:
-    """Replace the outputs of a graph.
+def _outputs(joint: JointGraph) -> list[tuple[Any, Any]]:
+    """Return the value and the descriptor of each output; descriptors are None if the graph has none."""
+    forward, backward, forward_descs, backward_descs = split_outputs(joint)
+    return list(zip([*forward, *backward], [*forward_descs, *backward_descs], strict=True))
 
-    Args:
-        joint: the graph.
-        kept: for each new output, a pair: the position of the old output whose descriptor the new output gets;
-            and the value of the new output.
-    """
+
+def _set_outputs(joint: JointGraph, outputs: Sequence[tuple[Any, Any]]) -> None:
+    """Replace the outputs of a graph by new outputs, each given as value and descriptor."""
     out = output_node(joint.graph)
-    descs = out.meta.get("desc") or ()
-    if len(descs) == len(outputs_of(joint.graph)):
-        out.meta = {**out.meta, "desc": [descs[k] for k, _ in kept]}
-    out.args = (tuple(value for _, value in kept),)
+    out.args = (tuple(value for value, _ in outputs),)
+    if out.meta.get("desc") is not None:
+        out.meta = {**out.meta, "desc": [desc for _, desc in outputs]}
 
 
 def _nodes(joint: JointGraph, names: Sequence[Item]) -> list[fx.Node]:
@@ -117,14 +117,14 @@ def _gradients(joint: JointGraph) -> list[Item]:
 def _drop_gradients(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
     """Replace the gradients at the given positions by None."""
     # Gradients belong to primals by position, so a dropped gradient leaves None.
-    values = enumerate(outputs_of(joint.graph))
-    _outputs(joint, [(k, None if k in items else v) for k, v in values])
+    outputs = enumerate(_outputs(joint))
+    _set_outputs(joint, [(None if k in items else v, desc) for k, (v, desc) in outputs])
     return joint
 
 
 def _drop_outputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
     """Remove the forward outputs at the given positions."""
-    _outputs(joint, [(k, v) for k, v in enumerate(outputs_of(joint.graph)) if k not in items])
+    _set_outputs(joint, [out for k, out in enumerate(_outputs(joint)) if k not in items])
     return replace(joint, num_fwd_outputs=joint.num_fwd_outputs - len(items))
 
 
@@ -151,7 +151,7 @@ def _drop_unused(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
     gone = [n for n in _nodes(joint, items) if n.op == "placeholder" and not n.users]
     inputs, n = joint.graph.find_nodes(op="placeholder"), joint.num_fwd_outputs
     dropped = {n + k for k, p in enumerate(primals_of(joint)) if p in gone}
-    _outputs(joint, [(k, v) for k, v in enumerate(outputs_of(joint.graph)) if k not in dropped])
+    _set_outputs(joint, [out for k, out in enumerate(_outputs(joint)) if k not in dropped])
     place = {k: at for at, k in enumerate(k for k, p in enumerate(inputs) if p not in gone)}
     for node in gone:
         joint.graph.erase_node(node)
@@ -196,12 +196,9 @@ def _add_input(joint: JointGraph, like: fx.Node, *, late: bool, gradient: Any = 
 
 
 def _insert_output(joint: JointGraph, at: int, value: Any) -> None:
-    """Insert ``value`` as output ``at``; its descriptor is None if the graph's outputs have descriptors."""
-    out = output_node(joint.graph)
-    values, descs = outputs_of(joint.graph), out.meta.get("desc")
-    if descs is not None:
-        out.meta = {**out.meta, "desc": [*descs[:at], None, *descs[at:]]}
-    out.args = ((*values[:at], value, *values[at:]),)
+    """Insert ``value``, without a descriptor, as output ``at``."""
+    outputs = _outputs(joint)
+    _set_outputs(joint, [*outputs[:at], (value, None), *outputs[at:]])
 
 
 def _make_inputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:

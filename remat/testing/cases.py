@@ -38,13 +38,10 @@ class Case:
     @property
     def optimum(self) -> int:
         """Greatest value, or least cost, of any answer: the certificate or the result of enumeration."""
-        best = tried(self.problem) if self.certificate is None else self.certificate
+        best = optimum(self.problem) if self.certificate is None else self.certificate
         assert best is not None
         return best
 
-
-#: The function `optimum` with a cache, because the tests of every solver need the same optima.
-tried = functools.cache(optimum)
 
 _GIB = 2**30
 _PETA = 10**15
@@ -127,10 +124,6 @@ _LARGE: dict[tuple[str, int, int, int, int], int] = {
 }
 
 
-def _small() -> list[Case]:
-    return [Case(name=name, problem=KnapsackProblem(*problem)) for name, problem in _SMALL.items()]
-
-
 def _drawn_small() -> list[Case]:
     """Build a random knapsack of twelve items for each family and each of three capacities."""
     return [
@@ -148,14 +141,10 @@ def _drawn_large() -> list[Case]:
         Case(
             name=f"{name}-{items}-to-{span}-at-{share}",
             problem=family(name, items=items, span=span, share=share, seed=seed),
-            certificate=optimum,
+            certificate=best,
         )
-        for (name, items, span, share, seed), optimum in _LARGE.items()
+        for (name, items, span, share, seed), best in _LARGE.items()
     ]
-
-
-def _steps() -> list[Case]:
-    return [Case(name=name, problem=problem) for name, problem in NAMED.items()]
 
 
 def _like_models() -> list[Case]:
@@ -226,10 +215,10 @@ def _twenty_thousand() -> list[Case]:
 def cases() -> tuple[Case, ...]:
     """Return all cases of the suite, in a fixed order."""
     return (
-        *_small(),
+        *(Case(name=name, problem=KnapsackProblem(*small)) for name, small in _SMALL.items()),
         *_drawn_small(),
         *_drawn_large(),
         *_like_models(),
         *_twenty_thousand(),
-        *_steps(),
+        *(Case(name=name, problem=step) for name, step in NAMED.items()),
     )

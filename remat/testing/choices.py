@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,22 +31,15 @@ class Candidate:
     kind: type[Solver] | None
     reason: str | None
 
-    def solves(self, what: str) -> bool:
+    def solves(self, kind: object) -> bool:
         """Return whether the solver solves a kind of problem; True if the solver's class is unknown.
 
         Args:
-            what: ``"knapsack"``, ``"graph"`` or ``"schedule"``.
+            kind: ``"knapsack"``, ``"graph"`` or ``"schedule"``. Anything else is no kind of problem,
+                so the result is True.
         """
-        return self.kind is None or what in self.kind.solves
-
-    def takes(self, parameter: object) -> bool:
-        """Return whether tests with a given pytest parameter are for this solver.
-
-        A parameter whose attribute ``kind`` names a kind of problem, such as a `Case`, is for
-        solvers of this kind only. Any other parameter is for all solvers.
-        """
-        kind = getattr(parameter, "kind", None)
-        return kind not in [known.kind for known in KINDS] or self.solves(kind)
+        known = [problem.kind for problem in KINDS]
+        return self.kind is None or kind in self.kind.solves or kind not in known
 
     def solver(self) -> Solver:
         """Return an instance of the solver, or skip the current test with ``reason``."""
@@ -71,6 +65,7 @@ def choose(names: Iterable[str], folder: Path) -> tuple[Candidate, ...]:
     return tuple(chosen.values())
 
 
+@functools.cache
 def available() -> tuple[Candidate, ...]:
     """Return every registered solver that can run here."""
     solvers = registry().solvers

@@ -10,7 +10,7 @@ A listed test that passes fails the run, so the list cannot hide a fixed test.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -47,20 +47,3 @@ def read(path: Path) -> Mapping[str, str]:
             raise pytest.UsageError(f"{path}:{number}: {name} is listed twice")
         known[name] = reason or "a known failure"
     return known
-
-
-def mark(items: Iterable[pytest.Item], known: Mapping[str, str]) -> set[str]:
-    """Mark the tests in ``known`` as expected to fail, and return the names that match no test.
-
-    A marked test that passes is reported as a failure.
-
-    Args:
-        items: the collected tests.
-        known: the reason why each test fails, by test name.
-    """
-    left = set(known)
-    for item in items:
-        if item.name in known:
-            left.discard(item.name)
-            item.add_marker(pytest.mark.xfail(strict=True, reason=known[item.name]))
-    return left

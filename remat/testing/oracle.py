@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import heapq
 import itertools
 import math
@@ -16,6 +17,7 @@ from remat.solvers.schedule_problem import ScheduleProblem
 MAX_ITEMS = 20
 
 
+@functools.cache  # the tests of every solver need the same optima
 def optimum(problem: Problem[Any]) -> int | None:
     """Return the greatest value, or the least cost, of any answer, by enumeration.
 

@@ -18,15 +18,14 @@ if TYPE_CHECKING:
     from remat.solvers.solution import Checked
     from remat.testing.cases import Case
     from remat.testing.choices import Candidate
-    from remat.testing.scoreboard import Solved
 
 Test = TypeVar("Test", bound=Callable[..., None])
 FIXTURE = "solver"
 _KIND = "remat_kind"
 _CHOSEN = pytest.StashKey["tuple[Candidate, ...]"]()
-_AVAILABLE = pytest.StashKey["tuple[Candidate, ...]"]()
 _KNOWN = pytest.StashKey["Mapping[str, str]"]()
-_SOLVED = pytest.StashKey["_SolvedCases"]()
+#: Name of the test report's property that holds a `Solved` as text.
+_PROPERTY = "remat.solved"
 
 
 def for_solvers_of(kind: str) -> Callable[[Test], Test]:
@@ -67,8 +66,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Look up the chosen solvers and the known failures before collection."""
-    config.stash[_SOLVED] = solved = _SolvedCases()
-    config.pluginmanager.register(solved, "remat-solved-cases")
     names = config.getoption("remat_solvers")
     if names:
         from remat.testing.choices import choose
@@ -96,14 +93,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """
     if FIXTURE not in metafunc.fixturenames or not _is_ours(metafunc):
         return
-    stash = metafunc.config.stash
-    if _CHOSEN not in stash and _AVAILABLE not in stash:
-        from remat.testing.choices import available
+    from remat.testing.choices import available
 
-        stash[_AVAILABLE] = available()
-    chosen = stash[_CHOSEN] if _CHOSEN in stash else stash[_AVAILABLE]
-    kind = getattr(metafunc.function, _KIND, None)
-    chosen = tuple(c for c in chosen if kind is None or c.solves(kind))
+    chosen = metafunc.config.stash.get(_CHOSEN, None) or available()
     ids = [candidate.name for candidate in chosen]
     metafunc.parametrize(FIXTURE, chosen, ids=ids, indirect=True, scope="session")
 
@@ -112,7 +104,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With ``--solver``, keep only solver tests; mark tests that are known to fail.
 
-    A test with a parameter for one kind of problem is not run on solvers of other kinds.
+    A test for one kind of problem is not run on solvers of other kinds.
     """
     _keep(config, items, _is_of_its_kind)
     known = config.stash[_KNOWN]
@@ -143,9 +135,18 @@ def _candidate(item: pytest.Item) -> Candidate | None:
 
 
 def _is_of_its_kind(item: pytest.Item) -> bool:
+    """Return whether a solver test is for a kind of problem that its solver solves.
+
+    `for_solvers_of` and parameters with an attribute ``kind``, such as a `Case`, state the kind.
+    True for a test without a kind, and for a test that is no solver test.
+    """
     candidate = _candidate(item)
-    params = {} if candidate is None else item.callspec.params  # type: ignore[attr-defined]
-    return candidate is None or all(candidate.takes(p) for n, p in params.items() if n != FIXTURE)
+    if candidate is None:
+        return True
+    params = item.callspec.params  # type: ignore[attr-defined]
+    kinds = [getattr(value, "kind", None) for name, value in params.items() if name != FIXTURE]
+    kinds.append(getattr(item.function, _KIND, None))  # type: ignore[attr-defined]
+    return all(map(candidate.solves, kinds))
 
 
 def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[str, str]) -> None:
@@ -160,13 +161,14 @@ def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[
         pytest.UsageError: ``known`` has the name of a test that does not exist, for a solver given to
             ``--solver``. Not raised if the command line selects single tests.
     """
-    from remat.testing.known import mark
-
-    left = mark(items, known)
+    for item in items:
+        if item.name in known:
+            item.add_marker(pytest.mark.xfail(strict=True, reason=known[item.name]))
     if any("::" in argument for argument in config.args):
         return  # single tests were requested, so the others are missing for a good reason
+    missing = sorted(known.keys() - {item.name for item in items})
     for candidate in config.stash.get(_CHOSEN, ()):
-        for name in sorted(left):
+        for name in missing:
             if items and name.endswith((f"[{candidate.name}]", f"-{candidate.name}]")):
                 raise pytest.UsageError(
                     f"known failures: there is no test {name}: take it out of the list"
@@ -189,10 +191,20 @@ def pytest_terminal_summary(
             "add --pyargs remat.testing for the conformance suite",
             red=True,
         )
-    results = config.stash[_SOLVED].results
-    if len({result.solver for result in results}) > 1:
-        from remat.testing.scoreboard import LEGEND, table
+    texts = [
+        text
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", None) == "call"
+        for name, text in report.user_properties
+        if name == _PROPERTY
+    ]
+    if not texts:
+        return
+    from remat.testing.scoreboard import LEGEND, Solved, table
 
+    results = list(map(Solved.from_property, texts))
+    if len({result.solver for result in results}) > 1:
         terminalreporter.section("solvers compared")
         for line in (*table(results), *LEGEND):
             terminalreporter.write_line(line)
@@ -218,7 +230,7 @@ def solve_case(
 
     def solve(case: Case) -> Checked | None:
         from remat.testing.samples import solved
-        from remat.testing.scoreboard import PROPERTY, Solved
+        from remat.testing.scoreboard import Solved
 
         problem = case.problem
         solution: Checked | None = solved(solver, problem)
@@ -232,28 +244,10 @@ def solve_case(
             elapsed_s=solution.elapsed_s,
             least=not problem.maximises,
         )
-        record_property(PROPERTY, row.as_property())
+        record_property(_PROPERTY, row.as_property())
         return solution
 
     return solve
-
-
-class _SolvedCases:
-    """Collects the results of solved cases from test reports, including reports of xdist workers."""
-
-    def __init__(self) -> None:
-        self.results: list[Solved] = []
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when != "call" or not report.user_properties:
-            return
-        from remat.testing.scoreboard import PROPERTY, Solved
-
-        self.results += [
-            Solved.from_property(data)  # type: ignore[arg-type]
-            for name, data in report.user_properties
-            if name == PROPERTY
-        ]
 
 
 def _is_ours(metafunc: pytest.Metafunc) -> bool:

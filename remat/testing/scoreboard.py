@@ -8,9 +8,6 @@ from dataclasses import asdict, dataclass
 
 from remat.units import columns
 
-#: Name of the test report's property that holds the text from `Solved.as_property`.
-PROPERTY = "remat.solved"
-
 #: Explanations of the columns of `table`.
 LEGEND = (
     "cases: those that the solver answered; it refused the others, or found no schedule for them",
@@ -62,15 +59,12 @@ def table(results: Iterable[Solved]) -> list[str]:
 
     The columns are: solver; cases solved; wins; worst and mean gap; total time. A win is a case for
     which no other solver's answer is better. A gap is the distance to the optimum, as a fraction of
-    the optimum. If a solver solved a case twice, only the worse result counts or, of equal results,
-    the slower one. The rows are sorted, best first, by wins, then by mean gap, then by name.
+    the optimum. If a solver solved a case twice, the later result counts. The rows are sorted, best
+    first, by wins, then by mean gap, then by name.
     """
     scores: dict[str, dict[str, Solved]] = {}
     for result in results:
-        cases = scores.setdefault(result.solver, {})
-        known = cases.get(result.case)
-        if known is None or _worse(result) > _worse(known):
-            cases[result.case] = result
+        scores.setdefault(result.solver, {})[result.case] = result
     best: dict[str, int] = {}
     for cases in scores.values():
         for case, result in cases.items():
@@ -87,10 +81,6 @@ def table(results: Iterable[Solved]) -> list[str]:
     rows.sort()
     header = ("solver", "cases", "wins", "worst gap", "mean gap", "total time")
     return columns([header, *(cells for _, cells in rows)])
-
-
-def _worse(result: Solved) -> tuple[int, float]:
-    return -result.score, result.elapsed_s
 
 
 def _gap(result: Solved) -> float:

@@ -20,11 +20,11 @@ from remat.solvers.isolation import isolated, obstacle
 from remat.solvers.problem import KnapsackProblem, Problem
 from remat.solvers.run import run
 from remat.solvers.solution import GraphSolution, Schedule, Solution
-from remat.testing.cases import Case, cases, tried
+from remat.testing.cases import Case, cases
 from remat.testing.families import FAMILIES, Draw, family
 from remat.testing.graphs import random_graph
 from remat.testing.laws import any_order, any_problem, holds
-from remat.testing.oracle import brute_force, decisions
+from remat.testing.oracle import brute_force, decisions, optimum
 from remat.testing.plugin import for_solvers_of
 from remat.testing.samples import HARD, PLAIN, ROOMY, SMALL, Sample, refusal, solved
 
@@ -163,7 +163,7 @@ def test_many_small_problems(solver: Solver, sample: Sample) -> None:
         solution = solved(solver, problem)
         if solution is not None:
             answered += 1
-            assert_honest(solver, problem, solution, tried(problem), repr(problem))
+            assert_honest(solver, problem, solution, optimum(problem), repr(problem))
     assert answered, f"{solver.name} finds nothing for any problem of {sample.name}"
 
 
@@ -198,8 +198,8 @@ def test_any_problem(solver: Solver) -> None:
     def law(draw: Draw) -> None:
         problem = any_problem(draw)
         if solver.refuses(problem) is None:
-            optimum = brute_force(problem)
-            assert_honest(solver, problem, run(solver, problem), optimum, repr(problem))
+            best = brute_force(problem)
+            assert_honest(solver, problem, run(solver, problem), best, repr(problem))
 
     holds(law, draws=2 * _DRAWS)
 

@@ -155,32 +155,32 @@ def node_costs(
         ProblemError: the model raises, or returns a cost that is not a finite number of 0 or more.
             The message names the model and the node.
     """
-    first: dict[Any, int] = {}
-    asked: list[fx.Node] = []
-    answer: dict[int, int] = {}
     known: dict[int, Any] = {}
-    nested: dict[Any, int] = {}
-    costs = [0] * len(index)
+    alike: dict[Any, list[int]] = {}  # positions of identical calls
     for i in range(len(index)) if positions is None else positions:
         node = index.nodes[i]
         # A node that does not own its storage is a view, which costs nothing.
         if node.op != "call_function" or storages.owner[i] != i or _is_free(node):
             continue
-        called = () if index.plain[i] else _bodies(node)
-        key = i if model.contextual and not called else _signature(node, known)
-        if called:
-            if key not in nested:
-                nested[key] = _nested_cost(model, node, called)
-            costs[i] = nested[key]
-        else:
-            if key not in first:
-                first[key] = len(asked)
-                asked.append(node)
-            answer[i] = first[key]
-    found = _ask(model, asked)
-    for i, k in answer.items():
-        costs[i] = found[k]
+        # The cost of a higher-order operator depends on the graphs that it calls, not on neighbours.
+        by_neighbours = model.contextual and (index.plain[i] or not _bodies(node))
+        alike.setdefault(i if by_neighbours else _signature(node, known), []).append(i)
+    found = _priced(model, [index.nodes[same[0]] for same in alike.values()])
+    costs = [0] * len(index)
+    for same, cost in zip(alike.values(), found, strict=True):
+        for i in same:
+            costs[i] = cost
     return costs
+
+
+def _priced(model: CostModel, nodes: Sequence[fx.Node]) -> list[int]:
+    """Return the costs of nodes; a node that calls graphs is priced by the nodes of these graphs."""
+    called = [_bodies(n) for n in nodes]
+    asked = iter(_ask(model, [n for n, bodies in zip(nodes, called, strict=True) if not bodies]))
+    return [
+        _nested_cost(model, n, bodies) if bodies else next(asked)
+        for n, bodies in zip(nodes, called, strict=True)
+    ]
 
 
 def _bodies(node: fx.Node) -> list[list[fx.Node]]:
@@ -190,7 +190,8 @@ def _bodies(node: fx.Node) -> list[list[fx.Node]]:
     model prices as a whole. One of these operators is ``flex_attention``: it has FLOP formulas of
     its own, and its graphs compute single scores.
     """
-    if "flex_attention" in str(node.target):
+    graphs = ops.subgraphs(node)
+    if graphs and "flex_attention" in str(node.target):
         return []
     return [
         [
@@ -198,7 +199,7 @@ def _bodies(node: fx.Node) -> list[list[fx.Node]]:
             for n in module.graph.nodes
             if n.op == "call_function" and not _is_free(n) and aliased_argument(n) is None
         ]
-        for module in ops.subgraphs(node)
+        for module in graphs
     ]
 
 
@@ -214,11 +215,7 @@ def _nested_cost(model: CostModel, node: fx.Node, called: Sequence[Sequence[fx.N
         node: the higher-order operator.
         called: call nodes of each graph that it calls.
     """
-    each = []
-    for body in called:
-        inner = [(n, _bodies(n)) for n in body]
-        total = sum(_ask(model, [n for n, bodies in inner if not bodies]))
-        each.append(total + sum(_nested_cost(model, n, bodies) for n, bodies in inner if bodies))
+    each = [sum(_priced(model, body)) for body in called]
     once = max(each) if node.target is torch.ops.higher_order.cond else sum(each)
     return once * _rounds(node)
 

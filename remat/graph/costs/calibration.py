@@ -69,16 +69,6 @@ def calibrated(device: str | torch.device = "here") -> Device:
     return _calibrated(str(_resolve(device)))
 
 
-def is_here(text: str) -> bool:
-    """Return whether a text is ``"here"`` or names a CPU or CUDA device, present or not."""
-    if text == "here":
-        return True
-    try:
-        return torch.device(text).type in ("cpu", "cuda")
-    except RuntimeError:
-        return False
-
-
 @functools.cache
 def _calibrated(device: str) -> Device:
     return calibrate(device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import platform
 import time
 import warnings
@@ -173,15 +172,9 @@ def _processor() -> str:
 
 
 def _available_bytes() -> int:
-    """Return the bytes of host memory that the operating system still has available."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        # Without Linux's estimate, half of the physical memory is assumed to be free.
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    return 2 * 2**30
+    """Return the bytes of host memory that Linux still has available."""
+    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
 def _group_bytes() -> list[int]:

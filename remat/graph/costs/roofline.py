@@ -13,7 +13,7 @@ from torch import fx
 from remat.errors import ProblemError
 from remat.graph import ops
 from remat.graph.costs.base import CostModel
-from remat.graph.costs.calibration import calibrated, is_here
+from remat.graph.costs.calibration import calibrated
 from remat.graph.costs.counting import SLOW, count_flops
 from remat.graph.costs.devices import DEVICES, Device
 from remat.graph.storages import tensor_bytes, tensors_of
@@ -55,7 +55,7 @@ class Roofline(CostModel):
             return cls(Device.from_toml(argument), argument)
         if argument in DEVICES:
             return cls(DEVICES[argument])
-        if is_here(argument):
+        if argument.partition(":")[0] in ("cpu", "cuda", "here"):
             return cls(calibrated(argument))
         raise ProblemError(
             f"cost model '{cls.name}:{argument}' names an unknown device; known: "

@@ -18,9 +18,9 @@ The text has Python's syntax, with one line per node::
     ]
 
 A type states dtype and sizes. Parentheses add properties that do not follow from dtype and sizes:
-strides, offset, bytes of the storage, device, layout, ``grad=True``. By default, a view uses the storage
-of its base, and an element uses the storage of its tuple. ``@ x`` places a tensor in the storage of
-``x``, and ``@ None`` in a storage of its own. ``part`` applies to the lines below it, up to the next
+strides, offset, bytes of the storage, device, layout. By default, a view uses the storage of its
+base, and an element uses the storage of its tuple. ``@ x`` places a tensor in the storage of ``x``,
+and ``@ None`` in a storage of its own. ``part`` applies to the lines below it, up to the next
 ``part``. Marks after a call, such as ``must_save``, are instructions to passes. Attributes that a node
 fetches by name are declared before the node: ``constant``, ``attribute``, or a whole graph in
 ``with subgraph("name"):``.

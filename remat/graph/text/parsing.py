@@ -28,7 +28,7 @@ from remat.graph.text.syntax import (
     call_name,
     is_dotted,
 )
-from remat.graph.text.values import ValueReader, read_constant
+from remat.graph.text.values import ValueReader
 
 
 def parse_joint(text: str) -> JointGraph:
@@ -192,8 +192,7 @@ class _Parser:
             self._path = self._source.string(args[0])
         elif (args := arguments(call, "constant", 2, 3)) is not None:
             name = _check_name(self._source, args[0], self._attributes)
-            constant = read_constant(self._source, self._values, self._literals, args)
-            self._attributes[name] = constant
+            self._attributes[name] = self._values.constant(*args[1:])
         elif (args := arguments(call, "attribute", 2, 2)) is not None:
             name = _check_name(self._source, args[0], self._attributes)
             self._attributes[name] = read_opaque(self._source, args[1])

@@ -6,19 +6,18 @@ import operator
 import os
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from remat.errors import ProblemError
 from remat.files import write_file
 from remat.graph.joint import JointGraph, Role, output_node, role_of
 from remat.graph.ops import attribute_of
 from remat.graph.source import module_path
-from remat.graph.storages import SYMBOLIC, fake_mode_of, leaves_of
+from remat.graph.storages import fake_mode_of, leaves_of
 from remat.graph.text.annotations import (
     PARTS,
     number_regions,
@@ -29,7 +28,7 @@ from remat.graph.text.annotations import (
 from remat.graph.text.literals import ArgumentWriter, write_opaque
 from remat.graph.text.sizes import Symbol, symbols_of, write_symbol
 from remat.graph.text.syntax import check_size, quoted, written_call
-from remat.graph.text.values import ValueWriter, write_numbers
+from remat.graph.text.values import ValueWriter
 
 #: Version of the text form; a text of another version is refused.
 VERSION = 1
@@ -124,17 +123,10 @@ def _print(
     writer = ValueWriter(literals, torch.device(device), kind)
     printer = _Printer(module, literals, writer, modules)
     body = printer.lines(fields.get("num_fwd_outputs"))
-    symbols = symbols_of(literals.symbols, _environment(values))
+    environment = getattr(fake_mode_of(values), "shape_env", None)
+    symbols = symbols_of(literals.symbols, environment)
     head = _header(kind, name, device, fields, symbols)
     return "\n".join([*head, "", *body, ""])
-
-
-def _environment(values: Sequence[Any]) -> ShapeEnv | None:
-    """Return the `ShapeEnv` of the symbols in a graph; None if there is none."""
-    for value in values:
-        if isinstance(value, SYMBOLIC):
-            return value.node.shape_env  # type: ignore[no-any-return]
-    return getattr(fake_mode_of(values), "shape_env", None)
 
 
 class _Printer:
@@ -205,13 +197,8 @@ class _Printer:
             body = (f"    {line}" if line else "" for line in inner.lines(None))
             return ["", f"with subgraph({quoted(target)}):", *body, ""]
         if isinstance(value, torch.Tensor):
-            return [self._constant(target, value)]
+            return [f"constant({quoted(target)}, {self._values.constant(value)})"]
         return [f"attribute({quoted(target)}, {write_opaque(value)})"]
-
-    def _constant(self, target: str, value: torch.Tensor) -> str:
-        numbers = write_numbers(value, self._literals)
-        kind = self._values.constant(value)
-        return f"constant({quoted(target)}, {kind}{f', {numbers}' if numbers else ''})"
 
     def _node(self, node: fx.Node, *, joint: bool) -> str:
         text = ", ".join([self._call(node, joint), *write_marks(node, self._regions)])

@@ -183,7 +183,6 @@ class Expressions:
     def __init__(self, source: Source, symbols: Mapping[str, sympy.Symbol]) -> None:
         self._source = source
         self._symbols = symbols
-        self._known: dict[str, Any] = {}
 
     def size(self, node: ast.expr) -> Size:
         """Return the size that an expression denotes: an int, or a SymPy expression.
@@ -207,13 +206,6 @@ class Expressions:
             ProblemError: the expression is invalid, or has an undeclared symbol or an infinite
                 value.
         """
-        # The same sizes recur in most lines of a text, and SymPy is slow.
-        key = node.id if isinstance(node, ast.Name) else ast.dump(node)
-        if key not in self._known:
-            self._known[key] = self._read(node)
-        return self._known[key]
-
-    def _read(self, node: ast.expr) -> Any:
         match node:
             case ast.Constant():
                 value = self._source.constant(node)
@@ -244,8 +236,7 @@ class Expressions:
         raise self._refusal(node, "sums, products, comparisons and functions of symbols")
 
     def _call(self, node: ast.Call, name: str, args: list[ast.expr]) -> Any:
-        # Earlier versions wrote Rational(1, 2) for a quotient of integers.
-        function = sympy.Rational if name == "Rational" else _functions().get(name)
+        function = _functions().get(name)
         if function is None:
             known = f"one of {', '.join(sorted(_functions()))}"
             raise self._source.error(node, known, f"the function {name[:60]!r}")
@@ -262,7 +253,7 @@ class Expressions:
         Raises:
             ProblemError: the function fails, or its result is infinite.
         """
-        values = [self._read(x) for x in args]
+        values = [self.read(x) for x in args]
         try:
             made = make(*values)
         except (ArithmeticError, AssertionError, AttributeError, TypeError, ValueError) as error:
@@ -341,7 +332,6 @@ class TensorType:
     offset: Size = 0
     storage: Size | None = None
     layout: torch.layout = torch.strided
-    grad: bool = False
 
 
 class Fakes:
@@ -449,8 +439,6 @@ class Fakes:
                 count = functions.FloorDiv(nbytes, kind.dtype.itemsize)
                 meta.set_(memory, 0, [self.size(size_of(count))], [1])
                 meta = meta.as_strided(shape, step, self.size(kind.offset))
-        if kind.grad:
-            meta.requires_grad_()
         return torch_compat.FakeTensor(self.mode, meta, kind.device)
 
 

@@ -35,7 +35,7 @@ from remat.graph.text.sizes import (
     write_expression,
 )
 from remat.graph.text.syntax import Source, arguments, call_name, written_call
-from remat.graph.writes import aliased_places
+from remat.graph.writes import aliased_argument
 from remat.torch_compat import dtype_abbrs
 
 _DTYPES = {name: dtype for dtype, name in dtype_abbrs.items()}
@@ -52,19 +52,14 @@ def base_of(node: fx.Node) -> Any:
     node. If the schema lets the node's only result alias arguments, this is the value of the first
     such argument. None for other nodes.
     """
-    if node.op != "call_function":
-        return None
     if node.target is operator.getitem:
         if len(node.args) != 2:
             return None
         whole, k = node.args
         value = whole.meta.get("val") if isinstance(whole, fx.Node) else None
         return element(value, k) if isinstance(value, (tuple, list)) and type(k) is int else None
-    for k, _ in aliased_places(node.target):
-        base = node.args[k] if k < len(node.args) else None
-        if isinstance(base, fx.Node):
-            return base.meta.get("val")
-    return None
+    base = aliased_argument(node)
+    return None if base is None else base.meta.get("val")
 
 
 def element(base: Any, k: int) -> Any:
@@ -144,11 +139,17 @@ class ValueWriter:
         return self._write(node.meta["val"], node.name, base_of(node))
 
     def constant(self, tensor: torch.Tensor) -> str:
-        """Return the text of a constant tensor's type.
+        """Return the text of a constant tensor: its type, and its numbers as nested lists.
 
-        The text does not state whether the tensor shares its storage with other tensors.
+        The numbers are left out if they are too many or unknown. The text does not state whether
+        the tensor shares its storage with other tensors.
         """
-        return self._tensor(tensor, owns=True)
+        kind, real = self._tensor(tensor, owns=True), _real(tensor)
+        if real is None:
+            return kind
+        # During a compilation, a fake mode would turn the new tensor into a fake one.
+        with torch_compat.disable_current_modes():
+            return f"{kind}, {self._literals.write(real.detach().tolist())}"
 
     def _write(self, value: Any, place: str, base: Any) -> str:
         """Return the text of a value, which is a type such as ``f32[8, 4](1, 8)``.
@@ -208,8 +209,6 @@ class ValueWriter:
             extra += self._memory(tensor, sizes, owns)
         if tensor.device != self._device:
             extra.append(f'device="{tensor.device}"')
-        if tensor.requires_grad:
-            extra.append("grad=True")
         return written_call(text, extra) if extra else text
 
     def _memory(self, tensor: torch.Tensor, sizes: list[Size], owns: bool) -> list[str]:
@@ -281,9 +280,36 @@ class ValueReader:
         """
         return self._read(written, f"{self._graph}.{node.name}", base_of(node))
 
-    def constant(self, written: ast.expr) -> torch.Tensor:
-        """Return the fake tensor for the type of a constant, on a storage of its own."""
-        return self._tensor(written, None)
+    def constant(self, kind: ast.expr, numbers: ast.expr | None = None) -> torch.Tensor:
+        """Return the tensor that ``constant(name, type, numbers)`` in the text describes.
+
+        The constant is a real tensor if the text states its numbers and the type is a plain
+        contiguous CPU tensor. Otherwise the constant is a fake tensor.
+
+        Args:
+            kind: syntax tree of the type.
+            numbers: syntax tree of the numbers; None if the text does not state them.
+
+        Raises:
+            ProblemError: the shape of the numbers is not that of the type.
+        """
+        fake = self._tensor(kind, None)
+        if numbers is None:
+            return fake
+        listed = self._literals.read(numbers)
+        try:
+            flat = torch.tensor(listed, dtype=fake.dtype, device="cpu")
+        except (OverflowError, RuntimeError, TypeError, ValueError):
+            flat = None
+        if flat is None or tuple(flat.shape) != tuple(fake.shape):
+            expected = f"nested lists in the shape {tuple(fake.shape)}"
+            raise self._source.error(numbers, expected, "these numbers")
+        # Only such a type describes the tensor that `torch.tensor` makes.
+        dense = fake.is_contiguous() and fake.untyped_storage().nbytes() == flat.nbytes
+        if fake.device.type == "cpu" and dense:
+            return flat
+        fake.constant = flat  # type: ignore[attr-defined]
+        return fake
 
     def symbolic(self, node: ast.Subscript) -> Any:
         """Return the symbolic number for ``SymInt[…]``, ``SymFloat[…]`` or ``SymBool[…]``."""
@@ -378,11 +404,6 @@ class ValueReader:
                     setattr(found, given.arg, self._size(given.value))
                 case "device":
                     found.device = self._literals.device(given.value)
-                case "grad":
-                    differentiable = found.dtype.is_floating_point or found.dtype.is_complex
-                    if getattr(given.value, "value", None) is not True or not differentiable:
-                        raise self._source.error(given.value, "True, for a floating-point type")
-                    found.grad = True
                 case "layout":
                     layout = CONSTANTS.get(self._source.dotted(given.value))
                     if not isinstance(layout, torch.layout):
@@ -390,7 +411,7 @@ class ValueReader:
                         raise self._source.error(given.value, expected)
                     found.layout = layout
                 case _:
-                    expected = "offset, storage, device, grad or layout"
+                    expected = "offset, storage, device or layout"
                     raise self._source.error(given, expected, f"'{given.arg}'")
 
     def _size(self, node: ast.expr) -> Size:
@@ -443,52 +464,3 @@ def _real(value: object) -> torch.Tensor | None:
     if real.device.type == "meta" or real.is_quantized or real.numel() > MAX_CONSTANT:
         return None
     return real
-
-
-def write_numbers(tensor: torch.Tensor, literals: ArgumentWriter) -> str | None:
-    """Return the numbers of a constant as the text of nested lists.
-
-    None if the numbers are too many or unknown.
-    """
-    real = _real(tensor)
-    if real is None:
-        return None
-    # During a compilation, a fake mode would turn the new tensor into a fake one.
-    with torch_compat.disable_current_modes():
-        return literals.write(real.detach().tolist())
-
-
-def read_constant(
-    source: Source, values: ValueReader, literals: ArgumentReader, args: list[ast.expr]
-) -> torch.Tensor:
-    """Return the tensor that ``constant(name, type, numbers)`` in the text describes.
-
-    The constant is a real tensor if the text states its numbers and the type is a plain contiguous
-    CPU tensor. Otherwise the constant is a fake tensor.
-
-    Args:
-        source: the text, for error messages.
-        values: creates the tensor from its type.
-        literals: reads the numbers.
-        args: syntax trees of the arguments; the numbers may be missing.
-
-    Raises:
-        ProblemError: the shape of the numbers is not that of the type.
-    """
-    fake = values.constant(args[1])
-    if len(args) == 2:
-        return fake
-    numbers = literals.read(args[2])
-    try:
-        flat = torch.tensor(numbers, dtype=fake.dtype, device="cpu")
-    except (OverflowError, RuntimeError, TypeError, ValueError):
-        flat = None
-    if flat is None or tuple(flat.shape) != tuple(fake.shape):
-        expected = f"nested lists in the shape {tuple(fake.shape)}"
-        raise source.error(args[2], expected, "these numbers")
-    # Only such a type describes the tensor that `torch.tensor` makes.
-    dense = fake.is_contiguous() and fake.untyped_storage().nbytes() == flat.nbytes
-    if fake.device.type == "cpu" and dense and not fake.requires_grad:
-        return flat
-    fake.constant = flat  # type: ignore[attr-defined]
-    return fake

@@ -103,7 +103,7 @@ def described(value: Any) -> Any:
         memory = value.untyped_storage().nbytes() if strided else 0
         strides = value.stride() if strided else ()
         offset = value.storage_offset() if strided else 0
-        kind = (value.dtype, value.device, value.layout, value.requires_grad)
+        kind = (value.dtype, value.device, value.layout)
         return (*kind, str(value.shape), str(strides), str(offset), hint(memory))
     if isinstance(value, (tuple, list)):
         return tuple(map(described, value))

@@ -99,8 +99,10 @@ def refusal(text: str) -> str:
         ("x: f32[4](storage=8) = placeholder()", "needs 16 bytes of memory; expected no more than"),
         ("x: f32[2] = placeholder()\ny: f64[2] @ x = placeholder()", "needs 16 bytes of memory"),
         ("x: f32[2] @ y = placeholder()", "the memory of 'y'; expected that of a tensor above"),
-        ("x: i8[2](grad=True) = placeholder()", "'True'; expected True, for a floating-point type"),
-        ("x: f32[2](color=1) = placeholder()", "'color'; expected offset, storage, device, grad"),
+        (
+            "x: f32[2](color=1) = placeholder()",
+            "'color'; expected offset, storage, device or layout",
+        ),
         ("x: f32[2](layout=torch.float32) = placeholder()", "expected a layout, such as"),
         ("x: f32[2](device='cuda:99999') = placeholder()", "the device 'cuda:99999'"),
         ("x: os.system('bad') = placeholder()", "the type 'os.system('bad')'; expected one such"),
@@ -213,7 +215,7 @@ WORDS = re.compile(r"\w+|\s+|[^\w\s]")
 BITS = re.split(
     r"\s+",
     """( ) [ ] , = 0 -1 1e999 None inf 'x' @ ** // s0 lambda f32 torch . ... {} * (1,) - True
-    1j b'x' SymInt[s0] nan const(1) grad=True storage=4 offset=9 torch.sparse_coo u0>=2 Max
+    1j b'x' SymInt[s0] nan const(1) storage=4 offset=9 torch.sparse_coo u0>=2 Max
     _ operator getitem 99999999999999999999999999 opaque('a.b') device='cuda:3'""",
 )
 

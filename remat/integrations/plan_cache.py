@@ -248,9 +248,9 @@ def _path(keys: Sequence[str]) -> Path:
 
 
 def text_of(joint: Any) -> str | None:
-    """Return the text of a joint graph; None if the text alone is not enough to rebuild the graph.
+    """Return the text of a joint graph; None if the graph cannot be rebuilt from its text.
 
-    The text contains the values of small constants, but not those of large ones.
+    The text leaves out the values of large constants, so a graph with such a constant has none.
     """
     fetched = joint.graph.find_nodes(op="get_attr")
     if not all(has_numbers(attribute_of(joint.graph_module, node.target)) for node in fetched):

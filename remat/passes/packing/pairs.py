@@ -288,9 +288,9 @@ def pack_float8(x: torch.Tensor) -> Packed:
 
     A tensor that is not floating-point, or has one byte per number, is returned as it is.
 
-    The largest float8 is about 2^17 times the smallest. One scale therefore suffices for rows whose
-    magnitudes differ by a factor of up to 1,000: each row has a relative precision of 1/16 or
-    better. A scale per row would take memory and gain no precision.
+    The largest float8 is about 2^15 times the smallest one with full precision, which is a relative error of at most
+    1/16. One scale therefore keeps full precision for the largest numbers of every row, even if the magnitudes of rows
+    differ by a factor of 1,000. For these numbers, a scale per row would take memory and gain no precision.
     """
     if not x.is_floating_point() or x.element_size() == 1:
         return x

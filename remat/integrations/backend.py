@@ -168,10 +168,10 @@ class Backend:
             made = step.made
             if made is None:
                 return compiled
-            with step.compiling():
-                step.warn_if_over()
-                step.check_host()
-                look = guard_sizes(example_inputs, made, saved=step.applies_saved, watched=True)
+            step.warn_if_over()
+            step.check_host()
+            look = guard_sizes(example_inputs, made, saved=step.applies_saved, watched=True)
+            step.list_plan()
             step.progress.finish(made)
             count = step.count_runs(gm, example_inputs)
             return wrap_step(
@@ -345,8 +345,7 @@ def _compile_eager(
         partition_fn=step,
         keep_inference_input_mutations=True,
     )
-    with step.compiling():
-        return compiled(gm, example_inputs)
+    return compiled(gm, example_inputs)
 
 
 def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -317,7 +316,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
 
 class StepPartition:
-    """Partition the graphs of one compilation, and add their plans to `remat.plans`.
+    """Partition the graphs of one compilation.
 
     Args:
         options: the partitioner, which holds the options of planning.
@@ -408,8 +407,7 @@ class StepPartition:
     def split(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Plan a graph in place, and return its forward and backward graphs.
 
-        The plan is added to `remat.plans`. If nothing in the graph is differentiable, there is no
-        plan.
+        If nothing in the graph is differentiable, there is no plan.
         """
         primals = [node.meta.get("val") for node in primals_of(joint)]
         self.stage("planning")
@@ -448,11 +446,11 @@ class StepPartition:
         made = self._plan_anyway(joint) if self.runs_anyway else self._plan(joint, asked)
         if asked.decides:
             self.count_graph(made)
-        # If watched, the backend guards sizes after compilation, when the compiled bytes are known.
+        self.record(made)
+        # If watched, the backend does this after compilation, when the compiled bytes are known.
         if not self.watched:
             guard_sizes(primals, made, saved=self.applies_saved, watched=False)
-        self.log(made)
-        if not self.watched:
+            self.list_plan()
             self.warn_if_over()
         # AOTAutograd takes its backward graph apart after caching it, so it gets a copy of the plan's.
         return made.forward, copy_module(made.backward)
@@ -483,7 +481,7 @@ class StepPartition:
             )
 
     def take(self, made: Plan, kind: str) -> None:
-        """Add a plan that came from a cache to `remat.plans`, and count its graph as planned.
+        """Take a plan that came from a cache, and count its graph as planned.
 
         Args:
             made: the plan.
@@ -493,10 +491,10 @@ class StepPartition:
         if self.options.request.decides:
             self.count_graph(made)
         self.graphs.met[made.fingerprint] += 1
-        self.log(made)
+        self.record(made)
 
-    def log(self, made: Plan) -> None:
-        """Set the plan of the current graph, log the plan, and add it to `remat.plans`."""
+    def record(self, made: Plan) -> None:
+        """Set the plan of the current graph, and log the plan."""
         if self.is_part and not made.of_step:
             made = replace(made, _of_step=self._of_step())
         self.made = made
@@ -507,7 +505,11 @@ class StepPartition:
             format_bytes(made.planned_saved_bytes or made.saved_bytes),
             made.before_after.line,
         )
-        plan_log.add(made)
+
+    def list_plan(self) -> None:
+        """Add the plan of the current graph to `remat.plans`, once its step is compiled."""
+        if self.made is not None:
+            plan_log.add(self.made)
 
     def _of_step(self) -> str:
         """Return a text for `Plan.explain` that says that the step has other graphs."""
@@ -536,22 +538,6 @@ class StepPartition:
                 f"{format_bytes(sum(held.values()))} in the host's memory together; plan them together: remat.plan("
                 f'remat.capture(model, args, fullgraph=False), …, host_memory={most}), then options={{"plan": plans}}'
             )
-
-    def use(self, plan: Plan | None) -> None:
-        """Replace the step's newest plan in `remat.plans` by another plan; None removes it."""
-        plan_log.remove(self.made)
-        self.made = None
-        if plan is not None:
-            self.log(plan)
-
-    @contextlib.contextmanager
-    def compiling(self) -> Iterator[None]:
-        """Remove the plan from `remat.plans` if the block, which compiles the step, raises."""
-        try:
-            yield
-        except BaseException:  # Ctrl-C ends a compilation too
-            self.use(None)
-            raise
 
     def _warn_of_uncounted(self, joint: JointGraph) -> None:
         """Warn if a budget on the peak in bytes does not cover workspaces of operators on a CPU.

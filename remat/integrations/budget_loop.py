@@ -12,7 +12,6 @@ from torch import fx
 
 from remat import torch_compat
 from remat.errors import BudgetError, BudgetWarning, PlanError, record_warnings, warn
-from remat.graph.costs import CostWarning
 from remat.graph.joint import JointGraph, copy_module
 from remat.graph.lowering import Decision
 from remat.graph.regions import calls_regions, is_region, split_region
@@ -275,21 +274,14 @@ class Attempt(torch_compat.CustomPartitionerFn):
             return self._step.split(joint)
         # Planning changes the graph in place, so its text is taken first.
         record = CachedPlan(
-            joint=plan_cache.text_of(joint) or "",
+            joint=plan_cache.text_of(joint),
             parameters=parameters_of(joint),
             operators=plan_cache.operators_of(joint),
         )
-        # A later process repeats these warnings when it restores the plan.
         with record_warnings() as warned:
             graphs = self._step.split(joint)
         if record.joint:
-            noted = tuple(
-                (kind.__module__, kind.__qualname__, message)
-                for message, kind in warned
-                # Budget and cost warnings concern this process only.
-                if not issubclass(kind, (BudgetWarning, CostWarning))
-            )
-            self.record = replace(record, warnings=noted)
+            self.record = replace(record, warnings=plan_cache.repeated(warned))
         return graphs
 
     def compile_graph(self, gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:

@@ -224,19 +224,18 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             wait_s: seconds that the other ranks wait for rank 0.
         """
         request = self.request
-        asked = (
-            f"budget {request.budget}, solver {request.solver.name}, cost {request.cost}, time limit "
-            f"{request.time_limit}"
-        )
-        if request.pipeline is not None:
-            asked = f"pipeline {request.pipeline}"
-        reread = "" if request.reread_inputs else ", inputs not read again"
-        if request.policies:
-            asked = f"{asked}, policies {request.policies}"
-        if request.chunk is not None:
-            asked = f"{asked}, chunk {request.chunk}"
+        if request.pipeline is None:
+            # Ranks share no plan that offloads values, and the rate of a measured link differs between them.
+            request = replace(request, plan=None, offload=None)
+            options = request.to_text() | {"solver": request.solver.name}
+        else:
+            options = {
+                "pipeline": str(request.pipeline),
+                "reread_inputs": str(request.reread_inputs),
+            }
+        options |= {"lowering": self.lower, "remat": __version__}
         return AgreeRanks(
-            asked=f"{asked}{reread}, lowering {self.lower}, remat {__version__}",
+            asked=", ".join(f"{name} {text}" for name, text in options.items()),
             wait_s=wait_s,
             capacity_too=request.budget.on_peak,
         )

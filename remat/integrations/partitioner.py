@@ -58,7 +58,7 @@ from remat.planning.request import (
     SolverOption,
 )
 from remat.planning.saved_plans import SavedPlan
-from remat.plugins.identity import described, identity, is_known_elsewhere, surroundings
+from remat.plugins.identity import described, is_known_elsewhere, surroundings
 from remat.units import Budget, format_bytes
 from remat.version import __version__
 
@@ -264,41 +264,34 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
         Args:
             graphs_only: whether the key is only for caches of compiled forward and backward graphs.
-                Such graphs already contain the decision.
+                Such graphs already contain the decision, so the key leaves out what decides.
             more: further values that affect the decision, by name.
         """
         decisive: dict[str, Any] = {
-            "options": self.described(graphs_only=graphs_only),
+            "hooks": self.hooks_key,
             "around": surroundings(),
             "sizes": sorted(planned_sizes().items()),
-            **more,
         }
         plan = self.request.plan
-        if isinstance(plan, PlanSet) and plan.has_equal_graphs:
+        if not graphs_only:
+            decisive |= {"options": self.described(), **more}
+        if not graphs_only and isinstance(plan, PlanSet) and plan.has_equal_graphs:
             # Of equal graphs, each takes the next plan, so that earlier graphs decide which plan a graph gets.
             decisive["met"] = self.graphs.met.total()
         digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode())
         return f"remat-{__version__}-{digest.hexdigest()}"
 
-    def described(self, *, graphs_only: bool = False) -> dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         """Return all attributes that affect the decision, by name, as JSON values.
 
         Attributes that do not affect the decision are excluded by name, so that a new option is
         included by default.
-
-        Args:
-            graphs_only: see `key`. If True, the user's own solver or cost model is described by
-                its code and version, not by its identity in this process.
         """
         given = {f.name: getattr(self.request, f.name) for f in fields(self.request)}
         given |= {name: value for name, value in vars(self).items() if name not in _DECIDES_NOTHING}
         found = {name: described(value) for name, value in given.items()}
         if self.request.pipeline is not None:
             found["pipeline"] = str(self.request.pipeline)
-        if graphs_only:
-            for name in ("solver", "cost"):
-                if not is_known_elsewhere(found[name]):
-                    found[name] = identity(given[name])
         found["hooks"] = self.hooks_key
         return found
 

@@ -226,10 +226,14 @@ def test_only_what_another_process_can_know_is_kept(options: dict[str, Any], kee
     assert Partitioner(**options).keeps_steps is keeps
 
 
-def test_a_solver_that_nobody_knows_is_of_this_process_unless_halves_alone_are_asked_for() -> None:
-    partition = Partitioner(solver=Local())
+def test_a_solver_that_nobody_knows_is_of_this_process_and_compiled_graphs_have_its_decision() -> (
+    None
+):
+    partition, known = Partitioner(solver=Local()), Partitioner()
     assert not identity.is_known_elsewhere(partition.described())
-    assert identity.is_known_elsewhere(partition.described(graphs_only=True))
+    assert partition.key(graphs_only=True) == known.key(graphs_only=True, over="1")
+    hooked = Partitioner(hooks="bf16")
+    assert hooked.key(graphs_only=True) != known.key(graphs_only=True)
 
 
 def test_ranks_that_are_to_agree_plan_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,12 +333,12 @@ def test_operators_that_are_no_longer_what_they_were_are_not_there(cache: Path) 
 
 def test_what_other_graphs_of_the_step_hold_and_a_budget_that_was_given_up_are_in_the_key() -> None:
     step, known = step_of(budget=remat.Peak("1GiB")), CompiledBudget()
-    keys = {Attempt(step, known, whole=True).uuid()}
+    keys = {Attempt(step, known, whole=True, traces="").uuid()}
     step.beside = (1, 4096)
-    keys.add(Attempt(step, known, whole=True).uuid())
+    keys.add(Attempt(step, known, whole=True, traces="").uuid())
     step.over = "no plan is within it"
-    keys.add(Attempt(step, known, whole=True).uuid())
+    keys.add(Attempt(step, known, whole=True, traces="").uuid())
     keys.add(Attempt(step, known, whole=True, traces="lines").uuid())
     known.excess = 1
-    keys.add(Attempt(step, known, whole=True).uuid())
+    keys.add(Attempt(step, known, whole=True, traces="").uuid())
     assert len(keys) == 5

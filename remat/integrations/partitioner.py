@@ -18,8 +18,7 @@ from torch import fx
 
 from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER
-from remat.errors import BudgetError, ProblemError, warn
-from remat.errors import BudgetWarning as BudgetWarning
+from remat.errors import BudgetError, BudgetWarning, ProblemError, warn
 from remat.graph.collection import paused_collection
 from remat.graph.costs.auto import device_type_of, is_for_cpu
 from remat.graph.joint import JointGraph, copy_module, primals_of
@@ -31,7 +30,6 @@ from remat.graph.user_mutations import copy_outputs, unversioned_outputs
 from remat.graph.verify import Split, verify
 from remat.integrations import plan_log
 from remat.integrations.compile_progress import CompileProgress
-from remat.integrations.plan_log import plans as plans
 from remat.integrations.step_guards import at_declared_sizes, guard_sizes
 from remat.integrations.step_tally import GraphMemory, StepTally, tally_of
 from remat.passes.core.base import Pass

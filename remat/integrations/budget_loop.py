@@ -126,7 +126,7 @@ def _compile_once(
         if attempt.is_new:
             attempt.finish()
             return compiled
-        keys = plan_cache.graph_keys(compiled) or ()
+        keys = plan_cache.graph_keys(compiled)
         if len(keys) == 1:  # no backward graph, hence no plan
             return compiled
         record = plan_cache.find(keys) if keys else None
@@ -352,8 +352,7 @@ def restore(step: StepPartition, gm: fx.GraphModule, record: CachedPlan) -> None
         PlanError: the record does not hold a valid plan.
     """
     record.warn_again()
-    if record.plan:
-        step.take(record.read(step.options.request, name_of(gm)), code_of(record.parameters))
+    step.take(record.read(step.options.request, name_of(gm)), code_of(record.parameters))
 
 
 @dataclass(slots=True)

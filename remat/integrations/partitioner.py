@@ -197,7 +197,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         plan = self.request.plan
         plans = plan.plans if isinstance(plan, PlanSet) else (plan,)
         budgets = [self.request.budget, *(p.asked for p in plans if isinstance(p, Plan))]
-        return any(b.nbytes is not None or b.peak_bytes is not None for b in budgets)
+        return any(b.in_bytes for b in budgets)
 
     @property
     def with_others(self) -> bool:
@@ -367,7 +367,9 @@ class StepPartition:
         if request.decides and request.hooks is None and request.budget.peak_bytes is not None:
             self.tally = tally_of(request.budget.peak_bytes)
             self.beside = (self.tally.runs, self.tally.beside(gm, inputs))
-        self.is_part = bool(self.beside[1]) or torch_compat.is_part_of_step(gm)
+        self.is_part = (
+            bool(self.beside[1]) or not self.ends_frame or torch_compat.resumes_after_break()
+        )
 
     def count_runs(
         self, gm: fx.GraphModule, inputs: Sequence[Any]
@@ -575,8 +577,7 @@ class StepPartition:
         asked = self.options.request
         if self.options.strict or not asked.decides:
             return False
-        in_bytes = asked.budget.share is None and asked.budget.peak_share is None
-        return in_bytes and (self._trains or bool(self.beside[1]))
+        return asked.budget.in_bytes and (self._trains or bool(self.beside[1]))
 
     def warn_if_over(self) -> None:
         """Warn that a step runs although its budget cannot be met.
@@ -654,7 +655,7 @@ class StepPartition:
         known = kind in planned
         planned.add(kind)
         budget = self.options.request.budget
-        each_its_own = budget.share is None and budget.peak_share is None and self.tally is None
+        each_its_own = budget.in_bytes and self.tally is None
         if not known and len(planned) == 2 and each_its_own:
             warn(
                 f"a second graph is compiled under the budget {budget}: each graph gets it by "

@@ -42,7 +42,7 @@ class CachedPlan:
     """Cached record of the plan of a compiled step.
 
     Attributes:
-        plan: JSON of the plan; empty if the step has no plan because nothing is differentiable.
+        plan: JSON of the plan; empty until the step is compiled.
         joint: text of the joint graph as captured. The plan's modules are built from this text on
             first access.
         parameters: shapes and dtypes of the step's parameters.
@@ -178,12 +178,12 @@ def _known_of(name: str) -> str:
     return f"{torch_compat.schema(op)} {tags} {torch_compat.get_effect(op)} {ops.is_known(op)}"
 
 
-def graph_keys(compiled: Any) -> tuple[str, ...] | None:
+def graph_keys(compiled: Any) -> tuple[str, ...]:
     """Return the Inductor cache keys of both compiled graphs of a step from AOTAutograd's cache.
 
     Returns:
-        The keys of forward and backward; only the key of forward if nothing is differentiable. None
-        if the keys cannot be read from the step.
+        The keys of forward and backward; only the key of forward if nothing is differentiable.
+        Empty if the keys cannot be read from the step.
     """
     for _ in range(16):  # not without end, in case wrappers refer to one another
         if hasattr(compiled, "serialize"):
@@ -194,7 +194,7 @@ def graph_keys(compiled: Any) -> tuple[str, ...] | None:
         graphs = (entry.compiled_fw, entry.compiled_bw)
         return tuple(str(graph.fx_graph_cache_info[0]) for graph in graphs if graph is not None)
     except Exception:  # another PyTorch version or a bundled artifact: there is no key
-        return None
+        return ()
 
 
 def traces_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:

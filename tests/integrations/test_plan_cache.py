@@ -277,7 +277,8 @@ def test_warnings_that_concern_later_processes_are_told_again() -> None:
         ("over", BudgetWarning),
         ("eager", HooksWarning),
     ]
-    kept = CachedPlan(warnings=plan_cache.repeated(warned))
+    joint = remat.capture(nn.Linear(4, 4), (torch.randn(2, 4),), lower="eager")
+    kept = CachedPlan(plan=remat.plan(joint).to_json(), warnings=plan_cache.repeated(warned))
     with pytest.warns(UserWarning, match="high|eager") as told:
         budget_loop.restore(step_of(budget=0.5), torch.fx.symbolic_trace(nn.Tanh()), kept)
     assert [(str(w.message), w.category) for w in told] == [warned[0], warned[2]]

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import fx
 
 from remat import torch_compat
@@ -24,7 +25,7 @@ from remat.files import Form, read_record, write_atomic, write_record
 from remat.graph import ops, purity
 from remat.graph.joint import JointGraph
 from remat.graph.ops import attribute_of
-from remat.graph.storages import planned_sizes, sizes_at
+from remat.graph.storages import SYMBOLIC, numbers_of, planned_sizes, sizes_at
 from remat.graph.text import parse_joint, print_joint
 from remat.graph.text.values import has_numbers
 from remat.integrations.compiled_memory import read_timeline
@@ -228,19 +229,14 @@ def traces_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
     return digest.hexdigest()
 
 
-def _sizes(value: Any) -> Any:
+def _sizes(value: Any) -> list[Any]:
     """Return sizes and strides of an input, with symbols replaced by their current values."""
-    if hasattr(value, "shape") and hasattr(value, "stride"):
-        try:
-            return [*map(_number, value.shape), "/", *map(_number, value.stride())]
-        except (RuntimeError, NotImplementedError):  # no strides: sparse, nested
-            return [*map(_number, value.shape)]
-    return _number(value)
-
-
-def _number(size: Any) -> Any:
-    node = getattr(size, "node", None)
-    return size if node is None else getattr(node, "hint", None) or str(size)
+    numbers = numbers_of(value)
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        numbers += value.stride()
+    return [
+        (getattr(n.node, "hint", None) or str(n)) if isinstance(n, SYMBOLIC) else n for n in numbers
+    ]
 
 
 def _path(keys: Sequence[str]) -> Path:

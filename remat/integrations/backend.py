@@ -30,7 +30,7 @@ from remat.integrations.partitioner import (
     name_of,
     partitioner,
 )
-from remat.integrations.step_guards import at_declared_sizes, guard_sizes, wrap_step
+from remat.integrations.step_guards import at_declared_sizes, wrap_step
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.ranks.agree_ranks import WAIT_S, AgreeRanks
 from remat.planning.plan import Plan
@@ -168,10 +168,8 @@ class Backend:
             made = step.made
             if made is None:
                 return compiled
-            step.warn_if_over()
             step.check_host()
-            look = guard_sizes(example_inputs, made, saved=step.applies_saved, watched=True)
-            step.list_plan()
+            look = step.finish(example_inputs)
             step.progress.finish(made)
             count = step.count_runs(gm, example_inputs)
             return wrap_step(

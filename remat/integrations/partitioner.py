@@ -30,7 +30,7 @@ from remat.graph.user_mutations import copy_outputs, unversioned_outputs
 from remat.graph.verify import Split, verify
 from remat.integrations import plan_log
 from remat.integrations.compile_progress import CompileProgress
-from remat.integrations.step_guards import at_declared_sizes, guard_sizes
+from remat.integrations.step_guards import Look, at_declared_sizes, guard_sizes
 from remat.integrations.step_tally import GraphMemory, StepTally, tally_of
 from remat.passes.core.base import Pass
 from remat.passes.core.pipeline import Pipeline
@@ -441,9 +441,7 @@ class StepPartition:
         self.record(made)
         # If watched, the backend does this after compilation, when the compiled bytes are known.
         if not self.watched:
-            guard_sizes(primals, made, saved=self.applies_saved, watched=False)
-            self.list_plan()
-            self.warn_if_over()
+            self.finish(primals)
         # AOTAutograd takes its backward graph apart after caching it, so it gets a copy of the plan's.
         return made.forward, copy_module(made.backward)
 
@@ -498,10 +496,25 @@ class StepPartition:
             made.before_after.line,
         )
 
-    def list_plan(self) -> None:
-        """Add the plan of the current graph to `remat.plans`, once its step is compiled."""
-        if self.made is not None:
-            plan_log.add(self.made)
+    def finish(self, inputs: Sequence[Any]) -> Look | None:
+        """Check the bytes of the current graph's plan, and add the plan to `remat.plans`.
+
+        Args:
+            inputs: inputs that the graph was traced with.
+
+        Returns:
+            A callback that checks the sizes of each run; None if no check is needed, if the runs
+            are not watched, or if there is no plan.
+
+        Raises:
+            PlanError: a saved plan exceeds its budget in bytes at the traced sizes.
+        """
+        if self.made is None:
+            return None
+        self.warn_if_over()
+        look = guard_sizes(inputs, self.made, saved=self.applies_saved, watched=self.watched)
+        plan_log.add(self.made)
+        return look
 
     def _of_step(self) -> str:
         """Return a text for `Plan.explain` that says that the step has other graphs."""

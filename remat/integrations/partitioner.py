@@ -419,22 +419,23 @@ class StepPartition:
             assert state.backward is not None
             verify(Split(joint=state.joint, forward=state.forward, backward=state.backward))
             return state.forward, state.backward
-        self.asked = asked = self.options.request
+        asked = self.options.request
         self._warn_of_uncounted(joint)
         if asked.plan is not None:
             fingerprint = joint.fingerprint
             met = self.graphs.met[fingerprint]
-            self.asked = asked = asked.for_graph(joint, fingerprint, nth=met)
+            asked = asked.for_graph(joint, fingerprint, nth=met)
             self.graphs.met[fingerprint] += 1
         if asked.decides:
-            self.asked = asked = replace(asked, of_several=self.is_part)
+            asked = replace(asked, of_several=self.is_part)
         if asked.policies and asked.plan is None:
             self._match_policies(joint)
-            self.asked = asked = replace(asked, has_matched=True)
+            asked = replace(asked, has_matched=True)
         self.meet(code_of(parameters_of(joint)))  # before planning changes the graph
         if self.beside[1]:  # this graph gets what the other graphs of the step leave of the peak
             left = max(1, (asked.budget.peak_bytes or 0) - self.beside[1])
-            self.asked = asked = replace(asked, budget=Budget(peak_bytes=left))
+            asked = replace(asked, budget=Budget(peak_bytes=left))
+        self.asked = asked
         made = self._plan_anyway(joint) if self.runs_anyway else self._plan(joint, asked)
         if asked.decides:
             self.count_graph(made)

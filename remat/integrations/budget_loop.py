@@ -388,7 +388,7 @@ class CompiledBudget:
     over: int = 0
     times: int = 0
     _before: int = 0  # replans before the first plan for the least peak
-    search: FusedSearch | None = field(default=None, compare=False, repr=False)
+    search: FusedSearch | None = None
 
     @property
     def key(self) -> str:

@@ -73,7 +73,7 @@ _DECIDES_NOTHING = frozenset(("request", "agree", "repro", "graphs", "made"))
 PlanGraph = Callable[[JointGraph, PlanRequest, AgreeRanks | None], Plan]
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass(slots=True)
 class CompiledGraphs:
     """Record of the graphs that one `Partitioner` has partitioned.
 
@@ -270,12 +270,12 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             "around": surroundings(),
             "sizes": sorted(planned_sizes().items()),
         }
-        plan = self.request.plan
         if not graphs_only:
             decisive |= {"options": self.described(), **more}
-        if not graphs_only and isinstance(plan, PlanSet) and plan.has_equal_graphs:
-            # Of equal graphs, each takes the next plan, so that earlier graphs decide which plan a graph gets.
-            decisive["met"] = self.graphs.met.total()
+            plan = self.request.plan
+            if isinstance(plan, PlanSet) and plan.has_equal_graphs:
+                # Of equal graphs, each takes the next plan, so earlier graphs decide which plan a graph gets.
+                decisive["met"] = self.graphs.met.total()
         digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode())
         return f"remat-{__version__}-{digest.hexdigest()}"
 

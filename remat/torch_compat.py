@@ -345,11 +345,9 @@ def traced_frame() -> tuple[str, dict[str, Any]]:
         return "", {}
 
 
-def is_part_of_step(gm: fx.GraphModule) -> bool:
-    """Return whether a graph break precedes or follows the graph that Dynamo compiles."""
-    reason = getattr(gm, "compile_subgraph_reason", None)
-    ends_at_break = getattr(reason, "graph_break", False)
-    return ends_at_break or traced_frame()[0].startswith("torch_dynamo_resume_in_")
+def resumes_after_break() -> bool:
+    """Return whether a graph break precedes the code that Dynamo is tracing."""
+    return traced_frame()[0].startswith("torch_dynamo_resume_in_")
 
 
 def schedule(lowering: Any) -> list[Any]:

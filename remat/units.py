@@ -263,6 +263,11 @@ class Budget:
         return self.peak_bytes is not None or self.peak_share is not None
 
     @property
+    def in_bytes(self) -> bool:
+        """Whether the budget is a number of bytes, not a ratio."""
+        return self.nbytes is not None or self.peak_bytes is not None
+
+    @property
     def label(self) -> str:
         """The budget as text for human readers; bytes are rounded."""
         if self.on_peak:

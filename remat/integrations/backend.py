@@ -30,7 +30,7 @@ from remat.integrations.partitioner import (
     name_of,
     partitioner,
 )
-from remat.integrations.step_guards import at_declared_sizes, guard_sizes, wrap_step
+from remat.integrations.step_guards import at_declared_sizes, wrap_step
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.ranks.agree_ranks import WAIT_S, AgreeRanks
 from remat.planning.plan import Plan
@@ -168,10 +168,8 @@ class Backend:
             made = step.made
             if made is None:
                 return compiled
-            with step.compiling():
-                step.warn_if_over()
-                step.check_host()
-                look = guard_sizes(example_inputs, made, saved=step.applied, watched=True)
+            step.check_host()
+            look = step.finish(example_inputs)
             step.progress.finish(made)
             count = step.count_runs(gm, example_inputs)
             return wrap_step(
@@ -345,8 +343,7 @@ def _compile_eager(
         partition_fn=step,
         keep_inference_input_mutations=True,
     )
-    with step.compiling():
-        return compiled(gm, example_inputs)
+    return compiled(gm, example_inputs)
 
 
 def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:

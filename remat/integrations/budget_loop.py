@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,11 +12,10 @@ from torch import fx
 
 from remat import torch_compat
 from remat.errors import BudgetError, BudgetWarning, PlanError, record_warnings, warn
-from remat.graph.costs import CostWarning
 from remat.graph.joint import JointGraph, copy_module
 from remat.graph.lowering import Decision
 from remat.graph.regions import calls_regions, is_region, split_region
-from remat.integrations import plan_cache, plan_log
+from remat.integrations import plan_cache
 from remat.integrations.compiled_memory import (
     CompiledGraph,
     compiled_timeline,
@@ -87,28 +86,25 @@ def compile_within_budget(
         RematError: planning failed, or no compiled step meets a budget that is a peak in bytes.
     """
     tried: list[tuple[int, Plan, Callable[..., Any]]] = []
-    with step.compiling(), known.searching():
+    try:
         while True:
             compiled = _compile_once(step, known, gm, inputs, patches)
-            made = step.made
             again = _plans_again(step, known)
-            if made is not None:
+            if step.made is not None:
                 # The largest excess of all ranks is the same number on each, so that all pick the same plan.
-                taken = known.over if step.options.with_others else made.peak_bytes
-                tried.append((taken, made, compiled))
-            if again:
-                step.stage(
-                    f"compiling again: the peak is {format_bytes(known.over)} above its budget"
-                )
-                continue
-            share = step.options.request.budget.peak_share
-            nearly = share is not None or (step.over and not step.options.with_others)
-            if len(tried) > 1 and made is not None and nearly:
-                # A replanned step may have a higher peak than an earlier one.
-                _, best, compiled = min(tried, key=lambda one: one[0])
-                if best is not made:
-                    step.use(best)
-            return compiled
+                taken = known.over if step.options.with_others else step.made.peak_bytes
+                tried.append((taken, step.made, compiled))
+            if not again:
+                break
+            step.stage(f"compiling again: the peak is {format_bytes(known.over)} above its budget")
+    finally:
+        known.search = None
+    share = step.options.request.budget.peak_share
+    nearly = share is not None or (step.over and not step.options.with_others)
+    if len(tried) > 1 and nearly:
+        # A replanned step may have a higher peak than an earlier one.
+        _, step.made, compiled = min(tried, key=lambda one: one[0])
+    return compiled
 
 
 def _compile_once(
@@ -130,7 +126,7 @@ def _compile_once(
         if attempt.is_new:
             attempt.finish()
             return compiled
-        keys = plan_cache.graph_keys(compiled) or ()
+        keys = plan_cache.graph_keys(compiled)
         if len(keys) == 1:  # no backward graph, hence no plan
             return compiled
         record = plan_cache.find(keys) if keys else None
@@ -148,8 +144,6 @@ def _compile_once(
 def _plans_again(step: StepPartition, known: CompiledBudget) -> bool:
     """Return whether to replan a step because the compiled step exceeds its budget.
 
-    If the result is True, the step's plan is removed from `remat.plans`.
-
     Raises:
         BudgetError: the compiled step exceeds a peak in bytes, and no replan is left.
     """
@@ -160,7 +154,7 @@ def _plans_again(step: StepPartition, known: CompiledBudget) -> bool:
     if made is None or (step.over and not options.with_others):
         return False
     try:
-        again = known.replans(
+        return known.replans(
             made,
             step.asked,
             largest=options.largest,
@@ -172,9 +166,6 @@ def _plans_again(step: StepPartition, known: CompiledBudget) -> bool:
             raise
         step.over = str(error)
         return False
-    if again:
-        step.use(None)
-    return again
 
 
 class Attempt(torch_compat.CustomPartitionerFn):
@@ -283,21 +274,14 @@ class Attempt(torch_compat.CustomPartitionerFn):
             return self._step.split(joint)
         # Planning changes the graph in place, so its text is taken first.
         record = CachedPlan(
-            joint=plan_cache.text_of(joint) or "",
+            joint=plan_cache.text_of(joint),
             parameters=parameters_of(joint),
             operators=plan_cache.operators_of(joint),
         )
-        # A later process repeats these warnings when it restores the plan.
         with record_warnings() as warned:
             graphs = self._step.split(joint)
         if record.joint:
-            noted = tuple(
-                (kind.__module__, kind.__qualname__, message)
-                for message, kind in warned
-                # Budget and cost warnings concern this process only.
-                if not issubclass(kind, (BudgetWarning, CostWarning))
-            )
-            self.record = replace(record, warnings=noted)
+            self.record = replace(record, warnings=plan_cache.repeated(warned))
         return graphs
 
     def compile_graph(self, gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
@@ -345,9 +329,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
             except Exception:  # generated code that cannot be simulated, such as a C++ wrapper
                 _LOG.info("the memory of '%s' as compiled is not known", made.graph, exc_info=True)
         if timeline is not None:
-            measured = made.as_compiled(timeline, held_bytes(timeline))
-            plan_log.replace(made, measured)
-            self._step.made = made = measured
+            self._step.made = made = made.as_compiled(timeline, held_bytes(timeline))
         keys = [graph.key for graph in self._graphs if graph.key is not None]
         # Without a record, a later process that finds the step in a cache plans again. It must do so if sizes are
         # data-dependent, or if a ratio of the peak is exceeded: only this process knows these sizes and bytes.
@@ -370,8 +352,7 @@ def restore(step: StepPartition, gm: fx.GraphModule, record: CachedPlan) -> None
         PlanError: the record does not hold a valid plan.
     """
     record.warn_again()
-    if record.plan:
-        step.take(record.read(step.options.request, name_of(gm)), code_of(record.parameters))
+    step.take(record.read(step.options.request, name_of(gm)), code_of(record.parameters))
 
 
 @dataclass(slots=True)
@@ -392,7 +373,8 @@ class CompiledBudget:
             budget most.
         times: number of replans so far.
         search: state of the search that found the last plan; the search for the next plan continues
-            from this state.
+            from this state. None again after the last compilation, because a search refers to
+            traced graphs, and the compiled step refers to this object.
     """
 
     excess: int = 0
@@ -406,19 +388,7 @@ class CompiledBudget:
     over: int = 0
     times: int = 0
     _before: int = 0  # replans before the first plan for the least peak
-    search: FusedSearch | None = field(default=None, compare=False, repr=False)
-
-    @contextlib.contextmanager
-    def searching(self) -> Iterator[None]:
-        """Drop ``search`` at the end of the block.
-
-        A search refers to traced graphs. The compiled step refers to this object, so the graphs
-        would otherwise live as long as the step.
-        """
-        try:
-            yield
-        finally:
-            self.search = None
+    search: FusedSearch | None = None
 
     @property
     def key(self) -> str:

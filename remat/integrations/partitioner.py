@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +18,7 @@ from torch import fx
 
 from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER
-from remat.errors import BudgetError, ProblemError, warn
-from remat.errors import BudgetWarning as BudgetWarning
+from remat.errors import BudgetError, BudgetWarning, ProblemError, warn
 from remat.graph.collection import paused_collection
 from remat.graph.costs.auto import device_type_of, is_for_cpu
 from remat.graph.joint import JointGraph, copy_module, primals_of
@@ -32,8 +30,7 @@ from remat.graph.user_mutations import copy_outputs, unversioned_outputs
 from remat.graph.verify import Split, verify
 from remat.integrations import plan_log
 from remat.integrations.compile_progress import CompileProgress
-from remat.integrations.plan_log import plans as plans
-from remat.integrations.step_guards import at_declared_sizes, guard_sizes
+from remat.integrations.step_guards import Look, at_declared_sizes, guard_sizes
 from remat.integrations.step_tally import GraphMemory, StepTally, tally_of
 from remat.passes.core.base import Pass
 from remat.passes.core.pipeline import Pipeline
@@ -59,7 +56,7 @@ from remat.planning.request import (
     SolverOption,
 )
 from remat.planning.saved_plans import SavedPlan
-from remat.plugins.identity import described, identity, is_known_elsewhere, surroundings
+from remat.plugins.identity import described, is_known_elsewhere, surroundings
 from remat.units import Budget, format_bytes
 from remat.version import __version__
 
@@ -76,7 +73,7 @@ _DECIDES_NOTHING = frozenset(("request", "agree", "repro", "graphs", "made"))
 PlanGraph = Callable[[JointGraph, PlanRequest, AgreeRanks | None], Plan]
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass(slots=True)
 class CompiledGraphs:
     """Record of the graphs that one `Partitioner` has partitioned.
 
@@ -200,7 +197,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         plan = self.request.plan
         plans = plan.plans if isinstance(plan, PlanSet) else (plan,)
         budgets = [self.request.budget, *(p.asked for p in plans if isinstance(p, Plan))]
-        return any(b.nbytes is not None or b.peak_bytes is not None for b in budgets)
+        return any(b.in_bytes for b in budgets)
 
     @property
     def with_others(self) -> bool:
@@ -225,19 +222,18 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             wait_s: seconds that the other ranks wait for rank 0.
         """
         request = self.request
-        asked = (
-            f"budget {request.budget}, solver {request.solver.name}, cost {request.cost}, time limit "
-            f"{request.time_limit}"
-        )
-        if request.pipeline is not None:
-            asked = f"pipeline {request.pipeline}"
-        reread = "" if request.reread_inputs else ", inputs not read again"
-        if request.policies:
-            asked = f"{asked}, policies {request.policies}"
-        if request.chunk is not None:
-            asked = f"{asked}, chunk {request.chunk}"
+        if request.pipeline is None:
+            # Ranks share no plan that offloads values, and the rate of a measured link differs between them.
+            request = replace(request, plan=None, offload=None)
+            options = request.to_text() | {"solver": request.solver.name}
+        else:
+            options = {
+                "pipeline": str(request.pipeline),
+                "reread_inputs": str(request.reread_inputs),
+            }
+        options |= {"lowering": self.lower, "remat": __version__}
         return AgreeRanks(
-            asked=f"{asked}{reread}, lowering {self.lower}, remat {__version__}",
+            asked=", ".join(f"{name} {text}" for name, text in options.items()),
             wait_s=wait_s,
             capacity_too=request.budget.on_peak,
         )
@@ -266,41 +262,34 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
         Args:
             graphs_only: whether the key is only for caches of compiled forward and backward graphs.
-                Such graphs already contain the decision.
+                Such graphs already contain the decision, so the key leaves out what decides.
             more: further values that affect the decision, by name.
         """
         decisive: dict[str, Any] = {
-            "options": self.described(graphs_only=graphs_only),
+            "hooks": self.hooks_key,
             "around": surroundings(),
             "sizes": sorted(planned_sizes().items()),
-            **more,
         }
-        plan = self.request.plan
-        if isinstance(plan, PlanSet) and plan.has_equal_graphs:
-            # Of equal graphs, each takes the next plan, so that earlier graphs decide which plan a graph gets.
-            decisive["met"] = self.graphs.met.total()
+        if not graphs_only:
+            decisive |= {"options": self.described(), **more}
+            plan = self.request.plan
+            if isinstance(plan, PlanSet) and plan.has_equal_graphs:
+                # Of equal graphs, each takes the next plan, so earlier graphs decide which plan a graph gets.
+                decisive["met"] = self.graphs.met.total()
         digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode())
         return f"remat-{__version__}-{digest.hexdigest()}"
 
-    def described(self, *, graphs_only: bool = False) -> dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         """Return all attributes that affect the decision, by name, as JSON values.
 
         Attributes that do not affect the decision are excluded by name, so that a new option is
         included by default.
-
-        Args:
-            graphs_only: see `key`. If True, the user's own solver or cost model is described by
-                its code and version, not by its identity in this process.
         """
         given = {f.name: getattr(self.request, f.name) for f in fields(self.request)}
         given |= {name: value for name, value in vars(self).items() if name not in _DECIDES_NOTHING}
         found = {name: described(value) for name, value in given.items()}
         if self.request.pipeline is not None:
             found["pipeline"] = str(self.request.pipeline)
-        if graphs_only:
-            for name in ("solver", "cost"):
-                if not is_known_elsewhere(found[name]):
-                    found[name] = identity(given[name])
         found["hooks"] = self.hooks_key
         return found
 
@@ -317,7 +306,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
 
 class StepPartition:
-    """Partition the graphs of one compilation, and add their plans to `remat.plans`.
+    """Partition the graphs of one compilation.
 
     Args:
         options: the partitioner, which holds the options of planning.
@@ -378,7 +367,9 @@ class StepPartition:
         if request.decides and request.hooks is None and request.budget.peak_bytes is not None:
             self.tally = tally_of(request.budget.peak_bytes)
             self.beside = (self.tally.runs, self.tally.beside(gm, inputs))
-        self.is_part = bool(self.beside[1]) or torch_compat.is_part_of_step(gm)
+        self.is_part = (
+            bool(self.beside[1]) or not self.ends_frame or torch_compat.resumes_after_break()
+        )
 
     def count_runs(
         self, gm: fx.GraphModule, inputs: Sequence[Any]
@@ -408,8 +399,7 @@ class StepPartition:
     def split(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Plan a graph in place, and return its forward and backward graphs.
 
-        The plan is added to `remat.plans`. If nothing in the graph is differentiable, there is no
-        plan.
+        If nothing in the graph is differentiable, there is no plan.
         """
         primals = [node.meta.get("val") for node in primals_of(joint)]
         self.stage("planning")
@@ -429,31 +419,30 @@ class StepPartition:
             assert state.backward is not None
             verify(Split(joint=state.joint, forward=state.forward, backward=state.backward))
             return state.forward, state.backward
-        self.asked = asked = self.options.request
+        asked = self.options.request
         self._warn_of_uncounted(joint)
         if asked.plan is not None:
             fingerprint = joint.fingerprint
             met = self.graphs.met[fingerprint]
-            self.asked = asked = asked.for_graph(joint, fingerprint, nth=met)
+            asked = asked.for_graph(joint, fingerprint, nth=met)
             self.graphs.met[fingerprint] += 1
         if asked.decides:
-            self.asked = asked = replace(asked, of_several=self.is_part)
+            asked = replace(asked, of_several=self.is_part)
         if asked.policies and asked.plan is None:
             self._match_policies(joint)
-            self.asked = asked = replace(asked, has_matched=True)
+            asked = replace(asked, has_matched=True)
         self.meet(code_of(parameters_of(joint)))  # before planning changes the graph
         if self.beside[1]:  # this graph gets what the other graphs of the step leave of the peak
             left = max(1, (asked.budget.peak_bytes or 0) - self.beside[1])
-            self.asked = asked = replace(asked, budget=Budget(peak_bytes=left))
+            asked = replace(asked, budget=Budget(peak_bytes=left))
+        self.asked = asked
         made = self._plan_anyway(joint) if self.runs_anyway else self._plan(joint, asked)
         if asked.decides:
             self.count_graph(made)
-        # If watched, the backend guards sizes after compilation, when the compiled bytes are known.
+        self.record(made)
+        # If watched, the backend does this after compilation, when the compiled bytes are known.
         if not self.watched:
-            guard_sizes(primals, made, saved=self.applied, watched=False)
-        self.log(made)
-        if not self.watched:
-            self.warn_if_over()
+            self.finish(primals)
         # AOTAutograd takes its backward graph apart after caching it, so it gets a copy of the plan's.
         return made.forward, copy_module(made.backward)
 
@@ -483,7 +472,7 @@ class StepPartition:
             )
 
     def take(self, made: Plan, kind: str) -> None:
-        """Add a plan that came from a cache to `remat.plans`, and count its graph as planned.
+        """Take a plan that came from a cache, and count its graph as planned.
 
         Args:
             made: the plan.
@@ -493,10 +482,10 @@ class StepPartition:
         if self.options.request.decides:
             self.count_graph(made)
         self.graphs.met[made.fingerprint] += 1
-        self.log(made)
+        self.record(made)
 
-    def log(self, made: Plan) -> None:
-        """Set the plan of the current graph, log the plan, and add it to `remat.plans`."""
+    def record(self, made: Plan) -> None:
+        """Set the plan of the current graph, and log the plan."""
         if self.is_part and not made.of_step:
             made = replace(made, _of_step=self._of_step())
         self.made = made
@@ -507,7 +496,26 @@ class StepPartition:
             format_bytes(made.planned_saved_bytes or made.saved_bytes),
             made.before_after.line,
         )
-        plan_log.add(made)
+
+    def finish(self, inputs: Sequence[Any]) -> Look | None:
+        """Check the bytes of the current graph's plan, and add the plan to `remat.plans`.
+
+        Args:
+            inputs: inputs that the graph was traced with.
+
+        Returns:
+            A callback that checks the sizes of each run; None if no check is needed, if the runs
+            are not watched, or if there is no plan.
+
+        Raises:
+            PlanError: a saved plan exceeds its budget in bytes at the traced sizes.
+        """
+        if self.made is None:
+            return None
+        self.warn_if_over()
+        look = guard_sizes(inputs, self.made, saved=self.applied, watched=self.watched)
+        plan_log.add(self.made)
+        return look
 
     def _of_step(self) -> str:
         """Return a text for `Plan.explain` that says that the step has other graphs."""
@@ -536,22 +544,6 @@ class StepPartition:
                 f"{format_bytes(sum(held.values()))} in the host's memory together; plan them together: remat.plan("
                 f'remat.capture(model, args, fullgraph=False), …, host_memory={most}), then options={{"plan": plans}}'
             )
-
-    def use(self, plan: Plan | None) -> None:
-        """Replace the step's newest plan in `remat.plans` by another plan; None removes it."""
-        plan_log.remove(self.made)
-        self.made = None
-        if plan is not None:
-            self.log(plan)
-
-    @contextlib.contextmanager
-    def compiling(self) -> Iterator[None]:
-        """Remove the plan from `remat.plans` if the block, which compiles the step, raises."""
-        try:
-            yield
-        except BaseException:  # Ctrl-C ends a compilation too
-            self.use(None)
-            raise
 
     def _warn_of_uncounted(self, joint: JointGraph) -> None:
         """Warn if a budget on the peak in bytes does not cover workspaces of operators on a CPU.
@@ -599,8 +591,7 @@ class StepPartition:
         asked = self.options.request
         if self.options.strict or not asked.decides:
             return False
-        in_bytes = asked.budget.share is None and asked.budget.peak_share is None
-        return in_bytes and (self._trains or bool(self.beside[1]))
+        return asked.budget.in_bytes and (self._trains or bool(self.beside[1]))
 
     def warn_if_over(self) -> None:
         """Warn that a step runs although its budget cannot be met.
@@ -678,7 +669,7 @@ class StepPartition:
         known = kind in planned
         planned.add(kind)
         budget = self.options.request.budget
-        each_its_own = budget.share is None and budget.peak_share is None and self.tally is None
+        each_its_own = budget.in_bytes and self.tally is None
         if not known and len(planned) == 2 and each_its_own:
             warn(
                 f"a second graph is compiled under the budget {budget}: each graph gets it by "

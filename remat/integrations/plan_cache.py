@@ -13,25 +13,29 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.errors import RematError
+from remat.errors import PeakWarning, RematError, Warned
 from remat.files import Form, read_record, write_atomic, write_record
 from remat.graph import ops, purity
 from remat.graph.joint import JointGraph
 from remat.graph.ops import attribute_of
-from remat.graph.storages import planned_sizes, sizes_at
+from remat.graph.storages import SYMBOLIC, numbers_of, planned_sizes, sizes_at
 from remat.graph.text import parse_joint, print_joint
 from remat.graph.text.values import has_numbers
 from remat.integrations.compiled_memory import read_timeline
+from remat.passes.packing.pairs import HooksWarning
 from remat.planning.plan import Plan
 from remat.planning.planner import plan_graph
 from remat.planning.request import PlanRequest
+
+#: The warnings of planning that concern later processes too, by name.
+_REPEATED = {kind.__name__: kind for kind in (PeakWarning, HooksWarning)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,30 +43,30 @@ class CachedPlan:
     """Cached record of the plan of a compiled step.
 
     Attributes:
-        plan: JSON of the plan; empty if the step has no plan because nothing is differentiable.
+        plan: JSON of the plan; empty until the step is compiled.
         joint: text of the joint graph as captured. The plan's modules are built from this text on
             first access.
         parameters: shapes and dtypes of the step's parameters.
         operators: pair (name, properties as text) for each operator of the graph that is not
             PyTorch's own; see `operators_of`.
-        warnings: warnings of planning, as (module of the class, name of the class, message).
+        warnings: warnings of planning, as (name of the class, message); see `repeated`.
         timeline: JSON of the compiled step's memory, from `compiled_memory.write_timeline`; empty
             if unknown.
     """
 
-    form: ClassVar[Form] = Form("step", "version", 3)
+    form: ClassVar[Form] = Form("step", "version", 4)
 
     plan: str = ""
     joint: str = ""
     parameters: str = ""
     operators: tuple[tuple[str, str], ...] = ()
-    warnings: tuple[tuple[str, str, str], ...] = ()
+    warnings: tuple[tuple[str, str], ...] = ()
     timeline: str = ""
 
     def warn_again(self) -> None:
         """Issue the warnings again that planning issued when the step was compiled."""
-        for module, name, text in self.warnings:
-            warnings.warn(text, _category(module, name), stacklevel=2)
+        for name, text in self.warnings:
+            warnings.warn(text, _REPEATED.get(name, UserWarning), stacklevel=2)
 
     def read(self, request: PlanRequest, graph: str) -> Plan:
         """Return the plan of this record; the plan's modules are built on first access.
@@ -99,18 +103,16 @@ def _made_again(plan: Plan, joint: str, hooks: Any, reread_inputs: bool) -> Plan
         return plan_graph(parse_joint(joint), replace(request, of_several=True), in_place=True)
 
 
-def _category(module: str, name: str) -> type[Warning]:
-    """Return the warning class ``name`` of a module of remat; `UserWarning` for any other module.
+def repeated(warned: Sequence[Warned]) -> tuple[tuple[str, str], ...]:
+    """Return the warnings that a later process repeats when it restores a plan.
 
-    A cache file must not cause imports of other modules.
+    All others, such as those about budgets and measured costs, concern this process only.
+
+    Returns:
+        Pairs (name of the warning's class, message), as in `CachedPlan`.
     """
-    if module.partition(".")[0] != "remat":
-        return UserWarning
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError):
-        return UserWarning
-    return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning
+    names = {kind: name for name, kind in _REPEATED.items()}
+    return tuple((names[kind], text) for text, kind in warned if kind in names)
 
 
 def keep(keys: Sequence[str], record: CachedPlan) -> None:
@@ -177,12 +179,12 @@ def _known_of(name: str) -> str:
     return f"{torch_compat.schema(op)} {tags} {torch_compat.get_effect(op)} {ops.is_known(op)}"
 
 
-def graph_keys(compiled: Any) -> tuple[str, ...] | None:
+def graph_keys(compiled: Any) -> tuple[str, ...]:
     """Return the Inductor cache keys of both compiled graphs of a step from AOTAutograd's cache.
 
     Returns:
-        The keys of forward and backward; only the key of forward if nothing is differentiable. None
-        if the keys cannot be read from the step.
+        The keys of forward and backward; only the key of forward if nothing is differentiable.
+        Empty if the keys cannot be read from the step.
     """
     for _ in range(16):  # not without end, in case wrappers refer to one another
         if hasattr(compiled, "serialize"):
@@ -193,7 +195,7 @@ def graph_keys(compiled: Any) -> tuple[str, ...] | None:
         graphs = (entry.compiled_fw, entry.compiled_bw)
         return tuple(str(graph.fx_graph_cache_info[0]) for graph in graphs if graph is not None)
     except Exception:  # another PyTorch version or a bundled artifact: there is no key
-        return None
+        return ()
 
 
 def traces_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
@@ -227,19 +229,14 @@ def traces_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
     return digest.hexdigest()
 
 
-def _sizes(value: Any) -> Any:
+def _sizes(value: Any) -> list[Any]:
     """Return sizes and strides of an input, with symbols replaced by their current values."""
-    if hasattr(value, "shape") and hasattr(value, "stride"):
-        try:
-            return [*map(_number, value.shape), "/", *map(_number, value.stride())]
-        except (RuntimeError, NotImplementedError):  # no strides: sparse, nested
-            return [*map(_number, value.shape)]
-    return _number(value)
-
-
-def _number(size: Any) -> Any:
-    node = getattr(size, "node", None)
-    return size if node is None else getattr(node, "hint", None) or str(size)
+    numbers = numbers_of(value)
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        numbers += value.stride()
+    return [
+        (getattr(n.node, "hint", None) or str(n)) if isinstance(n, SYMBOLIC) else n for n in numbers
+    ]
 
 
 def _path(keys: Sequence[str]) -> Path:
@@ -247,15 +244,15 @@ def _path(keys: Sequence[str]) -> Path:
     return Path(torch_compat.cache_dir()) / "remat" / digest[:2] / f"{digest}.json"
 
 
-def text_of(joint: Any) -> str | None:
-    """Return the text of a joint graph; None if the graph cannot be rebuilt from its text.
+def text_of(joint: JointGraph) -> str:
+    """Return the text of a joint graph; empty if the graph cannot be rebuilt from its text.
 
     The text leaves out the values of large constants, so a graph with such a constant has none.
     """
     fetched = joint.graph.find_nodes(op="get_attr")
     if not all(has_numbers(attribute_of(joint.graph_module, node.target)) for node in fetched):
-        return None
+        return ""
     try:
         return print_joint(joint, modules=True)
     except RematError:
-        return None
+        return ""

@@ -30,21 +30,3 @@ def add(plan: Plan) -> None:
     """Append a plan to the list."""
     with _LOCK:
         _PLANS.append((weakref.ref(plan), plan.figures))
-
-
-def replace(plan: Plan, other: Plan) -> None:
-    """Replace a listed plan by another plan, in the same position."""
-    with _LOCK:
-        for k, (listed, _) in enumerate(_PLANS):
-            if listed() is plan:
-                _PLANS[k] = (weakref.ref(other), other.figures)
-
-
-def remove(plan: Plan | None) -> None:
-    """Remove a plan from the list; do nothing for None or an unlisted plan."""
-    if plan is None:  # a dead weak reference is None too, and must stay listed
-        return
-    with _LOCK:
-        kept = [pair for pair in _PLANS if pair[0]() is not plan]
-        _PLANS.clear()
-        _PLANS.extend(kept)

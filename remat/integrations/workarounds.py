@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -26,7 +25,6 @@ from remat.graph.host_copies import OFFLOAD, RELOAD
 from remat.graph.joint import outputs_of
 from remat.graph.storages import hint
 from remat.graph.tokens import CHUNK
-from remat.graph.writes import root_of
 
 #: Inductor's setting that vectorises the remainders of loops on a CPU; see `scalar_tails`.
 _MASKED_TAILS = "cpp.enable_loop_tail_vec"
@@ -132,11 +130,30 @@ def planned_order_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[None]
 
 @contextlib.contextmanager
 def no_unsound_reinplacing(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Forbid Inductor to let operators overwrite their input, if the result would be wrong.
+    """Forbid Inductor to let operators overwrite their input, if the result may be wrong.
 
-    The two cases are described at `_returns_what_is_overwritten` and `_moves_what_is_overwritten`.
+    An input that the step updates is written back once, by a ``copy_`` at the end. PyTorch 2.13 to
+    2.15 let an operator that reads the input write its result into the input's memory, because only
+    the ``copy_`` reads the input later (``torch/_inductor/fx_passes/reinplace.py``,
+    ``can_inplace``). That is right if the ``copy_`` writes back this very result. If it writes back
+    another value, there are two faults:
+
+    - The result may be returned for backward, and the ``copy_`` then overwrites it.
+    - The other value may hold elements of the result in other places, as after a roll or a
+      transpose. One loop then moves and writes back elements, so that it reads elements that it has
+      just written.
+
+    Operators that Inductor lets overwrite an input, such as scatters and custom operators, are not
+    pointwise.
     """
-    unsound = _returns_what_is_overwritten(graph) or _moves_what_is_overwritten(graph)
+    unsound = any(
+        node.op == "call_function"
+        and node not in (copied, copied.args[1])
+        and not ops.is_pointwise(node.target)
+        for copied in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+        if copied.args[0].op == "placeholder"
+        for node in copied.args[0].users
+    )
     disabled = filter(
         None, (torch_compat.inductor_config.disabled_passes, "reinplace_inplaceable_ops")
     )
@@ -262,57 +279,6 @@ WORKAROUNDS: tuple[Callable[[fx.Graph, bool], AbstractContextManager[None]], ...
     waits_of_formed_loops,
     near_fusions,
 )
-
-
-def _returns_what_is_overwritten(graph: fx.Graph) -> bool:
-    """Return whether Inductor would return a value that it overwrites at the end of the graph.
-
-    An input that the step updates several times is written back once, by a ``copy_`` at the end.
-    PyTorch 2.13 to 2.15 let the first updating operator write its result into the input's memory,
-    because only the ``copy_`` reads the input later. PyTorch does not check whether that result is
-    returned for backward. The ``copy_`` then overwrites the returned value
-    (``torch/_inductor/fx_passes/reinplace.py``, ``can_inplace``).
-    """
-    written_back = {
-        n.args[0]: root_of(n.args[1])
-        for n in graph.nodes
-        if n.target is torch.ops.aten.copy_.default and n.args[0].op == "placeholder"
-    }
-    for value in {root_of(v) for v in outputs_of(graph) if isinstance(v, fx.Node)}:
-        maker: Any = value.args[0] if value.target is operator.getitem else value
-        if maker.op == "call_function" and not ops.is_pointwise(maker.target):
-            read = maker.all_input_nodes
-            if any(p in read and last is not value for p, last in written_back.items()):
-                return True
-    return False
-
-
-def _moves_what_is_overwritten(graph: fx.Graph) -> bool:
-    """Return whether Inductor would read elements of an input after overwriting them.
-
-    The first operator that updates an input may write its result into the input's memory; see
-    `_returns_what_is_overwritten`. The value written back at the end may hold the elements of that
-    result in other places, as after a roll or a transpose. PyTorch 2.13 to 2.15 then move and write
-    back elements in one loop, which reads elements that it has just written.
-    """
-    for copied in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
-        given, last = copied.args[:2]
-        if given.op != "placeholder":
-            continue
-        updates = {n for n in given.users if n.op == "call_function" and n is not copied}
-        updates = {n for n in updates if not ops.is_pointwise(n.target)}
-        # Walk from the value that is written back to its inputs; the flag says whether elements have moved.
-        todo, seen = [(last, False)], set()
-        while updates and todo:
-            node, moved = todo.pop()
-            if (node, moved) in seen or not isinstance(node, fx.Node):
-                continue
-            seen.add((node, moved))
-            if node in updates and moved:
-                return True
-            moved = moved or (node.op == "call_function" and not ops.is_pointwise(node.target))
-            todo += [(n, moved) for n in node.all_input_nodes]
-    return False
 
 
 class _ForThread:

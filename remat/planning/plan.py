@@ -124,18 +124,7 @@ class Plan(Record):
             and if the figures depend on hooks, on outputs that count as saved, or on a user's pipeline.
     """
 
-    form: ClassVar[Form] = Form(
-        "plan",
-        "remat_plan",
-        1,
-        dropped=(
-            (
-                "ways",
-                "is of an earlier version, which packed or offloaded values so; plan again with remat.plan",
-            ),
-        ),
-        ignored=("tuned",),
-    )
+    form: ClassVar[Form] = Form("plan", "remat_plan", 1)
 
     graph: str
     fingerprint: str

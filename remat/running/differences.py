@@ -34,11 +34,7 @@ def _difference(one: Any, other: Any) -> str | None:
         return None if same else f"was {one!r}, is {other!r}"
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return f"was {one.dtype} {list(one.shape)}, is {other.dtype} {list(other.shape)}"
-    if one.element_size() in _INTEGERS and not one.is_complex():
-        integers = _INTEGERS[one.element_size()]
-        if torch.equal(one.view(integers), other.view(integers)):  # usual, and fast
-            return None
-    differs = ~_equal_bits(one, other)
+    differs = _differing(one, other)
     count = int(differs.sum())
     if not count:
         return None
@@ -49,18 +45,18 @@ def _difference(one: Any, other: Any) -> str | None:
     )
 
 
+#: Integer type by number of bytes of an element.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _equal_bits(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Compare two tensors elementwise; an element of the result is True for equal bits or two NaNs."""
+def _differing(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Compare two tensors elementwise by their bits; any two NaNs are equal."""
     if one.is_complex():
-        pairs = _equal_bits(torch.view_as_real(one), torch.view_as_real(other))
-        return pairs.all(-1)
-    if not one.is_floating_point():
-        return one == other
-    if one.element_size() == 1:  # 8-bit floating-point types support few operators
-        one, other = one.float(), other.float()
-    # The sign bit tells 0.0 from -0.0, which compare as equal.
-    equal = (one == other) & (one.signbit() == other.signbit())
-    return equal | (one.isnan() & other.isnan())
+        pairs = _differing(torch.view_as_real(one), torch.view_as_real(other))
+        return pairs.any(-1)
+    integers = _INTEGERS[one.element_size()]
+    differs = one.view(integers) != other.view(integers)
+    if one.is_floating_point() and differs.any():
+        # As 32-bit numbers, since 8-bit floating-point types have no `isnan`.
+        differs &= ~(one.float().isnan() & other.float().isnan())
+    return differs

@@ -14,6 +14,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -26,7 +27,6 @@ from remat.graph.storages import storage_of, tensors_of
 #: Largest number of runs before the measured run. Several of these runs may compile the step,
 #: because a step may change state that its compiled code depends on.
 _WARM_UP = 5
-_BACKWARD = "remat::backward"
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 #: Number of elements that `_checksum` sums at a time.
 _CHUNK = 1 << 22
@@ -38,12 +38,10 @@ class Measured:
 
     Attributes:
         peak_bytes: most bytes alive at the same time, including parameters, buffers and inputs.
-        forward_peak_bytes: most bytes alive at the same time before backward began.
         input_bytes: bytes of parameters, buffers and inputs.
     """
 
     peak_bytes: int
-    forward_peak_bytes: int
     input_bytes: int
 
 
@@ -223,46 +221,29 @@ def _by_storages(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -
         tracker.add(tensor)
     input_bytes = tracker.current
     with tracker:
-        result = step()
-        forward_peak = tracker.peak
-        run_backward(result)
-    return Measured(
-        peak_bytes=tracker.peak,
-        forward_peak_bytes=forward_peak,
-        input_bytes=input_bytes,
-    )
+        run_backward(step())
+    return Measured(peak_bytes=tracker.peak, input_bytes=input_bytes)
 
 
 def _by_profiler(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -> Measured:
     """Run a step and measure its memory by the profiler's record of CPU allocations."""
     input_bytes = _bytes_of(inputs, 1)
     with allocations() as events:
-        result = step()
-        with torch.profiler.record_function(_BACKWARD):
-            run_backward(result)
-    current = peak = forward_peak = input_bytes
-    for nbytes in events:
-        if nbytes is None:
-            forward_peak = peak
-        else:
-            current += nbytes
-            peak = max(peak, current)
+        run_backward(step())
     return Measured(
-        peak_bytes=peak,
-        forward_peak_bytes=forward_peak,
-        input_bytes=input_bytes,
+        peak_bytes=max(accumulate(events, initial=input_bytes)), input_bytes=input_bytes
     )
 
 
 @contextlib.contextmanager
-def allocations() -> Iterator[list[int | None]]:
+def allocations() -> Iterator[list[int]]:
     """Record CPU allocations and frees inside the ``with`` block.
 
     Yields:
         A list in order of time, which is filled when the block ends. An entry is the bytes of an
-        allocation, the negated bytes of a deallocation, or None at the start of backward.
+        allocation, or the negated bytes of a deallocation.
     """
-    found: list[int | None] = []
+    found: list[int] = []
     level = os.environ.get(_LOG_LEVEL)
     os.environ.setdefault(_LOG_LEVEL, "6")  # read once; else Kineto reports on stderr
     cpu = [torch.profiler.ProfilerActivity.CPU]
@@ -273,27 +254,20 @@ def allocations() -> Iterator[list[int | None]]:
         if level is None:
             del os.environ[_LOG_LEVEL]
     events: Any = profile.profiler.kineto_results.events()
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        if event.name() == "[memory]":
-            found.append(event.nbytes())
-        elif event.name() == _BACKWARD:
-            found.append(None)
+    in_order = sorted(events, key=lambda event: event.start_ns())
+    found += [event.nbytes() for event in in_order if event.name() == "[memory]"]
 
 
 def _by_cuda(step: _Step, inputs: Sequence[torch.Tensor], device: torch.device) -> Measured:
     """Run a step and measure its memory by the statistics of CUDA's allocator."""
     input_bytes = _bytes_of([t for t in inputs if t.device == device], 512)
     torch.cuda.synchronize(device)
-    # Memory of other tensors on the device is subtracted from both peaks.
+    # Memory of other tensors on the device is subtracted from the peak.
     others = torch.cuda.memory_allocated(device) - input_bytes
     torch.cuda.reset_peak_memory_stats(device)
-    result = step()
-    forward_peak = torch.cuda.max_memory_allocated(device)
-    run_backward(result)
+    run_backward(step())
     return Measured(
-        peak_bytes=torch.cuda.max_memory_allocated(device) - others,
-        forward_peak_bytes=forward_peak - others,
-        input_bytes=input_bytes,
+        peak_bytes=torch.cuda.max_memory_allocated(device) - others, input_bytes=input_bytes
     )
 
 

@@ -342,6 +342,6 @@ def _measured(op: Callable[..., Any], args: Any, kwargs: Any) -> int:
         op(*args, **kwargs)  # not measured: a first call may allocate memory that stays
         with allocations() as events:
             results = op(*args, **kwargs)
-    alive = [*accumulate(nbytes or 0 for nbytes in events)] or [0]
+    alive = [*accumulate(events)] or [0]
     del results
     return max(alive) - alive[-1]

@@ -16,7 +16,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import remat
 from remat.errors import PlanError, record_warnings, warn
-from remat.integrations import backend, budget_loop, plan_log
+from remat.integrations import backend, budget_loop, partitioner, plan_log
 
 # Importing Inductor imports a deprecated corner of torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -59,7 +59,7 @@ def test_a_plan_has_its_modules_for_as_long_as_its_step_is_there(lower: str) -> 
     ("lower", "module", "fails"),
     [
         ("eager", backend, "_boxed"),
-        ("eager", backend, "guard_sizes"),
+        ("eager", partitioner, "guard_sizes"),
         ("inductor", budget_loop, "compile_graph"),
     ],
 )

@@ -105,6 +105,6 @@ def allocated_peak(
         train()
     current = peak = sum(storages.values())
     for nbytes in events:
-        current += nbytes or 0
+        current += nbytes
         peak = max(peak, current)
     return peak

@@ -81,10 +81,3 @@ def test_a_plan_that_was_saved_before_this_was_recorded_is_read(saved: dict[str,
         PlanError, match="or the lowering or PyTorch, which this plan is too old to tell"
     ):
         remat.plan(captured(5), plan=read(old))
-
-
-def test_a_plan_that_was_chosen_by_timing_is_read(saved: dict[str, object]) -> None:
-    """Earlier versions timed several plans, and noted on the fastest what each took."""
-    tuned = read(saved, tuned="as asked, the fastest of 2 different plans as measured: …")
-    assert tuned.to_json() == read(saved).to_json()
-    assert "tuned" not in json.loads(tuned.to_json())

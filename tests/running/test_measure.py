@@ -75,7 +75,7 @@ def test_the_simulated_peak_of_random_programs(program: Program, budget: float) 
     assert plan.peak_bytes == measured.peak_bytes - unused_bytes(plan, measured)
 
 
-def test_the_peak_in_forward_is_told_apart() -> None:
+def test_a_peak_in_forward_is_measured() -> None:
     """Forward makes a large matrix that backward does not need; backward is small."""
 
     def f(x: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,6 @@ def test_the_peak_in_forward_is_told_apart() -> None:
 
     x = torch.ones(2, requires_grad=True)
     measured = measure_step(f, (x,))
-    assert measured.forward_peak_bytes == measured.peak_bytes
     assert measured.peak_bytes >= 8 + 2 * 4 * 64 * 64
     assert measured.input_bytes == 8
 
@@ -95,7 +94,6 @@ def test_the_allocator_sees_inside_operators() -> None:
     allocator = measure_step(f, step.args, step.kwargs, by="allocator")
     assert allocator.input_bytes == storages.input_bytes
     assert storages.peak_bytes <= allocator.peak_bytes < 1.5 * storages.peak_bytes
-    assert storages.forward_peak_bytes <= allocator.forward_peak_bytes
 
 
 def test_measuring_leaves_the_model_as_it_was() -> None:

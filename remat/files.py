@@ -129,16 +129,11 @@ class Form:
         what: kind of the record, for messages, such as ``"plan"``.
         key: JSON key under which the record stores its version.
         version: version of the fields; a file of any other version is refused.
-        dropped: pair (name, reason) for each field of earlier versions that is no longer supported.
-            A file in which such a field is not empty is refused; the message gives the reason.
-        ignored: names of fields of earlier versions that are skipped.
     """
 
     what: str
     key: str
     version: int
-    dropped: tuple[tuple[str, str], ...] = ()
-    ignored: tuple[str, ...] = ()
 
 
 def write_record(record: Any) -> str:
@@ -281,12 +276,6 @@ def _record(kind: Any, data: Any, whole: Form, known: Mapping[str, Any]) -> Any:
             raise ValueError(
                 f"this {form.what} is of version {version!r}; this remat reads version {form.version}"
             )
-    for name in (form or whole).ignored:
-        data.pop(name, None)
-    for name, reason in (form or whole).dropped:
-        # An empty field loses nothing if it is dropped.
-        if data.pop(name, None):
-            raise ValueError(f"{what}: field '{name}' {reason}")
     wanted = {name: of for name, of in _fields(kind).items() if name not in known}
     missing = sorted(n for n, (_, optional) in wanted.items() if not optional and n not in data)
     unknown = sorted(data.keys() - wanted.keys())

@@ -151,12 +151,6 @@ def test_offloads_that_were_edited_are_refused() -> None:
             remat.plan(blocks(), plan=read(plan, offloads=edited))
 
 
-def test_a_file_of_a_version_that_packed_values_is_read_if_it_packs_none() -> None:
-    assert read(plain(), ways=[]).saved == plain().saved
-    with pytest.raises(PlanError, match="field 'ways' is of an earlier version, which packed"):
-        read(plain(), ways=[{"name": "mm", "pair": "bf16"}])
-
-
 def test_plans_of_pipelines_hooks_and_counted_outputs_are_applied_as_before() -> None:
     joint = blocks()
     pipeline = str(remat.default_pipeline(0.5)).replace("reorder-backward,", "")

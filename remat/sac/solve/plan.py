@@ -77,12 +77,7 @@ class SACPlan(Record):
         mode: name of the mode in which runtimes were estimated.
     """
 
-    form: ClassVar[Form] = Form(
-        "checkpointing plan",
-        "remat_sac_plan",
-        1,
-        dropped=(("offloaded", "is gone: offload by torch.autograd.graph.save_on_cpu"),),
-    )
+    form: ClassVar[Form] = Form("checkpointing plan", "remat_sac_plan", 1)
 
     modules: tuple[ModulePlan, ...]
     budget_bytes: int

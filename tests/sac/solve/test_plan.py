@@ -46,15 +46,6 @@ def test_modules_that_differ_are_rows_of_their_own() -> None:
     assert "no module is checkpointed" in sac_plan().explain()
 
 
-def test_what_offloads_is_no_plan_any_more() -> None:
-    data = json.loads(a_plan().to_json())
-    data["modules"][0]["offloaded"] = False
-    assert SACPlan.from_json(json.dumps(data)) == a_plan(), "files from before are read"
-    data["modules"][0]["offloaded"] = True
-    with pytest.raises(PlanError, match=r"'offloaded' is gone: .*save_on_cpu"):
-        SACPlan.from_json(json.dumps(data))
-
-
 @pytest.mark.parametrize("value", [-1, float("nan"), 10**400])
 def test_figures_that_cannot_be_are_refused(value: float) -> None:
     data = json.loads(a_plan().to_json())

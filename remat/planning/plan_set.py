@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+
 from torch import fx
 
 from remat.errors import BudgetError, PlanError, ProblemError

@@ -15,6 +15,7 @@ from remat.graph.capture import capture
 from remat.graph.costs import CostModel
 from remat.graph.costs.auto import Auto
 from remat.graph.joint import JointGraph
+from remat.graph.lowering import Decision
 from remat.graph.text import parse_joint, print_joint
 from remat.planning.fit_table import Fit, FitRow
 from remat.planning.planner import Planner
@@ -40,8 +41,11 @@ Call = tuple[Any, Sequence[Any], Mapping[str, Any]]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 #: A captured step, and the bytes of its inputs and buffers.
 Step = tuple[JointGraph, int]
-#: Function that plans batches; it takes batch sizes, and returns rows by batch size.
-Ask = Callable[[Sequence[int]], Mapping[int, FitRow]]
+#: The result for a batch: its row, and the decisions that were tried for the batch.
+Answer = tuple[FitRow, tuple[Decision, ...]]
+#: Function that plans batches. It takes batch sizes, and decisions of other batches as candidates; it returns results
+#: by batch size.
+Ask = Callable[[Sequence[int], Sequence[Decision]], Mapping[int, Answer]]
 #: Default rate in GB/s at which one rank sends: NVLink of an H100 in one direction, by the data sheet.
 LINK_GBPS = 450.0
 #: A memory of fewer bytes is refused, because the number probably lacks its unit.
@@ -218,7 +222,7 @@ def fit_calls(
     rank = Rank.of(model, parameters, training, most, request.cost, kept[first][0])
     priced = str(request.on(kept[first][0]).cost)
 
-    def ask(batches: Sequence[int]) -> dict[int, FitRow]:
+    def ask(batches: Sequence[int], others: Sequence[Decision]) -> dict[int, Answer]:
         steps = ((b, kept.pop(b) if b in kept else captured(b)) for b in batches)
         here = executor is None
         jobs = (
@@ -228,15 +232,16 @@ def fit_calls(
                 batch=batch,
                 joint=joint if here else print_joint(joint, modules=True),
                 other_bytes=nbytes,
+                others=tuple(others),
             )
             for batch, (joint, nbytes) in steps
         )
         if here:
-            return {job.batch: _row(job, step) for job in jobs}
-        sent, rows = [*jobs], dict[int, FitRow]()
+            return {job.batch: _answer(job, step) for job in jobs}
+        sent, answers = [*jobs], dict[int, Answer]()
 
-        def on_row(k: int, row: FitRow) -> None:
-            rows[sent[k].batch] = row
+        def on_answer(k: int, answer: Answer) -> None:
+            answers[sent[k].batch] = answer
 
         def on_death(k: int, why: str) -> None:
             raise ProblemError(
@@ -244,12 +249,12 @@ def fit_calls(
             )
 
         step(f"planning batches {', '.join(map(str, batches))}")
-        run_jobs(_row, sent, executor, on_row, on_death)
-        return rows
+        run_jobs(_answer, sent, executor, on_answer, on_death)
+        return answers
 
     # In one process, batches beyond the first that does not fit would be planned in vain.
     width = executor if isinstance(executor, int) else 1 if executor is None else _WIDTH
-    rows = ask(listed) if listed else rows_up_to_most(ask, width)
+    rows = rows_of(listed, ask) if listed else rows_up_to_most(ask, width)
     return Fit(
         model=called,
         memory_bytes=memory_bytes,
@@ -312,31 +317,61 @@ def _name_of(cost: CostModel) -> str:
 # Choice of batches, and their workers ---------------------------------------------------------------
 
 
+def rows_of(batches: Sequence[int], ask: Ask) -> dict[int, FitRow]:
+    """Plan listed batches; return their rows by batch size.
+
+    A batch for which no plan was found, though one may exist, is planned again if a larger batch fits. The
+    decisions that were tried for the largest batch that fits are then candidates.
+
+    Args:
+        batches: the batch sizes.
+        ask: function that takes batch sizes to plan, and decisions of other batches as candidates. It returns, by
+            batch size, the row and the decisions that were tried.
+    """
+    answers = dict(ask(batches, ()))
+    largest = max((b for b in batches if answers[b][0].fits), default=0)
+    again = [b for b, (row, _) in answers.items() if b < largest and not (row.fits or row.proven)]
+    if again:
+        answers |= ask(again, answers[largest][1])
+    return {batch: row for batch, (row, _) in answers.items()}
+
+
 def rows_up_to_most(ask: Ask, width: int) -> dict[int, FitRow]:
     """Find the largest batch that fits by doubling, then bisection; return the rows of all tried batches.
 
+    Doubled batches (1, 2, 4, …) are planned independently of each other. In the bisection, the decisions that
+    were tried for earlier batches are candidates.
+
     Args:
-        ask: function that plans batches.
+        ask: function that takes batch sizes to plan, and decisions of other batches as candidates. It returns, by
+            batch size, the row and the decisions that were tried.
         width: number of doubled batches to plan at the same time.
 
     Returns:
         The rows by batch size.
     """
-    planned: dict[int, FitRow] = {}
+    answers: dict[int, Answer] = {}
     rows: dict[int, FitRow] = {}
     low, high = 0, 1
+    decisions: dict[Decision, None] = {}
+
+    def fits(batch: int) -> bool:
+        rows[batch], tried = answers[batch]
+        # A dict keeps the order of the trials, so that plans are deterministic.
+        decisions.update(dict.fromkeys(tried))
+        return rows[batch].fits
+
     while high <= _MOST:
         # Results beyond the first batch that does not fit are ignored, so that rows do not depend on `width`.
-        if high not in planned:
-            planned |= ask([high << k for k in range(width) if high << k <= _MOST])
-        rows[high] = planned[high]
-        if not rows[high].fits:
+        if high not in answers:
+            answers |= ask([high << k for k in range(width) if high << k <= _MOST], ())
+        if not fits(high):
             break
         low, high = high, 2 * high
     while high <= _MOST and high - low > max(1, low // _PART):
         middle = (low + high) // 2
-        rows |= ask([middle])
-        low, high = (middle, high) if rows[middle].fits else (low, middle)
+        answers |= ask([middle], [*decisions])
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return rows
 
 
@@ -350,6 +385,7 @@ class _Job:
         batch: the batch size.
         joint: the captured step; for a worker, as text.
         other_bytes: bytes of the step's inputs and buffers.
+        others: decisions of other batches, as candidates.
     """
 
     rank: Rank
@@ -357,10 +393,11 @@ class _Job:
     batch: int
     joint: JointGraph | str
     other_bytes: int
+    others: tuple[Decision, ...]
 
 
-def _row(job: _Job, on_step: Callable[[str], None] = lambda _: None) -> FitRow:
-    """Plan one batch; return its row.
+def _answer(job: _Job, on_step: Callable[[str], None] = lambda _: None) -> Answer:
+    """Plan one batch; return its row, and the decisions that were tried.
 
     Args:
         job: the batch.
@@ -372,34 +409,35 @@ def _row(job: _Job, on_step: Callable[[str], None] = lambda _: None) -> FitRow:
     if isinstance(joint, str):
         joint = parse_joint(joint)
     with suppress_warnings():  # these plans are only tried, so their warnings concern no user
-        rows: list[FitRow] = []
+        answers: list[Answer] = []
         for each in request.each_chunk():
             try:
                 planner = Planner.of(
                     joint, each, on_step=lambda text: on_step(f"batch {batch}: {text}")
                 )
             except PlanError:
-                if not rows:
+                if not answers:
                     raise
                 break  # the loss cannot be split
             fitting = Fitting(planner=planner, rank=rank, other_bytes=job.other_bytes)
             try:
-                row = fitting.row(batch)
+                row = fitting.row(batch, job.others)
             except BudgetError as error:  # what the user asks for exceeds a limit at this batch
                 least = rank.stepping_bytes + job.other_bytes
                 row = FitRow(batch=batch, peak_bytes=least, reason=str(error))
-            rows.append(replace(row, chunks=each.chunks))
+            answers.append((replace(row, chunks=each.chunks), fitting.tried))
             if row.fits and not row.recompute_s:
                 break  # more chunks only make the step dearer
-        return min(rows, key=_by_speed)
+        return min(answers, key=_by_speed)
 
 
-def _by_speed(row: FitRow) -> tuple[float, bool, int]:
-    """Return a sort key for the rows of one batch with different numbers of chunks; the best row has the least key.
+def _by_speed(answer: Answer) -> tuple[float, bool, int]:
+    """Return a sort key for the answers of one batch; the best answer has the least key.
 
-    Rows that fit come first, the fastest at the front. Next are rows for which it is not proven that no plan fits, and
-    last those for which it is proven, each kind by rising peak.
+    Answers that fit come first, the fastest at the front. Next are answers for which it is not proven that no plan
+    fits, and last those for which it is proven, each kind by rising peak.
     """
+    row, _ = answer
     return -(row.samples_per_s or 0.0), row.proven, row.peak_bytes
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
 import torch
 
-from remat.errors import BudgetError
+from remat.errors import BudgetError, RematError
 from remat.graph.costs import DEVICES, CostModel, Device, Profile, calibrated
 from remat.graph.costs.auto import is_cpu
 from remat.graph.fused_liveness import FusedWalk
@@ -18,19 +18,28 @@ from remat.graph.joint import JointGraph, primals_of, split_outputs
 from remat.graph.liveness import StepWalk, StorageKind, sums_of
 from remat.graph.lowering import Decision
 from remat.graph.storages import storage_bytes, storage_key
+from remat.passes.core.state import Costs
 from remat.planning.candidates import Candidate
 from remat.planning.fit_table import FitRow
-from remat.planning.fused_peak import FusedSearch
 from remat.planning.pipelines import modules_of
 from remat.planning.planner import Planner
 from remat.planning.prepared import Prepared, step_costs_of
 from remat.planning.sharding import Sharding, shard
 from remat.running.optimizer import Make, OptimizerUse, trace_optimizer
+from remat.solvers.graph_problem import evaluate
 from remat.torch_compat import pytree
 from remat.units import Budget, bytes_of_share, format_bytes
 
+#: Maximum number of searches of `_aimed`. One may not suffice, because the peak of the step as it runs differs from the
+#: simulated peak.
+_SEARCHES = 4
 #: Ratios of saved bytes to try if several ranks train, highest first.
 _RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0)
+#: Ratios of saved bytes whose decisions are candidates for every memory limit.
+_FEW_RATIOS = (0.6, 0.3, 0.0)
+#: `_searched` searches decisions within evenly spaced peaks. Their number is `_NODES` divided by the number of nodes of
+#: the graph, but at least and at most the two numbers of `_PEAKS`.
+_NODES, _PEAKS = 2_000, (2, 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,8 +248,19 @@ class Fitting:
     other_bytes: int
     _memories: dict[Decision, StepMemory] = field(default_factory=dict, repr=False)
 
-    def row(self, batch: int) -> FitRow:
-        """Return the row of a batch: the figures of the cheapest plan found that fits, or the reason why none fits."""
+    @property
+    def tried(self) -> tuple[Decision, ...]:
+        """The decisions whose memory was computed so far; at other batch sizes, they can serve as candidates."""
+        return tuple(self._memories)
+
+    def row(self, batch: int, others: Sequence[Decision] = ()) -> FitRow:
+        """Return a row with the figures of the cheapest plan found that fits, or with the reason why none fits.
+
+        Args:
+            batch: batch size of the step.
+            others: decisions of other batch sizes, which are candidates if valid at this batch size. If one is
+                valid, searches that do not depend on the memory limit are left out.
+        """
         full, sharding = self._full, self.rank.sharding
         memory_bytes = self.rank.memory_bytes
         stepping = self.rank.stepping_bytes + self.other_bytes + self._memory(full).output_bytes
@@ -258,7 +278,7 @@ class Fitting:
         elif sharding.ranks > 1:
             found = self._within_ratio()
         elif self._least_possible <= memory_bytes:
-            found = self._within_peak()
+            found = self._within_peak(others)
         if found is None:
             proven = self._least_possible > memory_bytes
             tried = map(self._peak_of, self._memories.values())
@@ -345,17 +365,87 @@ class Fitting:
         """Return whether forward and backward under a decision fit the rank's memory."""
         return self._peak(decided) <= self.rank.memory_bytes
 
-    def _within_peak(self) -> tuple[Candidate, Budget] | None:
-        """Return the decision within the peak that the memory allows, and this peak as a budget; None if none is found."""
-        planner, allowed = self.planner, self.rank.memory_bytes - self._beside
-        budget = Budget(peak_bytes=max(0, allowed))
-        try:
-            decided = planner.decide(budget) if self._eager else FusedSearch(planner).within(budget)
-        except BudgetError:
-            decided = planner.with_tagged(planner.least_peak)
-        if not self._fits(decided):
+    def _within_peak(self, others: Sequence[Decision]) -> tuple[Candidate, Budget] | None:
+        """Return the cheapest decision found whose peak fits, with the budget to set for it; None if none fits.
+
+        Candidates are the decisions at a few ratios, and the result of `_aimed`. If `_aimed` finds none, the
+        decisions of other batches that are valid at this batch size are candidates, too. If none is valid, those of
+        `_searched` are.
+
+        Args:
+            others: decisions of other batch sizes.
+        """
+        aimed = self._aimed()
+        known = [aimed] if aimed else [*self._taken_over(others)] or self._searched()
+        fits = filter(self._fits, (*known, *map(self._at, _FEW_RATIOS)))
+        best = min(fits, key=lambda d: (d.cost, self._peak(d)), default=None)
+        if best is None:
             return None
-        return decided, Budget(peak_bytes=planner.peak(decided) if self._eager else allowed)
+        bound = self.planner.peak(best) if self._eager else self.rank.memory_bytes - self._beside
+        return best, Budget(peak_bytes=bound)
+
+    def _aimed(self) -> Candidate | None:
+        """Return a decision whose peak fits the memory, found by searches within simulated peaks; None if none fits.
+
+        The peak of the step as it runs, fused or not, differs from the simulated peak by a similar offset for
+        similar plans. So if a result exceeds the memory, the next search keeps a simulated peak that is lower by
+        at least this excess.
+        """
+        planner = self.planner
+        off = self._peak(self._full) - self._beside - planner.peak(self._full)
+        aim = self.rank.memory_bytes - self._beside - off
+        for turn in range(_SEARCHES):
+            try:
+                decided = planner.decide(Budget(peak_bytes=aim))
+            except BudgetError:
+                return None
+            over = self._peak(decided) - self.rank.memory_bytes
+            if over <= 0:
+                return decided
+            # Each further miss lowers the target by more, because only a few searches are made.
+            aim = min(aim, planner.peak(decided)) - (1 + turn) * over
+        return None
+
+    def _searched(self) -> Iterator[Candidate]:
+        """Yield decisions that do not depend on the rank's memory.
+
+        The first decision has the least peak found. The others are within evenly spaced higher peaks.
+        """
+        planner = self.planner
+        # A new planner, whose searches start without the decisions of earlier searches.
+        peaks = Planner(planner.state, planner.request, fingerprint=planner.fingerprint)
+        yield planner.with_tagged(peaks.least_peak)
+        low, high = peaks.least_found, planner.peak(planner.full)
+        least, most = _PEAKS
+        count = min(most, max(least, _NODES // len(planner.state.index)))
+        for k in range(1, count):
+            found = peaks.searched(low + (high - low) * k // count)
+            if found is not None:
+                yield planner.with_tagged(found)
+
+    def _taken_over(self, others: Iterable[Decision]) -> Iterator[Candidate]:
+        """Yield the decisions of other batch sizes that are valid for this step, with its bytes and costs.
+
+        Args:
+            others: decisions of other batch sizes.
+        """
+        state, lowered = self.planner.state, self.planner.lowered
+        costs = state.get(Costs(self.planner.request.cost))
+        for decision in others:
+            try:
+                scored = evaluate(lowered.problem, lowered.saved_of(decision))
+                cost = scored.recompute_cost
+                if decision.is_ordered:
+                    cost = sum(costs[state.index.by_name[name]] for name in decision.further_runs)
+                choice = self.planner.choice(max(self.planner.full_bytes, scored.saved_bytes))
+                # Offloaded values have other bytes at another batch.
+                decision = replace(decision, offloads=())
+                decided = self.planner.with_tagged(Candidate.of(lowered, decision, cost, choice))
+                # Sizes decide which values are views, so the split may fail at this batch.
+                self._peak(decided)
+            except (RematError, KeyError):  # another batch may have other operators
+                continue
+            yield decided
 
     def _within_ratio(self) -> tuple[Candidate, Budget] | None:
         """Return the decision at the highest fitting ratio of saved bytes, and this ratio as a budget; None if none fits."""

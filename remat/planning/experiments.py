@@ -99,8 +99,9 @@ def compare(
     check_executor(executor)
     names = registry().solver_names() if solvers is None else solvers
     names = as_list("solvers", names, (str, Solver))
-    common: dict[str, Any] = {"cost": value_of(cost), "time_limit": time_limit}
-    common |= {
+    common: dict[str, Any] = {
+        "cost": value_of(cost),
+        "time_limit": time_limit,
         "reread_inputs": reread_inputs,
         "offload": offload,
         "policies": policies,

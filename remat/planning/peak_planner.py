@@ -403,7 +403,7 @@ class PeakPlanner(OffloadPlanner):
         most = math.inf if capacity is None else capacity
         cheapest = sorted((d for d in found if d.saved_bytes <= most), key=lambda d: d.cost)
         best = next((d for d in cheapest if self.peak(d) <= peak_bytes), None)
-        return None if best is None else self._bounded(best, peak_bytes, tried)
+        return None if best is None else self._bounded(best, peak_bytes)
 
     def refined(self, decided: Candidate, peak_bytes: int, *, share: float) -> Candidate | None:
         """Search for a cheaper schedule within a peak, from the schedule of a candidate.
@@ -417,33 +417,20 @@ class PeakPlanner(OffloadPlanner):
             The cheapest schedule found within the limit; if there is none, the schedule with the lowest peak that was
             found. None if the schedule that was found cannot be executed, or saves more than `most_saved` bytes.
         """
-        schedule = decided.schedule
-        if schedule is None:
-            sequence, _, boundary = self.search.schedule(decided.saved)
-            schedule = sequence, boundary
-        found = self.search.orders.within(*schedule, peak_bytes, share=share)
-        made = None if found is None else self.informed(found)
-        return made if made is not None and self.may_save(made) else None
+        found = self.search.reordered(decided, peak_bytes, share=share)
+        return self.informed(found) if found and self.may_save(found) else None
 
-    def _bounded(
-        self, decided: Candidate, peak_bytes: int, tried: Candidate | None = None
-    ) -> Candidate:
+    def _bounded(self, decided: Candidate, peak_bytes: int) -> Candidate:
         """Return a copy of ``decided`` with a lower bound in its ``choice``.
 
         No decision whose peak is at most ``peak_bytes`` costs less than the bound.
 
         With hooks on saved tensors, the bound is 0, because hooks may change the bytes of saved values.
-
-        Args:
-            decided: the candidate.
-            peak_bytes: limit on the peak, in bytes.
-            tried: a candidate with an evaluated schedule. Bounds are evaluated at the program points where it has
-                the most bytes alive. None: ``decided``, in the node order of the passes.
         """
         # A bound for saved bytes does not hold for a peak. With hooks, none is known, since they may pack values.
         bound = 0
         if not self.request.hooks:
-            tried = tried or self.search.tried(decided.saved)
+            tried = self.search.tried(decided.saved)
             bound = self.bounds.bound(peak_bytes, self.search.highest(tried))
         return replace(decided, choice=replace(decided.choice, recompute_bound=bound))
 

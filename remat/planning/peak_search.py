@@ -101,10 +101,15 @@ class PeakSearch:
         """The search over node orders and recomputations, which starts from schedules found by this search."""
         return OrderSearch(self._state, self._lowered, self._cost)
 
-    def reordered(self, tried: Candidate, peak_bytes: int) -> Candidate | None:
+    def reordered(
+        self, decided: Candidate, peak_bytes: int, *, share: float = 1.0
+    ) -> Candidate | None:
         """Search for the cheapest schedule within a peak, from a candidate's schedule; see `OrderSearch.within`."""
-        sequence, _, boundary = self.schedule(tried.saved)
-        return self.orders.within(sequence, boundary, peak_bytes)
+        if decided.schedule is not None:
+            sequence, boundary = decided.schedule
+        else:
+            sequence, _, boundary = self.schedule(decided.saved)
+        return self.orders.within(sequence, boundary, peak_bytes, share=share)
 
     def lowest(
         self, starts: Iterable[Iterable[int]], capacity: int | None = None
@@ -152,11 +157,6 @@ class PeakSearch:
         return ScheduleEvaluator(self.step.problem)
 
     @cached_property
-    def _copies(self) -> list[int]:
-        """Nodes of the step problem that copy inputs; they run first."""
-        return self.step.copies
-
-    @cached_property
     def _roots(self) -> tuple[int, ...]:
         """Positions in the joint graph of the nodes that backward runs under every decision."""
         closure = self._state.roles.tangent_closure
@@ -191,7 +191,7 @@ class PeakSearch:
             if not forward[i]:
                 forward[i] = 1
                 stack.extend(inputs[i])
-        sequence = [*self._copies]
+        sequence = [*self.step.copies]  # copies of inputs run first
         moments = [0] * len(sequence)
         for i in self._forward_order:
             if forward[i]:

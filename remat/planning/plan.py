@@ -84,11 +84,9 @@ class Plan(Record):
             a write to them. Only for a step that `remat.partitioner` has split by itself.
         symbolic: whether sizes of the step are symbols, so that the step may run at other sizes than those that the
             figures are for.
-        lower: the lowering that the joint graph was traced for: ``"inductor"`` or ``"eager"``. Empty in files from
-            before this field existed.
-        torch: the version of PyTorch that traced the joint graph; empty in files from before this field existed.
-        operators: digest of the joint graph's operators in their order; empty in files from before this field
-            existed.
+        lower: the lowering that the joint graph was traced for: ``"inductor"`` or ``"eager"``.
+        torch: the version of PyTorch that traced the joint graph.
+        operators: digest of the joint graph's operators in their order.
         planned_saved_bytes: the saved bytes as planned, if ``saved_bytes`` and ``peak_bytes`` are those of the step as
             Inductor compiled it; else 0.
         planned_peak_bytes: the simulated peak, if ``peak_bytes`` is the compiled one; else 0.
@@ -103,11 +101,9 @@ class Plan(Record):
         least_because: why no plan saves less than ``least_bytes``, if a lower ratio was raised to these bytes;
             else empty.
         step_cost: cost of running every operator of the step once, forward and backward, in ``unit``. The step
-            under this plan costs ``recompute_cost`` more. 0 if unknown: in files from before this field
-            existed, and if the cost model cannot price backward.
+            under this plan costs ``recompute_cost`` more. 0 if the cost model cannot price backward.
         without_peak_bytes: simulated peak of the step without remat, to be compared with the planned peak. The
-            step without remat is the default solver's plan for budget 1. 0 if unknown: in files from before this
-            field existed, and for pipelines.
+            step without remat is the default solver's plan for budget 1. 0 for pipelines.
         without_recompute_cost: recompute cost of the step without remat, in ``unit``.
         without_expected_bytes: estimated peak of the step without remat once Inductor has compiled it; to be
             compared with the peak of a compiled step. 0 if unknown.
@@ -116,18 +112,21 @@ class Plan(Record):
             from the host.
         link: the link to the host, if values may be offloaded; else empty.
         peak_limit: the peak in bytes that a ratio of the peak, such as ``remat.Peak(0.5)``, stands for. 0 under
-            any other budget, and in files from before this field existed.
+            any other budget.
         policies: policies by module that the plan follows, as JSON; empty if there are none.
         chunk: the pass that split the loss into chunks, such as ``chunk-loss(chunks=8)``; empty if the loss is
             whole.
-        remat: the version of remat that computed the figures. Empty in files from before this field existed,
-            and if the figures depend on hooks, on outputs that count as saved, or on a user's pipeline.
+        remat: the version of remat that computed the figures. Empty if the figures depend on hooks, on outputs that
+            count as saved, or on a user's pipeline.
     """
 
     form: ClassVar[Form] = Form("plan", "remat_plan", 1)
 
     graph: str
     fingerprint: str
+    lower: str
+    torch: str
+    operators: str
     budget: str
     solver: str
     cost: str
@@ -151,11 +150,8 @@ class Plan(Record):
     reread_outputs: tuple[int, ...] = ()
     copied_outputs: tuple[int, ...] = ()
     symbolic: bool = False
-    lower: str = ""
-    torch: str = ""
     region_budget: str = ""
     least_because: str = ""
-    operators: str = ""
     forward_order: tuple[str, ...] = ()
     backward_order: tuple[str, ...] = ()
     planned_saved_bytes: int = 0

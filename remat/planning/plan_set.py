@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import fx
 
 from remat.errors import BudgetError, PlanError, ProblemError
-from remat.graph.joint import JointGraph, output_node
+from remat.graph.joint import JointGraph, outputs_of, primals_of
 from remat.graph.liveness_of_graphs import PartitionedGraph, highest_of_graphs
 from remat.graph.storages import storage_bytes
 from remat.passes.decide.budgeted import LeastDecision, RegionBudget
@@ -20,7 +19,6 @@ from remat.planning.peak_of_graphs import PeakOfGraphs
 from remat.planning.planner import Planner
 from remat.planning.plans import PlanSet
 from remat.planning.request import PlanRequest
-from remat.torch_compat import pytree
 from remat.units import Budget, format_bytes
 
 #: Most rounds in which bytes that the last round left unused are distributed again.
@@ -132,8 +130,8 @@ class _SetPlanner(PeakOfGraphs):
         """Plan all graphs under a budget on the peak of the step.
 
         Raises:
-            BudgetError: no plans were found within the peak. Or the peak of the step cannot be computed: there are
-                hooks on saved tensors, or the graphs do not record in which order they run.
+            BudgetError: no plans were found within the peak; or there are hooks on saved tensors, so that the peak of
+                the step cannot be computed.
         """
         label, count = self._request.budget.label, len(self._planners)
         if self._request.hooks is not None:
@@ -142,17 +140,9 @@ class _SetPlanner(PeakOfGraphs):
                 "tensors: how much they hold between the graphs is not known; leave the hooks out, or give the "
                 "budget in bytes or as a share"
             )
-        if not self._is_known:
-            again = next(p.state.joint for p in self._planners if p.state.joint.runs > 1)
-            raise BudgetError(
-                f"budget is {label}, one peak over {count} graphs, of which '{again.name}' "
-                f"runs {again.runs} times in a step, and the graphs do not say in which order they run; capture "
-                "them again, or give the budget in bytes or as a share"
-            )
         best = self.within(self._request.budget)
         saved = self._saved(best) + self._passed.kept(best)
-        full = sum(r * p.full_bytes for r, p in zip(self._runs, self._planners, strict=True))
-        return self._finished(best, max(saved, full + self._passed.all_bytes))
+        return self._finished(best, max(saved, self._full_bytes))
 
     def _share_host(self) -> None:
         """Divide the host's memory among the graphs.
@@ -194,25 +184,24 @@ class _SetPlanner(PeakOfGraphs):
             for p, plan in zip(planners, plans, strict=True)
         ]
         baselines = [p.baseline for p in planners]
-        known = self._is_known and request.hooks is None and all(b.peak_bytes for b in baselines)
+        known = request.hooks is None and all(b.peak_bytes for b in baselines)
         # The peak without policies would need decisions of all graphs without them.
         known = known and all(p.state.plain is None for p in planners)
         made = PlanSet(
             plans=tuple(plans),
             passed_bytes=passed.kept(decided),
             capacity=capacity,
-            peak_bytes=max(map(max, highest_of_graphs(partitioned))) if self._is_known else 0,
+            peak_bytes=max(map(max, highest_of_graphs(partitioned))),
             budget=str(request.budget),
             runs=tuple(self._runs),
             without_peak_bytes=max(self.highest([p.without_remat for p in planners]))
             if known
             else 0,
         )
-        full = sum(p.full_bytes for p in planners) + passed.all_bytes
-        if known and not request.budget.on_peak and capacity < full:
+        if known and not request.budget.on_peak and capacity < self._full_bytes:
             made.before_after.warn_if_not_lower(
                 f"budget {request.budget.label} for {len(plans)} graphs",
-                capacity / full,
+                capacity / self._full_bytes,
                 of_graph=False,
                 is_estimated=False,
                 stacklevel=5,
@@ -220,10 +209,10 @@ class _SetPlanner(PeakOfGraphs):
         return made
 
     @property
-    def _is_known(self) -> bool:
-        """Whether the graphs of the step record in which order all of their runs take place."""
-        joints = [p.state.joint for p in self._planners]
-        return all(joint.runs in (1, len(joint.turns)) for joint in joints)
+    def _full_bytes(self) -> int:
+        """Bytes that the runtime-optimal partitions of all runs of all graphs save together."""
+        full = sum(r * p.full_bytes for r, p in zip(self._runs, self._planners, strict=True))
+        return full + self._passed.all_bytes
 
     def _saved(self, decided: Sequence[Candidate]) -> int:
         """Return the bytes that all runs of all graphs save together, given one decision for each graph."""
@@ -236,6 +225,12 @@ def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
     Raises:
         PlanError: a graph receives a value that no earlier run makes, or a run is missing.
     """
+    for joint in joints:
+        if joint.runs not in (1, len(joint.turns)):
+            raise PlanError(
+                f"'{joint.name}' runs {joint.runs} times in a step, and does not say in which order; capture the step "
+                "again"
+            )
     turns = sorted((turn, k) for k, joint in enumerate(joints) for turn in joint.turns)
     made = [joints[k].num_fwd_outputs for _, k in turns]
     for place, (turn, k) in enumerate(turns):
@@ -300,12 +295,9 @@ class _Passed:
         self._made: dict[tuple[int, int], str] = {}
         self._read: dict[tuple[int, int], list[tuple[int, str]]] = {}
         for k, joint in enumerate(joints):
-            primals = [n for n in joint.graph.nodes if n.op == "placeholder"]
+            primals = primals_of(joint)
             for position, producer, output in joint.received:
-                if producer >= k or position >= len(primals):
-                    continue
-                outputs: Any = output_node(joints[producer].graph).args[0]
-                made: fx.Node = pytree.tree_leaves(outputs)[output]
+                made: fx.Node = outputs_of(joints[producer].graph)[output]
                 key = (producer, output)
                 self._bytes[key] = storage_bytes(made.meta.get("val"))
                 self._made[key] = made.name

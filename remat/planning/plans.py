@@ -28,10 +28,9 @@ class PlanSet(Record, Sequence[Plan]):
         capacity: the most bytes that the budget allows to be saved. Under a budget on the peak, a number of bytes
             so large that it restricts no plan.
         peak_bytes: most bytes alive at once while the forwards of all graphs run, first to last, and then
-            their backwards, last to first; parameters and inputs included. 0 if unknown, and in files from
-            before this field existed.
-        budget: the requested budget; empty in files from before this field existed.
-        runs: how often each graph runs in a step; empty in files from before this field existed.
+            their backwards, last to first; parameters and inputs included. 0 if unknown.
+        budget: the requested budget; empty if unknown.
+        runs: how often each graph runs in a step; empty if each runs once.
         without_peak_bytes: simulated peak of the step without remat, for which every graph is planned at budget 1.
             0 if unknown.
     """
@@ -111,7 +110,7 @@ class PlanSet(Record, Sequence[Plan]):
 
     @property
     def _runs(self) -> tuple[int, ...]:
-        """Number of runs of each graph in a step; 1 for each graph if an older file does not record them."""
+        """Number of runs of each graph in a step."""
         return self.runs or (1,) * len(self.plans)
 
     @property

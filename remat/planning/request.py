@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -233,12 +233,11 @@ class PlanRequest:
         """Number of chunks of the loss; 1 if it is not split, or if the number is to be chosen."""
         return self.chunk.chunks if isinstance(self.chunk, ChunkLoss) else 1
 
-    def each_chunk(self) -> Iterator[PlanRequest]:
-        """Yield a request for each number of chunks to try; for ``"auto"``, the fewest first."""
-        numbers = CHUNKS if self.chunk == "auto" else ()
-        yield from (replace(self, chunk=_read_chunk(n)) for n in numbers)
-        if not numbers:
-            yield self
+    def each_chunk(self) -> list[PlanRequest]:
+        """Return a request for each number of chunks to try; for ``"auto"``, the fewest first."""
+        if self.chunk != "auto":
+            return [self]
+        return [replace(self, chunk=_read_chunk(n)) for n in CHUNKS]
 
     def refuse_auto_chunk(self, who: str) -> None:
         """Refuse ``chunk="auto"``, for a caller that does not choose a number of chunks.

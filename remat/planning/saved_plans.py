@@ -81,10 +81,7 @@ def plan_for(
     mine = [p for p in plans if p.fingerprint == fingerprint]
     if mine:
         return mine[nth % len(mine)]
-    # Older files record neither lowering nor version, so both are empty.
-    could_be = any(
-        p.lower in ("", joint.lower) and p.torch in ("", torch.__version__) for p in plans
-    )
+    could_be = any((p.lower, p.torch) == (joint.lower, torch.__version__) for p in plans)
     # If no plan can match any graph of this process, planning all of them would hide a mistake.
     if others and could_be:
         return None
@@ -105,8 +102,7 @@ def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
     """Explain why no saved plan matches a graph, and what to do about it.
 
     A plan records its lowering, its version of PyTorch, and a digest of its operators. If the operators are
-    equal, shapes or constants differ; otherwise the models differ. For a plan from before the digest was
-    recorded, the names of its nodes are compared instead.
+    equal, shapes or constants differ; otherwise the models differ.
 
     Args:
         joint: a graph whose fingerprint no plan has.
@@ -116,19 +112,18 @@ def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
         Text for an error message.
     """
     lowers = {p.lower for p in plans}
-    if "" not in lowers and joint.lower not in lowers:
+    if joint.lower not in lowers:
         made = sorted(lowers)[0]
         return (
             f"made for the lowering '{made}', and this graph is lowered to '{joint.lower}': use it with "
             f"lower='{made}', or plan a graph captured with lower='{joint.lower}'"
         )
     versions = {p.torch for p in plans}
-    if "" not in versions and torch.__version__ not in versions:
+    if torch.__version__ not in versions:
         return (
             f"made with PyTorch {sorted(versions)[0]}, and this is {torch.__version__}, which traces other "
             "graphs: plan again"
         )
-    nodes = {node.name for node in joint.graph.nodes}
     why = (
         "other operators, so it is another model, the model has changed, or torch.compile broke it up where the "
         "capture did not (torch.compile(…, fullgraph=True) tells), or an option of Inductor that changes what is "
@@ -139,12 +134,4 @@ def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
             "the same operators in the same order, so shapes, dtypes, constants or options of the model "
             "have changed, or what is declared pure"
         )
-    elif any(not p.operators and nodes.issuperset((*p.saved, *p.recomputed)) for p in plans):
-        # A larger graph may have nodes of all these names by chance.
-        why = (
-            "the operators that the plan names, and is not the same: the model, shapes, dtypes, "
-            "constants or options have changed, or what is declared pure"
-        )
-    if "" in lowers or "" in versions:
-        why += ", or the lowering or PyTorch, which this plan is too old to tell"
     return f"this graph has {why}: plan again"

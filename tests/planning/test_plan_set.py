@@ -379,7 +379,7 @@ def test_a_graph_that_runs_several_times_counts_as_often() -> None:
     assert half.saved_bytes <= full.saved_bytes // 2
     assert remat.PlanSet.from_json(half.to_json()).saved_bytes == half.saved_bytes
     unordered = [replace(joint, turns=()) for joint in joints]
-    with pytest.raises(BudgetError, match="runs 3 times in a step, and the graphs do not say"):
+    with pytest.raises(PlanError, match="runs 3 times in a step, and does not say in which order"):
         remat.plan(unordered, budget=remat.Peak(0.5))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from remat.errors import RefusalError, SolverError
@@ -18,10 +18,11 @@ from remat.solvers.lagrangian import TOLERANCE, Search
 from remat.solvers.milp import Milp
 from remat.solvers.native import Native
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.reduction import CoreSolver
+from remat.solvers.reduction import reduce
 from remat.solvers.run import run
 from remat.solvers.schedule_problem import ScheduleProblem
-from remat.solvers.solution import Answer, ScheduleAnswer, Solution
+from remat.solvers.solution import Answer, ScheduleAnswer, Solution, Status
+from remat.solvers.verify import verify
 
 #: Most cells (items times capacity) of a table for dynamic programming. A table of this size is
 #: filled in well under a second.
@@ -41,44 +42,44 @@ _MOST_NODES = 1_000
 _ROOT_WORK = 12_000
 
 
-class Auto(CoreSolver):
+class Auto(Solver):
     """Portfolio of the other solvers; returns the best answer and the tightest bound among them.
 
-    For a knapsack, the compiled kernel runs first, because it proves nearly every optimum in
-    milliseconds. Every answer is verified. A solver that is not installed, fails, refuses the
-    problem, or returns a wrong answer is skipped. `Greedy` answers every knapsack, so a knapsack
-    always gets a result. Without a time limit, limits count operations instead of seconds, so the
-    answer repeats.
+    The compiled kernel runs first, because it proves nearly every optimum in milliseconds. Every
+    answer is verified. A solver that is not installed, fails, refuses the problem, or returns a
+    wrong answer is skipped. `Greedy` answers every knapsack, so a knapsack always gets a result.
+    Without a time limit, limits count operations instead of seconds, so the answer repeats.
     """
 
     __slots__ = ()
 
     name: ClassVar[str] = "auto"
 
-    def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Run one solver after another until one proves the optimum or the time is up.
-
-        Returns:
-            The best choice of all solvers that ran, with the lowest of their upper bounds.
-        """
+    def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
+        """Run one solver after another until the best value equals the tightest upper bound."""
         deadline = None if time_limit is None else time.monotonic() + time_limit
-        best = run(Greedy(), core)
-        bound, by_clock = best.bound, False
-        for member, share in _members(core):
-            if best.value == bound:
-                break
-            limit = None
-            if deadline is not None:
-                limit = (deadline - time.monotonic()) * share
-                if limit <= 0:
-                    by_clock = True
-                    break
-            solution = _try(member, core, limit)
-            if solution is not None:
-                best = max(best, solution, key=lambda s: (s.value, -s.weight))
-                bound = min(bound, solution.bound)
-                by_clock |= not solution.deterministic
-        return Answer(best.saved, bound, by_clock=by_clock)
+        # If the kernel proves nothing, the other members need the rest of the time.
+        answer = _kernel_answer(problem, None if time_limit is None else 0.6 * time_limit)
+        if answer is not None and answer.status is Status.OPTIMAL:
+            return answer  # not verified here: `run` verifies the answer of `Auto` itself
+        first = None
+        if answer is not None:
+            with contextlib.suppress(SolverError):
+                first = verify(problem, Native(), answer)
+        reduction = reduce(problem)
+        if not reduction.kept:
+            return reduction.invert_answer(Answer((), 0))
+        members = _members(reduction.core, again=first is None)
+        others = reduction.invert_answer(_best(reduction.core, members, deadline))
+        if first is None:
+            return others
+        bound = first.bound if others.bound is None else min(first.bound, others.bound)
+        ranks = (first.value, problem.value_of(others.saved))
+        return Answer(
+            first.saved if ranks[0] >= ranks[1] else others.saved,
+            bound,
+            by_clock=others.by_clock or not first.deterministic,
+        )
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
         """Solve a graph problem in rounds of growing work, with the best answer of all solvers.
@@ -118,9 +119,65 @@ class Auto(CoreSolver):
         return ScheduleAnswer(Greedy().solve_schedule(problem))
 
 
-def _members(core: KnapsackProblem) -> Iterator[tuple[Solver, float]]:
-    """Yield the solvers to run in order, each with its fraction of the remaining time."""
-    yield Native(), 0.6
+def _kernel_answer(problem: KnapsackProblem, limit: float | None) -> Answer | None:
+    """Return the kernel's unverified answer, or None if the kernel cannot run, refuses or fails.
+
+    Args:
+        problem: the knapsack.
+        limit: seconds; None: no clock.
+    """
+    native = Native()
+    if native.cannot_run() is not None or native.refuses(problem) is not None:
+        return None
+    try:
+        return native.solve(problem, time_limit=limit)
+    except Exception:  # other members can still answer
+        return None
+
+
+def _best(
+    core: KnapsackProblem, members: Iterable[tuple[Solver, float]], deadline: float | None
+) -> Answer:
+    """Run solvers until one proves the optimum or the time is up, and return the best choice.
+
+    Args:
+        core: the reduced knapsack.
+        members: the solvers to run in order, each with the fraction of the remaining time that it
+            may take.
+        deadline: time of the monotonic clock at which to stop; None: no limit.
+
+    Returns:
+        The best choice of all solvers that ran, with the lowest of their upper bounds.
+    """
+    best = run(Greedy(), core)
+    bound, by_clock = best.bound, False
+    for member, share in members:
+        if best.value == bound:
+            break
+        limit = None
+        if deadline is not None:
+            limit = (deadline - time.monotonic()) * share
+            if limit <= 0:
+                by_clock = True
+                break
+        solution = _try(member, core, limit)
+        if solution is not None:
+            best = max(best, solution, key=lambda s: (s.value, -s.weight))
+            bound = min(bound, solution.bound)
+            by_clock |= not solution.deterministic
+    return Answer(best.saved, bound, by_clock=by_clock)
+
+
+def _members(core: KnapsackProblem, *, again: bool) -> Iterator[tuple[Solver, float]]:
+    """Yield the solvers to run in order, each with its fraction of the remaining time.
+
+    Args:
+        core: the reduced knapsack.
+        again: whether to yield the kernel first, because the kernel gave no answer to the unreduced
+            problem but may answer the core.
+    """
+    if again:
+        yield Native(), 0.6
     # With as many steps as capacities, the dynamic program is exact.
     if len(core) * core.capacity <= _TABLE_CELLS:
         yield DynamicProgram(steps=core.capacity), 1.0

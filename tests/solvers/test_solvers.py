@@ -64,7 +64,7 @@ def test_a_clock_that_decides_is_told(mine) -> None:
 
 
 def test_auto_needs_no_member_where_everything_fits(monkeypatch) -> None:
-    monkeypatch.setattr("remat.solvers.auto._members", None)
+    monkeypatch.setattr("remat.solvers.auto._kernel_answer", lambda *_: None)
     answer = Auto().solve(KnapsackProblem((6, 5), (8, 5), 11))
     assert (tuple(answer.saved), answer.bound) == ((0, 1), 13)
 
@@ -107,8 +107,8 @@ def test_auto_keeps_a_better_answer_and_the_lesser_of_two_bounds(
 ) -> None:
     """The kernel claims one, and the fractional relaxation of this knapsack proves 12."""
     problem = KnapsackProblem((6, 5, 5, 9), (8, 5, 4, 1), 10)
-    monkeypatch.setattr(Native, "solve", lambda *_, **__: Answer((1, 2), claimed))
-    monkeypatch.setattr("remat.solvers.auto._members", lambda _: [(Native(), 1.0)])
+    monkeypatch.setattr("remat.solvers.auto._kernel_answer", lambda *_: Answer((1, 2), claimed))
+    monkeypatch.setattr("remat.solvers.auto._members", lambda *_, again: ())
     best = run(Auto(), problem)
     assert (best.value, best.bound) == (9, bound)
     assert run(Greedy(), problem).value == 8

@@ -36,11 +36,6 @@ class GraphCore:
     def run(
         self, capacity: int, limit: int, work: int, most: int, seconds: float
     ) -> tuple[bool, bool, int, int, list[int], int, bool]: ...
-    # Returns (complete, loss, by_clock). If complete, every decision within the capacity has at least this
-    # loss, which includes the price of unused bytes. Bytes are counted modulo `modulus`.
-    def bound(
-        self, capacity: int, limit: int, modulus: int, work: int, seconds: float
-    ) -> tuple[bool, int, bool]: ...
 
 # The columns of a `remat.solvers.step_core.StepCore`.
 class StepGraph:

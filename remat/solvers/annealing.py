@@ -41,7 +41,6 @@ def anneal(
     problem: ScheduleProblem,
     *,
     time_limit: float | None = None,
-    effort: float = 1.0,
 ) -> ScheduleAnswer:
     """Return the cheapest schedule within the capacity that simulated annealing finds.
 
@@ -55,7 +54,6 @@ def anneal(
         compiled: the kernel module.
         problem: the step problem to solve.
         time_limit: seconds; None: no clock, and the number of edits alone ends the search.
-        effort: number by which the usual number of edits in each turn is multiplied.
 
     Returns:
         The schedule, its bound, and whether the clock ended the search.
@@ -76,7 +74,7 @@ def anneal(
         graph = compiled.StepGraph(*core.columns())
         capacity = core.capacity >> core.shift
         deadline = None if time_limit is None else time.monotonic() + time_limit
-        moves = min(_MOST, int(effort * _MOVES * len(problem)) + 1_000)
+        moves = min(_MOST, _MOVES * len(problem) + 1_000)
         for rows in (_FRESH[:2], _FRESH[2:], _AGAIN):
             # To the kernel, 0 seconds mean no clock, so a spent limit becomes a millisecond.
             left = 0.0 if deadline is None else max(0.001, deadline - time.monotonic())

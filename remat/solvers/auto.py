@@ -96,7 +96,6 @@ class Auto(Solver):
         root = _ROOT_WORK * (len(search.core) + sum(map(len, search.core.inputs)))
         for most, work in (*_TURNS, _LONG_TURN) if len(problem) > _MOST_NODES else _TURNS:
             best = search.repair(best, most=most)
-            best = search.tightened(best, work=work)
             best = search.exact(best, work=2 * work)
             if best.gap > TOLERANCE and with_highs and root <= 10 * work:
                 nodes = max(20, 80 * work // max(1, root))

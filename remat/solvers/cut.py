@@ -40,7 +40,7 @@ class CutSolver(Solver):
         hull = Hull.of(problem)
         if capacity < hull.least_bytes:
             raise infeasible(capacity, hull.least_bytes)
+        fewest, cheapest = hull.ends
         # If rules gave cuts and none fits, only the cut of fewest bytes is left.
-        vertices = () if problem.known else (hull.ends[1],)
-        fits = next((v for v in vertices if v.saved_bytes <= capacity), hull.ends[0])
-        return Answer(hull.reduction.invert(fits.saved))
+        free = not problem.known and cheapest.saved_bytes <= capacity
+        return Answer(hull.reduction.invert((cheapest if free else fewest).saved))

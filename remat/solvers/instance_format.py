@@ -33,8 +33,6 @@ from remat.solvers.problem import KnapsackProblem
 
 #: Version of the format; files of other versions are refused.
 VERSION = 1
-#: Most nodes or items of a problem in a file.
-MAX_NODES = 1_000_000
 #: Most bytes of a file.
 MAX_BYTES = 128 * 2**20
 #: Most characters of a name or another text in a file.
@@ -85,8 +83,8 @@ def parse(text: str) -> tuple[dict[str, Any], AnyProblem]:
         problem is checked except for the length and printability of its names.
 
     Raises:
-        ProblemError: the text is not a complete instance of this version, is too large, has unknown
-            keys, or has an invalid entry. The message names the fault in one line.
+        ProblemError: the text is not a complete instance of this version, has unknown keys, or has
+            an invalid entry. The message names the fault in one line.
     """
     data = _object(text)
     # Published graphs have no head, so their costs have no unit.
@@ -125,10 +123,8 @@ def _problem(kind: Any, columns: Any, unit: str) -> Any:
     for label, column in columns.items():
         if label in _FLAGS:
             columns[label] = _flags(label, column)
-        elif label not in _NUMBERS:
-            if type(column) is not list:
-                raise ProblemError(f"{label} is {short(column)}; expected a list")
-            few(label, column)
+        elif label not in _NUMBERS and type(column) is not list:
+            raise ProblemError(f"{label} is {short(column)}; expected a list")
     return kind(**columns) if kind is KnapsackProblem else kind(**columns, unit=unit)
 
 
@@ -139,12 +135,6 @@ def text_of(label: str, value: object) -> str:
             f"{label} is {short(value)}; expected printable text of at most {MAX_TEXT} characters"
         )
     return value
-
-
-def few(label: str, values: Sequence[Any]) -> None:
-    """Raise `ProblemError` if there are more than `MAX_NODES` values."""
-    if len(values) > MAX_NODES:
-        raise ProblemError(f"{label} has {len(values)} entries; at most {MAX_NODES} are read")
 
 
 def _object(text: str) -> dict[str, Any]:

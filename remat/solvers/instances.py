@@ -52,7 +52,6 @@ class Instance:
                 f"problem is a {type(self.problem).__name__}; expected a GraphProblem, a "
                 "KnapsackProblem or a ScheduleProblem"
             )
-        form.few("names", range(len(self.problem)))
         for i, name in enumerate(getattr(self.problem, "names", ())):
             form.text_of(f"names[{i}]", name)
         if isinstance(self.problem, GraphProblem):
@@ -88,8 +87,8 @@ class Instance:
         """Parse the result of `to_json`, or a published graph in networkx's node-link JSON.
 
         Raises:
-            ProblemError: the text is not a complete instance of this version, has unknown keys or
-                too many nodes, or has an invalid entry. The message names the fault in one line.
+            ProblemError: the text is not a complete instance of this version, has unknown keys, or
+                has an invalid entry. The message names the fault in one line.
         """
         head, problem = form.parse(text)
         return cls(problem=problem, **head)
@@ -120,7 +119,7 @@ def load_instance(source: str | os.PathLike[str]) -> Instance:
     """Read an instance from a file. Loading runs no code from the file.
 
     Published graphs in networkx's node-link JSON are read as step problems. A file with a million
-    nodes takes seconds. Files with more nodes, or of more than 128 MiB, are refused.
+    nodes takes seconds. Files of more than 128 MiB are refused.
 
     Args:
         source: a path, or the JSON text itself: a ``str`` that starts with ``{``.

@@ -12,8 +12,7 @@ order. The kernel keeps all prefixes if they are few, and otherwise a beam of th
 from __future__ import annotations
 
 import time
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from remat.solvers.base import Solver
@@ -156,61 +155,6 @@ class Search:
                 break
         return best
 
-    def tightened(self, best: Incumbent, *, work: int) -> Incumbent:
-        """Return ``best``, with a higher lower bound if no cheap decision can fill the capacity.
-
-        The hull's bound supposes that a decision uses every byte of the capacity. The kernel proves
-        more: each unused byte, at the hull's price, raises the bound. The kernel counts the bytes
-        of partial decisions modulo a step, so that many partial decisions become equal and few
-        remain. The step is a difference in bytes between the two vertices of the hull's edge at
-        this capacity. In a model of equal layers, that is the bytes that one more layer saves.
-
-        Args:
-            best: the best decision known so far.
-            work: limit on the work for each of up to three step sizes, in the kernel's units.
-        """
-        edge = self.edge
-        if kernel() is None or edge.price == 0:
-            return best
-        floor = max(1, edge.bound(self.capacity))
-        for step in self._steps():
-            limit = int((best.cost - floor - 0.99 * TOLERANCE * best.cost) * edge.scale)
-            if best.gap <= TOLERANCE or limit <= 0 or self.late():
-                break
-            core = self.hull.compiled(edge)
-            complete, loss, by_clock = core.bound(
-                self.capacity, limit, step, work, self._seconds_left()
-            )
-            best = replace(best, by_clock=best.by_clock or by_clock)
-            if complete:
-                # Every decision loses at least `loss`; the kernel looks no further than `limit`.
-                proven = self._costs_more_than(min(loss, limit + 1) - 1)
-                best = replace(best, bound=min(best.cost, max(best.bound, proven)))
-        return best
-
-    def _steps(self) -> list[int]:
-        """Return up to three step sizes in bytes for `tightened`, the most promising one first.
-
-        Each is a difference in bytes between the two vertices of the hull's edge at this capacity.
-        """
-        size = self.core.size
-        fits, over = set(self.edge.fits.saved), set(self.edge.over.saved)
-        more = Counter(size[i] for i in sorted(over - fits))
-        less = Counter(size[i] for i in sorted(fits - over))
-        whole = self.edge.over.saved_bytes - self.edge.fits.saved_bytes
-        counts = Counter([*more.values(), *less.values()]).most_common(2)
-        steps = [whole // count for count, _ in counts if whole >= count]
-        steps += [nbytes for nbytes, _ in more.most_common(2)]
-        return [s for s in dict.fromkeys(steps) if s > 0][:3]
-
-    def _costs_more_than(self, loss: int) -> int:
-        """Return a lower bound on the cost of decisions whose loss exceeds ``loss``.
-
-        The bound holds for decisions within the capacity. ``loss`` has the unit of `Edge.value`.
-        """
-        edge = self.edge
-        return -((edge.price * self.capacity - edge.value - loss) // edge.scale)
-
     def _seconds_left(self) -> float:
         return 0.0 if self.deadline is None else max(1e-3, self.deadline - time.monotonic())
 
@@ -253,7 +197,7 @@ class Search:
         if found:
             cost = (edge.value + loss - edge.price * saved_bytes) // edge.scale
         if complete:  # all other decisions lose more than the limit
-            proven = max(proven, self._costs_more_than(limit))
+            proven = max(proven, -((edge.price * self.capacity - edge.value - limit) // edge.scale))
         better = found and cost < best.cost
         cost = min(cost, best.cost)
         return (

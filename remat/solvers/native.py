@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import ClassVar
 
 from remat.errors import SolverError
@@ -61,10 +62,7 @@ class Native(Solver):
             SolverError: the compiled kernel is missing.
             BudgetError: no schedule within the capacity was found.
         """
-        compiled = kernel()
-        if compiled is None:
-            raise SolverError(self.name, f"solver '{self.name}': {self.cannot_run()}")
-        return anneal(compiled, problem, time_limit=time_limit)
+        return anneal(_compiled(), problem, time_limit=time_limit)
 
     def search(
         self, problem: KnapsackProblem, *, work: int, states: int, time_limit: float | None = None
@@ -82,10 +80,7 @@ class Native(Solver):
         Raises:
             SolverError: the compiled kernel is missing.
         """
-        compiled = kernel()
-        if compiled is None:
-            raise SolverError(self.name, f"solver '{self.name}': {self.cannot_run()}")
-        saved, value, bound, optimal, by_clock = compiled.solve(
+        saved, value, bound, optimal, by_clock = _compiled().solve(
             problem.weights,
             problem.values,
             min(problem.capacity, problem.total_weight),
@@ -100,3 +95,10 @@ class Native(Solver):
             status=Status.OPTIMAL if optimal else Status.FEASIBLE,
             by_clock=by_clock,
         )
+
+
+def _compiled() -> ModuleType:
+    compiled = kernel()
+    if compiled is None:
+        raise SolverError(Native.name, f"solver '{Native.name}': {missing()}")
+    return compiled

@@ -67,7 +67,7 @@ def run(
         others = " and ".join(sorted(solver.solves)) or "no"
         refuse(solver, f"does not solve {problem.kind} problems, only {others} problems")
     problem.refuse_infeasible()
-    with _with_problem(problem):
+    try:
         if problem.by_capabilities:
             with solver_errors(solver):
                 reason = solver.refuses(problem)  # type: ignore[arg-type]
@@ -83,6 +83,10 @@ def run(
         if given != _contents(problem):
             refuse(solver, "changed the problem it was given")
         return judge(problem, solver, claim, elapsed_s=elapsed_s)
+    except SolverError as error:
+        if error.problem is None:
+            error.problem = problem  # for crash reports
+        raise
 
 
 def _check_question(solver: object, problem: object, time_limit: object) -> None:
@@ -137,17 +141,6 @@ def solver_errors(solver: Solver) -> Iterator[Callable[[], float]]:
         raise SolverError(
             solver.name, f"solver '{solver.name}' raised {type(error).__name__}: {error}"
         ) from error
-
-
-@contextlib.contextmanager
-def _with_problem(problem: Problem[Any]) -> Iterator[None]:
-    """Attach the problem to a `SolverError` of the ``with`` block, for crash reports."""
-    try:
-        yield
-    except SolverError as error:
-        if error.problem is None:
-            error.problem = problem
-        raise
 
 
 def _contents(problem: Problem[Any]) -> tuple[object, ...]:

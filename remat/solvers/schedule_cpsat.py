@@ -81,11 +81,7 @@ def schedule_model(core: StepCore, start: Sequence[int]) -> tuple[Any, list[Any]
                     if core.size[x]:
                         model.add(stays[x][j] > at[w][k]).only_enforce_if(read)
     model.add_cumulative(memory, bytes_of, core.capacity)
-    model.minimize(
-        sum(core.cost[v] * p for v in nodes for p in there[v][1:])
-        if any(len(there[v]) > 1 for v in nodes)
-        else 0
-    )
+    model.minimize(sum(core.cost[v] * p for v in nodes for p in there[v][1:]))
     seen = dict.fromkeys(nodes, 0)
     for moment, v in enumerate(start):
         if seen[v] < count[v]:

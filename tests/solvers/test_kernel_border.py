@@ -116,13 +116,6 @@ def check_run(call: dict[str, Any], answer: Any) -> None:
         assert not found or loss - call["price"] * nbytes == min(costs)
 
 
-def check_bound(call: dict[str, Any], answer: Any) -> None:
-    complete, bound, _ = answer
-    for nbytes, loss, _ in decisions(call):
-        if complete and nbytes <= call["capacity"] and loss <= call["limit"]:
-            assert bound <= loss + call["price"] * (call["capacity"] - nbytes)
-
-
 def check_annealed(call: dict[str, Any], answer: Any) -> None:
     assert len(answer) == len(call["turns"])
     for feasible, _, cost, peak, sequence in answer:
@@ -290,17 +283,6 @@ ENTRIES = {
         compiled and split(compiled.GraphCore, "run", GRAPH),
         graphs(capacity=LARGE, limit=LARGE, work=WORK, most=MOST, seconds=SECONDS),
         check_run,
-    ),
-    "GraphCore.bound": (
-        compiled and split(compiled.GraphCore, "bound", GRAPH),
-        graphs(
-            capacity=LARGE,
-            limit=LARGE,
-            modulus=st.integers(1, 2**40),
-            work=WORK,
-            seconds=SECONDS,
-        ),
-        check_bound,
     ),
     "StepGraph.anneal": (
         compiled and split(compiled.StepGraph, "anneal", STEP),
@@ -485,11 +467,6 @@ def test_a_step_or_start_that_does_not_fit_together_is_refused(
     call = {"start": (0, 1, 2), "capacity": 8, "turns": [ROW], "seconds": 0.0}
     with pytest.raises((ValueError, OverflowError), match=f"^{says}"):
         ENTRIES["StepGraph.anneal"][0](**{**CHAIN, **call, **wrong})
-
-
-def test_a_graph_without_a_price_is_bounded() -> None:
-    core = compiled.GraphCore([0, 0], [0, 0], [0, 0], [1, 0], [0, 0, 0], [], [], 0)
-    assert core.bound(0, 0, 1, 10**6, 0.0) == (True, 0, False)
 
 
 @pytest.mark.parametrize("name", ["GraphCore", "StepGraph", "Frontier"])

@@ -9,8 +9,8 @@ import pytest
 
 import remat
 from remat.errors import BudgetError, ProblemError, SolverError
-from remat.solvers.annealing import anneal
-from remat.solvers.kernel import kernel, missing
+from remat.solvers import annealing
+from remat.solvers.kernel import missing
 from remat.solvers.native import Native
 from remat.solvers.run import run
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, least_peak
@@ -244,15 +244,13 @@ def test_the_annealer_finds_what_trying_everything_finds() -> None:
 
 @pytest.mark.slow
 @needs_kernel
-def test_known_schedules_are_never_made_worse() -> None:
+def test_known_schedules_are_never_made_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = layered(60, width=0.3, seed=5)
     full = evaluate_schedule(problem, problem.order).peak_bytes
     first = run(Native(), problem.within(full * 3 // 4))
     problem = problem.within(full * 3 // 4).knowing([first.sequence])
-    compiled = kernel()
-    assert compiled is not None
-    tried = evaluate_schedule(problem, list(anneal(compiled, problem, effort=0.001).sequence))
-    assert tried.cost <= first.cost
+    monkeypatch.setattr(annealing, "_MOVES", 30)
+    assert run(Native(), problem).cost <= first.cost
 
 
 @needs_kernel

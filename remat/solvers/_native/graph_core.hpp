@@ -56,7 +56,7 @@ struct GraphCore {
     std::vector<Event> events;
     std::int32_t at = 0;
     walk(
-        out, work_limit, kPlain, seconds,
+        out, work_limit, seconds,
         [&](Groups& next, Index& index, Key key, const std::vector<State>& states, i64 bytes, i64 loss, bool saves) {
           std::vector<State> list;
           list.reserve(states.size());
@@ -112,40 +112,11 @@ struct GraphCore {
     return out;
   }
 
-  // A lower bound on loss + price * unused bytes over all decisions within the capacity, up to
-  // `limit`: bytes are counted modulo `modulus`, which leaves fewer prefixes and can only lower it.
-  // Gomory's group relaxation does the same for an integer program.
-  Result bound(i64 capacity, i64 limit, i64 modulus, i64 work_limit, double seconds) const {
-    Result out;
-    walk(
-        out, work_limit, kResidue, seconds,
-        [&](Groups& next, Index& index, Key key, const std::vector<State>& states, i64 bytes, i64 loss, bool) {
-          std::vector<State> list;
-          list.reserve(states.size());
-          for (const State& s : states) {
-            if (s.loss <= limit - loss) list.push_back({(s.bytes + bytes) % modulus, s.loss + loss, -1, false});
-          }
-          add(next, index, key, std::move(list));
-        },
-        [&](Groups& next) {
-          for (Group& group : next) merge_residues(group, modulus);
-        },
-        [&](Groups& groups) {
-          out.loss = limit + 1;
-          for (const Group& group : groups) {
-            for (const State& s : group.lists.front()) {
-              const i64 over = (capacity - s.bytes) % modulus, unused = over < 0 ? over + modulus : over;
-              out.loss = std::min(out.loss, s.loss + price * unused);
-            }
-          }
-        });
-    return out;
-  }
 
  private:
-  // Work is counted so that a unit takes some 12 ns whatever the graph: what a key takes, and what a
-  // prefix takes whose bytes are counted modulo something, beside a plain prefix.
-  static constexpr i64 kKey = 64, kPlain = 1, kResidue = 4;
+  // Work is counted in prefixes, so that a unit takes some 12 ns whatever the graph. A key takes as long
+  // as this many prefixes.
+  static constexpr i64 kKey = 64;
   static constexpr int kSlots = 128;
   static constexpr std::size_t kEvents = 12'000'000;
   using Key = unsigned __int128;
@@ -175,10 +146,9 @@ struct GraphCore {
   i64 cost(const State& s) const { return s.loss - price * s.bytes; }  // up to a constant, times q
 
   // Decides node after node. `emit` makes the states of one choice, `settle` merges what led to the
-  // same key, `end` looks at what is left; `out.complete` is cleared where something was given up. A
-  // prefix that is made counts `prefix` units of work.
+  // same key, `end` looks at what is left; `out.complete` is cleared where something was given up.
   template <class Emit, class Settle, class End>
-  void walk(Result& out, i64 work_limit, i64 prefix, double seconds, const Emit& emit, const Settle& settle,
+  void walk(Result& out, i64 work_limit, double seconds, const Emit& emit, const Settle& settle,
             const End& end) const {
     const auto started = std::chrono::steady_clock::now();
     const std::size_t n = nodes.size();
@@ -234,7 +204,7 @@ struct GraphCore {
       settle(next);
       listen();
       out.work += kKey * static_cast<i64>(groups.size());
-      for (const Group& group : next) out.work += prefix * static_cast<i64>(group.lists.front().size());
+      for (const Group& group : next) out.work += static_cast<i64>(group.lists.front().size());
       out.by_clock = seconds > 0 && std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count() > seconds;
       if (out.work > work_limit || out.by_clock) {
         out.complete = false;
@@ -264,27 +234,6 @@ struct GraphCore {
       if (lists.size() % 2) half.push_back(std::move(lists.back()));
       lists = std::move(half);
     }
-  }
-
-  // Leaves one list, by residue. It drops states that are no better than another one with unused bytes.
-  void merge_residues(Group& group, i64 modulus) const {
-    if (group.lists.size() == 1 && group.lists.front().size() == 1) return;
-    std::vector<State> all;
-    for (auto& list : group.lists) all.insert(all.end(), list.begin(), list.end());
-    std::sort(all.begin(), all.end(), [](const State& a, const State& b) {
-      return a.bytes != b.bytes ? a.bytes < b.bytes : a.loss < b.loss;
-    });
-    i64 best = INT64_MAX;
-    for (const State& s : all) best = std::min(best, cost(s));
-    best += std::max<i64>(1, price * modulus);  // reached by wasting bytes across the wrap; the best one stays
-    std::vector<State> out;
-    for (const State& s : all) {
-      if (cost(s) < best) {
-        best = cost(s);
-        out.push_back(s);
-      }
-    }
-    group.lists.assign(1, std::move(out));
   }
 
   // Leaves about `most` prefixes: of those of one group with about equal bytes the one that lost least.

@@ -86,20 +86,6 @@ py::tuple run(const GraphCore& core, const py::object& capacity, const py::objec
   return py::make_tuple(out.found, out.complete, out.bytes, out.loss, out.saved, out.work, out.by_clock);
 }
 
-py::tuple bound(const GraphCore& core, const py::object& capacity, const py::object& limit, const py::object& modulus,
-                const py::object& work, const py::object& seconds) {
-  const remat::i64 room = border::integer(capacity, "capacity"), loss = border::integer(limit, "limit");
-  const remat::i64 step = border::integer(modulus, "modulus", 1), units = border::integer(work, "work");
-  const double clock = border::seconds(seconds);
-  border::product_fits(core.price, step, loss, "price * modulus + limit");
-  remat::GraphCore::Result out;
-  {
-    py::gil_scoped_release unlocked;
-    out = core.bound(room, loss, step, units, clock);
-  }
-  return py::make_tuple(out.complete, out.loss, out.by_clock);
-}
-
 std::unique_ptr<StepGraph> step_graph(const py::object& cost, const py::object& extra, const py::object& once,
                                       const py::object& starts, const py::object& reads, const py::object& maker,
                                       const py::object& size) {
@@ -214,9 +200,7 @@ PYBIND11_MODULE(_kernel, m) {
       .def(py::init(&graph_core), py::arg("sizes"), py::arg("save_losses"), py::arg("recompute_losses"),
            py::arg("flags"), py::arg("starts"), py::arg("sources"), py::arg("flows"), py::arg("price"))
       .def("run", &run, py::arg("capacity"), py::arg("limit"), py::arg("work"), py::arg("most"), py::arg("seconds"),
-           "(found, complete, bytes, loss, saved, work, by_clock): the cheapest decision that loses at most limit")
-      .def("bound", &bound, py::arg("capacity"), py::arg("limit"), py::arg("modulus"), py::arg("work"),
-           py::arg("seconds"), "(complete, loss, by_clock): every decision loses at least loss, unused bytes included");
+           "(found, complete, bytes, loss, saved, work, by_clock): the cheapest decision that loses at most limit");
   py::class_<StepGraph>(m, "StepGraph")
       .def(py::init(&step_graph), py::arg("cost"), py::arg("extra"), py::arg("once"), py::arg("starts"),
            py::arg("reads"), py::arg("maker"), py::arg("size"))

@@ -18,7 +18,7 @@ from remat.graph.storages import (
     storage_key,
     tensor_bytes,
 )
-from remat.graph.writes import aliased_arguments
+from remat.graph.writes import aliased_argument
 
 _aten = torch.ops.aten
 #: Operators whose kernels copy the whole storage of their first argument and write into the copy.
@@ -86,10 +86,11 @@ def repair_aliases(
     kernels = _COPY_WHOLE if by_kernel else ()
     copies = {n for t in kernels for n in graph.find_nodes(op="call_function", target=t)}
     # In graph order, because a repaired view may be the base of a later view.
-    for node, base in zip(nodes, aliased_arguments(nodes), strict=True):
+    for node in nodes:
         if node in copies and _copy_whole(node):
             key_of[node] = storage_key(node.meta.get("val"))
             repaired += 1
+        base = aliased_argument(node)
         if (
             base is None
             or _moves(node)

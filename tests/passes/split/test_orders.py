@@ -126,7 +126,7 @@ def test_random_orders_change_nothing_and_peak_where_they_say(name: str) -> None
         _, made = carried_out(state, decision)
         n = state.joint.num_fwd_outputs
         assert first_difference(wanted, trial.run_graphs(made.forward, made.backward, n)) is None
-        peak = simulate_peak(made.forward, made.backward, n, state.joint.memories).nbytes
+        peak = simulate_peak(made.forward, made.backward, n, state.joint.memories)
         assert peak == timeline(made.forward, made.backward, n).peak.nbytes
         assert peak <= evaluate_schedule(search._free, runs, boundary).peak_bytes
         carried += 1

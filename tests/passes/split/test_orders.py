@@ -75,7 +75,7 @@ def searched(name: str) -> tuple[State, OrderSearch, Trial]:
         joint = joint_of(made, weight(16, 16), weight(16, 16))
     state = prepare(joint)
     cost = PlanRequest.of(cost="unit").cost
-    return state, OrderSearch(state, state.lowered(cost), cost), Trial.of(joint)
+    return state, OrderSearch(state, state.lowered(cost)), Trial.of(joint)
 
 
 def schedule(problem: ScheduleProblem, seed: int) -> tuple[list[int], int]:

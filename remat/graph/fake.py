@@ -10,7 +10,6 @@ import torch
 from torch import fx
 
 from remat.graph.storages import (
-    Memories,
     fake_mode_of,
     hint,
     leaves_of,
@@ -56,9 +55,7 @@ def cloned(value: torch.Tensor) -> torch.Tensor:
         return value.detach().clone()
 
 
-def repair_aliases(
-    graph: fx.Graph, memories: Memories | None = None, *, by_kernel: bool = False
-) -> int:
+def repair_aliases(graph: fx.Graph, *, by_kernel: bool = False) -> int:
     """Recompute the fake value of every view that does not share the storage of its base.
 
     The base of a view is the argument whose memory the view shows. If a pass replaces the base, as
@@ -71,7 +68,6 @@ def repair_aliases(
 
     Args:
         graph: the graph.
-        memories: cache of the storages behind the fake values; None starts an empty cache.
         by_kernel: whether to enlarge the fake storages of these results to the size that PyTorch's
             kernels allocate. Set it for a graph that runs operator by operator. Inductor's kernels
             allocate only the result's own elements.
@@ -80,13 +76,11 @@ def repair_aliases(
         Number of fake values that were recomputed.
     """
     repaired = 0
-    nodes = list(graph.nodes)
-    found = (memories or Memories()).of_all([n.meta.get("val") for n in nodes])
-    key_of = {n: key for n, (key, _, _) in zip(nodes, found, strict=True)}
+    key_of = {n: storage_key(n.meta.get("val")) for n in graph.nodes}
     kernels = _COPY_WHOLE if by_kernel else ()
     copies = {n for t in kernels for n in graph.find_nodes(op="call_function", target=t)}
     # In graph order, because a repaired view may be the base of a later view.
-    for node in nodes:
+    for node in graph.nodes:
         if node in copies and _copy_whole(node):
             key_of[node] = storage_key(node.meta.get("val"))
             repaired += 1

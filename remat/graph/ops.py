@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -67,25 +67,13 @@ class OpTaxonomy:
     views: set[Target] = field(default_factory=set)
     pure: set[Target] = field(default_factory=set)
 
-    def extend(
-        self,
-        *,
-        recomputable: Iterable[Target] = (),
-        compute_intensive: Iterable[Target] = (),
-        views: Iterable[Target] = (),
-        pure: Iterable[Target] = (),
-    ) -> None:
-        """Add the operators in each argument to the set of the same name.
+    def extend(self, more: OpTaxonomy) -> None:
+        """Add the operators in each set of another taxonomy to the set of the same name.
 
         For an overload such as ``aten.mm.default``, its packet ``aten.mm`` is added.
         """
-        for known, more in (
-            (self.recomputable, recomputable),
-            (self.compute_intensive, compute_intensive),
-            (self.views, views),
-            (self.pure, pure),
-        ):
-            known.update(map(packet, more))
+        for kind in fields(self):
+            getattr(self, kind.name).update(map(packet, getattr(more, kind.name)))
 
     def may_run_again(self, target: Target) -> bool:
         """Return whether the taxonomy lists an operator as pure, recomputable or a view."""

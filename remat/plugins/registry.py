@@ -416,7 +416,7 @@ def _extend_taxonomy(offer: OpTaxonomy) -> Callable[[], None]:
 
     taxonomy, kinds = default_taxonomy(), [f.name for f in fields(offer)]
     before = {kind: set(getattr(taxonomy, kind)) for kind in kinds}
-    taxonomy.extend(**{kind: getattr(offer, kind) for kind in kinds})
+    taxonomy.extend(offer)
     added = {kind: getattr(taxonomy, kind) - before[kind] for kind in kinds}
 
     def unlearn() -> None:

@@ -95,7 +95,7 @@ def eager_cell(name: str, budget: Any, case: Case) -> Row:
     plan = remat.plans()[-1]
     outputs = own_outputs(plan.forward)
     # Storages do not see what an operator takes while it runs.
-    simulated = simulate_peak(plan.forward, plan.backward, outputs, workspaces=False).nbytes
+    simulated = simulate_peak(plan.forward, plan.backward, outputs, workspaces=False)
     row = {"simulated": simulated, "planned": plan.peak_bytes, "storages": storages}
     if case.side == "within":
         row["asked"] = budget.nbytes

@@ -295,7 +295,7 @@ def by_hand(joint: remat.JointGraph, name: str, side: str) -> tuple[int, int]:
 def by_pytorch(joint: remat.JointGraph, ratio: float | None) -> tuple[int, int]:
     """Peak in bytes and recompute cost of what PyTorch's partitioner makes of a graph."""
     modules = partition(joint.copy(), ratio)
-    peak = simulate_peak(*modules, joint.num_fwd_outputs).nbytes
+    peak = simulate_peak(*modules, joint.num_fwd_outputs)
     return peak, score(prepare(joint), COST, Split.of(joint, modules))[0].recompute_cost
 
 

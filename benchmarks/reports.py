@@ -49,7 +49,7 @@ def rising(name: str, cases: Sequence[Case]) -> Iterator[Row]:
     for case in cases:
         if case.side == "pytorch":
             modules = partition(joint.copy(), case.budget)
-            peak = simulate_peak(*modules, joint.num_fwd_outputs).nbytes
+            peak = simulate_peak(*modules, joint.num_fwd_outputs)
         else:
             peak = remat.plan(joint, remat.Peak(case.budget)).peak_bytes
         yield case.row(peak_bytes=peak)

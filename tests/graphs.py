@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torch.utils import _pytree as pytree
 
 import remat
 from remat.graph.joint import output_node
+from remat.graph.step_lowering import LoweredStep
+from remat.solvers.schedule_problem import ScheduleEvaluation, evaluate_schedule
 
 
 def traced(f: Callable[..., Any], *args: torch.Tensor) -> remat.JointGraph:
@@ -61,3 +64,20 @@ def node(joint: remat.JointGraph, name: str) -> fx.Node:
 
 def weight(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, requires_grad=True)
+
+
+def evaluated(
+    step: LoweredStep, forward: fx.GraphModule, backward: fx.GraphModule
+) -> ScheduleEvaluation:
+    """The schedule in which forward and backward run the nodes of a step problem, evaluated.
+
+    Every state and copy of the problem runs; those that forward does not have take no bytes.
+    """
+    first, second = (
+        [n.name for n in m.graph.nodes if n.op == "call_function"] for m in (forward, backward)
+    )
+    left_out = {step.of_name[name] for name in step.of_name.keys() - set(first)} & {*step.optional}
+    size = tuple(0 if i in left_out else b for i, b in enumerate(step.problem.size))
+    runs = dict.fromkeys([*step.copies, *(at for name in first for at in step.runs_of(name))])
+    again = [run[-1] for name in second if (run := step.runs_of(name))]
+    return evaluate_schedule(replace(step.problem, size=size), (*runs, *again), len(runs))

@@ -22,7 +22,6 @@ from remat.graph.calling import read_call, why_no_instance, why_not_callable
 from remat.graph.capture_errors import (
     CapturedError,
     explain,
-    raises_alike,
     takes_lock,
 )
 from remat.graph.fakes_of_models import as_fakes
@@ -132,14 +131,8 @@ def capture(
                 )
                 return alone(*fake_args, **fake_kwargs)
 
-            explain(
-                error,
-                name,
-                sink,
-                fullgraph,
-                why_not_callable(model, args, kwargs),
-                lambda error: not run and raises_alike(error, plainly),
-            )
+            not_callable = why_not_callable(model, args, kwargs)
+            explain(error, name, sink, fullgraph, not_callable, None if run else plainly)
     if not sink:
         raise CaptureError(
             f"'{name}' has nothing to differentiate: no output depends on a parameter or input that "
@@ -170,7 +163,7 @@ class _Backend:
     """
 
     def __init__(
-        self, sink: list[JointGraph], lower: str, name: str, *, stop: bool, run: bool = False
+        self, sink: list[JointGraph], lower: str, name: str, *, stop: bool, run: bool
     ) -> None:
         self._really = run
         self._sink = sink

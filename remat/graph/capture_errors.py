@@ -71,7 +71,7 @@ def explain(
     sink: list[JointGraph],
     fullgraph: bool,
     not_callable: str,
-    is_plain: Callable[[Exception], bool] = lambda _: False,
+    plainly: Callable[[], object] | None,
 ) -> None:
     """Raise a single `CaptureError` that explains a failed compilation.
 
@@ -84,7 +84,8 @@ def explain(
         sink: the graphs recorded so far.
         fullgraph: whether the caller asked for a single graph.
         not_callable: why the program does not accept its arguments; empty if it does.
-        is_plain: returns whether plain PyTorch raises the same error for the program.
+        plainly: runs the program without remat, to see whether PyTorch raises the same error; None
+            if it cannot run again.
 
     Raises:
         CaptureError: the compilation failed for another reason.
@@ -128,7 +129,9 @@ def explain(
     first = first.split(f"{raised_by}: ", 1)[-1] if _inner(error) is not error else first
     raise CaptureError(
         f"'{name}' failed while it was traced{where}: {raised_by}: {first[:600].rstrip('.!')}",
-        WITHOUT_REMAT.format(backend="aot_eager") if is_plain(error) else "",
+        WITHOUT_REMAT.format(backend="aot_eager")
+        if plainly is not None and raises_alike(error, plainly)
+        else "",
     ) from error
 
 

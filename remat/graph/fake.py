@@ -11,7 +11,6 @@ from torch import fx
 
 from remat.graph.index import inputs_of
 from remat.graph.storages import (
-    Memories,
     fake_mode_of,
     hint,
     leaves_of,
@@ -19,7 +18,7 @@ from remat.graph.storages import (
     storage_key,
     tensor_bytes,
 )
-from remat.graph.writes import aliased_arguments
+from remat.graph.writes import aliased_argument
 
 _aten = torch.ops.aten
 #: Operators whose kernels copy the whole storage of their first argument and write into the copy.
@@ -57,9 +56,7 @@ def cloned(value: torch.Tensor) -> torch.Tensor:
         return value.detach().clone()
 
 
-def repair_aliases(
-    graph: fx.Graph, memories: Memories | None = None, *, by_kernel: bool = False
-) -> int:
+def repair_aliases(graph: fx.Graph, *, by_kernel: bool = False) -> int:
     """Recompute the fake value of every view that does not share the storage of its base.
 
     The base of a view is the argument whose memory the view shows. If a pass replaces the base, as
@@ -72,7 +69,6 @@ def repair_aliases(
 
     Args:
         graph: the graph.
-        memories: cache of the storages behind the fake values; None starts an empty cache.
         by_kernel: whether to enlarge the fake storages of these results to the size that PyTorch's
             kernels allocate. Set it for a graph that runs operator by operator. Inductor's kernels
             allocate only the result's own elements.
@@ -81,16 +77,15 @@ def repair_aliases(
         Number of fake values that were recomputed.
     """
     repaired = 0
-    nodes = list(graph.nodes)
-    found = (memories or Memories()).of_all([n.meta.get("val") for n in nodes])
-    key_of = {n: key for n, (key, _, _) in zip(nodes, found, strict=True)}
+    key_of = {n: storage_key(n.meta.get("val")) for n in graph.nodes}
     kernels = _COPY_WHOLE if by_kernel else ()
     copies = {n for t in kernels for n in graph.find_nodes(op="call_function", target=t)}
     # In graph order, because a repaired view may be the base of a later view.
-    for node, base in zip(nodes, aliased_arguments(nodes), strict=True):
+    for node in graph.nodes:
         if node in copies and _copy_whole(node):
             key_of[node] = storage_key(node.meta.get("val"))
             repaired += 1
+        base = aliased_argument(node)
         if (
             base is None
             or _moves(node)

@@ -9,8 +9,10 @@ from remat.graph.ownership import Storages
 from remat.graph.roles import Roles
 
 
-class ForwardOrder:
-    """Order of a joint graph's nodes in forward.
+def forward_sorted(
+    positions: Iterable[int], index: GraphIndex, roles: Roles, storages: Storages
+) -> list[int]:
+    """Sort node positions of a joint graph by the order in which forward runs the nodes.
 
     Nodes that the user's forward needs run in graph order. Other nodes run in forward only because
     backward reads their results. The joint graph lists them at its end, where their inputs would
@@ -20,19 +22,13 @@ class ForwardOrder:
     nodes that read memory to which forward writes, and nodes that read only placeholders and
     ``get_attr`` nodes.
     """
-
-    def __init__(self, index: GraphIndex, roles: Roles, storages: Storages) -> None:
-        written = storages.mutated | storages.rewritten.keys()
-        owner, placeholders = storages.owner, roles.placeholders
-        self._rank = rank = list(range(len(index)))
-        for i, reads in enumerate(index.inputs):
-            if roles.required_forward[i] or roles.tangent_closure[i] or not index.plain[i]:
-                continue
-            made = [j for j in reads if j not in placeholders and index.nodes[j].op != "get_attr"]
-            if made and not any(owner[j] in written for j in reads):
-                rank[i] = max(rank[j] for j in made)
-
-    def sorted(self, positions: Iterable[int]) -> list[int]:
-        """Sort node positions of the joint graph by the order in which forward runs the nodes."""
-        rank = self._rank
-        return sorted(positions, key=lambda i: (rank[i], i))
+    written = storages.mutated | storages.rewritten.keys()
+    owner, placeholders = storages.owner, roles.placeholders
+    rank = list(range(len(index)))
+    for i, reads in enumerate(index.inputs):
+        if roles.required_forward[i] or roles.tangent_closure[i] or not index.plain[i]:
+            continue
+        made = [j for j in reads if j not in placeholders and index.nodes[j].op != "get_attr"]
+        if made and not any(owner[j] in written for j in reads):
+            rank[i] = max(rank[j] for j in made)
+    return sorted(positions, key=lambda i: (rank[i], i))

@@ -20,7 +20,7 @@ from remat.graph import ops
 from remat.graph.costs.fused import is_passed_on, may_fuse, producer_of, readers_of
 from remat.graph.index import inputs_of
 from remat.graph.joint import outputs_of
-from remat.graph.liveness import PeakMoment, StepWalk
+from remat.graph.liveness import StepWalk
 from remat.graph.storages import Memories, hint, tensor_bytes
 from remat.graph.writes import by_target
 
@@ -52,19 +52,16 @@ def predict_peak(
     backward: fx.GraphModule,
     num_fwd_outputs: int,
     memories: Memories | None = None,
-) -> PeakMoment:
-    """Predict the peak memory of a step under a fusing compiler.
+) -> int:
+    """Predict the peak memory of a step under a fusing compiler, in bytes.
 
     Args:
         forward: module that returns the user's outputs, then the values saved for backward.
         backward: module that takes the saved values and the tangents, and returns gradients.
         num_fwd_outputs: number of forward's outputs before the saved values.
         memories: cache of the storages behind the fake values; None starts an empty cache.
-
-    Returns:
-        The peak in bytes, the node that runs at the peak, and whether the peak is in backward.
     """
-    return FusedWalk(forward, backward, num_fwd_outputs, memories).peak()
+    return max(FusedWalk(forward, backward, num_fwd_outputs, memories).alive())
 
 
 class FusedWalk(StepWalk):

@@ -129,7 +129,12 @@ class Timeline:
 
     @property
     def peak(self) -> PeakMoment:
-        return peak_of(self.nbytes(), self.moments, self.boundary)
+        moment = self.peak_moment
+        return PeakMoment(
+            nbytes=self.nbytes()[moment],
+            node=self.moments[moment],
+            in_backward=moment >= self.boundary,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,8 +219,8 @@ def simulate_peak(
     memories: Memories | None = None,
     *,
     workspaces: bool = True,
-) -> PeakMoment:
-    """Return the peak memory of a step without building its `timeline`.
+) -> int:
+    """Return the peak memory of a step in bytes, without building its `timeline`.
 
     Args:
         forward: module that returns the user's outputs, then the values saved for backward.
@@ -225,7 +230,8 @@ def simulate_peak(
         workspaces: whether to count the workspaces of operators. Without workspaces, the peak is
             the same on every machine.
     """
-    return StepWalk(forward, backward, num_fwd_outputs, memories).peak(workspaces=workspaces)
+    step = StepWalk(forward, backward, num_fwd_outputs, memories)
+    return max(step.alive(workspaces=workspaces))
 
 
 def saved_storages(
@@ -283,19 +289,6 @@ def sums_of(spans: Iterable[tuple[int, int, int]], moments: int) -> tuple[int, .
         change[first] += nbytes
         change[last + 1] -= nbytes
     return tuple(accumulate(change[:-1]))
-
-
-def peak_of(sums: tuple[int, ...], moments: tuple[str, ...], boundary: int) -> PeakMoment:
-    """Return the first moment with the most bytes alive.
-
-    Args:
-        sums: bytes alive at each moment.
-        moments: name of the node that runs at each moment.
-        boundary: number of moments in forward.
-    """
-    most = max(sums)
-    moment = sums.index(most)
-    return PeakMoment(nbytes=most, node=moments[moment], in_backward=moment >= boundary)
 
 
 class StepWalk:
@@ -367,10 +360,6 @@ class StepWalk:
         """Return the bytes of device memory alive at each moment."""
         lifetimes = self.lifetimes() if workspaces else self.storages()
         return sums_of((x[2:] for x in lifetimes), len(self.moments))
-
-    def peak(self, *, workspaces: bool = True) -> PeakMoment:
-        """Return the first moment with the most bytes alive."""
-        return peak_of(self.alive(workspaces=workspaces), self.moments, self.boundary)
 
     def lifetimes(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
         """Yield all device memory of the step: first the storages, then the workspaces.

@@ -16,7 +16,7 @@ from remat.graph.index import GraphIndex
 from remat.graph.joint import JointGraph, Role, is_input_mutation, overwritten_after, split_outputs
 from remat.graph.roles import Roles, belongs_to_backward
 from remat.graph.storages import hint, storage_bytes
-from remat.graph.writes import aliased_arguments, is_destination, written_by
+from remat.graph.writes import aliased_argument, is_destination, written_by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,11 +71,11 @@ def find_storages(
     owner = list(range(n))
     nbytes = [0] * n
     first: dict[int | None, int] = {}
-    # The schema goes first: after a pass, a view's fake value may be on the storage of a removed
-    # node.
-    bases, memories = aliased_arguments(index.nodes), joint.memories.of_all(index.values)
-    for i, (base, (key, storage, value)) in enumerate(zip(bases, memories, strict=True)):
-        if base is not None and base in index.position:
+    for i, (key, storage, value) in enumerate(joint.memories.of_all(index.values)):
+        # The schema goes first: after a pass, a view's fake value may be on the storage of a removed
+        # node.
+        base = aliased_argument(index.nodes[i])
+        if base is not None:
             owner[i] = owner[index.position[base]]
             continue
         if storage is None:

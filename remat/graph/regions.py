@@ -10,13 +10,14 @@ the shortest run time.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from remat import torch_compat
 from remat.graph import ops
 from remat.graph.fake import refresh
 from remat.graph.joint import output_node
@@ -65,16 +66,13 @@ def split_region(
     Returns:
         Forward and backward graph modules.
     """
-    from remat.torch_compat import functorch_config as config
-    from remat.torch_compat import min_cut_rematerialization_partition
-
     for node in module.graph.nodes:
         if node.meta.get("recompute") is not None and ops.is_opaque(maker_of(node)):
             check_may_run_again(node)
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     # Below 1, PyTorch recomputes random operators, which then draw other numbers.
-    with config.patch(activation_memory_budget=1.0):
-        split: Modules = min_cut_rematerialization_partition(
+    with torch_compat.functorch_config.patch(activation_memory_budget=1.0):
+        split: Modules = torch_compat.min_cut_rematerialization_partition(
             module,
             [],
             num_fwd_outputs=num_fwd_outputs,
@@ -211,11 +209,11 @@ def _own_values(call: fx.Node, given: dict[fx.Node, Any], returned: Any) -> tupl
     mode = fake_mode_of(values)
     if mode is None:
         return tuple(values)
-    memory: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {}
+    memory: dict[int, torch.Tensor] = {}
     for inner, operand in given.items():
         key = storage_key(inner.meta.get("val"))
         if key is not None and isinstance(operand, fx.Node):
-            memory.setdefault(key, _viewer(operand.meta["val"]))
+            memory.setdefault(key, operand.meta["val"])
     found: list[Any] = []
     with mode, mode.shape_env.suppress_guards(), torch.no_grad():
         for node, value in zip(returned, values, strict=True):
@@ -231,19 +229,12 @@ def _own_values(call: fx.Node, given: dict[fx.Node, Any], returned: Any) -> tupl
                 # The new storage has the size of the whole old one, because other results may be
                 # views of it.
                 elements = value.untyped_storage().nbytes() // value.element_size()
-                memory[key] = _viewer(value.new_empty(elements))
-            found.append(memory[key](value))
+                memory[key] = value.new_empty(elements)
+            found.append(_viewed(memory[key], value))
     return tuple(found)
 
 
-def _viewer(base: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that creates views of ``base``.
-
-    Its argument is a fake tensor, and the view has the argument's sizes, strides, offset and dtype.
-    """
-
-    def view(like: torch.Tensor) -> torch.Tensor:
-        same = base if base.dtype == like.dtype else base.view(like.dtype)
-        return same.as_strided(like.size(), like.stride(), like.storage_offset())
-
-    return view
+def _viewed(base: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a view of ``base`` with the sizes, strides, offset and dtype of the tensor ``like``."""
+    same = base if base.dtype == like.dtype else base.view(like.dtype)
+    return same.as_strided(like.size(), like.stride(), like.storage_offset())

@@ -12,18 +12,17 @@ assumes that later readers read the value of the later run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import fx
 
-from remat.errors import PlanError
 from remat.graph import ops
 from remat.graph.index import GraphIndex
 from remat.graph.joint import JointGraph, Role, split_outputs
-from remat.graph.lowering import Decision
-from remat.graph.replays import Replays, is_element, state_bytes
+from remat.graph.lowering import Lowered, SavedKind
+from remat.graph.replays import is_element, state_bytes
 from remat.graph.roles import Roles
 from remat.graph.storages import WORKSPACE, Sizes, hint, tensor_bytes
 from remat.graph.writes import is_destination, written_by
@@ -83,25 +82,6 @@ class LoweredStep:
         size = tuple(0 if i in optional else nbytes for i, nbytes in sizes)
         return least_peak(replace(self.problem, size=size))[0]
 
-    def schedule(
-        self, forward: fx.GraphModule, backward: fx.GraphModule
-    ) -> tuple[tuple[int, ...], int]:
-        """Return the schedule in which a forward and a backward graph run the problem nodes.
-
-        Returns:
-            Problem nodes in the order of their runs, and the position at which backward begins.
-        """
-        runs: list[int] = []
-        boundary = 0
-        for module in (forward, backward):
-            boundary = len(runs)
-            names = {n.name: None for n in module.graph.nodes if n.op == "call_function"}
-            for name in names:
-                if not name.endswith(_DRAWN):
-                    mine = self.runs_of(name)
-                    runs += mine if name + _DRAWN in names else mine[-1:]
-        return tuple(runs), boundary
-
     def orders(
         self, sequence: Sequence[int], boundary: int
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -123,12 +103,7 @@ def lower_step(
     joint: JointGraph,
     index: GraphIndex,
     roles: Roles,
-    costs: Sequence[int],
-    unit: str,
-    decision: Decision,
-    *,
-    recomputed: Iterable[str] = (),
-    once: Iterable[int] = (),
+    lowered: Lowered,
 ) -> LoweredStep:
     """Build the scheduling problem of a joint graph: when each node runs, or runs again, in a step.
 
@@ -136,14 +111,14 @@ def lower_step(
         joint: the joint graph.
         index: node positions of the joint graph.
         roles: classification of the nodes as forward or backward.
-        costs: cost of running the node at each position once.
-        unit: unit of the costs.
-        decision: decision whose copies of inputs (snapshots) are part of the problem.
-        recomputed: names of the random operators that are replayed, so that their generator state
-            is saved.
-        once: positions of nodes that may not run again.
+        lowered: graph problem of the joint graph. The scheduling problem has its costs, its
+            generator states and its copies of inputs, and runs a node again only if it allows that.
     """
-    replayed, never_again = frozenset(recomputed), frozenset(once)
+    chosen = lowered.problem
+    of_kind: dict[SavedKind, list[int]] = {kind: [] for kind in SavedKind}
+    for kind, position in zip(lowered.kind, lowered.position, strict=True):
+        of_kind[kind].append(position)
+    replayed = frozenset(of_kind[SavedKind.GENERATOR_STATE])
     sizes = Sizes(joint.memories)
     rows: list[_Row] = []
     #: For each joint-graph position, the problem nodes that a reader of its value reads.
@@ -174,11 +149,8 @@ def lower_step(
     forward: list[int] = []
     ordered: list[int] = []
     kept: dict[str, int] = {}
-    for name in decision.snapshots:
-        position = index.by_name.get(name)
-        if position is None:
-            raise PlanError(f"the decision keeps a copy of '{name}', which the graph does not have")
-        copied_bytes = tensor_bytes(index.values[position])
+    for i in of_kind[SavedKind.SNAPSHOT]:
+        name, copied_bytes = index.nodes[i].name, tensor_bytes(index.values[i])
         kept[name] = of_name[name + _SNAPSHOT] = add(_Row(f"{name}:snapshot", size=copied_bytes))
         # A later copy would read the input after forward's write, so the copy is made once.
         single.append(kept[name])
@@ -201,7 +173,6 @@ def lower_step(
             k in fixed for j in index.inputs[i] for k in sizes.keys(index.nodes[j])
         )
 
-    replays = Replays(index.nodes[i] for i in index.special)
     # Nodes outside of the tangent closure go first, because forward's writes to inputs stand at the end of
     # the joint graph.
     late = roles.tangent_closure
@@ -210,6 +181,8 @@ def lower_step(
         if node.op != "call_function":
             behind[i] = tuple(of_key[k] for k in sizes.keys(node) if k in of_key)
             continue
+        # Nodes that only backward runs have no cost, because they run once in every plan.
+        cost = 0 if late[i] else chosen.cost[lowered.of_position[i]]
         reads = {at for j in index.inputs[i] for at in behind[j]}
         # Later runs read the copy. The first run reads the input itself, while the copy is alive already.
         sources = [index.nodes[j] for j in index.inputs[i]] if kept else []
@@ -217,14 +190,14 @@ def lower_step(
         keys = list(dict.fromkeys(sizes.keys(node)))
         fresh = [k for k in keys if k not in resident and k not in of_key]
         viewed = [of_key[k] for k in keys if k in of_key]
-        if not fresh and keys and (is_element(node) or (index.plain[i] and not costs[i])):
+        if not fresh and keys and (is_element(node) or (index.plain[i] and not cost)):
             # A view becomes no problem node. Its readers read the storages it views, and inputs without a
             # storage.
             sizeless = [at for at in reads if not rows[at].size and rows[at].part_of < 0]
             behind[i] = (*viewed, *sizeless)
             continue
         state: tuple[int, ...] = ()
-        if node.name in replayed and ops.is_random(node) and replays(node):
+        if i in replayed:
             made = add(_Row(f"{node.name}:state", size=state_bytes(node)))
             state = (made,)
             # A later run would read the state after the draw.
@@ -234,7 +207,7 @@ def lower_step(
             _Row(
                 node.name,
                 tuple(sorted({*reads, *state})),
-                costs[i],
+                cost,
                 sizes.nbytes[fresh[0]] if fresh else 0,
                 extra=hint(node.meta.get(WORKSPACE, 0)),
             )
@@ -248,22 +221,22 @@ def lower_step(
             of_key[key] = add(part)
             parts.append(of_key[key])
         behind[i] = tuple(dict.fromkeys([at, *parts, *viewed]))
-        if roles.tangent_closure[i]:
+        if late[i]:
             backward.append(at)
         elif roles.required_forward[i]:
             forward.append(at)
         if touches_written(i):
             ordered.append(at)
-        if i in never_again:
+        if late[i] or not chosen.recomputable[lowered.of_position[i]]:
             single.append(at)
     columns: Any = zip(*rows, strict=True) if rows else [()] * len(_Row._fields)
-    names, inputs, cost, size, part_of, extra = columns
+    names, inputs, costs, size, part_of, extra = columns
     outputs, gradients, _, _ = split_outputs(joint)
     returned = [value for value in (*outputs, *gradients) if isinstance(value, fx.Node)]
     problem = ScheduleProblem(
         names=names,
         inputs=inputs,
-        cost=cost,
+        cost=costs,
         size=size,
         part_of=part_of if any(p >= 0 for p in part_of) else (),
         extra=extra if any(extra) else (),
@@ -276,7 +249,7 @@ def lower_step(
         at_boundary=tuple(at_boundary) if backward else (),
         to_end=tuple(sorted({of_key[k] for k in sizes.of_all(returned) if k in of_key})),
         resident=sum(resident.values()),
-        unit=unit,
+        unit=chosen.unit,
     )
     memory = ((node.name, tuple(sizes.keys(node))) for node in index.nodes)
     of_value = {

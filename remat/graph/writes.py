@@ -8,7 +8,8 @@ writes to no memory.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -38,7 +39,16 @@ def is_destination(argument: fx.Node, node: fx.Node) -> bool:
 
 def aliased_argument(node: fx.Node) -> fx.Node | None:
     """Return the argument of which a call's result is a view; None if the result is no view."""
-    return aliased_arguments((node,))[0]
+    if node.op != "call_function":
+        return None
+    if node.target is operator.getitem:
+        # An element of a list of views aliases the list, whose own aliased argument is the base.
+        maker = node.args[0]
+        return maker if isinstance(maker, fx.Node) and aliased_argument(maker) is not None else None
+    for place in aliased_places(node.target):
+        if given := _given(node, place):
+            return given[0]
+    return None
 
 
 def root_of(node: fx.Node) -> fx.Node:
@@ -49,14 +59,6 @@ def root_of(node: fx.Node) -> fx.Node:
     while (base := aliased_argument(node)) is not None:
         node = base
     return node
-
-
-def aliased_arguments(nodes: Sequence[fx.Node]) -> list[fx.Node | None]:
-    """Return for each node the argument of which its result is a view, or None."""
-    return [
-        None if places == () else _aliased(node, places)
-        for node, places in zip(nodes, by_target(nodes, _may_alias), strict=True)
-    ]
 
 
 def by_target(nodes: Iterable[fx.Node], ask: Callable[[fx.Node], T]) -> list[T]:
@@ -119,31 +121,3 @@ def _given(node: fx.Node, place: Place) -> list[fx.Node]:
     value: Any = node.args[k] if k < len(node.args) else node.kwargs.get(name)
     values = value if isinstance(value, (tuple, list)) else (value,)
     return [v for v in values if isinstance(v, fx.Node)]
-
-
-def _may_alias(node: fx.Node) -> tuple[Place, ...] | None:
-    """Return (position, name) of each argument that a call's result may be a view of.
-
-    None for ``getitem``, whose answer depends on the node that computes the tuple.
-    """
-    if node.op != "call_function":
-        return ()
-    if isinstance(node.target, torch_compat.OpOverload):
-        return aliased_places(node.target)
-    return None if getattr(node.target, "__name__", "") == "getitem" else ()
-
-
-def _aliased(node: fx.Node, places: tuple[Place, ...] | None) -> fx.Node | None:
-    if places is None:
-        # An element of a list of views aliases the list, whose own aliased argument is the base.
-        maker = node.args[0]
-        return maker if isinstance(maker, fx.Node) and aliased_argument(maker) is not None else None
-    args = node.args
-    for place in places:
-        if place[0] < len(args):
-            value = args[place[0]]
-            if isinstance(value, fx.Node):
-                return value
-        elif node.kwargs and (given := _given(node, place)):
-            return given[0]
-    return None

@@ -159,7 +159,7 @@ def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
         least = 0
         if request.hooks is None:
             outputs = own_outputs(made.forward)
-            least = simulate_peak(made.forward, made.backward, outputs, workspaces=False).nbytes
+            least = simulate_peak(made.forward, made.backward, outputs, workspaces=False)
         if plan.peak_bytes < least and not _is_compiled(plan):
             raise edited(
                 plan, f"peak_bytes is {plan.peak_bytes} in it, and storages alone take {least}"

@@ -58,7 +58,7 @@ class OffloadPlanner(Prepared):
     @cached_property
     def search(self) -> PeakSearch:
         """The search for decisions by the peaks of their schedules; it caches the decisions it evaluates."""
-        return PeakSearch(self.state, self.lowered, self.request.cost)
+        return PeakSearch(self.state, self.lowered)
 
     @cached_property
     def bounds(self) -> PeakBounds:

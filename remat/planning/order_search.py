@@ -9,12 +9,11 @@ from functools import cached_property
 
 from remat.errors import BudgetError, RefusalError
 from remat.graph import ops
-from remat.graph.costs import CostModel
 from remat.graph.lowering import Decision, Lowered, SavedKind
 from remat.graph.replays import is_element, maker_of
 from remat.graph.step_lowering import LoweredStep, lower_step
 from remat.graph.writes import written_by
-from remat.passes.core.state import Costs, State
+from remat.passes.core.state import State
 from remat.passes.split.arrangement import arrange
 from remat.planning.candidates import Candidate
 from remat.solvers.annealing import improve
@@ -41,11 +40,10 @@ class OrderSearch:
     Args:
         state: the prepared graph.
         lowered: the graph problem of ``state``, with costs.
-        cost: the cost model.
     """
 
-    def __init__(self, state: State, lowered: Lowered, cost: CostModel) -> None:
-        self._state, self._lowered, self._cost = state, lowered, cost
+    def __init__(self, state: State, lowered: Lowered) -> None:
+        self._state, self._lowered = state, lowered
         self._problem = lowered.problem
 
     @cached_property
@@ -54,35 +52,8 @@ class OrderSearch:
 
         The problem allows saving a copy of every input that may change, and every state of a random generator.
         """
-        state, problem, lowered = self._state, self._problem, self._lowered
-        random = [
-            problem.names[i].split(":")[0]
-            for i, kind in enumerate(lowered.kind)
-            if kind is SavedKind.GENERATOR_STATE
-        ]
-        return lower_step(
-            state.joint,
-            state.index,
-            state.roles,
-            state.get(Costs(self._cost)),
-            problem.unit,
-            self._snapshots,
-            recomputed=random,
-            once=self._once,
-        )
-
-    @cached_property
-    def _once(self) -> list[int]:
-        """Positions of the nodes that no decision runs again."""
-        late, at = self._state.roles.tangent_closure, self._lowered.of_position
-        again = self._problem.recomputable
-        return [i for i in range(len(at)) if late[i] or (at[i] >= 0 and not again[at[i]])]
-
-    @cached_property
-    def _snapshots(self) -> Decision:
-        """A decision that saves a copy (snapshot) of every input that the graph problem can copy, and nothing else."""
-        kinds = enumerate(self._lowered.kind)
-        return self._lowered.decision(i for i, kind in kinds if kind is SavedKind.SNAPSHOT)
+        state = self._state
+        return lower_step(state.joint, state.index, state.roles, self._lowered)
 
     @cached_property
     def _free(self) -> ScheduleProblem:
@@ -94,7 +65,9 @@ class OrderSearch:
         problem, index = self.step.problem, self._state.index
         # A further run of an operator that makes a tuple makes all its elements again. Decisions may run it for
         # another element; the passes then keep the element that is saved.
-        elements = (index.nodes[i] for i in self._once if is_element(index.nodes[i]))
+        rows = zip(self._lowered.position, self._problem.recomputable, strict=True)
+        again = {at for at, may_run_again in rows if may_run_again}
+        elements = (n for i, n in enumerate(index.nodes) if is_element(n) and i not in again)
         makers = {v for node in elements for v in self.step.runs_of(maker_of(node).name)}
         stay = {problem.maker(i) for i in problem.to_end}.intersection(problem.runnable)
         return replace(problem, once=tuple(sorted(stay.union(makers, problem.once))))
@@ -285,9 +258,10 @@ class OrderSearch:
         """
         forward, backward = self.step.orders(sequence, boundary)
         state, index, lowered = self._state, self._state.index, self._lowered
+        kinds = zip(lowered.kind, lowered.position, strict=True)
         orders = Decision(
             saved=(),
-            snapshots=self._snapshots.snapshots,
+            snapshots=tuple(index.nodes[i].name for kind, i in kinds if kind is SavedKind.SNAPSHOT),
             forward_order=forward,
             backward_order=backward,
         )

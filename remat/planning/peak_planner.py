@@ -66,7 +66,7 @@ class PeakPlanner(OffloadPlanner):
             The decisions, lowest peak first, and the vertices (peak bytes, cost) of the line, in the same order.
         """
         bound = self.bound_with_offloads if self.may_offload else self.bounds.bound
-        search = PeakFrontier(self.state, self.lowered, self.request.cost)
+        search = PeakFrontier(self.state, self.lowered)
         cuts = [saved for _, saved in self.cuts(MOST_CUTS)]
         if self.is_alone:
             own = [

@@ -22,8 +22,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from remat.errors import ProblemError
-from remat.graph.costs import CostModel
-from remat.graph.forward_order import ForwardOrder
+from remat.graph.forward_order import forward_sorted
 from remat.graph.joint import split_outputs
 from remat.graph.lowering import Lowered, SavedKind
 from remat.graph.step_lowering import LoweredStep
@@ -85,11 +84,10 @@ class PeakSearch:
     Args:
         state: the prepared graph.
         lowered: the graph problem of ``state``, with costs.
-        cost: the cost model.
     """
 
-    def __init__(self, state: State, lowered: Lowered, cost: CostModel) -> None:
-        self._state, self._lowered, self._cost = state, lowered, cost
+    def __init__(self, state: State, lowered: Lowered) -> None:
+        self._state, self._lowered = state, lowered
         self.problem: GraphProblem = lowered.problem
         self._always = always_saved(self.problem)
         self._evaluations = 0
@@ -99,7 +97,7 @@ class PeakSearch:
     @cached_property
     def orders(self) -> OrderSearch:
         """The search over node orders and recomputations, which starts from schedules found by this search."""
-        return OrderSearch(self._state, self._lowered, self._cost)
+        return OrderSearch(self._state, self._lowered)
 
     def reordered(
         self, decided: Candidate, peak_bytes: int, *, share: float = 1.0
@@ -230,7 +228,7 @@ class PeakSearch:
         """Positions in the joint graph of all nodes that forward may run, in the order in which it runs them."""
         state = self._state
         early = (i for i, late in enumerate(state.roles.tangent_closure) if not late)
-        return ForwardOrder(state.index, state.roles, state.storages).sorted(early)
+        return forward_sorted(early, state.index, state.roles, state.storages)
 
     @cached_property
     def _outputs(self) -> tuple[int, ...]:

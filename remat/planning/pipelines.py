@@ -163,8 +163,7 @@ def initial_state(
         # The user may write to outputs before backward, so backward must read other memory.
         copy_outputs(state.joint)
     separate_calls(state.joint.graph)
-    memories = state.joint.memories
-    repair_aliases(state.joint.graph, memories, by_kernel=joint.lower == "eager")
+    repair_aliases(state.joint.graph, by_kernel=joint.lower == "eager")
     return state
 
 

@@ -228,7 +228,7 @@ class Plan(Record):
         """
         forward, backward = self._pair()
         with sizes_at(self._sizes):
-            return predict_peak(forward, backward, own_outputs(forward)).nbytes
+            return predict_peak(forward, backward, own_outputs(forward))
 
     @property
     def timeline(self) -> Timeline:

@@ -452,7 +452,6 @@ def finish(
             backward=backward,
             capacity=capacity,
             count_outputs=state.count_outputs,
-            saved_bytes=saved_bytes,
             user_mutated=frozenset() if state.reread_inputs else state.user_mutable,
         )
     )

@@ -345,8 +345,9 @@ class Prepared:
         if key not in self._expected:
             done = self.split_of(decided)
             joint = done.joint
-            peak = predict_peak(*modules_of(done), joint.num_fwd_outputs, joint.memories)
-            self._expected[key] = peak.nbytes
+            self._expected[key] = predict_peak(
+                *modules_of(done), joint.num_fwd_outputs, joint.memories
+            )
         return self._expected[key]
 
     def split_of(self, decided: Candidate) -> State:

@@ -94,7 +94,7 @@ def surroundings() -> dict[str, Any]:
         A JSON-compatible dict with the keys ``code``, ``libraries``, ``solvers``, ``classes``,
         ``plugins``, ``operators`` and ``declared``.
     """
-    from remat.graph.ops import default_taxonomy
+    from remat.graph.ops import default_taxonomy, text_of
     from remat.plugins.registry import registry
 
     known = registry()
@@ -115,18 +115,10 @@ def surroundings() -> dict[str, Any]:
         "classes": sorted(f"{kind.name}={kind.__module__}:{kind.__qualname__}" for kind in classes),
         "plugins": {module: _origin(module) for module in sorted(modules)},
         "operators": {
-            f.name: sorted(map(_operator, getattr(taxonomy, f.name))) for f in fields(taxonomy)
+            f.name: sorted(map(text_of, getattr(taxonomy, f.name))) for f in fields(taxonomy)
         },
         "declared": declarations,
     }
-
-
-def _operator(target: Any) -> str:
-    """Return the text of an operator, without a memory address."""
-    text = str(target)
-    if " at 0x" not in text:
-        return text
-    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}"
 
 
 def _origin(module: str) -> str:

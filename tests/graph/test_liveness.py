@@ -36,7 +36,7 @@ def one_product(budget: float) -> remat.Plan:
 def test_peak_of_one_product() -> None:
     """Both inputs (128 bytes) and the loss (4), the gradient of w, mm_2, sin and neg (64 each)."""
     plan = one_product(1)
-    peak = simulate_peak(plan.forward, plan.backward, 1)
+    peak = timeline_of(plan).peak
     assert (peak.nbytes, peak.node, peak.in_backward) == (388, "neg", True)
     assert plan.peak_bytes == 388
 
@@ -50,7 +50,7 @@ def test_peak_in_forward() -> None:
 
     joint = joint_of(f, weight(4, 4))
     plan = remat.plan(joint, 1)
-    peak = simulate_peak(plan.forward, plan.backward, joint.num_fwd_outputs)
+    peak = timeline_of(plan).peak
     assert not peak.in_backward
     assert peak.nbytes == 64 + 4 + 2 * 4 * 64 * 64
 
@@ -80,7 +80,7 @@ def test_timeline_of_one_product() -> None:
     assert backward[-3:] == ("sin", "neg", "mul")
     assert step.nbytes()[:3] == (192, 256, 260)
     assert step.nbytes(StorageKind.INPUT) == (128,) * len(step.moments)
-    assert step.peak == simulate_peak(plan.forward, plan.backward, 1)
+    assert step.peak.nbytes == simulate_peak(plan.forward, plan.backward, 1)
     (cos,) = (x for x in step.lifetimes if x.node == "cos")
     assert (cos.first, cos.nbytes, step.moments[cos.last]) == (0, 64, "mm_1")
     assert cos.last >= step.boundary, "a saved value lives to its last use"
@@ -129,8 +129,8 @@ def test_the_quick_peak_is_the_peak_of_the_timeline(name: str) -> None:
         plan = remat.plan(joint, budget)
         drawn = timeline_of(plan)
         assert own_outputs(plan.forward) == joint.num_fwd_outputs
-        assert drawn.peak == simulate_peak(plan.forward, plan.backward, joint.num_fwd_outputs)
-        assert drawn.peak.nbytes == plan.peak_bytes
+        peak = simulate_peak(plan.forward, plan.backward, joint.num_fwd_outputs)
+        assert drawn.peak.nbytes == peak == plan.peak_bytes
         assert drawn.nbytes() == tuple(
             map(sum, zip(*(drawn.nbytes(kind) for kind in StorageKind), strict=True))
         )
@@ -193,4 +193,4 @@ def test_a_half_without_operators() -> None:
     step = timeline(*halves, 1)
     assert step.moments == ("", "")
     assert step.nbytes() == (64, 72)
-    assert step.peak == simulate_peak(*halves, 1)
+    assert step.peak.nbytes == simulate_peak(*halves, 1)

@@ -12,12 +12,11 @@ from torch import nn
 import remat
 from remat.graph.liveness import simulate_peak
 from remat.graph.step_lowering import lower_step
-from remat.passes.core.state import Costs
-from remat.planning.pipelines import split
+from remat.planning.pipelines import modules_of, split
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
-from remat.solvers.schedule_problem import evaluate_schedule, least_peak
 from remat.units import Budget
+from tests.graphs import evaluated
 
 
 class Branches(nn.Module):
@@ -53,28 +52,18 @@ def test_the_schedule_of_a_plan_has_its_peak(name: str, lower: Any) -> None:
     make, shape = MODELS[name]
     joint = remat.capture(make(), (torch.randn(shape, requires_grad=True),), lower=lower)
     planner = Planner.of(joint, PlanRequest.of())
-    costs = planner.state.get(Costs(planner.request.cost))
+    state = planner.state
+    lowered = lower_step(state.joint, state.index, state.roles, planner.lowered)
     seen, beyond = set(), set()
     for share in (1.0, 0.6, 0.3, 0.0):
         decided = planner.decide(Budget.parse(share))
         done = split(replace(planner.state, decision=decided.decision, choice=decided.choice))
-        assert done.forward is not None
-        assert done.backward is not None
-        peak = simulate_peak(done.forward, done.backward, joint.num_fwd_outputs)
-        state = planner.state
-        lowered = lower_step(
-            state.joint,
-            state.index,
-            state.roles,
-            costs,
-            "ps",
-            decided.decision,
-            recomputed=[n.name for n in done.backward.graph.nodes if n.op == "call_function"],
-        )
-        found = evaluate_schedule(lowered.problem, *lowered.schedule(done.forward, done.backward))
-        assert found.peak_bytes == peak.nbytes
-        assert least_peak(lowered.problem)[0] <= peak.nbytes
-        seen.add(peak.nbytes)
+        modules = modules_of(done)
+        peak = simulate_peak(*modules, joint.num_fwd_outputs)
+        found = evaluated(lowered, *modules)
+        assert found.peak_bytes == peak
+        assert lowered.least_peak <= peak
+        seen.add(peak)
         beyond.add(found.cost - decided.cost)
     assert len(beyond) == 1, "all nodes once, and what is recomputed"
     assert name != "chain" or len(seen) > 1, "the budget has something to decide"

@@ -21,13 +21,13 @@ from remat.graph.fake import repair_aliases
 from remat.graph.joint import JointGraph
 from remat.graph.liveness import simulate_peak
 from remat.graph.storages import WORKSPACE, expression_of, hint
-from remat.planning.pipelines import prepare
+from remat.planning.pipelines import modules_of, prepare
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.running import workspace
 from remat.running.measure import Measured, measure_step
 from remat.running.workspace import note_workspaces, workspace_bytes
-from remat.solvers.schedule_problem import evaluate_schedule
+from tests.graphs import evaluated
 
 _CONVOLUTION = torch.ops.aten.convolution.default
 _PADDED = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
@@ -136,13 +136,11 @@ def test_the_search_counts_as_the_simulation_does() -> None:
     joint = capture(nn.Sequential(*layers), (torch.randn(4, 8, 16, 16),), lower="eager")
     planner = Planner.of(joint, PlanRequest.of(cost="roofline:epyc"))
     done = planner.split_of(planner.full)
-    assert done.forward is not None
-    assert done.backward is not None
-    step = planner.search.step
+    step, modules = planner.search.step, modules_of(done)
     assert any(step.problem.extra)
-    found = evaluate_schedule(step.problem, *step.schedule(done.forward, done.backward))
-    simulated = simulate_peak(done.forward, done.backward, done.joint.num_fwd_outputs)
-    assert found.peak_bytes == simulated.nbytes
+    found = evaluated(step, *modules)
+    simulated = simulate_peak(*modules, done.joint.num_fwd_outputs)
+    assert found.peak_bytes == simulated
 
 
 def test_a_plan_for_another_device_runs_no_operators(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,6 @@ class Split:
         capacity: most bytes that forward may save for backward; None for no limit.
         count_outputs: whether a saved value that is also an output of forward counts against the
             capacity.
-        saved_bytes: bytes that forward saves for backward; None if they must be computed.
         user_mutated: names of inputs that backward may not read, because the user may have written
             to them.
     """
@@ -34,7 +33,6 @@ class Split:
     backward: fx.GraphModule
     capacity: int | None = None
     count_outputs: bool = False
-    saved_bytes: int | None = None
     user_mutated: frozenset[str] = frozenset()
 
 

@@ -78,9 +78,8 @@ def values_are_known(facts: Facts) -> Iterator[Fault]:
 
 def the_budget_holds(facts: Facts) -> Iterator[Fault]:
     """Yield a fault if forward saves more bytes than the capacity."""
-    split = facts.split
-    capacity, counted = split.capacity, split.saved_bytes
-    if capacity is None or (counted is not None and counted <= capacity):
+    split, capacity = facts.split, facts.split.capacity
+    if capacity is None:
         return
     saved = saved_storages(
         split.forward, split.joint.num_fwd_outputs, count_outputs=split.count_outputs

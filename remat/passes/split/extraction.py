@@ -19,7 +19,7 @@ from remat.errors import PlanError
 from remat.graph import ops
 from remat.graph.copying import Copier
 from remat.graph.fake import cloned, refresh_views
-from remat.graph.forward_order import ForwardOrder
+from remat.graph.forward_order import forward_sorted
 from remat.graph.joint import HandedKind, Role, make_module, split_outputs
 from remat.graph.lowering import Decision
 from remat.graph.source import located
@@ -206,7 +206,7 @@ class Extraction:
         if invalid:
             lines = [f"  {located(index.nodes[i])}" for i in invalid[:5]]
             raise PlanError("\n".join(["forward outputs depend on backward, through:", *lines]))
-        return ForwardOrder(index, roles, self._state.storages).sorted(running)
+        return forward_sorted(running, index, roles, self._state.storages)
 
     def _forward(self) -> tuple[fx.Graph, dict[int, Any]]:
         """Build the forward graph.

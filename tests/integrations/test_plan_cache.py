@@ -200,11 +200,12 @@ def test_what_is_known_of_operators_and_the_code_are_in_the_key(
     partition = Partitioner()
     keys = {partition.uuid()}
     views = default_taxonomy().views
-    views.add("made.up")
+    assert torch.sin not in views
+    views.add(torch.sin)
     try:
         keys.add(partition.uuid())
     finally:
-        views.remove("made.up")
+        views.remove(torch.sin)
     monkeypatch.setattr(identity, "_origin", lambda module: "edited")
     keys.add(partition.uuid())
     monkeypatch.setattr(plan_cache, "declared", lambda: ("mine::op",), raising=False)

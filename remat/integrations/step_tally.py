@@ -366,9 +366,9 @@ class StepTally:
             self._bytes -= self._gradients.pop(storage, 0)
 
     def backward(self, run: _Run) -> None:
-        """Record the peak of a run's backward, which is about to begin.
+        """Record the predicted peak of a run's backward, right before backward begins.
 
-        Afterwards the bytes that the run saved are released, unless the autograd graph is retained.
+        Then subtract the bytes that the run saved, because backward frees them, unless the autograd graph is retained.
         """
         with self._lock:
             if run.keys is None:  # a further backward of the same run

@@ -64,10 +64,10 @@ class FusedSearch:
         self._limit: int | None = None
 
     def moved(self, planner: Planner) -> FusedSearch:
-        """Return a search for another planner, with the candidates so far if that planner plans an equal graph.
+        """Return a search that uses another planner, because each compilation traces the step anew.
 
-        Each compilation traces the step again, so each needs a new planner. If the new planner's graph or options
-        differ, the returned search starts without candidates.
+        If the planner has an equal graph and equal options, the returned search keeps the candidates found so far;
+        else it starts without candidates.
         """
         new = FusedSearch(planner)
         if planner.adopt(self.planner):
@@ -150,12 +150,12 @@ class FusedSearch:
         return replace(best, choice=choice)
 
     def _explore(self) -> tuple[Candidate, int, tuple[int, int]]:
-        """Add candidates over the whole range of peaks to `found`; return the lowest one and the ends of the range.
+        """Add candidates to `found`, from the least peak to that of the plan for budget 1.
 
         Returns:
             Three items: the candidate with the least simulated peak; the simulated minus the estimated peak of
-            this candidate, in bytes; and the ends. The ends are the least estimated peak, and the estimated peak
-            of the plan for budget 1, in bytes. That plan saves no more than the runtime-optimal partition.
+            this candidate, in bytes; and two estimated peaks, in bytes: the least one of all candidates, and
+            that of the plan for budget 1, which saves no more than the runtime-optimal partition.
         """
         planner = self.planner
         at = self.try_saved(without_gaps(planner.allowed_vertices(VERTICES)))

@@ -335,7 +335,7 @@ class _Process:
             return f"signal {-code}"
 
     def tail(self) -> str:
-        """Return the end of the text that the process printed; call this after its end."""
+        """Return the last part of what the process printed. Call this only after the process has exited."""
         self._drain.join(timeout=1)
         return bytes(self._printed).decode(errors="replace").strip()
 

@@ -132,7 +132,7 @@ class Problem(Generic[S]):
         return f"{type(self).__name__}.{name}"
 
     def _check(self, check: Callable[..., Any], *names: str, **options: Any) -> None:
-        """Replace attributes of this frozen instance by the results of a check of `remat.solvers.columns`.
+        """Check attributes of this frozen instance, and replace each by the value that the check returns.
 
         Args:
             check: takes an attribute's name for messages, its value and the options.

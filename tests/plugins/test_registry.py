@@ -49,6 +49,7 @@ def entry_points(monkeypatch, **modules) -> None:
                 raise self._loaded
             return self._loaded
 
+    registry()  # the registry of the process keeps the entry points that are really there
     entries = [Entry(name, value) for name, value in modules.items()]
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: entries)
 

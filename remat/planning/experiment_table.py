@@ -148,17 +148,23 @@ _OF_STEP = COLUMNS[: COLUMNS.index("solver")]
 def mark_best(rows: Iterable[ExperimentRow]) -> Iterator[ExperimentRow]:
     """Yield the rows, with ``best`` set for the best solver of each model, cost model and budget.
 
-    The best solver has the least recompute cost, then the fewest saved bytes. Equal rows are all best.
+    The best solver has the least recompute cost, then the fewest saved bytes. Equal rows are all best. Rows with the
+    same limit on saved bytes get the highest of their bounds, because each bound holds for all of them.
     """
     rows = tuple(rows)
     least: dict[tuple[str, ...], tuple[int, int]] = {}
+    bounds: dict[tuple[object, ...], int] = {}
     for r in rows:
+        if r.recompute_bound is not None:
+            limit = (r.model, r.cost, r.budget, r.of, r.capacity)
+            bounds[limit] = max(bounds.get(limit, 0), r.recompute_bound)
         if r.recompute_cost is not None and r.saved_bytes is not None:
             at, figures = (r.model, r.cost, r.budget), (r.recompute_cost, r.saved_bytes)
             least[at] = min(figures, least.get(at, figures))
     for r in rows:
         best = least.get((r.model, r.cost, r.budget))
-        yield replace(r, best=(r.recompute_cost, r.saved_bytes) == best)
+        bound = bounds.get((r.model, r.cost, r.budget, r.of, r.capacity))
+        yield replace(r, best=(r.recompute_cost, r.saved_bytes) == best, recompute_bound=bound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import torch
 
 import remat
 from remat.errors import ProblemError, SolverError
+from remat.planning.experiment_table import ExperimentRow, mark_best
 from tests.graphs import joint_of, weight
 
 
@@ -54,3 +55,12 @@ def test_what_cannot_be_meant(
 def test_a_model_is_no_joint_graph() -> None:
     with pytest.raises(ProblemError, match=r"joint is a Linear; .* remat\.capture"):
         remat.compare(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+def test_rows_of_a_budget_share_the_highest_bound() -> None:
+    rows = [
+        ExperimentRow(solver=solver, budget=budget, capacity=8, recompute_bound=bound)
+        for budget, bounds in (("0.5", (3, 7, None)), ("0.2", (9, 8, 2)))
+        for solver, bound in zip(("greedy", "dp", "auto"), bounds, strict=True)
+    ]
+    assert [r.recompute_bound for r in mark_best(rows)] == [7, 7, 7, 9, 9, 9]

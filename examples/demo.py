@@ -232,7 +232,8 @@ def show(out: Console, ran: list[Ran], plan: remat.Plan) -> None:
             f"{before.label}. Section 2 simulates the step operator by operator, so the peaks and the plan there differ."
         )
     out.print(
-        f"Measured: {REPEATS} steps of each, in turns. Modelled: for a CPU, by {plan.cost}.\n{planned}"
+        f"Measured: {REPEATS} steps of each, in turns; other load slows and scatters them. "
+        f"Modelled: for an idle CPU, by {plan.cost}.\n{planned}"
     )
 
 

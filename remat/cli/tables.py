@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: Lines that explain the star and the columns "gap" and "step" in the table of `remat compare`.
 LEGEND = (
     "* least recompute cost of these solvers at the budget; of equal costs, the one that saves fewer bytes",
-    "gap: the cost above the proven lower bound, as a share of the cost; a dash: no bound is proven",
+    "gap: the cost above the proven lower bound, as a share of the cost; a dash: none is proven, or the budget is on the peak",
     "step: modelled, beside the step without remat, which is the plan of auto at budget 1",
 )
 

@@ -187,7 +187,7 @@ class _Before:
 
         An analysis is stale if recomputing it gives another result.
         """
-        # Without an edit of this graph, no result was preserved over a change.
+        # If the pass did not edit this graph, every cached result is still right.
         if state.cache is not self.cache or state.cache.edits == self.edits:
             return None
         fresh = dataclasses.replace(state, cache=AnalysisCache(()))

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from torch._inductor import config as inductor_config
     from torch._inductor import list_mode_options, list_options
     from torch._inductor.choices import InductorChoices
+    from torch._inductor.codecache import PyCodeCache
     from torch._inductor.codegen.cpp import TilingSelect
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomPartitionerFn

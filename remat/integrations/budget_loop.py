@@ -30,7 +30,12 @@ from remat.integrations.partitioner import (
     parameters_of,
 )
 from remat.integrations.plan_cache import CachedPlan
-from remat.integrations.workarounds import compile_graph, masks_from_bytes, masks_to_bytes
+from remat.integrations.workarounds import (
+    GeneratedCode,
+    compile_graph,
+    masks_from_bytes,
+    masks_to_bytes,
+)
 from remat.passes.ranks.agree_ranks import AgreeRanks
 from remat.planning.fused_peak import FusedSearch, input_bytes
 from remat.planning.plan import Plan
@@ -85,15 +90,15 @@ def compile_within_budget(
     Raises:
         RematError: planning failed, or no compiled step meets a budget that is a peak in bytes.
     """
-    tried: list[tuple[int, Plan, Callable[..., Any]]] = []
+    tried: list[tuple[int, Plan, Callable[..., Any], Sequence[GeneratedCode]]] = []
     try:
         while True:
-            compiled = _compile_once(step, known, gm, inputs, patches)
+            compiled, code = _compile_once(step, known, gm, inputs, patches)
             again = _plans_again(step, known)
             if step.made is not None:
                 # The largest excess of all ranks is the same number on each, so that all pick the same plan.
                 taken = known.over if step.options.with_others else step.made.peak_bytes
-                tried.append((taken, step.made, compiled))
+                tried.append((taken, step.made, compiled, code))
             if not again:
                 break
             step.stage(f"compiling again: the peak is {format_bytes(known.over)} above its budget")
@@ -103,7 +108,12 @@ def compile_within_budget(
     nearly = share is not None or (step.over and not step.options.with_others)
     if len(tried) > 1 and nearly:
         # A replanned step may have a higher peak than an earlier one.
-        _, step.made, compiled = min(tried, key=lambda one: one[0])
+        _, step.made, compiled, code = min(tried, key=lambda one: one[0])
+    if code:
+        step.stage("compiling kernels")
+        with torch_compat.inductor_config.patch(patches):
+            for one in code:
+                one.module  # noqa: B018  # loading compiles the kernels
     return compiled
 
 
@@ -113,10 +123,13 @@ def _compile_once(
     gm: fx.GraphModule,
     inputs: Sequence[Any],
     patches: dict[str, Any],
-) -> Callable[..., Any]:
+) -> tuple[Callable[..., Any], Sequence[GeneratedCode]]:
     """Plan and compile a step once, or load the compiled step with its plan from a cache.
 
     Afterwards the plan in ``step.made`` has the figures of the compiled code, if these are known.
+
+    Returns:
+        The compiled step, and its code whose kernels are not compiled yet.
     """
     # Inductor compiles nested regions as graphs of their own: the step then has more than two graphs.
     whole = not calls_regions(gm)
@@ -125,20 +138,20 @@ def _compile_once(
         compiled = attempt.compile(gm, inputs, patches)
         if attempt.is_new:
             attempt.finish()
-            return compiled
+            return compiled, attempt.unloaded
         keys = plan_cache.graph_keys(compiled)
         if len(keys) == 1:  # no backward graph, hence no plan
-            return compiled
+            return compiled, ()
         record = plan_cache.find(keys) if keys else None
         if record is not None:
             with contextlib.suppress(PlanError):  # the record holds no valid plan
                 restore(step, gm, record)
-                return compiled
+                return compiled, ()
     # The cached step has no usable plan: compile without AOTAutograd's cache, so that it is partitioned.
     attempt = Attempt(step, known, whole=whole)
     compiled = attempt.compile(gm, inputs, patches)
     attempt.finish()
-    return compiled
+    return compiled, attempt.unloaded
 
 
 def _plans_again(step: StepPartition, known: CompiledBudget) -> bool:
@@ -186,6 +199,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
             AOTAutograd's cache.
         record: the record to store beside the compiled step, so that a later process can restore
             the plan. `finish` adds the plan itself. None to store no record.
+        unloaded: generated code of the step whose kernels are not compiled yet.
     """
 
     def __init__(
@@ -197,6 +211,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         self._graphs: list[CompiledGraph] = []
         self._masks: frozenset[str] = frozenset()
         self.is_new = False
+        self.unloaded: list[GeneratedCode] = []
 
     def uuid(self) -> str:
         """Return the cache key of this compilation."""
@@ -304,7 +319,9 @@ class Attempt(torch_compat.CustomPartitionerFn):
             self._masks = masks_to_bytes(gm.graph, graph.own)
         elif self._whole:
             example_inputs = masks_from_bytes(gm.graph, example_inputs, self._masks)
-        compiled = compile_graph(gm, example_inputs, **kwargs)
+        compiled = compile_graph(
+            gm, example_inputs, self.unloaded if self._whole else None, **kwargs
+        )
         graph.code = getattr(compiled, "source_code", "")
         graph.constants = getattr(compiled, "constants", None) or {}
         graph.key = torch_compat.cache_key(compiled)

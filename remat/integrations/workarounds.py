@@ -47,7 +47,12 @@ def is_needed(workaround: Callable[..., Any]) -> bool:
     return fixed_in is None or torch_compat.is_before(fixed_in)
 
 
-def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+def compile_graph(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    unloaded: list[GeneratedCode] | None = None,
+    **kwargs: Any,
+) -> Any:
     """Compile a forward or backward graph with Inductor, with all needed workarounds.
 
     With the workarounds, the computed values do not depend on the plan.
@@ -56,9 +61,13 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: A
         gm: the graph, which the workarounds and Inductor change. The caller passes a copy, so that
             the plan keeps its graph.
         example_inputs: example inputs of the graph.
+        unloaded: if given, receives the generated code of a graph on a CPU, whose kernels are not
+            compiled yet. None: the kernels are compiled.
         kwargs: further arguments of Inductor's ``compile_fx_inner``, such as ``is_backward``.
     """
     with contextlib.ExitStack() as stack:
+        if unloaded is not None and not torch_compat.inductor_config.cpp_wrapper and _on_cpu(gm):
+            stack.enter_context(deferred_kernels(unloaded))
         for workaround in WORKAROUNDS:
             if is_needed(workaround):
                 stack.enter_context(workaround(gm.graph, bool(kwargs.get("is_backward"))))
@@ -281,6 +290,63 @@ WORKAROUNDS: tuple[Callable[[fx.Graph, bool], AbstractContextManager[None]], ...
 )
 
 
+class GeneratedCode:
+    """Code that Inductor generated for a graph, in place of the module with this code.
+
+    The module compiles its kernels when it is loaded. That happens on the first use of an attribute.
+
+    Args:
+        load: loads the module.
+        path: path of the file with the code.
+    """
+
+    #: For CUDA graphs only. Inductor asks for both at once, which must not load the module.
+    runner = recursively_apply_fns = None
+
+    def __init__(self, load: Callable[[], Any], path: str) -> None:
+        self._load, self.__file__ = load, path
+
+    @functools.cached_property
+    def module(self) -> Any:
+        """The loaded module."""
+        return self._load()
+
+    def call(self, arguments: list[Any]) -> Any:
+        """Run the code, as the function ``call`` of the module does."""
+        return self.module.call(arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+
+@contextlib.contextmanager
+def deferred_kernels(unloaded: list[GeneratedCode]) -> Iterator[None]:
+    """Make Inductor generate code without compiling its kernels.
+
+    The memory of a step follows from its code. A step that exceeds its budget is planned again, and
+    then its kernels are not needed. Most of the time of a compilation on a CPU goes to kernels.
+
+    Args:
+        unloaded: receives the generated code.
+    """
+
+    def load(theirs: Callable[..., Any], key: str, path: str, *args: Any, **kwargs: Any) -> Any:
+        if not args and "attrs" not in kwargs:  # a single kernel
+            return theirs(key, path, **kwargs)
+        unloaded.append(GeneratedCode(functools.partial(theirs, key, path, *args, **kwargs), path))
+        return unloaded[-1]
+
+    owner: Any = torch_compat.PyCodeCache
+    with _for_thread(owner, "load_by_key_path").instead(load):
+        yield
+
+
+def _on_cpu(gm: fx.GraphModule) -> bool:
+    """Return whether all tensors of a graph are on a CPU."""
+    values = (x for n in gm.graph.nodes for x in torch_compat.pytree.tree_leaves(n.meta.get("val")))
+    return all(x.device.type == "cpu" for x in values if isinstance(x, torch.Tensor))
+
+
 class _ForThread:
     """A PyTorch method that a thread may replace for its own calls only.
 
@@ -306,7 +372,8 @@ class _ForThread:
         """
         with self._lock:
             if not self._inside:
-                self._theirs = theirs = getattr(self._owner, self._name)
+                self._theirs = vars(self._owner)[self._name]
+                theirs = getattr(self._owner, self._name)
 
                 def call(*args: Any, **kwargs: Any) -> Any:
                     own = getattr(self._own, "called", None)

@@ -97,7 +97,7 @@ def _simulated(plan: Plan) -> str:
     if not plan.planned_peak_bytes:
         return ""
     beside = _instead_of(plan.without_peak_bytes)
-    return f"peak {format_bytes(plan.planned_peak_bytes)}{beside}, operator by operator"
+    return f"peak {format_bytes(plan.planned_peak_bytes)}{beside}, without fusion of operators"
 
 
 def _instead_of(nbytes: int, about: str = "") -> str:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Largest number of rows of a table. Further, smaller rows are summed in one row.
 MOST_ROWS = 40
+#: Rows below this fraction of a table's total are summed in one row too.
+_LEAST_ROW = 1 / 1000
 #: Largest number of operators for which the text contains a ``declare_pure`` line to paste.
 MOST_DECLARED = 8
 _MIB = 2**20
@@ -255,8 +257,9 @@ def _run_once(keeps: Iterable[KeptStorage]) -> list[str]:
 def _kept_rows(keeps: Iterable[KeptStorage], show_cost: ShowCost) -> list[list[str]]:
     """Return the rows of the table of kept values, with the header first."""
     groups = grouped(keeps, lambda k: (k.op, k.source, k.nbytes), lambda k: k.nbytes)
+    shown = _most_shown([sum(k.nbytes for k in group) for group in groups])
     rows = [["bytes", "", "value", "operator", "to recompute", "per MiB", "source"]]
-    for group in groups[:MOST_ROWS]:
+    for group in groups[:shown]:
         prices = [k.price for k in group if k.price is not None]
         nbytes = sum(k.nbytes for k in group if k.price is not None)
         rate = ""
@@ -271,7 +274,7 @@ def _kept_rows(keeps: Iterable[KeptStorage], show_cost: ShowCost) -> list[list[s
         first, size = group[0], format_bytes(sum(k.nbytes for k in group))
         source = shortened(first.source, _SOURCE)
         rows.append([size, _times(group), first.name, first.op, cost, rate, source])
-    if rest := groups[MOST_ROWS:]:
+    if rest := groups[shown:]:
         merged = [k for group in rest for k in group]
         size = format_bytes(sum(k.nbytes for k in merged))
         rows.append([size, _times(merged), f"… in {len(rest)} smaller rows", "", "", "", ""])
@@ -281,8 +284,9 @@ def _kept_rows(keeps: Iterable[KeptStorage], show_cost: ShowCost) -> list[list[s
 def _again_rows(runs: Iterable[RecomputedNode], show_cost: ShowCost) -> list[list[str]]:
     """Return the rows of the table of recomputed operators, with the header first."""
     groups = grouped(runs, lambda r: (r.source, r.why == "tagged"), lambda r: r.cost)
+    shown = _most_shown([sum(r.cost for r in group) for group in groups])
     rows = [["cost", "", "operators", "why", "per MiB", "source"]]
-    for group in groups[:MOST_ROWS]:
+    for group in groups[:shown]:
         cost, nbytes = sum(r.cost for r in group), sum(r.nbytes for r in group if r.why == "read")
         why, rate = "on the way to others", ""
         if group[0].why == "tagged":
@@ -292,7 +296,7 @@ def _again_rows(runs: Iterable[RecomputedNode], show_cost: ShowCost) -> list[lis
         names = shortened(_names(r.op for r in group), 48)
         source = shortened(group[0].source, _SOURCE)
         rows.append([show_cost(cost), "", names, why, rate, source])
-    if rest := groups[MOST_ROWS:]:
+    if rest := groups[shown:]:
         merged = [r for group in rest for r in group]
         cost_text = show_cost(sum(r.cost for r in merged))
         rows.append([cost_text, "", f"{len(merged)} in {len(rest)} smaller rows", "", "", ""])
@@ -313,6 +317,16 @@ def grouped(
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return sorted(groups.values(), key=lambda group: -sum(map(size, group)))
+
+
+def _most_shown(sizes: Sequence[int]) -> int:
+    """Return how many rows of a table to show; the others are summed in one row.
+
+    Args:
+        sizes: size of each row, largest first.
+    """
+    large = sum(size >= sum(sizes) * _LEAST_ROW for size in sizes)
+    return min(MOST_ROWS, len(sizes) if len(sizes) - large < 2 else large)
 
 
 def _names(names: Iterable[str]) -> str:

@@ -18,10 +18,10 @@ STEPS = 3
 OPTIONS = {"budget": 0.3, "lower": "eager"}
 
 
-def llama() -> LlamaForCausalLM:
+def llama(vocabulary: int = 64) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=vocabulary, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=2, use_cache=False, attention_dropout=0.1,
     )  # fmt: skip
     return LlamaForCausalLM(config).train()
@@ -81,6 +81,27 @@ def by_lightning(model: Any, folder: Path) -> None:
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
     )  # fmt: skip
     trainer.fit(Module(), torch.utils.data.DataLoader(Tokens(), batch_size=2))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_trainer_of_the_page_chunks_the_loss(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text()
+    code = page[page.index("@torch.compile(backend") :].partition("```")[0]
+    options = 'budget="40GiB", chunk="auto"'
+    assert options in code
+    known: dict[str, Any] = {"torch": torch, "remat": remat, "Trainer": Trainer}
+    exec(code.replace(options, 'budget=0.5, chunk=4, lower="eager"'), known)
+    torch._dynamo.reset()
+    plain, chunked = llama(1024), llama(1024)
+    for model, trainer in ((plain, Trainer), (chunked, known["ChunkedTrainer"])):
+        arguments = TrainingArguments(
+            str(tmp_path), max_steps=2, gradient_accumulation_steps=2, report_to=[], use_cpu=True,
+            disable_tqdm=True, save_strategy="no", per_device_train_batch_size=1, seed=1,
+        )  # fmt: skip
+        torch.manual_seed(1)
+        trainer(model, arguments, train_dataset=Tokens()).train()
+    assert remat.plans()[-1].chunk == "chunk-loss(chunks=4)"
+    torch.testing.assert_close(chunked.state_dict(), plain.state_dict())
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -226,9 +226,14 @@ class _Region:
         return is_tensor(node) and math.prod(shape_of(node)) >= self._large
 
     def _refuse(self, node: fx.Node, read: fx.Node) -> None:
-        raise _refused(
-            f"'{node.name}' ({node.target}) reads all of '{read.name}', which has the size of the logits"
-        )
+        reason = f"'{node.name}' ({node.target}) reads all of '{read.name}', which has the size of the logits"
+        words, features = shape_of(self.logits)[1], shape_of(self.logits.args[-1])[0]
+        if words <= _LARGE * features:
+            reason += (
+                f"; with a vocabulary of {words} and {features} features before it, other values are as large as the "
+                "logits, and chunks would save little"
+            )
+        raise _refused(reason)
 
     def _follow(self, node: fx.Node) -> None:
         """Add a call to the region if it reads values of the region and can run on slices.

@@ -352,6 +352,20 @@ def test_what_cannot_be_split_is_refused_by_name(
         split(capture(loss, lower), chunks=4)
 
 
+def test_a_refusal_says_that_a_vocabulary_is_small() -> None:
+    """Values before the logits are then as large as the logits, so the named call may not read logits."""
+    x, w = torch.rand(12, 12), torch.rand(12, 12, requires_grad=True)
+    joint = remat.capture(
+        lambda x, w, y: F.cross_entropy((x + x.max() * w.sum()) @ w, y), (x, w, torch.arange(12))
+    )
+    split(joint, chunks=4)
+    joint = remat.capture(
+        lambda x, w, y: F.cross_entropy((h := x @ w) - h.max(), y), (x, w, torch.arange(12))
+    )
+    with pytest.raises(PlanError, match="with a vocabulary of 12 and 12 features before it"):
+        split(joint, chunks=4)
+
+
 def test_a_step_without_a_linear_layer_is_refused() -> None:
     joint = remat.capture(lambda x: x.sin().sum(), (torch.rand(8, requires_grad=True),))
     with pytest.raises(PlanError, match="no final linear layer"):

@@ -1,1 +1,4 @@
-"""Capture and analyse joint graphs: roles, operators, storages, costs, liveness, verification."""
+"""Capture, analyse and verify joint graphs, which hold forward and backward of a training step.
+
+The analyses find the roles of placeholders, properties of operators, storages, costs and lifetimes.
+"""

@@ -1,4 +1,4 @@
-"""Check the arguments of a model call, which are given as a tuple and a dict."""
+"""Check a model, and the arguments to call the model with, before a capture."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def read_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments that a user gave to ``remat.capture`` for a model, as a tuple and a dict.
 
     Raises:
-        CaptureError: ``args`` is not a sequence, such as a single tensor, or ``kwargs`` is not a
-            dict with string keys. The message says what to write.
+        CaptureError: ``args`` is not a sequence, but a single tensor, for example. Also if
+            ``kwargs`` is neither None nor a dict with string keys. The message says what to write.
     """
     if not isinstance(args, Sequence) or isinstance(args, (str, bytes)):
         write = "(x,), with a comma, for one argument x"
@@ -38,7 +38,7 @@ def read_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def why_no_instance(model: object) -> str:
-    """Return an error message if the model is a class instead of an instance; empty otherwise."""
+    """Return an error message if the model is a class; an empty text if it is an instance."""
     if not isinstance(model, type):
         return ""
     return f"model '{model.__name__}' is a class; pass an instance: {model.__name__}()"
@@ -47,7 +47,7 @@ def why_no_instance(model: object) -> str:
 def why_not_callable(
     model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> str:
-    """Return why a model does not accept these arguments.
+    """Return why the signature of a model does not accept these arguments.
 
     Returns:
         An empty string if the model accepts the arguments or has no readable signature.

@@ -69,9 +69,10 @@ def capture(
     """Trace forward and backward of ``model(*args, **kwargs)`` as a joint graph.
 
     Weights may be real, on the meta device, or fake. No weight is copied or allocated. The model
-    stays unchanged, except for what forward writes to parameters if ``run`` is set. The model's
-    mode (train or eval) is respected. Dynamo cannot trace code that acquires a lock, as a one-time
-    setup may do. In that case the model is called once without tracing, and then captured.
+    stays unchanged, with one exception: if ``run`` is set, writes of forward to parameters persist.
+    The model's mode (train or eval) is respected. Dynamo cannot trace code that acquires a lock,
+    for example in a one-time setup. In that case the model is called once without tracing, and then
+    captured.
 
     Args:
         model: a module or a function; its outputs may be any pytree.
@@ -89,14 +90,15 @@ def capture(
             backward, so only the activations of one graph are alive at a time.
 
     Returns:
-        One joint graph, or with ``fullgraph=False`` a list in the order of capture.
+        One joint graph. With ``fullgraph=False``, a list of joint graphs in the order of capture.
 
     Raises:
         CaptureError: ``model`` is a class, ``args`` not a sequence, ``kwargs`` not a dict, or the
-            model does not accept the arguments. Also for a graph break (the message names the
-            source line), an unknown lowering, or a device that this build of PyTorch cannot fake.
-            Also if nothing can be differentiated, if the model raises, or if ``run`` is set and a
-            tensor is fake or on the meta device.
+            model does not accept the arguments. Also for a graph break under ``fullgraph=True``
+            (the message names the source line), an unknown ``lower``, or a device that this build
+            of PyTorch cannot fake. Also if nothing can be differentiated, or if the model raises or
+            cannot be copied. Also if ``run`` is combined with ``fullgraph=True``, with a device, or
+            with tensors that are fake or on the meta device.
     """
     torch_compat.check_version()
     if lower not in LOWERINGS:
@@ -156,7 +158,7 @@ class _Backend:
 
     Args:
         sink: list that receives the joint graphs.
-        lower: ``"inductor"`` or ``"eager"``.
+        lower: ``"inductor"`` or ``"eager"``, as in `capture`.
         name: name of the model.
         stop: whether to end the compilation as soon as one joint graph is recorded.
         run: whether the graphs run on real tensors.
@@ -170,11 +172,12 @@ class _Backend:
         self._lower = lower
         self._name = name
         self._stop = stop
-        # For each tensor, the run and the index of the output that it is, and of the input that it first was.
-        # The keys are weak: otherwise a run on real numbers would keep all activations alive.
+        # `_made` maps a tensor to (index of the graph run that returned it, index among the outputs of that run).
+        # `_given` maps it to (index of the first graph run that received it, index among the arguments). The keys
+        # are weak: otherwise a run on real tensors would keep all activations alive.
         self._made: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
         self._given: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
-        self._turns: list[tuple[int, Turn]] = []  # (graph index, run), in order
+        self._turns: list[tuple[int, Turn]] = []  # (index of the graph, its run), in run order
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         before = len(self._sink)
@@ -186,8 +189,8 @@ class _Backend:
     def _record_inputs(self, compiled: Callable[..., Any], graph: int) -> Callable[..., Any]:
         """Return a callable that runs a compiled graph and records a `Turn` for each run.
 
-        A `Turn` lists the arguments of one run that an earlier graph run returned, and those that
-        an earlier graph run received too.
+        A `Turn` describes one graph run. It lists the arguments that an earlier graph run returned,
+        and the arguments that an earlier graph run received too.
 
         Args:
             compiled: the compiled graph.
@@ -200,7 +203,8 @@ class _Backend:
             shared = [(i, *self._given[a]) for i, a in tensors if a in self._given]
             nodes = self._sink[graph].graph.find_nodes(op="placeholder")
             turn = Turn(at=len(self._turns))
-            # With another number of primals, positions of arguments are not positions of primals.
+            # A `Turn` counts positions among the primals. They equal positions among the arguments only if there
+            # are as many primals as arguments.
             if sum(role_of(n) is Role.PRIMAL for n in nodes) == len(args):
                 turn = turn._replace(received=tuple(received), shared=tuple(shared))
             self._turns.append((graph, turn))
@@ -220,10 +224,11 @@ class _Backend:
     def finish(self, result: Any) -> None:
         """Record in each joint graph which values it exchanges with other graphs of the step.
 
-        The number of runs of each graph is recorded too. Call this method after the step has run.
+        The number of runs of each graph is recorded too. Call this method after the compiled model
+        has been called.
 
         Args:
-            result: what the step returned; its tensors outlive the step.
+            result: return value of the compiled model. The caller of the step holds its tensors.
         """
         received = {(j, k) for _, turn in self._turns for _, j, k in turn.received}
         found = {self._made[v] for v in tensors_of(result) if v in self._made}
@@ -236,7 +241,7 @@ class _Backend:
         for graph, joint in enumerate(self._sink):
             if not turns[graph]:
                 continue
-            # For graphs that run several times, `turns` has the values of each run.
+            # `received` and `shared` describe the first run only; `turns` describes every run.
             first = turns[graph][0]
             self._sink[graph] = replace(
                 joint,
@@ -293,8 +298,8 @@ class _Backend:
             CapturedError: only one graph was requested, which is recorded now. The error ends the
                 compilation.
         """
-        # Regions reach the partitioner before the joint graph that calls them, and are not recorded
-        # alone.
+        # AOTAutograd hands over the joint graph of a nested compile region before the joint graph that calls
+        # the region. Only the latter is recorded.
         if is_region(module, joint_inputs):
             return split_region(module, num_fwd_outputs=num_fwd_outputs)
         joint = JointGraph(
@@ -320,7 +325,7 @@ class _Backend:
         """Return a function that runs a graph uncompiled, because a capture needs no speed.
 
         Raises:
-            CapturedError: only one graph was requested, and this one is an inference graph, which
+            CapturedError: only one graph was requested, and ``module`` is an inference graph, which
                 has no backward.
         """
         if self._stop:
@@ -329,10 +334,10 @@ class _Backend:
 
 
 def _read_first_results(graph: fx.Graph) -> None:
-    """Add a ``getitem`` node for the first element of each returned tuple that no node reads.
+    """Add a ``getitem`` node for the first result of each call that returns an unread tuple.
 
-    PyTorch's partitioner drops a call that returns a tuple without readers. Such calls are random
-    operators, which must stay in the graph.
+    PyTorch's partitioner drops a call that returns a tuple which no node reads. Such a call may be
+    a random operator, which must stay in the graph.
     """
     for node in list(graph.nodes):
         values = node.meta.get("val")

@@ -52,7 +52,10 @@ def name_plain_failure(
 
 
 def raises_alike(error: Exception, run: Callable[[], object]) -> bool:
-    """Return whether running a function raises an error of the same class as ``error``."""
+    """Return whether running a function raises an error of the same class as ``error``.
+
+    If Dynamo or Inductor wraps an error, the class of the inner error counts.
+    """
     try:
         run()
     except Exception as other:
@@ -85,7 +88,7 @@ def explain(
         fullgraph: whether the caller asked for a single graph.
         not_callable: why the program does not accept its arguments; empty if it does.
         plainly: runs the program without remat, to see whether PyTorch raises the same error; None
-            if it cannot run again.
+            if the program cannot run again.
 
     Raises:
         CaptureError: the compilation failed for another reason.

@@ -16,8 +16,8 @@ from torch import fx
 
 from remat import torch_compat
 
-#: Metadata key for the joint-graph name of a copied node. It is set only on copies with a new name: another
-#: node of the same forward or backward graph has the joint-graph name.
+#: Metadata key for the name that the original of a copied node has in the joint graph. The key is set only on a
+#: copy with a new name, because another node of the same forward or backward graph has the original's name.
 RUN_OF = "run_of"
 #: Function that maps each input of a copied node to the argument that the copy reads instead.
 Lookup = Callable[[fx.Node], Any]
@@ -26,10 +26,10 @@ Copies = dict[fx.Node, fx.Node]
 
 
 def run_of(node: fx.Node) -> str:
-    """Return the joint-graph name of a node of forward or backward.
+    """Return the name that a node of forward or backward has in the joint graph.
 
     This is usually the node's own name. If forward or backward runs one joint-graph node several
-    times, only one of these runs has its name. The others store the joint-graph name in their
+    times, only one of these runs has that node's name. The other runs store the name in their
     metadata.
     """
     return str(node.meta.get(RUN_OF, node.name))
@@ -38,7 +38,7 @@ def run_of(node: fx.Node) -> str:
 class Copier:
     """Appends copies of one graph's nodes to another graph; metadata is copied shallowly.
 
-    A copy keeps the original's name if no node of the receiving graph has it. Names that the
+    A copy keeps the original's name, unless a node of the receiving graph has it. Names that the
     receiving graph generates later do not collide with names of the source graph.
 
     Args:
@@ -71,8 +71,8 @@ class Copier:
             nodes: the nodes, in an order in which inputs come before their users.
             lookup: maps each input of a copied node to the argument that the copy reads instead.
                 None: maps each input to its copy in ``copies``.
-            apart: name the copy of each node NAME ``NAME_again``, and store NAME in the copy's
-                metadata. Needed if the receiving graph already has a node NAME.
+            apart: name each copy ``NAME_again``, where NAME is the name of its original, and store
+                NAME in the copy's metadata. Needed if the receiving graph already has a node NAME.
         """
         find = self.copies.__getitem__ if lookup is None else lookup
         if apart:

@@ -107,8 +107,8 @@ def refresh_views(graph: fx.Graph, new: Iterable[fx.Node], gone: Collection[int]
 
     Args:
         graph: the graph.
-        new: nodes that the readers of the replaced nodes read now.
-        gone: keys of the storages of the replaced nodes.
+        new: the replacements, which former readers of the replaced nodes read now.
+        gone: storage keys (see `storage_key`) of the replaced nodes.
     """
     stale = set(new)
     for node in graph.nodes:
@@ -128,11 +128,13 @@ def _moves(node: fx.Node) -> bool:
 
 
 def _copy_whole(node: fx.Node) -> bool:
-    """Enlarge the storage of a scatter's or copy's fake result to that of its first argument.
+    """Enlarge the storage of a scatter's or copy's fake result to the size that the kernel allocates.
+
+    PyTorch's kernel copies the whole storage of the call's first argument.
 
     Returns:
-        True if the fake result was replaced. False if its storage is large enough already, or if
-        elements of the first argument overlap.
+        True if the fake result was replaced. False if its storage is large enough already, if the
+        first argument fills its storage, or if elements of the first argument overlap.
     """
     base: Any = node.args[0].meta.get("val")  # type: ignore[union-attr]
     places = zip(base.size(), base.stride(), strict=True)

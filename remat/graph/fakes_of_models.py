@@ -66,7 +66,7 @@ def as_fakes(
         mode = torch_compat.FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     target = None if device is None else fakeable(device)
     faked = Copied() if run else Faker(mode, target)
-    # A run leaves the generators of all devices as they were.
+    # A run on real tensors must not change the states of the user's random generators.
     with (
         _quiet_dynamo(),
         _guards_kept_once(),
@@ -99,8 +99,8 @@ class Faker:
             return value
         if value not in self._memo:
             self._memo[value] = self._fake(value)
-            # Without the marks of `mark_dynamic`, the graph would not fit the step that
-            # `torch.compile` makes.
+            # If the user marked sizes with `mark_dynamic`, `torch.compile` traces them as symbols. The capture
+            # must do the same.
             torch_compat.mark_alike(self._memo[value], value)
         return self._memo[value]
 
@@ -115,7 +115,7 @@ class Faker:
             )
         with self._mode, torch.no_grad():
             if device == value.device:
-                # Dynamo creates the symbols itself when it traces marked sizes.
+                # Static shapes, because Dynamo itself creates the symbols of marked sizes.
                 fake = self._mode.from_tensor(value, static_shapes=True)
             else:
                 fake = torch.empty_strided(
@@ -128,7 +128,7 @@ class Faker:
         return fake  # type: ignore[no-any-return]
 
     def module(self, model: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a copy of a module whose weights are fake; return any other callable unchanged.
+        """Return a copy of a module with fake weights; return any other callable unchanged.
 
         Raises:
             CaptureError: the module cannot be deep-copied.
@@ -159,7 +159,7 @@ class Faker:
 class Copied(Faker):
     """Callable that copies inputs and buffers, because a run on real tensors may overwrite them.
 
-    Parameters are returned unchanged. Copies of leaves share storages as the leaves do.
+    Parameters are returned unchanged. If two leaf tensors share a storage, so do their copies.
     """
 
     def __init__(self) -> None:
@@ -171,12 +171,16 @@ class Copied(Faker):
             return value
         if value.is_leaf:
             return self._leaf(value.detach()).requires_grad_(value.requires_grad)
-        # The copy must not be a leaf either: PyTorch refuses writes to leaves that require a gradient.
+        # Like ``value``, the copy must not be a leaf: PyTorch refuses in-place writes to leaves that require a
+        # gradient.
         with torch.enable_grad():
             return value.detach().requires_grad_().clone()
 
     def _leaf(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a copy of a tensor at the same place in a copy of its storage."""
+        """Return a copy of a leaf tensor, with the same offset and strides in a copy of its storage.
+
+        Each storage is copied once. A tensor of another layout or class is cloned.
+        """
         if type(value) is not torch.Tensor or value.layout is not torch.strided:
             return value.clone()
         storage = value.untyped_storage()
@@ -284,7 +288,7 @@ def _quiet_dynamo() -> Iterator[None]:
         config.patch(
             recompile_limit=1_000_000,
             accumulated_recompile_limit=1_000_000,
-            # Otherwise Dynamo would run a failing graph eagerly, and the graph would be missing
+            # Otherwise Dynamo would run a failing graph eagerly. The graph would be missing from the capture,
             # without an error.
             suppress_errors=False,
             ignore_logging_functions={*config.ignore_logging_functions, *loggers},

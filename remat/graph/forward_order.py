@@ -15,8 +15,9 @@ def forward_sorted(
     """Sort node positions of a joint graph by the order in which forward runs the nodes.
 
     Nodes that the user's forward needs run in graph order. Other nodes run in forward only because
-    backward reads their results. The joint graph lists them at its end, where their inputs would
-    stay alive until the end of forward. Therefore such a node runs right after its last input.
+    backward reads their results. The joint graph lists such nodes at its end. If they ran there,
+    their inputs would stay alive until the end of forward. Therefore such a node runs right after
+    its last input.
 
     Some of these other nodes keep their place in graph order: random nodes, nodes with side effects,
     nodes that read memory to which forward writes, and nodes that read only placeholders and

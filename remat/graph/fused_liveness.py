@@ -24,8 +24,8 @@ from remat.graph.liveness import StepWalk
 from remat.graph.storages import Memories, hint, tensor_bytes
 from remat.graph.writes import by_target
 
-#: Workspaces of operators on a CPU: part of the operator's name, index of an argument among the tensors that the
-#: operator takes, and the multiple of this argument's bytes that the operator allocates.
+#: Workspaces that operators allocate on a CPU besides their results, as (part of the operator's name, index of one
+#: argument among the operator's tensor arguments, workspace bytes divided by this argument's bytes).
 _WORKSPACES = (
     # Names are matched as substrings, so the longer name stands first.
     ("convolution_backward", 2, 2),
@@ -33,17 +33,19 @@ _WORKSPACES = (
     ("_flash_attention_for_cpu_backward", 1, 1),
 )
 
-#: Index of the argument ``output_mask`` of ``convolution_backward``; its first entry is for the input's gradient.
+#: Index of the argument ``output_mask`` of ``convolution_backward``. The first entry of this mask says whether the
+#: gradient of the convolution's input is computed.
 _OUTPUT_MASK = 10
 #: A sum in backward and its reader form one kernel only if at most this number of unfusible operators run between
 #: the sum and the reader. `remat.integrations.near_fusions` makes Inductor keep this limit.
 NEAR_SUMS = 1
-#: If one element of a pointwise result takes at most this number of memory reads, every kernel that reads the
-#: result computes it again. A result that takes more reads is written to memory once.
+#: A pointwise result that several nodes read is computed again in each reader's kernel if one element needs at most
+#: this number of memory reads. Otherwise the result is written to memory once.
 _MOST_READS = 4
-#: Expensive pointwise operators. Their results are written to memory once instead of computed in several kernels.
+#: Expensive pointwise operators. If several nodes read the result, it is written to memory once, and no reader's
+#: kernel computes it again.
 _HEAVY = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh")
-#: Indexed reads, which Inductor fuses although no list of PyTorch's partitioner contains them.
+#: Indexed reads. Inductor fuses them, but the operator lists of PyTorch's partitioner leave them out.
 _INDEXED = (torch.ops.aten._unsafe_index, torch.ops.aten._unsafe_masked_index)
 
 
@@ -67,8 +69,8 @@ def predict_peak(
 class FusedWalk(StepWalk):
     """Simulation of a step's memory that models fusion, unlike its base class.
 
-    Operators such as matrix products never fuse. All pointwise operators and reductions between two
-    such operators form one kernel, which runs at the position of its last operator.
+    Some operators, such as matrix products, never fuse. All pointwise operators and reductions
+    between two such operators form one kernel, which runs at the position of its last operator.
     """
 
     def __init__(
@@ -85,10 +87,10 @@ class FusedWalk(StepWalk):
         """Yield the predicted workspaces, as (node, bytes, first moment, last moment).
 
         A workspace is memory that an operator allocates besides its result. Measured workspaces of
-        single operators do not apply to a compiled step, so fixed rules predict two kinds. One is
-        memory for partial results. The other is channels-last copies of inputs that convolutions
-        read. Forward makes all its copies of an input before the first convolution that reads the
-        input. Backward does the same.
+        single operators do not apply to a compiled step, so fixed rules predict two kinds. The
+        first kind is memory for partial results. The second kind is channels-last copies of the
+        step's inputs, one for each convolution that reads an input. Forward makes all copies of an
+        input before the first of these convolutions runs. Backward does the same.
         """
         begun: dict[tuple[bool, fx.Node], int] = {}
         for moment, node in self.running():
@@ -129,7 +131,8 @@ class FusedWalk(StepWalk):
         in_registers = {*made} - {key for key, _ in written}
         stays = {*self.inputs, *self.outputs, *kept, *in_registers}
         writing = {node for _, node in written}
-        # Counted by size, because a result only replaces an input of equal size.
+        # For each kernel's single output node, the number of inputs that the result may overwrite. They are
+        # counted by size, because a result can only overwrite an input of equal size.
         free = Counter(
             (node, nbytes[key])
             for key, moment in last.items()
@@ -177,7 +180,8 @@ class _Kernels:
     """Predicted kernels of a forward or backward graph, and the moments at which they run.
 
     Each operator that cannot fuse ends a segment of the graph. The operators that fuse within a
-    segment form one kernel, which runs at the position of its last operator.
+    segment form one kernel, which runs at the position of its last operator. A moment is the index
+    of a node's run among all runs of the step.
 
     Args:
         nodes: the call nodes of the graph.
@@ -185,11 +189,11 @@ class _Kernels:
         kept: Python ``id`` of each node that the graph returns.
 
     Attributes:
-        fuses: whether each node can fuse with others.
+        fuses: by node, whether the node can fuse with other nodes.
     """
 
     def __init__(self, nodes: list[fx.Node], start: int, kept: set[int]) -> None:
-        # Each answer below is asked for many times per node, and a search predicts dozens of plans.
+        # Results are cached, because each is needed many times per node, and a search predicts dozens of plans.
         self._passed_on = {n: is_passed_on(n) for n in nodes}
         self._numel = functools.cache(_numel)
         self._producer = functools.cache(producer_of)
@@ -203,8 +207,8 @@ class _Kernels:
         #: Segments of the kernels that read a value, by (node that computes the value, number of elements that
         #: the kernel computes).
         self._read_at: dict[tuple[fx.Node, int], list[int]] = defaultdict(list)
-        #: For each node, the memory reads needed for one element of its result, and whether an expensive
-        #: operator is needed. Both include inlined inputs, which the node's own kernel computes.
+        #: `_reads` maps a node to the number of memory reads for one element of its result. `_heavy` says whether
+        #: the result needs an expensive operator. Both include inlined inputs, which the node's kernel computes.
         self._reads: dict[fx.Node, int] = {}
         self._heavy: dict[fx.Node, bool] = {}
         #: For each node, whether every kernel that reads its result computes the result again, so that no
@@ -246,6 +250,10 @@ class _Kernels:
         other case, the node runs in segment ``now``.
 
         The method also records which kernels later nodes may join.
+
+        Args:
+            node: the node.
+            now: number of the current segment.
         """
         given = [self._ready[n] for n in inputs_of(node) if n in self._ready]
         ready = max((at for at, _ in given), default=0)
@@ -268,9 +276,9 @@ class _Kernels:
         return now
 
     def _beside(self, node: fx.Node, ready: int, now: int) -> int | None:
-        """Return the first earlier segment whose kernel reads an input of the node and can fuse.
+        """Return the first earlier segment whose kernel shares an input with the node.
 
-        A kernel can fuse with the node if it computes as many elements as the node.
+        The node can join this kernel, because both compute the same number of elements.
 
         Args:
             node: the node.
@@ -307,10 +315,11 @@ class _Kernels:
     def only_writer(
         self, readers: Iterable[fx.Node], moment: int, writing: Container[fx.Node]
     ) -> fx.Node | None:
-        """Return the only node that writes to memory what the last kernel computes from a storage.
+        """Return the single output node of the last kernel that reads a storage.
 
-        The search begins at the readers in the last kernel that reads the storage. If a reader's
-        result stays in registers, the search continues with the nodes that read this result.
+        An output node is a node whose result the kernel writes to memory. The search begins at the
+        readers of the storage in this kernel. If a reader's result stays in registers, the search
+        continues with the nodes that read this result.
 
         Args:
             readers: nodes that read the storage.
@@ -318,7 +327,7 @@ class _Kernels:
             writing: nodes whose results are written to memory.
 
         Returns:
-            The node; None if the search finds no node or several nodes that write to memory.
+            The node; None if the search finds no output node or several output nodes.
         """
         found: set[fx.Node] = set()
         waiting = [n for n in readers if self.last(n) == moment]
@@ -379,7 +388,7 @@ class _Kernels:
     def place(
         self, node: fx.Node, keys: list[int], readers: dict[int, list[fx.Node]], kept: set[int]
     ) -> list[int]:
-        """Move a node into the kernels that read its results, if they can compute the node.
+        """Move a node into the kernels that read its results, if these kernels can compute the node.
 
         Args:
             node: the node.
@@ -464,7 +473,7 @@ def _added_product(node: fx.Node) -> fx.Node | None:
         if not isinstance(made, torch.Tensor) or not isinstance(added, torch.Tensor):
             continue
         alike = made.dtype == added.dtype and _expands(added.shape, made.shape)
-        # On a GPU, Inductor keeps the sum apart if it fuses with all its readers
+        # On a GPU, Inductor keeps the sum out of the product if the sum can fuse with all its readers
         # (`should_prefer_unfused_addmm`).
         if alike and (made.device.type == "cpu" or not all(map(may_fuse, node.users))):
             return product

@@ -62,10 +62,13 @@ class HandedKind(enum.IntEnum):
 class Turn(NamedTuple):
     """One run of a joint graph among all graph runs of the step.
 
+    After a graph break, a step runs several joint graphs. A graph may run several times in a step,
+    for example if equal layers are compiled once.
+
     Attributes:
         at: index of this run among all graph runs of the step, in their order.
         received: primals that an earlier run returned: (position of the primal, index of the
-            earlier run, index of its forward output).
+            earlier run, index among the forward outputs of that run).
         shared: primals that an earlier run received too: (position of the primal, index of the
             first such run, position of the primal in that run).
         returned: indices of this run's forward outputs that both a later run and the step's caller
@@ -83,16 +86,18 @@ class JointGraph:
     """Forward and backward of one training step in one FX graph, as AOTAutograd traces it.
 
     Attributes:
-        graph_module: the joint graph. Placeholders are primals and tangents. Outputs are forward's
-            own outputs, followed by one gradient (or None) per input. Every node carries a fake
-            tensor (or symbol) in ``meta["val"]``.
+        graph_module: the joint graph. Placeholders are primals and tangents, and in some graphs
+            random seeds or a backward state. Outputs are forward's own outputs, followed by one
+            gradient (or None) per input. Every node carries a fake tensor (or symbol) in
+            ``meta["val"]``.
         num_fwd_outputs: number of leading outputs that belong to forward.
         static_inputs: positions of the primals whose memory outlives the step (parameters,
             buffers).
         lower: lowering that the graph was traced for, ``"inductor"`` or ``"eager"``.
         name: name of the graph in tables and messages.
         received: primals that an earlier graph of the same step returned: (position of the primal,
-            index of the earlier graph in the captured list, index of its forward output).
+            index of the earlier graph in the captured list, index among that graph's forward
+            outputs).
         shared: primals that an earlier graph of the same step received too, such as tied weights:
             (position of the primal, index of the first such graph, position of the primal there).
         returned: indices of forward outputs that both a later graph and the step's caller receive.
@@ -162,9 +167,9 @@ def make_module(owner: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.
 def check_structure(module: fx.GraphModule) -> str | None:
     """Return a description of the first structural fault of a graph; None if the graph is valid.
 
-    Calls `torch.fx.Graph.lint` and returns its message if it fails. Also checks three conditions
-    that ``lint`` omits: placeholders come first, a single output node ends the graph, and every
-    user of a node is in the graph.
+    Calls `torch.fx.Graph.lint`, and returns the first line of the message if ``lint`` fails. Also
+    checks three conditions that ``lint`` omits: placeholders come first, a single output node ends
+    the graph, and every user of a node is in the graph.
     """
     try:
         module.graph.lint()
@@ -273,14 +278,15 @@ def fingerprint(joint: JointGraph) -> str:
     """Return a SHA-256 digest of a joint graph's structure, without names.
 
     The digested text has one line per node. The lines refer to operators and results by number, and
-    a table after the lines explains the numbers. For the result of a call, only shape and dtype are
-    written, because strides and device follow from the operator and its arguments.
+    a table after the lines explains the numbers. If a call returns a tensor of static shape, only
+    its shape and dtype are written, because strides and device follow from the operator and its
+    arguments.
     """
-    # Nodes are written as positions, as `bytes`: no argument of a node has this type, so the text of a
-    # position cannot be mistaken for a constant.
+    # In arguments, a node is replaced by its position as `bytes`. No other argument has this type, so the text of
+    # a position cannot be mistaken for a constant.
     written: dict[fx.Node, bytes] = {}
     words: dict[str, int] = {}
-    # Word number of an operator, by `id`, or of a value's shape and dtype.
+    # Number of an operator in `words`, by the `id` of the operator, or of a result, by shape and dtype.
     number: dict[Any, int] = {}
     declared: set[str] = set()
     lines = [f"remat-joint-2;{joint.num_fwd_outputs};"]
@@ -294,7 +300,7 @@ def fingerprint(joint: JointGraph) -> str:
             text = op if op in ("placeholder", "output") else f"{op} {target}"
             call = number[id(target)] = words.setdefault(text, len(words))
             declared.update(ops.declared_operators(node))
-        elif isinstance(target, torch_compat.HigherOrderOperator):  # other graphs at each call
+        elif isinstance(target, torch_compat.HigherOrderOperator):  # each call gets other graphs
             declared.update(ops.declared_operators(node))
         form = _static_form(value) if op == "call_function" else None
         if form is None:
@@ -307,7 +313,7 @@ def fingerprint(joint: JointGraph) -> str:
             lines.append(f"{call} {args!r} {made} {meta.get('recompute')}")
         if node.kwargs:
             lines.append(repr(fx.map_arg(node.kwargs, written.__getitem__)))
-    # A declaration decides which nodes may run again, and so changes the plan.
+    # `remat.declare_pure` decides which nodes may run again, so a declaration changes the plan.
     if declared:
         lines.append(f"pure: {', '.join(sorted(declared))}")
     return hashlib.sha256("\n".join((*lines, *words)).encode()).hexdigest()

@@ -160,13 +160,13 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
             saved_nodes_idxs: indices of the candidates that are saved.
             recomputable_node_idxs: indices of all other candidates.
             account_for_backward_pass: if True, the peak includes candidates that are recomputed
-                during backward.
+                during backward. If False, the peak is the memory of the saved candidates.
 
         Returns:
             Six numbers by the names that PyTorch uses. The first four are the peak memory, the
             recomputation runtime, the memory if all candidates are saved, and the runtime if all
-            are recomputed. The others are the peak as a fraction of that memory, and the
-            recomputation as a fraction of that runtime.
+            are recomputed. The fifth is the first divided by the third. The sixth is the second
+            divided by the fourth.
 
         Raises:
             ProblemError: a candidate is in both lists or in neither list, or an index does not
@@ -200,8 +200,9 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
     def _backward_peak(self, saved: set[str], current: float) -> float:
         """Return the peak memory of backward, which visits the candidates from last to first.
 
-        At its visit, an unsaved candidate is recomputed, together with those of its ancestors that
-        are not in memory. The candidate is dropped after the visit.
+        When backward visits an unsaved candidate, it recomputes the candidate and those of the
+        candidate's ancestors that are not in memory. After the visit, the candidate is dropped,
+        even if it was saved.
 
         Args:
             saved: names of the saved candidates.
@@ -237,8 +238,8 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
     ) -> float:
         """Return the budget at the knee, where more memory starts to save little runtime.
 
-        The knee is the point of the Pareto frontier nearest to the origin. For this distance,
-        memory and runtime are each scaled to the range from 0 to 1.
+        The knee is the point of the Pareto frontier of memory and recomputation runtime that is
+        nearest to the origin. For this distance, both are scaled to the range from 0 to 1.
 
         Args:
             knapsack_algo: solver to run on ``iterations`` budgets. None: compute the exact frontier
@@ -278,8 +279,8 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         runtimes = self._info.get_knapsack_runtime_input()
         problem = problem_from_floats(memories, runtimes, most)
         frontier = knapsack_frontier(problem, most_points=KNEE_POINTS)
-        # The problem has integer weights and values; these factors convert them back to the given
-        # units.
+        # The problem has integer weights and values. These factors convert the integers back to the units of
+        # memories and runtimes.
         byte = sum(memories) / problem.total_weight if problem.total_weight else 0.0
         tick = sum(runtimes) / problem.total_value if problem.total_value else 0.0
         first = frontier.best_within(int(least / byte)) if byte else 0

@@ -299,8 +299,8 @@ class StepWalk:
     forward run and one of the recomputation. A key names the same storage in forward and in
     backward only if forward saves the storage. If the forward storage is alive in backward, the
     recomputed storage gets a key of its own. This happens if one result of an operator is saved and
-    another is recomputed, because the second run computes both results. Repeated runs within
-    forward or within backward also get keys of their own.
+    another is recomputed, because the second run computes both results. If a node runs several
+    times within forward or within backward, each run's storages have keys of their own.
 
     Attributes:
         moments: names of the nodes that run, forward's first; a moment is the run of one node.
@@ -357,7 +357,7 @@ class StepWalk:
         return frozenset(n for _, n in self.running() if first.setdefault(run_of(n), n) is not n)
 
     def alive(self, *, workspaces: bool = True) -> tuple[int, ...]:
-        """Return the bytes of device memory alive at each moment."""
+        """Return the bytes of device memory alive at each moment, with or without workspaces."""
         lifetimes = self.lifetimes() if workspaces else self.storages()
         return sums_of((x[2:] for x in lifetimes), len(self.moments))
 
@@ -398,8 +398,8 @@ class StepWalk:
         self.last_read = {key: last[key] for key in self._initial if key in last}
         for key, node in inputs.items():
             yield key, node, nbytes[key], 0, end
-        # Forward's storages live on if backward reads them; saved ones that backward never reads are freed at
-        # its start.
+        # A saved storage lives to its last read in backward. A saved storage that backward never reads is freed at
+        # the start of backward.
         mine, ends = self._walk(self._forward, 0, set())
         # Offloaded copies take no device memory.
         elsewhere = {*inputs, *host_storages(self._forward, self.sizes)}
@@ -441,7 +441,7 @@ class StepWalk:
         one: dict[fx.Node, int] = {}  # nearly every node has one storage
         known = one.get
         keys = self.sizes.each([n.meta.get("val") for n in nodes])
-        # Of several runs of one node in this graph, the last keeps the key, because its result is saved.
+        # If a node runs several times in this graph, its last run keeps the key, because this run's result is saved.
         again = {run_of(n) for n in nodes if RUN_OF in n.meta}
         latest = {run_of(n): n for n in nodes if run_of(n) in again}.values() if again else ()
         twice = {k for n in latest for k in keys_of(n)}
@@ -476,7 +476,8 @@ class StepWalk:
                 False.
         """
         sizes = self.sizes
-        # A view belongs to the run that it reads, which need not be the latest run of its base.
+        # If the base of a view runs several times, the view shares memory with the run that it reads, which need
+        # not be the latest.
         for read in inputs_of(node):
             for found in sizes.keys(read):
                 if key in (found, self._twin.get(found)):

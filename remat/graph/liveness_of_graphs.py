@@ -1,6 +1,7 @@
 """Lifetimes of storages over all graphs of one step.
 
-Forwards run from the first graph to the last, backwards from the last to the first.
+A step has several graphs if its model has graph breaks. Forwards run from the first graph to the
+last, backwards from the last to the first.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def highest_of_graphs(graphs: Sequence[PartitionedGraph]) -> tuple[tuple[int, in
 def _in_turns(graphs: Sequence[PartitionedGraph]) -> list[tuple[int, PartitionedGraph]]:
     """Return all graph runs of a step in their order, as (index in ``graphs``, graph).
 
-    The joint graph of a pair describes the values that this run receives and returns.
+    In each pair, ``graph.joint`` describes the values that this run receives and returns.
     """
     turns = [(turn, k) for k, graph in enumerate(graphs) for turn in graph.joint.turns]
     if not turns:
@@ -94,7 +95,8 @@ class _Step:
 
     def __init__(self, graphs: Sequence[PartitionedGraph]) -> None:
         self._graphs = graphs
-        known: dict[int, StepWalk] = {}  # equal for all runs of a graph
+        # By `id` of the forward module, because all runs of a graph share one walk.
+        known: dict[int, StepWalk] = {}
         for g in graphs:
             if id(g.forward) not in known:
                 known[id(g.forward)] = StepWalk(
@@ -127,7 +129,7 @@ class _Step:
             for key, node, nbytes, first, last in lifetimes:
                 start, until = self._at(k, first), self._at(k, last)
                 if key in walk.inputs:
-                    # This storage counts at the graph that returned it or received it first.
+                    # The run that returned this storage, or received it first, yields it.
                     if node.name in not_mine:
                         continue
                     start, until = 0, self.end
@@ -151,8 +153,8 @@ class _Step:
     def _read_until(self, k: int, node: fx.Node) -> int:
         """Return the last moment of the step at which graph run ``k`` may read a node's value.
 
-        If the value is saved for backward, this is its last use in the run's backward. Otherwise it
-        is the end of the run's forward.
+        If the value is saved for backward, this moment is the value's last use in the run's
+        backward. Otherwise it is the end of the run's forward.
         """
         walk = self.walks[k]
         reads = (walk.last_read[key] for key in walk.sizes.keys(node) if key in walk.last_read)

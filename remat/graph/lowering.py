@@ -58,7 +58,7 @@ class Lowered:
     of_position: tuple[int, ...]
 
     def priced(self, costs: Sequence[int], unit: str) -> Lowered:
-        """Return a copy of the problem with other costs.
+        """Return a copy whose problem has other costs; states and snapshots cost nothing.
 
         Args:
             costs: cost of running the node at each joint-graph position once.
@@ -71,9 +71,12 @@ class Lowered:
         return replace(self, problem=self.problem.priced(tuple(prices), unit))
 
     def decision(self, saved: Iterable[int]) -> Decision:
-        """Convert a set of saved problem nodes to a decision in names of the joint graph.
+        """Convert saved problem nodes to a decision that names joint-graph nodes.
 
         The decision leaves out saved generator states.
+
+        Args:
+            saved: indices of the problem nodes that are saved.
         """
         names: dict[SavedKind, list[str]] = {k: [] for k in SavedKind}
         for i in sorted(saved):
@@ -84,7 +87,7 @@ class Lowered:
         )
 
     def saved_of(self, decision: Decision) -> tuple[int, ...]:
-        """Return the problem nodes that a decision saves, and all generator states.
+        """Return the indices of the problem nodes that a decision saves, and of all generator states.
 
         A decision does not name generator states, so all of them count as saved.
         """
@@ -119,7 +122,7 @@ class Offload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Saved values, node orders and offloads of a plan, in names of the joint graph.
+    """Saved values, node orders and offloads of a plan, given as names of joint-graph nodes.
 
     Attributes:
         saved: nodes whose value is saved, including values that stay alive in every plan.
@@ -243,8 +246,8 @@ def lower(
             continue
         gone = i in storages.mutated and i not in storages.rewritten
         if gone or (node.op == "placeholder" and i in storages.user_mutated):
-            # Backward's own writes must reach the input itself, so it is saved uncopied for them. Readers get
-            # the snapshot.
+            # If backward writes to the input, the write must reach the input itself, so the input is saved
+            # uncopied. Readers get the snapshot.
             writes = _backward_uses(index, roles, i)[1]
             of_position[i] = add(_Row(node.name, i, SavedKind.VALUE, save=writes))
             nbytes, name = tensor_bytes(index.values[i]), f"{node.name}:snapshot"
@@ -303,7 +306,7 @@ class _Row(NamedTuple):
         nbytes: bytes that saving the node takes.
         save: whether the node may be saved.
         again: whether the node may be recomputed.
-        forward: whether forward runs the node.
+        forward: whether forward runs the node even if nothing is saved.
     """
 
     name: str
@@ -335,13 +338,15 @@ def _backward_uses(index: GraphIndex, roles: Roles, i: int) -> tuple[bool, bool]
 
 
 def _tied_by_tags(index: GraphIndex, storages: Storages) -> dict[int, CheckpointPolicy]:
-    """Return the checkpoint tags by node position, with MUST_SAVE moved from views to owners.
+    """Return the checkpoint tags that require saving or recomputing, by node position.
 
-    The owner is the first node on the storage of the view. A view that must be saved is saved by
-    saving its owner. If the owner itself must be recomputed, the tag stays on the view.
+    Offload tags count as MUST_SAVE, and PREFER_RECOMPUTE counts as MUST_RECOMPUTE. The tag
+    MUST_SAVE moves from a view to the owner, the first node on the view's storage, because saving
+    the owner saves the view. If the owner itself must be recomputed, the tag stays on the view.
 
     Raises:
-        PlanError: a node is tagged MUST_RECOMPUTE, but its operator may have undeclared effects.
+        PlanError: a node is tagged MUST_RECOMPUTE, but its operator may have undeclared effects; see
+            `check_may_run_again`.
     """
     tags: dict[int, CheckpointPolicy] = {}
     for i, node in enumerate(index.nodes):
@@ -408,8 +413,9 @@ class _Rules:
             never = (tuple, list, dict, torch.SymFloat, torch.SymBool)
             return value is not None and not isinstance(value, never), 0
         if owner != i:
-            # Only the owner of a storage is saved, with two exceptions: a tag requires this very view, or no
-            # view operator can rebuild it, because the call returns an argument's memory.
+            # Only the owner of a storage is saved, with two exceptions. A tag may require saving this very view.
+            # Or backward cannot take the view again: it is an element of a tuple that no schema declares as a
+            # view, or the result of a call that writes to the memory it returns.
             insists = must_save(node) and must_recompute(index.nodes[owner])
             insists = insists or (is_element(node) and aliased_argument(node) is None)
             insists = insists or (ops.is_mutating(node) and bool(index.users[i]))
@@ -423,8 +429,7 @@ class _Rules:
         """Return whether the node at position ``i`` may run again."""
         index, node = self._index, self._index.nodes[i]
         if node.op in ("placeholder", "get_attr"):
-            # Backward fetches an attribute from the module by itself; an input must be passed to
-            # it.
+            # Backward reads an attribute from its own module, but an input must be passed to backward.
             return node.op == "get_attr"
         tag = self._tags.get(i)
         if tag is CheckpointPolicy.MUST_SAVE and isinstance(index.values[i], torch.Tensor):
@@ -435,7 +440,8 @@ class _Rules:
         if not rewritten:
             return True
         if owner[i] in rewritten:
-            # A view of the storage after forward's last write can be taken again; the storage cannot be rebuilt.
+            # The contents of the storage after forward's last write cannot be computed again. But if they are
+            # saved, a view of them can be taken again.
             return owner[i] != i and aliased_argument(node) is not None
         early = any(i < rewritten.get(owner[j], -1) for j in index.inputs[i])
         return not early or ops.ignores_content(node)

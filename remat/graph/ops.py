@@ -163,8 +163,8 @@ def is_plain(node: fx.Node) -> bool:
     """Return whether the node's result depends on its arguments alone, without side effects.
 
     A plain node draws no random numbers, writes to no argument, communicates with no rank and
-    returns no uninitialised memory. Schema, tags or a declaration guarantee this. The result
-    depends on the operator only, so it may be cached per operator.
+    returns no uninitialised memory. Schema, tags or a declaration guarantee this. Two nodes with
+    the same operator are both plain or both not plain, so the answer may be cached per operator.
     """
     return node.op != "call_function" or (_is_plain(node.target) and is_known(node.target))
 
@@ -181,7 +181,7 @@ def _is_plain(target: Target) -> bool:
     )
 
 
-#: Higher-order operator that runs an operator and returns the generator state before the run, and the result.
+#: Higher-order operator that runs an operator. It returns the generator state from before the run, and the result.
 _RUN_AND_SAVE = torch_compat.rng_prims.run_and_save_rng_state
 #: Higher-order operators that save a generator state and run an operator, or run an operator from a saved
 #: state.
@@ -197,7 +197,7 @@ def is_opaque(node: fx.Node) -> bool:
 
     Such a node may draw random numbers, count its calls or read changing state. Therefore it runs
     exactly once, and keeps its place in the order of such nodes. A higher-order operator is opaque
-    if an operator that it calls, also within its graphs, is opaque.
+    if it calls an opaque operator, directly or in a graph that it gets as argument.
     """
     return node.op == "call_function" and bool(opaque_operators(node))
 
@@ -344,8 +344,9 @@ def called_operators(node: fx.Node) -> list[Target]:
     """Return the operators that a higher-order operator gets as arguments.
 
     For example, ``auto_functionalized`` gets the operator to run. The list is empty for operators
-    that save or restore a generator state. Replaying a draw leaves the generator unchanged, and
-    `draws_in_order` handles ``run_and_save_rng_state``.
+    that save or restore a generator state, so the random operator in them does not make them
+    random. A replay leaves the generator unchanged. ``run_and_save_rng_state`` advances the
+    generator, for which `draws_in_order` accounts.
     """
     if not isinstance(node.target, torch_compat.HigherOrderOperator) or node.target in _REPLAYS:
         return []
@@ -363,7 +364,8 @@ def nested_nodes(node: fx.Node) -> Iterator[fx.Node]:
 def default_taxonomy() -> OpTaxonomy:
     """Return the taxonomy of PyTorch's operators: one shared instance per process.
 
-    Its sets are the same under PyTorch 2.13 to 2.15. Plugins extend the instance in place.
+    The names in its sets are the same under PyTorch 2.13 to 2.15; operators that a build of PyTorch
+    lacks are skipped. Plugins extend the instance in place.
     """
     known = {
         field: {

@@ -1,7 +1,8 @@
 """Find the node that owns each storage of a joint graph, and the storages that cost nothing to save.
 
-Storages that the step keeps alive in every plan (inputs it does not mutate, the user's outputs)
-cost nothing to save.
+The owner of a storage is the first node in graph order whose value is on the storage. Storages that
+the step keeps alive in every plan (inputs it does not mutate, the user's outputs) cost nothing to
+save.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Storages:
         nbytes: bytes of the storage at its owner's position; 0 at every other position.
         alive: at owners' positions, whether the storage outlives forward in every plan, so that
             saving it costs nothing.
-        mutated: positions of the owners of storages that forward writes to. Backward cannot read a
-            value from before the write.
+        mutated: positions of the owners of storages that forward writes to, or AOTAutograd after
+            forward. Backward cannot read a value from before the write.
         rewritten: by owner's position, the position of the last write to the storage. Contains
             those storages in ``mutated`` that are read after this write or that forward allocated.
             Backward may receive the contents of such a storage after this write. Usually empty:
@@ -72,8 +73,8 @@ def find_storages(
     nbytes = [0] * n
     first: dict[int | None, int] = {}
     for i, (key, storage, value) in enumerate(joint.memories.of_all(index.values)):
-        # The schema goes first: after a pass, a view's fake value may be on the storage of a removed
-        # node.
+        # The schema decides before the fake value does: after a pass, the fake value of a view may still be on the
+        # storage of a removed node.
         base = aliased_argument(index.nodes[i])
         if base is not None:
             owner[i] = owner[index.position[base]]
@@ -96,7 +97,8 @@ def find_storages(
     # Attributes are constants of the module, which outlives the step.
     for node in joint.graph.find_nodes(op="get_attr", sort=False):
         alive[owner[index.position[node]]] = True
-    # The user holds the outputs anyway. AOTAutograd copies input mutations and then drops them.
+    # The user holds the outputs anyway. An output for an input mutation is not such an output: AOTAutograd copies it
+    # into the input and then drops it.
     if not count_outputs:
         outputs, _, descs, _ = split_outputs(joint)
         for value, desc in zip(outputs, descs, strict=True):

@@ -26,7 +26,7 @@ from remat.units import Budget, some_of
 
 #: Key under which `region` annotates nodes.
 REGION = "_remat_region"
-#: Metadata key that names the policy that tagged a node.
+#: Metadata key for the text of the policy that set the checkpoint tag of a node.
 TAGGED_BY = "remat_policy"
 #: Policy values that are not budgets.
 _WORDS = ("save", "recompute", "offload")
@@ -35,7 +35,7 @@ _SHOWN = 6
 
 
 class Treatment(enum.Enum):
-    """What remat does with the values of a part of the model."""
+    """Treatment of the values that a part of the model computes."""
 
     SAVE = "save"
     RECOMPUTE = "recompute"
@@ -45,7 +45,7 @@ class Treatment(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What remat does with the values that the modules matching a pattern compute.
+    """A pattern, and the treatment of the values that modules with matching names compute.
 
     Attributes:
         pattern: a glob over names of modules; for a `region`, the region's name.
@@ -68,16 +68,17 @@ class Policy:
 
     @property
     def value(self) -> str:
-        """The treatment as text: ``"save"``, ``"recompute"``, ``"offload"`` or ``"saved:NB"``.
+        """The treatment as text, such as ``"save"``; ``"saved:1024B"`` for a budget of 1024 bytes.
 
-        N is the number of bytes of a budget. `read_policies` parses this text.
+        `read_policies` parses this text.
         """
         is_budget = self.treatment is Treatment.BUDGET
         return f"saved:{self.saved_bytes}B" if is_budget else self.treatment.value
 
     def matches(self, name: str) -> bool:
         """Return whether the pattern matches the name of a module."""
-        # In a block that is compiled by itself, names begin inside of the block: ``*.mlp`` is ``mlp`` there.
+        # If a block of the model is compiled by itself, names are relative to the block. The module
+        # ``layers.0.mlp`` is then called ``mlp``, and the pattern ``*.mlp`` must match this name too.
         pattern = self.pattern
         return fnmatchcase(name, pattern) or (
             pattern.startswith("*.") and fnmatchcase(name, pattern[2:])
@@ -123,7 +124,8 @@ class Policies:
         for node in nodes:
             mark = region_of(node)
             if mark != before and node.op == "call_function":
-                # Each run of a region's lines is a region of its own. Adjacent runs cannot be told apart.
+                # If the code of a region runs several times, each run counts as a region of its own. Two runs
+                # without other nodes between them cannot be told apart.
                 number, before = number + 1, mark
             found.append(of_path(module_path(node)) if mark is None else _in_code(mark, number))
         return found
@@ -158,13 +160,13 @@ def read_policies(given: object) -> Policies:
     """Parse policies by module.
 
     Args:
-        given: policies in one of three forms: a dict of values by pattern, this dict as JSON text,
-            or a list of texts ``"PATTERN=VALUE"``. A value is ``"save"``, ``"recompute"``,
-            ``"offload"``, or a budget: ``{"budget": remat.Saved("1GiB")}`` or the text
-            ``"saved:1GiB"``.
+        given: a dict of values by pattern, this dict as JSON text, or one or several texts
+            ``"PATTERN=VALUE"``. A value is ``"save"``, ``"recompute"``, ``"offload"``, or a budget:
+            ``{"budget": remat.Saved("1GiB")}`` or the text ``"saved:1GiB"``. None means no
+            policies.
 
     Raises:
-        ProblemError: ``given`` has another form.
+        ProblemError: ``given`` has another form, or a pattern or value is invalid.
     """
     if given is None or isinstance(given, Policies):
         return given or Policies()

@@ -1,9 +1,9 @@
 """Decide which operators are known to be functions of their inputs.
 
 Schemas and tags of PyTorch's own operators state which operators write, draw random numbers or have
-an effect. Schemas of other operators need not: a custom operator that draws random numbers or
-counts its calls looks like a pure one. Therefore a custom operator runs exactly once per call in a
-step, until it is declared pure.
+an effect. Schemas of other operators may omit this: a custom operator that draws random numbers or
+counts its calls can have the schema of a pure operator. Therefore a custom operator runs exactly
+once per call in a step, until it is declared pure.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _SHIPPED = (
 )
 _NAMESPACES = frozenset(_SHIPPED.split())
 
-#: Namespaces in which PyTorch registers its own Python functions as custom operators, with the package of
-#: these functions in ``torch``.
+#: Namespaces in which PyTorch registers its own Python functions as custom operators. The value is the package of
+#: ``torch`` that defines these functions.
 _WRITTEN_IN_PYTHON = {
     "prims": "_prims",
     "rngprims": "_prims",
@@ -54,7 +54,7 @@ _WRITTEN_IN_PYTHON = {
 #: operators from operators that other packages add to the same namespaces.
 _FILES = ("aten/src/ATen/", "torch/csrc/", "torchvision/csrc/")
 
-#: Top-level packages whose Python functions and higher-order operators count as known.
+#: Top-level packages whose Python functions and higher-order operators have no undeclared effects.
 _MODULES = frozenset(("torch", "remat", "operator", "_operator", "math", "builtins"))
 
 #: PyTorch's higher-order operators that call code that no graph contains.

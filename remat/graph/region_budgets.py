@@ -2,9 +2,9 @@
 
 As in PyTorch, this context manager applies to a whole graph. It must cover the graph's forward and
 set one budget ratio. Error messages begin with PyTorch's own text. Regions with different ratios
-must be in different graphs. AOTAutograd and Inductor add operators that no user can cover: writes
-to mutated inputs, and seeds of random numbers. PyTorch 2.13 refuses a batch norm for this reason;
-here such operators are ignored.
+must be in different graphs. AOTAutograd and Inductor add operators outside of every user's context:
+writes to mutated inputs, and seeds of random numbers. PyTorch 2.13 therefore refuses a graph with
+batch norm; remat ignores such operators.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 AOTAutograd first hands a partitioner the joint graph of each region. Then it hands over the outer
 joint graph, in which the forward of a region is a call that returns the values saved for its
-backward. A budget applies to the whole step, so the plan for the outer graph spends all of it: the
-results of a call are saved, or recomputed by another call. Each region itself is partitioned for
-the shortest run time.
+backward. The plan for the outer graph spends the whole budget: it saves the results of a call, or
+recomputes them by another call. Each region itself is partitioned for the shortest run time,
+without a budget.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ Modules = tuple[fx.GraphModule, fx.GraphModule]
 def is_region(module: fx.GraphModule, joint_inputs: Sequence[object]) -> bool:
     """Return whether a joint graph is that of a nested compile region.
 
-    AOTAutograd gives no example inputs for a region, and numbers its placeholders from 0.
+    For a region, AOTAutograd gives no example inputs, and numbers the placeholders from 0 instead
+    of 1.
     """
     first = next(iter(module.graph.nodes))
     return not joint_inputs and first.op == "placeholder" and first.name == "primals_0"
@@ -54,9 +55,9 @@ def split_region(
 ) -> Modules:
     """Partition the joint graph of a nested region by PyTorch's minimum cut, without a budget.
 
-    Capture and compilation both call this function. A plan for the outer graph is only valid for
-    the same partition of its regions. Results of operators that may have undeclared effects are
-    saved, even in a checkpointed part of the region.
+    Capture and compilation both call this function, because a plan for the outer graph is only
+    valid for one partition of its regions. Results of operators that may have undeclared effects
+    are saved, even in a checkpointed part of the region.
 
     Args:
         module: the joint graph of the region.
@@ -70,7 +71,7 @@ def split_region(
         if node.meta.get("recompute") is not None and ops.is_opaque(maker_of(node)):
             check_may_run_again(node)
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    # Below 1, PyTorch recomputes random operators, which then draw other numbers.
+    # At a budget below 1, PyTorch recomputes random operators, which then draw other numbers.
     with torch_compat.functorch_config.patch(activation_memory_budget=1.0):
         split: Modules = torch_compat.min_cut_rematerialization_partition(
             module,

@@ -1,4 +1,4 @@
-"""Decide which random operators can run again with the same result (from a saved state)."""
+"""Decide which random operators can run again with the same result, from a saved generator state."""
 
 from __future__ import annotations
 

@@ -71,7 +71,8 @@ def alike(a: Any, b: Any, same_value: Callable[[Any, Any], bool]) -> bool:
     Args:
         a: a value. Tuples, lists and dicts are compared recursively; a node equals only itself.
         b: the value to compare with ``a``.
-        same_value: returns whether two values of the same type are equal, for all other types.
+        same_value: function that returns whether two values of one type are equal. It is called for
+            all types other than those above.
     """
     if a is b:
         return True

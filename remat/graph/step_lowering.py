@@ -1,8 +1,9 @@
 """Build the scheduling problem of a joint graph: when each node runs, or runs again, in a step.
 
-Each problem node stands for a storage. A joint-graph node that allocates memory becomes a problem
+Problem nodes stand for storages. A joint-graph node that allocates memory becomes a problem
 node for its first storage. Each further storage that the joint-graph node allocates becomes a
-problem node that is a part of the first. Views have no problem nodes, because in the problem,
+problem node that is a part of the first. A call that allocates no memory, such as an in-place
+write, becomes a problem node of 0 bytes. Views have no problem nodes, because in the problem,
 readers of a view read its base. The peak of a schedule then equals
 `remat.graph.liveness.simulate_peak` of the forward and backward graphs that run this schedule.
 
@@ -111,8 +112,8 @@ def lower_step(
         joint: the joint graph.
         index: node positions of the joint graph.
         roles: classification of the nodes as forward or backward.
-        lowered: graph problem of the joint graph. The scheduling problem has its costs, its
-            generator states and its copies of inputs, and runs a node again only if it allows that.
+        lowered: graph problem of the joint graph. The scheduling problem takes over costs,
+            generator states, copies of inputs, and which nodes may run again.
     """
     chosen = lowered.problem
     of_kind: dict[SavedKind, list[int]] = {kind: [] for kind in SavedKind}
@@ -157,14 +158,14 @@ def lower_step(
     writes = (w for i in index.special for w in written_by(index.nodes[i]))
     written = {k for w in writes for k in sizes.keys(w)}
 
-    # Nodes that forward does not require read the copies of inputs, so writes to these inputs do not fix
-    # their order.
+    # A node that forward does not require reads the copy of an input, so a write to the input does not fix the
+    # place of this node in the order.
     copied = {k for name in kept for k in sizes.keys(index.nodes[index.by_name[name]])}
 
     def touches_written(i: int) -> bool:
         """Return whether a node has effects or reads memory that is written to.
 
-        Such a node must keep its order. ``i`` is the node's position.
+        Such a node must keep its place in the order. ``i`` is the node's position.
         """
         if not index.plain[i] and ops.may_have_effects(index.nodes[i]):
             return True
@@ -173,8 +174,8 @@ def lower_step(
             k in fixed for j in index.inputs[i] for k in sizes.keys(index.nodes[j])
         )
 
-    # Nodes outside of the tangent closure go first, because forward's writes to inputs stand at the end of
-    # the joint graph.
+    # Nodes that need not run in backward (outside of the tangent closure) go first, because forward's writes to
+    # inputs stand at the end of the joint graph.
     late = roles.tangent_closure
     for i in sorted(range(len(index)), key=late.__getitem__):
         node = index.nodes[i]
@@ -184,15 +185,16 @@ def lower_step(
         # Nodes that only backward runs have no cost, because they run once in every plan.
         cost = 0 if late[i] else chosen.cost[lowered.of_position[i]]
         reads = {at for j in index.inputs[i] for at in behind[j]}
-        # Later runs read the copy. The first run reads the input itself, while the copy is alive already.
+        # In the problem, every run of a reader reads the copy. In the step, the first run reads the input itself,
+        # but the copy is alive at that time too.
         sources = [index.nodes[j] for j in index.inputs[i]] if kept else []
         reads |= {kept[x.name] for x in sources if x.name in kept and not is_destination(x, node)}
         keys = list(dict.fromkeys(sizes.keys(node)))
         fresh = [k for k in keys if k not in resident and k not in of_key]
         viewed = [of_key[k] for k in keys if k in of_key]
         if not fresh and keys and (is_element(node) or (index.plain[i] and not cost)):
-            # A view becomes no problem node. Its readers read the storages it views, and inputs without a
-            # storage.
+            # A view becomes no problem node. In the problem, its readers read its base, and those of its inputs
+            # that have no storage, such as sizes.
             sizeless = [at for at in reads if not rows[at].size and rows[at].part_of < 0]
             behind[i] = (*viewed, *sizeless)
             continue
@@ -200,7 +202,7 @@ def lower_step(
         if i in replayed:
             made = add(_Row(f"{node.name}:state", size=state_bytes(node)))
             state = (made,)
-            # A later run would read the state after the draw.
+            # A second run would read the generator state from after the draw, so the state is read once.
             single.append(made)
             of_name[node.name + _DRAWN] = made
         at = add(
@@ -244,7 +246,7 @@ def lower_step(
         ordered=tuple(ordered),
         forward=tuple(forward),
         backward=tuple(backward),
-        # If backward runs no node and only returns tangents, the schedule has no start of backward.
+        # If backward only returns tangents and runs no node, the schedule has no point at which backward starts.
         at_start=() if backward else tuple(at_boundary),
         at_boundary=tuple(at_boundary) if backward else (),
         to_end=tuple(sorted({of_key[k] for k in sizes.of_all(returned) if k in of_key})),

@@ -197,12 +197,12 @@ def numbers_of(value: Any) -> tuple[Any, ...]:
 
 
 def has_symbols(values: Iterable[Any], *, learned: bool = False) -> bool:
-    """Return whether any given number, or any size of the given tensors, contains a symbol.
+    """Return whether a given number, or a size of a given tensor, contains a symbol of one kind.
 
     Args:
         values: tensors and numbers.
-        learned: if False, only symbols of input sizes count (backed symbols). If True, only symbols
-            whose numbers depend on data count (unbacked symbols).
+        learned: kind of the symbols. False: symbols of input sizes (backed symbols). True: symbols
+            whose numbers depend on data (unbacked symbols).
     """
     return any(
         expression_of(size) is not None and size.node.has_hint() is not learned
@@ -249,10 +249,10 @@ class Memories:
 
 
 class Sizes:
-    """Lookup of the keys and bytes of the storages behind the values of nodes.
+    """Looks up the storages behind the values of nodes, and records the bytes of each storage.
 
-    A tensor whose layout has no single storage, such as a sparse tensor, counts as a storage of its
-    own.
+    A storage is identified by an integer, its key. A tensor whose layout has no single storage,
+    such as a sparse tensor, counts as a storage of its own.
 
     Args:
         memories: cache of the storages behind values; None starts an empty cache.
@@ -321,7 +321,7 @@ class Sizes:
                 self.symbolic[key] = expression
 
     def first_of(self, nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
-        """Return the first of the nodes that uses each storage, by storage key."""
+        """Return for each storage key the first of the given nodes whose value uses the storage."""
         found: dict[int, fx.Node] = {}
         for node in nodes:
             for key in self.keys(node):

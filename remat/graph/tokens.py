@@ -3,7 +3,8 @@
 A language model's loss runs on values such as ``[batch, sequence, vocabulary]``. The adjacent dimensions of a
 value that index the tokens, here ``[batch, sequence]``, are the value's *span*. A *slice* of the value holds only
 some of its tokens. All tokens of a slice are in the last dimension of the span. The other dimensions of the span
-have size 1 in a slice, so that a slice has as many dimensions as the value.
+have size 1 in a slice, so that a slice has as many dimensions as the value. For example, a slice of 64 tokens has
+the shape ``[1, 64, vocabulary]``.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Span(NamedTuple):
     """Adjacent dimensions of a value that index its tokens, without dimensions of size 1 at either end.
 
     Attributes:
-        start: first dimension of the span; may be negative if the value lacks leading dimensions.
+        start: first dimension of the span. Negative if the value lacks leading dimensions of the span and is
+            broadcast along them.
         stop: the dimension after the last one of the span.
     """
 
@@ -84,7 +86,7 @@ class Span(NamedTuple):
         return [*shape[: max(0, self.start)], *ones, tokens, *shape[self.stop :]]
 
     def of(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the sizes of the span's dimensions in a shape; dimensions that it lacks are left out."""
+        """Return the sizes of the span's dimensions in a shape; dimensions that the shape lacks are left out."""
         return tuple(shape[max(0, self.start) : max(0, self.stop)])
 
     def moved(self, by: int) -> Span:
@@ -150,7 +152,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def rule_of(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None = None) -> Rule | None:
-    """Return how a call runs on slices of its arguments; None if it cannot.
+    """Return the rule by which a call runs on slices of its arguments; None if the call cannot do so.
 
     Args:
         node: the call.
@@ -189,7 +191,7 @@ def _pointwise(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) 
     (span,) = found
     assert span is not None
     own = {n: span.moved(-by) for n, by in lacks.items()}
-    # An argument of size 1 in all these dimensions is the same for all tokens.
+    # An argument of size 1 in all dimensions of the span is the same for all tokens.
     reads = {n: s for n, s in own.items() if math.prod(s.of(shape_of(n))) > 1}
     return Rule(span, reads, span.of(shape))
 

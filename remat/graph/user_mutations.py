@@ -37,7 +37,7 @@ def user_mutable_inputs(joint: JointGraph) -> frozenset[str]:
     """Return the names of the inputs that eager autograd does not save for backward.
 
     The user may write to these inputs between forward and backward. Parameters and buffers are
-    excluded, and so are inputs that autograd saves, directly or as a view.
+    excluded. So are inputs that autograd saves or that backward returns, directly or as a view.
 
     Args:
         joint: the joint graph as traced. A graph whose equal nodes are merged no longer shows which
@@ -75,12 +75,12 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
     }
     copies: dict[fx.Node, fx.Node] = {}
     for base, values in of_root.items():
-        # Outputs that share memory do so as copies, too.
+        # If several outputs share memory, their copies share memory too.
         whole = values[0] if len({*values}) == 1 else base
         views = {n for v in values for n in root.views(v, whole)}
         last = max((whole, *values), key=position.__getitem__)
         with joint.graph.inserting_after(last):
-            # A saved plan may name the copy: the name depends on nothing else in the graph.
+            # A plan on disk may name the copy, so its name must not depend on other nodes of the graph.
             last = joint.graph.create_node(
                 "call_function",
                 torch.ops.aten.clone.default,
@@ -209,8 +209,8 @@ class _Roots(dict[fx.Node, fx.Node]):
     def views(self, node: fx.Node, base: fx.Node) -> Iterator[fx.Node]:
         """Yield the chain of views that leads from ``node`` to ``base``.
 
-        Each node in the chain is a view of the next one. ``node`` comes first. ``base``, of which
-        the last one is a view, is left out.
+        ``node`` comes first, and each node in the chain is a view of the next. The last node is a
+        view of ``base``, which is left out.
         """
         while node is not base:
             yield node

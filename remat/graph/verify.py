@@ -36,8 +36,8 @@ def _message(split: Split, rule: str, broken: list[Fault]) -> str:
     return "\n".join(lines + [f"  {located(n)}" for n in nodes.values()])
 
 
-#: Rules in the order of the checks. Each check yields the faults that break its rule. The first rule comes
-#: first because the other checks assume complete graphs.
+#: Rules in the order of the checks. Each check yields the faults that break its rule. The check for whole graphs
+#: runs first, because the other checks assume complete graphs.
 RULES: tuple[tuple[str, Callable[[Facts], Iterator[Fault]]], ...] = (
     ("forward and backward must be whole graphs", signatures.graphs_are_complete),
     ("forward must take the inputs of the joint graph", signatures.forward_takes_the_inputs),

@@ -1,8 +1,8 @@
-"""Arguments that a call writes to or returns views of, read from the schema of its operator.
+"""Find in an operator's schema the arguments that a call writes to, or of which it returns views.
 
 A schema marks arguments and results that share memory, and arguments that the operator writes to.
-The operator `set_` is an exception: it makes its destination a view of the source's memory and
-writes to no memory.
+The operator `set_` is an exception: its schema says that the result shares memory with the
+destination, but the call turns the destination into a view of the source.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ def read_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments that a user gave to ``remat.capture`` for a model, as a tuple and a dict.
 
     Raises:
-        CaptureError: ``args`` is not a sequence, but a single tensor, for example. Also if
-            ``kwargs`` is neither None nor a dict with string keys. The message says what to write.
+        CaptureError: ``args`` is not a sequence (but a single tensor, for example), or ``kwargs``
+            is neither None nor a dict with string keys. The message says what to write.
     """
     if not isinstance(args, Sequence) or isinstance(args, (str, bytes)):
         write = "(x,), with a comma, for one argument x"

@@ -222,7 +222,7 @@ class _Backend:
         return run
 
     def finish(self, result: Any) -> None:
-        """Record in each joint graph which values it exchanges with other graphs of the step.
+        """Record in each joint graph which values the graph exchanges with other graphs of the step.
 
         The number of runs of each graph is recorded too. Call this method after the compiled model
         has been called.

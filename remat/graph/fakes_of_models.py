@@ -274,9 +274,10 @@ def _check_numbers(
 
 @contextlib.contextmanager
 def _quiet_dynamo() -> Iterator[None]:
-    """Lift Dynamo's recompile limits and silence its warnings inside of a ``with`` block.
+    """Lift Dynamo's recompile limits and silence noise of PyTorch inside of a ``with`` block.
 
-    Captures should not use up the user's recompile limit. Dynamo also skips logging calls of the
+    Captures should not use up the user's recompile limit. The noise is warnings about ``.grad`` and
+    log records about operators that fail on fake tensors. Dynamo also skips logging calls of the
     model in the block; under ``torch.compile``, such calls break the graph.
     """
     config = torch_compat.dynamo_config

@@ -160,8 +160,8 @@ class FusedWalk(StepWalk):
             made: by storage key, the node that allocates the storage and its moment.
 
         Returns:
-            Storage keys that each node allocates, nodes that read each storage, and keys of the
-            storages that the graph returns.
+            Three collections: by node, the keys of the storages that the node allocates; by storage
+            key, the nodes that read the storage; the keys of the storages that the graph returns.
         """
         makes: dict[fx.Node, list[int]] = defaultdict(list)
         for key, (node, _) in made.items():

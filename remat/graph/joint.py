@@ -286,7 +286,7 @@ def fingerprint(joint: JointGraph) -> str:
     # a position cannot be mistaken for a constant.
     written: dict[fx.Node, bytes] = {}
     words: dict[str, int] = {}
-    # Number of an operator in `words`, by the `id` of the operator, or of a result, by shape and dtype.
+    # Numbers in `words`: of an operator by its `id`, of a result by its shape and dtype.
     number: dict[Any, int] = {}
     declared: set[str] = set()
     lines = [f"remat-joint-2;{joint.num_fwd_outputs};"]
@@ -338,8 +338,8 @@ def _static_form(value: Any) -> tuple[torch.Size, torch.dtype] | None:
         return value.shape, value.dtype
     if value.layout is not torch.strided:
         return None
-    # A guard may have specialised symbols to numbers. A graph read from text has the numbers only, and its
-    # digest must be the same.
+    # A guard may have specialised symbols to numbers. If the graph is written as text and read again, it has only
+    # the numbers, and its digest must be the same.
     sizes = [
         s if isinstance(s, int) else s.node.maybe_as_int() for s in (*value.shape, *value.stride())
     ]

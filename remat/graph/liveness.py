@@ -1,9 +1,10 @@
 """Lifetimes of storages over forward and backward, and the peak of the bytes alive.
 
 The model is that of the eager lowering, without in-place reuse of memory. A value is allocated when
-its node runs and freed after its last use. A workspace recorded in a node's metadata counts while
-the node runs. Inputs, parameters, forward outputs and gradients live to the end of the step. Saved
-tensors and tangents live to their last use in backward, after which AOTAutograd frees them.
+its node runs and freed after its last use. A workspace is memory that an operator needs besides its
+inputs and results. If a node's metadata records a workspace, it counts while the node runs. Inputs,
+parameters, forward outputs and gradients live to the end of the step. Saved tensors and tangents
+live to their last use in backward, after which AOTAutograd frees them.
 """
 
 from __future__ import annotations
@@ -141,6 +142,8 @@ class Timeline:
 class MemoryCurve:
     """Bytes alive at each moment of a step, without the lifetimes of single storages.
 
+    A moment is the run of one node.
+
     Attributes:
         nbytes: bytes alive at each moment.
         boundary: number of moments in forward.
@@ -163,7 +166,7 @@ def memory_curve(
     num_fwd_outputs: int,
     memories: Memories | None = None,
 ) -> MemoryCurve:
-    """Return the bytes alive at each moment of a step.
+    """Return the bytes alive at each moment of a step; a moment is the run of one node.
 
     Args:
         forward: module that returns the user's outputs, then the values saved for backward.

@@ -1,8 +1,8 @@
 """Operator taxonomy: views, recomputable and compute-intensive operators, random draws, effects.
 
 The sets of an `OpTaxonomy` hold operator packets (``torch.ops.aten.mm``) and Python functions. An
-overload belongs to the sets of its packet. Plugins and users extend `default_taxonomy()` in place
-with `OpTaxonomy.extend`.
+overload belongs to the sets of its packet. A plugin returns a taxonomy from the hook
+``remat_operators``; its operators are then added to the sets of `default_taxonomy()`.
 """
 
 from __future__ import annotations
@@ -346,7 +346,7 @@ def called_operators(node: fx.Node) -> list[Target]:
     For example, ``auto_functionalized`` gets the operator to run. The list is empty for operators
     that save or restore a generator state, so the random operator in them does not make them
     random. A replay leaves the generator unchanged. ``run_and_save_rng_state`` advances the
-    generator, for which `draws_in_order` accounts.
+    generator, and `draws_in_order` accounts for that.
     """
     if not isinstance(node.target, torch_compat.HigherOrderOperator) or node.target in _REPLAYS:
         return []

@@ -1,4 +1,4 @@
-"""Policies by module: whether the values of a part of the model are saved, recomputed or offloaded.
+"""Policies by module: save, recompute or offload the values of a module, or give the module a budget.
 
 A pattern is a glob over the names of `torch.nn.Module.named_modules`, in which ``*`` matches dots
 too. If several patterns match a module, the last one decides. `region` marks code that has no
@@ -35,7 +35,7 @@ _SHOWN = 6
 
 
 class Treatment(enum.Enum):
-    """Treatment of the values that a part of the model computes."""
+    """How a plan treats the values of a module: save, recompute or offload them, or keep to a budget."""
 
     SAVE = "save"
     RECOMPUTE = "recompute"

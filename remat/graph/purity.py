@@ -136,8 +136,8 @@ def also_declared(names: Iterable[str]) -> Iterator[None]:
     declarations.
 
     Args:
-        names: names from `declared` in the other process. An operator need not be registered here
-            yet.
+        names: names from `declared` in the other process. An operator need not be registered in
+            this process yet.
     """
     token = _ALSO.set(_ALSO.get().union(names))
     try:
@@ -156,8 +156,9 @@ def is_declared(target: Any) -> bool:
 def has_complete_schema(target: Any) -> bool:
     """Return whether schema and tags state all effects of calling an operator or function.
 
-    True for PyTorch's own operators and functions. True also for other operators with the tag
-    ``nondeterministic_seeded``: these are functions of their inputs and of the generator.
+    True for operators of PyTorch and torchvision, and for functions of the packages in `_MODULES`.
+    True also for other operators with the tag ``nondeterministic_seeded``: these are functions of
+    their inputs and of the generator. False for the higher-order operators in `_CALLS_ANYTHING`.
     """
     if isinstance(target, OpOverloadPacket):
         return all(has_complete_schema(getattr(target, o)) for o in target.overloads())  # type: ignore[no-untyped-call]
@@ -194,8 +195,8 @@ def is_shipped(target: OpOverload) -> bool:
     file = torch_compat.registered_at(target)
     if not file or any(part in file for part in _FILES):
         return True  # no file: registered by TorchScript, unknown to the dispatcher
-    # A registration inside of `torch.library` was made for a caller outside of PyTorch. PyTorch's own
-    # modules appear with their own file.
+    # If the file belongs to `torch.library`, code outside of PyTorch registered the operator through that
+    # module. PyTorch's own modules appear with their own file.
     others = (str(Path(package, "library.py")), str(Path(package, "_library")))
     return file.startswith(package) and not file.startswith(others)
 

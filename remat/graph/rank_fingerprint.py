@@ -34,7 +34,7 @@ class Outline:
 
     Attributes:
         names: name of each node; not part of the digest.
-        calls: call target and result of each node as text.
+        calls: call target, result and recompute tag of each node as text.
         inputs: for each node, positions of the nodes it reads, in argument order.
     """
 

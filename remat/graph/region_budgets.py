@@ -38,8 +38,8 @@ def region_budget(joint: JointGraph, index: GraphIndex, roles: Roles) -> float |
         roles: classification of the nodes as forward or backward.
 
     Raises:
-        BudgetError: the code sets several ratios, or covers only part of the forward although
-            PyTorch requires all.
+        BudgetError: the code sets several ratios. Also if the contexts cover only a part of the
+            forward, and PyTorch's configuration requires the whole forward.
     """
     shares: dict[float, fx.Node] = {}
     uncovered: list[fx.Node] = []

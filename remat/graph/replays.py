@@ -99,9 +99,9 @@ def random_device(node: fx.Node) -> torch.device:
 
 
 def _dispatched_to(node: fx.Node) -> str | None:
-    """Return the device type on which PyTorch replays a random operator, from its arguments.
+    """Return the device type on which PyTorch replays a random operator.
 
-    None if no argument has a device.
+    PyTorch takes the type from the operator's arguments. None if no argument has a device.
     """
     given = node.kwargs.get("device")
     if given:

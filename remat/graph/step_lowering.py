@@ -182,7 +182,7 @@ def lower_step(
         if node.op != "call_function":
             behind[i] = tuple(of_key[k] for k in sizes.keys(node) if k in of_key)
             continue
-        # Nodes that only backward runs have no cost, because they run once in every plan.
+        # Nodes that must run in backward have no cost, because they run once in every plan.
         cost = 0 if late[i] else chosen.cost[lowered.of_position[i]]
         reads = {at for j in index.inputs[i] for at in behind[j]}
         # In the problem, every run of a reader reads the copy. In the step, the first run reads the input itself,

@@ -32,7 +32,7 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SIZES: ContextVar[Mapping[str, int] | None] = ContextVar("_SIZES", default=None)
 
 #: Storage key, storage, and the value itself. Key and storage are None for a value without a storage.
-#: The reference keeps the value alive, so that no other object reuses its `id`.
+#: The record keeps the value alive, so that no other object gets the same `id`.
 Memory = tuple[int | None, torch.UntypedStorage | None, Any]
 
 

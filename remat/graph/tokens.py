@@ -255,7 +255,7 @@ def _along(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> R
 def _probed(node: fx.Node, reads: Mapping[fx.Node, Span], tokens: int) -> Span | None:
     """Return the span of a call's result: the dimensions that change with the number of tokens.
 
-    The call runs on fake slices with one token more to find these dimensions.
+    To find these dimensions, the call runs on fake slices that have one token more than the value.
 
     Args:
         node: the call.

@@ -1,4 +1,4 @@
-"""Find tensors that the user may overwrite between forward and backward, and protect backward.
+"""Find tensors that the user may overwrite before backward, and protect backward from such writes.
 
 Examples are a loader's pinned buffer and a step's logits. Eager PyTorch allows writes to tensors
 that autograd has not saved, and raises for writes to saved tensors. The joint graph shows which
@@ -266,7 +266,7 @@ def _saved_by_autograd(joint: JointGraph, root: _Roots) -> set[fx.Node]:
                 late.add(node)
         elif belongs_to_backward(node) or not late.isdisjoint(read):
             late.add(node)
-            if not ops.name_of(node.target).startswith("sym_"):  # nobody writes to sizes
+            if not ops.name_of(node.target).startswith("sym_"):  # reads a size, not memory
                 saved.update(root[n] for n in read if n not in late)
     return saved
 

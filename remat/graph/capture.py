@@ -228,7 +228,7 @@ class _Backend:
         has been called.
 
         Args:
-            result: return value of the compiled model. The caller of the step holds its tensors.
+            result: return value of the compiled model, whose tensors the step's caller holds.
         """
         received = {(j, k) for _, turn in self._turns for _, j, k in turn.received}
         found = {self._made[v] for v in tensors_of(result) if v in self._made}
@@ -241,7 +241,8 @@ class _Backend:
         for graph, joint in enumerate(self._sink):
             if not turns[graph]:
                 continue
-            # `received` and `shared` describe the first run only; `turns` describes every run.
+            # `received` and `shared` describe the first run only. If a graph of the step runs several times,
+            # `turns` describes every run.
             first = turns[graph][0]
             self._sink[graph] = replace(
                 joint,
@@ -299,7 +300,7 @@ class _Backend:
                 compilation.
         """
         # AOTAutograd hands over the joint graph of a nested compile region before the joint graph that calls
-        # the region. Only the latter is recorded.
+        # the region. Only the joint graph that calls regions is recorded.
         if is_region(module, joint_inputs):
             return split_region(module, num_fwd_outputs=num_fwd_outputs)
         joint = JointGraph(

@@ -124,6 +124,9 @@ def _by_name(
         what: ``"memories"`` or ``"runtimes"``, for error messages.
         given: numbers by candidate name, or None.
         recorded: numbers in the order of the candidates, or None.
+
+    Raises:
+        ProblemError: no number is given for some candidate.
     """
     if given is not None:
         missing = [n for n in candidates if n not in given]
@@ -239,7 +242,8 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         """Return the budget at the knee, where more memory starts to save little runtime.
 
         The knee is the point of the Pareto frontier of memory and recomputation runtime that is
-        nearest to the origin. For this distance, both are scaled to the range from 0 to 1.
+        nearest to the origin. For this distance, memory and runtime are each scaled to the range
+        from 0 to 1.
 
         Args:
             knapsack_algo: solver to run on ``iterations`` budgets. None: compute the exact frontier

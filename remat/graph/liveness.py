@@ -2,9 +2,9 @@
 
 The model is that of the eager lowering, without in-place reuse of memory. A value is allocated when
 its node runs and freed after its last use. A workspace is memory that an operator needs besides its
-inputs and results. If a node's metadata records a workspace, it counts while the node runs. Inputs,
-parameters, forward outputs and gradients live to the end of the step. Saved tensors and tangents
-live to their last use in backward, after which AOTAutograd frees them.
+inputs and results. If a node's metadata records a workspace, its bytes count while the node runs.
+Inputs, parameters, forward outputs and gradients live to the end of the step. Saved tensors and
+tangents live to their last use in backward, after which AOTAutograd frees them.
 """
 
 from __future__ import annotations
@@ -401,8 +401,8 @@ class StepWalk:
         self.last_read = {key: last[key] for key in self._initial if key in last}
         for key, node in inputs.items():
             yield key, node, nbytes[key], 0, end
-        # A saved storage lives to its last read in backward. A saved storage that backward never reads is freed at
-        # the start of backward.
+        # A saved storage that is no output lives to its last read in backward. If backward never reads it, it is
+        # freed at the start of backward.
         mine, ends = self._walk(self._forward, 0, set())
         # Offloaded copies take no device memory.
         elsewhere = {*inputs, *host_storages(self._forward, self.sizes)}

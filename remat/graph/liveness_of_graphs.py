@@ -74,7 +74,7 @@ def highest_of_graphs(graphs: Sequence[PartitionedGraph]) -> tuple[tuple[int, in
 def _in_turns(graphs: Sequence[PartitionedGraph]) -> list[tuple[int, PartitionedGraph]]:
     """Return all graph runs of a step in their order, as pairs (index in ``graphs``, graph).
 
-    In each pair, ``graph.joint`` describes the values that this run receives and returns.
+    In each pair, ``graph.joint`` describes the values that the run receives and returns.
     """
     turns = [(turn, k) for k, graph in enumerate(graphs) for turn in graph.joint.turns]
     if not turns:

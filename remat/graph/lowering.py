@@ -230,6 +230,10 @@ def lower(
         storages: storages of the values.
         costs: cost of running the node at each position once.
         unit: unit of the costs.
+
+    Raises:
+        PlanError: a node is tagged MUST_RECOMPUTE, but its operator may have undeclared effects; see
+            `check_may_run_again`.
     """
     rules = _Rules(index, storages)
     rows: list[_Row] = []

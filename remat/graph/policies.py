@@ -35,7 +35,7 @@ _SHOWN = 6
 
 
 class Treatment(enum.Enum):
-    """How a plan treats the values of a module: save, recompute or offload them, or keep to a budget."""
+    """How a plan treats the values of a module: save, recompute, offload, or stay within a budget."""
 
     SAVE = "save"
     RECOMPUTE = "recompute"

@@ -66,6 +66,10 @@ def split_region(
 
     Returns:
         Forward and backward graph modules.
+
+    Raises:
+        PlanError: an operator that may have undeclared effects is tagged MUST_RECOMPUTE; see
+            `check_may_run_again`.
     """
     for node in module.graph.nodes:
         if node.meta.get("recompute") is not None and ops.is_opaque(maker_of(node)):

@@ -158,6 +158,9 @@ def rule_of(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None = No
         node: the call.
         known: spans of the values that hold tokens, by the node that computes the value.
         want: span that the result must have; None if the spans of the arguments determine it.
+
+    Raises:
+        PlanError: a size is symbolic.
     """
     if node.op != "call_function" or not is_tensor(node):
         return None

@@ -125,7 +125,7 @@ def unversioned_outputs(joint: JointGraph) -> tuple[int, ...]:
 def reread_outputs(joint: JointGraph, handed: Iterable[Any]) -> tuple[int, ...]:
     """Return the indices of the user's outputs that share memory with a value saved for backward.
 
-    Memory of inputs is ignored.
+    Outputs that share memory with an input are left out.
 
     Args:
         joint: the joint graph.

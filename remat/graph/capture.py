@@ -86,19 +86,19 @@ def capture(
         dynamic: as in `torch.compile`; False (static shapes) by default.
         run: run forward on real tensors, so that branches on the values of tensors can be followed,
             such as ``if x.sum() > 0:``. Requires ``fullgraph=False``. Inputs and buffers are copied
-            first, and the states of random generators are restored. No tensor is saved for
+            first, and the states of the default generators are restored. No tensor is saved for
             backward, so only the activations of one graph are alive at a time.
 
     Returns:
         One joint graph. With ``fullgraph=False``, a list of joint graphs in the order of capture.
 
     Raises:
-        CaptureError: ``model`` is a class, ``args`` not a sequence, ``kwargs`` not a dict, or the
-            model does not accept the arguments. Also for a graph break under ``fullgraph=True``
-            (the message names the source line), an unknown ``lower``, or a device that this build
-            of PyTorch cannot fake. Also if nothing can be differentiated, or if the model raises or
-            cannot be copied. Also if ``run`` is combined with ``fullgraph=True``, with a device, or
-            with tensors that are fake or on the meta device.
+        CaptureError: ``model`` is a class or not callable, ``args`` not a sequence, ``kwargs`` not
+            a dict, or the model does not accept the arguments. Also for a graph break under
+            ``fullgraph=True`` (the message names the source line), an unknown ``lower``, or a
+            device that this build of PyTorch cannot fake. Also if nothing can be differentiated, or
+            if the model raises or cannot be copied. Also if ``run`` is combined with
+            ``fullgraph=True``, with a device, or with tensors that are fake or on the meta device.
     """
     torch_compat.check_version()
     if lower not in LOWERINGS:

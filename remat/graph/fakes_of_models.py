@@ -66,7 +66,7 @@ def as_fakes(
         mode = torch_compat.FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     target = None if device is None else fakeable(device)
     faked = Copied() if run else Faker(mode, target)
-    # A run on real tensors must not change the states of the user's random generators.
+    # A run on real tensors must not change the states of the default generators, on any device.
     with (
         _quiet_dynamo(),
         _guards_kept_once(),

@@ -17,7 +17,7 @@ from torch import fx
 from remat import torch_compat
 
 #: Metadata key for the name that the original of a copied node has in the joint graph. The key is set only on a
-#: copy with a new name, because another node of the same forward or backward graph has the original's name.
+#: copy with a new name. In this case another node of the same forward or backward graph has the original's name.
 RUN_OF = "run_of"
 #: Function that maps each input of a copied node to the argument that the copy reads instead.
 Lookup = Callable[[fx.Node], Any]

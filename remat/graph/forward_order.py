@@ -19,9 +19,9 @@ def forward_sorted(
     their inputs would stay alive until the end of forward. Therefore such a node runs right after
     its last input.
 
-    Some of these other nodes keep their place in graph order: random nodes, nodes with side effects,
-    nodes that read memory to which forward writes, and nodes that read only placeholders and
-    ``get_attr`` nodes.
+    Some of these other nodes keep their place in graph order. These are random nodes, nodes with
+    side effects, and nodes that read memory to which forward writes. Nodes that read only
+    placeholders and ``get_attr`` nodes also keep their place.
     """
     written = storages.mutated | storages.rewritten.keys()
     owner, placeholders = storages.owner, roles.placeholders

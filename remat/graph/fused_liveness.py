@@ -24,8 +24,8 @@ from remat.graph.liveness import StepWalk
 from remat.graph.storages import Memories, hint, tensor_bytes
 from remat.graph.writes import by_target
 
-#: Workspaces that operators allocate on a CPU besides their results, as (part of the operator's name, index of one
-#: argument among the operator's tensor arguments, workspace bytes divided by this argument's bytes).
+#: Workspaces that operators allocate on a CPU besides their results. Each entry is (part of the operator's name, index
+#: of one tensor argument, workspace bytes divided by the bytes of this argument). Only tensor arguments are counted.
 _WORKSPACES = (
     # Names are matched as substrings, so the longer name stands first.
     ("convolution_backward", 2, 2),
@@ -160,8 +160,9 @@ class FusedWalk(StepWalk):
             made: by storage key, the node that allocates the storage and its moment.
 
         Returns:
-            Three collections: by node, the keys of the storages that the node allocates; by storage
-            key, the nodes that read the storage; the keys of the storages that the graph returns.
+            Three collections. The first has for each node the keys of the storages that the node
+            allocates. The second has for each storage key the nodes that read the storage. The
+            third has the keys of the storages that the graph returns.
         """
         makes: dict[fx.Node, list[int]] = defaultdict(list)
         for key, (node, _) in made.items():

@@ -279,7 +279,7 @@ def fingerprint(joint: JointGraph) -> str:
 
     The digested text has one line per node. The lines refer to operators and results by number, and
     a table after the lines explains the numbers. If a call returns a tensor of static shape, only
-    its shape and dtype are written, because strides and device follow from the operator and its
+    its shape and dtype are written. Its strides and device follow from the operator and the
     arguments.
     """
     # In arguments, a node is replaced by its position as `bytes`. No other argument has this type, so the text of

@@ -479,8 +479,8 @@ class StepWalk:
                 False.
         """
         sizes = self.sizes
-        # If the base of a view runs several times, the view shares memory with the run that it reads, which need
-        # not be the latest.
+        # If the base of a view runs several times, the view shares memory with the run that it reads. This need not
+        # be the latest run.
         for read in inputs_of(node):
             for found in sizes.keys(read):
                 if key in (found, self._twin.get(found)):

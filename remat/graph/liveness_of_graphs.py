@@ -189,8 +189,8 @@ class _Step:
     def _from_outside(self, k: int) -> set[str]:
         """Return the names of those tangents of graph run ``k`` that the step's caller provides.
 
-        These are the tangents of two kinds of outputs of graph run ``k``: outputs that no later
-        graph receives, and outputs that the step's caller receives too.
+        These are the tangents of two kinds of outputs: those that no later graph receives, and
+        those that the step's caller receives too.
         """
         received = {o for g in self._graphs for _, j, o in g.joint.received if j == k}
         joint = self._graphs[k].joint

@@ -418,8 +418,8 @@ class _Rules:
             return value is not None and not isinstance(value, never), 0
         if owner != i:
             # Only the owner of a storage is saved, with two exceptions. A tag may require saving this very view.
-            # Or backward cannot take the view again: it is an element of a tuple that no schema declares as a
-            # view, or the result of a call that writes to the memory it returns.
+            # Or backward cannot take the view again. This holds for an element of a tuple that no schema declares as
+            # a view, and for a call that writes to the memory it returns.
             insists = must_save(node) and must_recompute(index.nodes[owner])
             insists = insists or (is_element(node) and aliased_argument(node) is None)
             insists = insists or (ops.is_mutating(node) and bool(index.users[i]))

@@ -73,7 +73,7 @@ def find_storages(
     nbytes = [0] * n
     first: dict[int | None, int] = {}
     for i, (key, storage, value) in enumerate(joint.memories.of_all(index.values)):
-        # The schema decides before the fake value does: after a pass, the fake value of a view may still be on the
+        # The schema is checked before the fake value. After a pass, the fake value of a view may still be on the
         # storage of a removed node.
         base = aliased_argument(index.nodes[i])
         if base is not None:

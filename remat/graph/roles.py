@@ -22,9 +22,9 @@ class Roles:
         placeholders: role of each placeholder, by position.
         required_forward: whether forward must run the node, because a forward output, an effect or
             a random draw of forward depends on it.
-        tangent_closure: whether the node must run in backward. Such a node depends on a placeholder
-            of backward, such as a tangent, or has an effect or random draw in the user's backward,
-            or depends on another such node.
+        tangent_closure: whether the node must run in backward. Such a node depends on a tangent or
+            another placeholder of backward, or on another such node. Or AOTAutograd traced it in
+            the user's backward, and it has an effect or draws random numbers.
         required_backward: whether backward needs the node: it is in the tangent closure or is a
             backward output.
         forward_order: index of the node among the required forward nodes; -1 for all other nodes.

@@ -158,8 +158,8 @@ def lower_step(
     writes = (w for i in index.special for w in written_by(index.nodes[i]))
     written = {k for w in writes for k in sizes.keys(w)}
 
-    # A node that forward does not require reads the copy of an input, so a write to the input does not fix the
-    # place of this node in the order.
+    # A node that forward does not require reads the copy of an input. A write to the input therefore does not fix
+    # the node's place in the order.
     copied = {k for name in kept for k in sizes.keys(index.nodes[index.by_name[name]])}
 
     def touches_written(i: int) -> bool:
@@ -174,8 +174,8 @@ def lower_step(
             k in fixed for j in index.inputs[i] for k in sizes.keys(index.nodes[j])
         )
 
-    # Nodes that need not run in backward (outside of the tangent closure) go first, because forward's writes to
-    # inputs stand at the end of the joint graph.
+    # Nodes that must run in backward (in the tangent closure) go last, because forward's writes to inputs stand at
+    # the end of the joint graph.
     late = roles.tangent_closure
     for i in sorted(range(len(index)), key=late.__getitem__):
         node = index.nodes[i]

@@ -19,8 +19,8 @@ from remat import torch_compat
 from remat.torch_compat import pytree
 
 #: Metadata key for the workspace of a node: the bytes that a run of the node allocates besides its
-#: inputs and results, as a number or an expression of symbolic sizes. It is set when a plan is made
-#: for the machine that runs the step.
+#: inputs and results. The bytes are a number or an expression of symbolic sizes. The key is set when
+#: a plan is made for the machine that runs the step.
 WORKSPACE = "workspace"
 #: Number assumed for a symbolic size without a hint.
 UNBACKED_HINT = 4096

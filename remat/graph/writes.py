@@ -1,8 +1,8 @@
 """Find in an operator's schema the arguments that a call writes to, or of which it returns views.
 
 A schema marks arguments and results that share memory, and arguments that the operator writes to.
-The operator `set_` is an exception: its schema says that the result shares memory with the
-destination, but the call turns the destination into a view of the source.
+The operator `set_` is an exception. By its schema, the result shares memory with the destination. But
+the call makes the destination a view of the source.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def any_order(draw: Draw, count: int) -> list[int]:
 
     Args:
         draw: a function of two bounds that draws a random integer between these bounds.
-        count: the number of numbers.
+        count: length of the permutation.
     """
     order = list(range(count))
     for i in range(count - 1, 0, -1):

@@ -163,8 +163,8 @@ def layered(nodes: int, *, width: float, seed: int) -> ScheduleProblem:
     """Build a step problem on a random layered graph, as in published comparisons of solvers.
 
     The graph has about ``sqrt(nodes * (1 / width - 1))`` layers of varying size. An edge between
-    nodes of neighbouring layers has probability 0.2. With probability 0.14, a node also reads a
-    node of an earlier layer.
+    nodes of neighbouring layers has probability 0.2, but each node reads at least one node of the
+    layer before. With probability 0.14, a node also reads a node of a still earlier layer.
 
     Source: M. Gagrani et al., "Neural topological ordering for computation graphs", NeurIPS 2022,
     appendix A; costs and bytes as in M. Bartan et al., "Moccasin", ICML 2023.

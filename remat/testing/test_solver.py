@@ -49,7 +49,7 @@ def reached(problem: Problem[Any], solution: AnySolution) -> int:
 def claimed(problem: Problem[Any], solution: AnySolution) -> int:
     """Return the bound on the optimum that the solver claims, proven or not.
 
-    A bound on costs is negated, so that the optimum is at most the result.
+    A bound on costs is negated, as `reached` negates costs.
     """
     bound = solution.bound if solution.claimed_bound is None else solution.claimed_bound
     return bound if problem.maximises else -bound
@@ -218,7 +218,10 @@ def test_any_problem(solver: Solver) -> None:
 
 @for_solvers_of("knapsack")
 def test_numbers_up_to_its_limit(solver: Solver) -> None:
-    """The solver solves a knapsack with sums equal to ``integer_limit``, or 2**63 - 1 if None."""
+    """The solver solves a knapsack whose weights and values each add up to its ``integer_limit``.
+
+    If ``integer_limit`` is None, the sums are 2**63 - 1, and the solver may refuse the knapsack.
+    """
     limit = INT64_MAX if solver.integer_limit is None else solver.integer_limit
     unit = limit // 25  # 25 units and the remainder make both sums equal to the limit
     problem = KnapsackProblem(
@@ -258,7 +261,7 @@ def test_order_of_items_does_not_matter(solver: Solver) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_units_do_not_matter(solver: Solver, name: str) -> None:
     """The solver's answers do not contradict each other if weights and values are in other units."""
-    # `factor - 1` further bytes of capacity are less than one coarse unit, so they allow nothing new.
+    # All weights are multiples of `factor`, so `factor - 1` further bytes of capacity allow no other choice.
     problem = family(name, items=30, span=200, share=40, seed=3)
     coarse = solved(solver, problem)
     for factor in (3, 2**20 + 1):

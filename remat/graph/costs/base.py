@@ -154,7 +154,8 @@ def node_costs(
 
     Raises:
         ProblemError: the model raises, or returns a cost that is not a finite number of 0 or more.
-            The message names the model and the node.
+            The message names the model. It also names the node, except if a model that overrides
+            `CostModel.costs` raises or returns a wrong number of costs.
     """
     known: dict[int, Any] = {}
     alike: dict[Any, list[int]] = {}  # positions of identical calls

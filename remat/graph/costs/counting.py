@@ -57,7 +57,9 @@ class Flops(CostModel):
 
 
 def count_flops(node: fx.Node) -> int:
-    """Return the floating-point operations of one run of a node; 0 for operators without a formula.
+    """Return the number of floating-point operations in one run of a node.
+
+    The result is 0 for operators without a formula, and for shapes that a formula does not cover.
 
     The formulas are PyTorch's. PyTorch's registry lacks two kinds of attention: on a CPU, and
     ``_scaled_dot_product_fused_attention_overrideable``. Both count as flash attention on a GPU.

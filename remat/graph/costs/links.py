@@ -56,8 +56,8 @@ class Link:
 
         Args:
             value: a `Link`, a name from `LINKS` such as ``"pcie5"``, the result of ``str(link)``,
-                bytes per second such as ``"25GB/s"`` or ``25e9``, or ``"measured"`` for the rate of
-                this machine's device.
+                or bytes per second such as ``"25GB/s"`` or ``25e9``. With ``"measured"``, the link
+                of this machine's CUDA device is timed.
 
         Raises:
             ProblemError: the value has none of these forms, or there is no device to measure.

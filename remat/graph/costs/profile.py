@@ -47,9 +47,11 @@ class Profile(CostModel):
     precision of float32 products. If several processes measure one call, all use the measurement
     that reached the disk first.
 
-    Some calls cannot run: they have effects, need more than half of the free memory, raise, or
-    their device is missing. Such calls cost as much as under `Roofline` with the measured rates of
-    their device, or with those of an H100 if the device is missing. `fallbacks` lists these calls.
+    Some calls are not measured: collectives, higher-order operators, and operators with effects
+    beyond their result. Other calls fail to run: they need more than half of the free memory,
+    raise, or their device is missing. All these calls cost as much as under `Roofline` with the
+    measured rates of their device, or with an H100's rates if the device is missing. `fallbacks`
+    lists these calls.
 
     Attributes:
         device: device to run every call on; None means the device of the call's tensors.

@@ -29,8 +29,8 @@ class Request:
         devices: the different devices of the call's real tensors.
         nbytes: bytes of the call's input tensors and of its result.
         refusal: why the call must not run; None if it may.
-        key: the call as text. Calls with equal texts have equal costs. The text has device types
-            without indices, because each rank may have a device index of its own.
+        key: the call as text. Calls with equal texts have equal costs on the same kind of device.
+            The text has device types without indices, because each rank may use another index.
     """
 
     target: Any

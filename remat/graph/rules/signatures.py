@@ -37,19 +37,19 @@ def graphs_are_complete(facts: Facts) -> Iterator[Fault]:
 
 
 def forward_takes_the_inputs(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each input of forward that is not the joint graph's input at its position."""
+    """Yield a fault for each position at which forward's inputs differ from the joint graph's."""
     theirs = [n for n in facts.placeholders[0] if role_of(n) in _FORWARD_INPUTS]
     yield from _compared("input", facts.placeholders[1], theirs, "forward")
 
 
 def forward_returns_the_outputs(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each user output of forward that is not the joint graph's at its position."""
+    """Yield a fault for each position at which forward's user outputs differ from the joint graph's."""
     outputs = split_outputs(facts.split.joint)[0]
     yield from _returned(facts, "output", facts.returned[0], outputs, "forward")
 
 
 def backward_returns_the_gradients(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each output of backward that is not the joint graph's at its position."""
+    """Yield a fault for each position at which backward's outputs differ from the joint graph's gradients."""
     mine, theirs = outputs_of(facts.split.backward.graph), split_outputs(facts.split.joint)[1]
     yield from _returned(facts, "gradient", mine, theirs, "backward")
 
@@ -57,7 +57,7 @@ def backward_returns_the_gradients(facts: Facts) -> Iterator[Fault]:
 def _returned(
     facts: Facts, what: str, mine: Sequence[Any], theirs: Sequence[Any], which: str
 ) -> Iterator[Fault]:
-    """Yield a fault for each output of a graph that is not the joint graph's at the same position.
+    """Yield a fault for each position at which a graph's outputs differ from the joint graph's.
 
     A wrong number of outputs is a fault too.
 

@@ -184,7 +184,7 @@ class ArgumentWriter:
         parts = [self.write(a) for a in args]
         if all(IDENTIFIER.fullmatch(k) and not keyword.iskeyword(k) for k in kwargs):
             parts += [f"{k}={self.write(v)}" for k, v in kwargs.items()]
-        else:  # Python's syntax allows no keyword such as `from` as a name; one dict keeps the order
+        else:  # `from=1` is no Python syntax, and one dict for all arguments keeps their order
             parts.append(f"**{self.write(kwargs)}")
         return written_call(write_target(target), parts)
 
@@ -416,7 +416,7 @@ def _registered(namespace: str, names: list[str]) -> Any:
 
     Args:
         namespace: namespace of the operator, ``"higher_order"`` for a higher-order operator.
-        names: name of a higher-order operator, or names of an operator and its overload.
+        names: the name of a higher-order operator, or the name and the overload of another operator.
     """
     if namespace == "higher_order":
         return torch_compat.higher_order_ops.get(names[0])

@@ -35,8 +35,8 @@ def parse_joint(text: str) -> JointGraph:
     """Parse a joint graph from the text that `print_joint` wrote.
 
     The parsed graph has the same fingerprint as the original. The values of its nodes are fake
-    tensors in a new fake mode. Symbols get the hints and ranges in the text. The graph module takes
-    flat arguments: primals, then tangents.
+    tensors in a new fake mode. Symbols get the hints and ranges that the text states. The graph
+    module takes flat arguments: primals, then tangents.
 
     Raises:
         ProblemError: the text is not a joint graph, is cut off or too large, or contains something

@@ -47,7 +47,7 @@ FIELDS: Mapping[str, Any] = {
     "runs": 1,
     "turns": [(0, [(0, 0, 0)], [(0, 0, 0)], [0])],
 }
-#: Name of the call that declares a placeholder, by role.
+#: Name of the call that declares a placeholder, such as ``primal``, by role.
 ROLES = {role: role.name.lower() for role in Role}
 #: Suffix of files that hold a joint graph.
 SUFFIX = ".joint"

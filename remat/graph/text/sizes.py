@@ -1,4 +1,4 @@
-"""Write and read symbolic sizes such as ``(s77//2) + 1``, their symbols, and fake values.
+"""Write and read symbolic sizes such as ``(s77//2) + 1`` and their symbols, and create fake values.
 
 SymPy prints the expressions. The reader walks the syntax tree and executes no text.
 """
@@ -309,7 +309,8 @@ class Symbol:
     """Declaration of a symbol in sizes, as the text of a graph states it.
 
     Attributes:
-        name: ShapeEnv's name: s for sizes, u for unbacked sizes, zf or zuf for floats.
+        name: name in ShapeEnv, such as ``s77``: s for sizes, u for unbacked sizes, zf for floats,
+            zuf for unbacked floats.
         hint: value of the symbol in the traced run; None for an unbacked symbol.
         min: lower end of the symbol's range; None for minus infinity.
         max: upper end of the symbol's range; None for infinity.

@@ -66,9 +66,9 @@ def base_of(node: fx.Node) -> Any:
 def element(base: Any, k: int) -> Any:
     """Return the value whose storage element ``k`` of a tuple uses by default, or None.
 
-    If ``base`` is a tuple or list, the result is its element ``k``, or None if it is too short. If
-    not, all elements use the storage of ``base``. For example, ``split`` returns views of one
-    tensor.
+    If ``base`` is a tuple or list, the result is element ``k`` of ``base``, or None if ``base`` is
+    too short. Any other ``base`` is itself the result, because all elements use the same storage.
+    For example, all tensors that ``split`` returns are views of one tensor.
 
     Args:
         base: value whose storage the whole tuple uses by default.
@@ -364,7 +364,7 @@ class ValueReader:
         return made
 
     def _placed(self, node: ast.expr, base: Any) -> torch.Tensor:
-        """Return a tensor on the storage that the text names after ``@``, or on the default one.
+        """Return a tensor on the storage that the text names after ``@``, or on its default storage.
 
         Args:
             node: syntax tree of the type, with ``@`` or without.

@@ -25,7 +25,7 @@ from remat.graph.text.literals import read_opaque, write_opaque
 from remat.graph.text.syntax import Source, arguments, call_name, quoted, written_call
 
 _POLICIES = {policy.name.lower(): policy for policy in CheckpointPolicy}
-#: Metadata key of each mark that is either present or absent, by mark.
+#: Metadata key of each mark that has no argument (unlike ``region(0)``), by mark.
 _FLAGS = {
     "backward_hook": "has_backward_hook",
     "unchecked": UNCHECKED,

@@ -50,8 +50,8 @@ class Profile(CostModel):
     Some calls are not measured: collectives, higher-order operators, and operators with effects
     beyond their result. Other calls fail to run: they need more than half of the free memory,
     raise, or their device is missing. All these calls cost as much as under `Roofline` with the
-    measured rates of their device, or with an H100's rates if the device is missing. `fallbacks`
-    lists these calls.
+    measured rates of their device. If the device is missing, the rates are those of an H100.
+    `fallbacks` lists these calls.
 
     Attributes:
         device: device to run every call on; None means the device of the call's tensors.

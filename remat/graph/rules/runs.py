@@ -132,7 +132,7 @@ def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
     """Return the operator that a node runs, and the nodes that the operator reads.
 
     For a node that saves or restores a generator state, the returned operator is the random operator
-    that the node calls, and the state is not among the returned nodes.
+    that the node calls. The state is not among the returned nodes.
     """
     target: Any = node.target
     reads = list(inputs_of(node))

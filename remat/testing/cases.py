@@ -37,7 +37,10 @@ class Case:
 
     @property
     def optimum(self) -> int:
-        """Greatest value, or least cost, of any answer: the certificate or the result of enumeration."""
+        """Greatest value for a knapsack, least cost for other kinds.
+
+        This is the certificate if there is one. Otherwise it is computed by enumeration.
+        """
         best = optimum(self.problem) if self.certificate is None else self.certificate
         assert best is not None
         return best
@@ -102,9 +105,9 @@ _SMALL: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
     "ascending-efficiency": (tuple(range(1, 15)), tuple(i * i for i in range(1, 15)), 50),
 }
 
-# (family, items, span, share of 101, seed): optimum.
+# (family, items, span, share, seed) as in `family`: optimum.
 _LARGE: dict[tuple[str, int, int, int, int], int] = {
-    # Computed by dynamic programming over capacity.
+    # These optima were computed by dynamic programming over capacity.
     ("uncorrelated", 50, 1000, 30, 1): 17_533,
     ("weakly-correlated", 50, 1000, 50, 2): 15_011,
     ("strongly-correlated", 50, 1000, 50, 3): 16_614,
@@ -113,7 +116,7 @@ _LARGE: dict[tuple[str, int, int, int, int], int] = {
     ("weakly-correlated", 300, 1000, 20, 6): 35_313,
     ("strongly-correlated", 200, 1000, 33, 7): 42_481,
     ("subset-sum", 100, 10_000, 5, 8): 22_784,
-    # Computed item by item over undominated weights.
+    # These optima were computed by dynamic programming over items, with undominated (weight, value) pairs.
     ("inverse-strongly-correlated", 50, 1000, 40, 11): 10_808,
     ("almost-strongly-correlated", 60, 1000, 60, 12): 21_301,
     ("similar-weights", 60, 1000, 50, 13): 21_356,
@@ -155,14 +158,15 @@ def _like_models() -> list[Case]:
     costs = tuple((6 if i in worth_it else 3) * size for i, size in enumerate(sizes))
     mib = 2**20
     return [
-        # With equal weights, the most valuable items are optimal, as many as fit. A solver that rounds
-        # weights to the nearest of 10,000 steps takes too many.
+        # The weights are equal, so the optimum is the 2,222 most valuable items. A solver that rounds weights
+        # to the nearest of 10,000 steps takes too many items.
         Case(
             name="3000-equal-weights",
             problem=KnapsackProblem((27,) * 3_000, values, 60_003),
             certificate=sum(sorted(values, reverse=True)[: 60_003 // 27]),
         ),
-        # The tensors with the better ratio fill the capacity exactly, so they reach the relaxation's bound.
+        # The tensors with the better ratio of cost to size fill the capacity exactly. Their cost equals the
+        # bound of the linear relaxation, so it is optimal.
         Case(
             name="240-tensors-exact-fill",
             problem=KnapsackProblem(sizes, costs, sum(sizes[i] for i in worth_it)),
@@ -183,10 +187,10 @@ def _like_models() -> list[Case]:
 
 
 def _twenty_thousand() -> list[Case]:
-    """Build knapsacks of 20,000 items, in which the best items by value per weight fill the capacity.
+    """Build knapsacks of 20,000 items whose optimum is known by construction.
 
-    These items fill the capacity exactly. Their value therefore equals the bound of the linear
-    relaxation, so it is optimal.
+    The items with the most value per weight fill the capacity exactly. Their value therefore equals
+    the bound of the linear relaxation, so it is optimal.
     """
     drawn = family("uncorrelated", items=20_000, span=10**7, share=101, seed=21)
     best = efficiency_order(drawn)[:8_000]
@@ -199,8 +203,8 @@ def _twenty_thousand() -> list[Case]:
             problem=KnapsackProblem(drawn.weights, drawn.values, drawn.weight_of(best)),
             certificate=drawn.value_of(best),
         ),
-        # 2,800 / 56 is the best ratio and 700 / 16 the second: all items of the first kind fit, and 1,234
-        # of the second.
+        # 2,800 / 56 is the best ratio and 700 / 16 the second best. All items of 56 MiB fit, and 1,234 of
+        # 16 MiB.
         Case(
             name="20000-items-of-four-kinds",
             problem=KnapsackProblem(

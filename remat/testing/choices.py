@@ -35,8 +35,8 @@ class Candidate:
         """Return whether the solver solves a kind of problem; True if the solver's class is unknown.
 
         Args:
-            kind: ``"knapsack"``, ``"graph"`` or ``"schedule"``. Anything else is no kind of problem,
-                so the result is True.
+            kind: ``"knapsack"``, ``"graph"`` or ``"schedule"``. For any other value, which names no
+                kind of problem, the result is True.
         """
         known = [problem.kind for problem in KINDS]
         return self.kind is None or kind in self.kind.solves or kind not in known
@@ -80,7 +80,7 @@ def _candidate(name: str, folder: Path) -> Candidate:
     try:
         kind = registry().solver_class(name)
     except SolverError as error:
-        # If the solver's own module is missing, its name is wrong; any other module is a missing dependency.
+        # If the package in `name` is missing, `name` is wrong. Any other missing module is a dependency.
         missing = _missing_module(error)
         if missing is None or name.partition(":")[0].partition(".")[0] == missing.partition(".")[0]:
             raise pytest.UsageError(f"--solver={name}: {error}") from None

@@ -1,6 +1,6 @@
-"""Families of random knapsacks: rules by which weights and values are drawn.
+"""Families of random knapsacks; a family is a rule for drawing weights and values.
 
-The same arguments give the same knapsack on every machine.
+`family` returns the same knapsack for the same arguments on every machine.
 
 Source: D. Pisinger, "Where are the hard knapsack problems?", Computers & Operations Research 32
 (2005).
@@ -112,7 +112,7 @@ def drawer(seed: int) -> Draw:
     def draw(low: int, high: int) -> int:
         return low + int(
             source.random() * (high - low + 1)
-        )  # Python guarantees the sequence of random() alone
+        )  # Python keeps only the sequence of random() in later releases
 
     return draw
 
@@ -124,9 +124,9 @@ def family(name: str, *, items: int, span: int, share: int, seed: int) -> Knapsa
         name: a key of `FAMILIES`.
         items: number of items.
         span: weights are drawn from 1 to this number. For ``inverse-strongly-correlated``, values
-            are drawn from this range, and weights are computed from the values. The family
-            ``similar-weights`` ignores ``span``.
-        share: the capacity is this number times the total weight, divided by 101.
+            are drawn from this range, and weights are computed from the values. Spanner families
+            draw their two base items with ``span``. The family ``similar-weights`` ignores it.
+        share: the capacity, in parts of 101 of the total weight. For example, 50 means 50/101.
         seed: seed of the random integers.
     """
     weights, values = FAMILIES[name](items, span, drawer(seed))

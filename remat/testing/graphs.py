@@ -24,7 +24,7 @@ def random_graph(seed: int, *, nodes: int = 10, outside: bool = True) -> GraphPr
         cost.append(draw.choice((0, 0, 1, 2, 3, 5, 8, 40)))
         size.append(draw.choice((0, 1, 2, 3, 4, 8, 30)))
         savable.append(draw.random() < 0.8)
-        # Every node can be saved or recomputed, so that most problems are feasible.
+        # A node that cannot be saved can be recomputed, so that most problems are feasible.
         again.append(draw.random() < 0.85 or not savable[-1])
         forward.append(not outside or draw.random() < 0.8)
     for i in reversed(range(nodes)):  # inputs of nodes in forward must be in forward
@@ -45,7 +45,9 @@ def random_graph(seed: int, *, nodes: int = 10, outside: bool = True) -> GraphPr
 
 
 def layers(count: int, *, seed: int = 0) -> GraphProblem:
-    """Build the graph problem of a chain of identical layers, each with values of different cost and size.
+    """Build the graph problem of a chain of identical layers.
+
+    A layer has six values, whose costs and sizes are drawn at random once for all layers.
 
     Args:
         count: number of layers.
@@ -76,10 +78,12 @@ def layers(count: int, *, seed: int = 0) -> GraphProblem:
 
 
 def wide(n: int) -> GraphProblem:
-    """Build a graph problem with many skip connections between its two halves, as in a U-Net.
+    """Build a graph problem with ``2 * n`` nodes and many skip connections, as in a U-Net.
+
+    Each of the last ``n`` nodes reads two of the first ``n`` nodes.
 
     Args:
-        n: number of nodes in each half.
+        n: half the number of nodes.
     """
     draw = random.Random(3)
     inputs = [(), *((i - 1, draw.randrange(i)) if i > 1 else (0,) for i in range(1, n))]

@@ -1,7 +1,7 @@
 """Known failures: solver tests that a solver's author expects to fail, listed in a file.
 
-Each line has the name of one test as pytest prints it after ``::``. Text after ``#`` is the
-reason::
+Each line has the name of one test, as pytest prints the name after ``::``. Text after ``#`` is the
+reason for the failure::
 
     test_case[beyond-doubles-mine:Mine]   # computes in float64
 

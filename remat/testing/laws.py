@@ -14,9 +14,10 @@ _SPANS = (3, 20, 10**4, 10**9, 2**50)
 
 
 def holds(law: Callable[[Draw], None], *, draws: int) -> None:
-    """Check a law (a property of all problems) on random problems, which are the same in every run.
+    """Check a law, which is a property of all problems, on random problems.
 
-    Hypothesis, if it is installed, tries corner cases and reduces a failing problem to a small one.
+    The problems are the same in every run. Hypothesis, if it is installed, tries corner cases and
+    reduces a failing problem to a small one.
 
     Args:
         law: a function that draws a problem and asserts the law. Its argument is a function that
@@ -50,9 +51,10 @@ def holds(law: Callable[[Draw], None], *, draws: int) -> None:
 
 
 def any_problem(draw: Draw, *, most: int = 9) -> KnapsackProblem:
-    """Draw a knapsack of up to ``most`` items, with zeros and equal items among them.
+    """Draw a knapsack of up to ``most`` items; weights and values may be zero or equal.
 
-    One bound for all weights and values is drawn first, from five numbers between 3 and 2**50.
+    One upper bound for all weights and values is drawn first, from five numbers between 3 and
+    2**50. Therefore some knapsacks have small numbers only, and others have huge ones.
 
     Args:
         draw: a function of two bounds that draws a random integer between these bounds.
@@ -70,7 +72,7 @@ def any_order(draw: Draw, count: int) -> list[int]:
 
     Args:
         draw: a function of two bounds that draws a random integer between these bounds.
-        count: the number of numbers.
+        count: length of the permutation.
     """
     order = list(range(count))
     for i in range(count - 1, 0, -1):

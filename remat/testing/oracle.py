@@ -19,9 +19,10 @@ MAX_ITEMS = 20
 
 @functools.cache  # the tests of every solver need the same optima
 def optimum(problem: Problem[Any]) -> int | None:
-    """Return the greatest value, or the least cost, of any answer, by enumeration.
+    """Return the optimum of a problem, by enumeration of all answers within its capacity.
 
-    Only answers within the problem's capacity count. The result is None if there are none.
+    The optimum is the greatest value for a knapsack, and the least cost for other problems. None if
+    no answer fits the capacity.
     """
     if isinstance(problem, KnapsackProblem):
         return brute_force(problem)
@@ -52,9 +53,10 @@ def brute_force(problem: KnapsackProblem) -> int:
 
 
 def decisions(problem: GraphProblem) -> list[Evaluation]:
-    """Evaluate every set of savable nodes of a graph problem, without regard to the capacity.
+    """Return the bytes and the cost of every decision in a graph problem, whatever the capacity.
 
-    Sets from which backward cannot compute a value that it needs are left out.
+    A decision is a set of nodes to save. Sets from which backward cannot compute all values that it
+    needs are left out.
     """
     may, found = [i for i in range(len(problem)) if problem.savable[i]], []
     for picks in itertools.product((False, True), repeat=len(may)):
@@ -66,9 +68,10 @@ def decisions(problem: GraphProblem) -> list[Evaluation]:
 def least_cost_schedule(problem: ScheduleProblem) -> int | None:
     """Return the least cost of any schedule within the capacity; None if no schedule fits.
 
-    The search enumerates states. A state has the values in memory, the nodes that have run, and
-    whether backward has begun. Any value may be dropped from memory before any run. The number of
-    states grows as 4 to the power of the number of nodes, so call this for at most eight nodes.
+    The search enumerates states. A state consists of the values in memory, the nodes that have run,
+    and whether backward has begun. Before each run, any values may be dropped from memory. The
+    number of states grows as 4 to the power of the number of nodes, so the problem should have at
+    most eight nodes.
     """
     capacity = math.inf if problem.capacity is None else problem.capacity
     makes, read = problem.results, problem.used

@@ -24,7 +24,7 @@ FIXTURE = "solver"
 _KIND = "remat_kind"
 _CHOSEN = pytest.StashKey["tuple[Candidate, ...]"]()
 _KNOWN = pytest.StashKey["Mapping[str, str]"]()
-#: Name of the test report's property that holds a `Solved` as text.
+#: Name of the property of a test report that holds the solver's result (a `Solved`) as JSON text.
 _PROPERTY = "remat.solved"
 
 
@@ -87,9 +87,9 @@ def _known_failures(config: pytest.Config) -> Mapping[str, str]:
 
 @pytest.hookimpl(trylast=True)  # after the tests' own parametrization, which `_is_ours` checks
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make pytest run every solver test once per solver chosen with ``--solver``.
+    """Make pytest run every solver test once per solver that ``--solver`` names.
 
-    Without ``--solver``, every registered solver that can run here is chosen.
+    Without ``--solver``, pytest runs these tests on every registered solver that can run here.
     """
     if FIXTURE not in metafunc.fixturenames or not _is_ours(metafunc):
         return
@@ -100,11 +100,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(FIXTURE, chosen, ids=ids, indirect=True, scope="session")
 
 
-@pytest.hookimpl(tryfirst=True)  # before -k deselects tests that the list of failures names
+@pytest.hookimpl(
+    tryfirst=True
+)  # before -k deselects tests, which `_mark_known` would report as missing
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--solver``, keep only solver tests; mark tests that are known to fail.
+    """Select the tests to run, and mark the tests that are known to fail.
 
-    A test for one kind of problem is not run on solvers of other kinds.
+    A test for one kind of problem is removed for solvers of other kinds. With ``--solver``, all
+    tests that are not solver tests are removed too.
     """
     _keep(config, items, _is_of_its_kind)
     known = config.stash[_KNOWN]
@@ -117,7 +120,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _keep(
     config: pytest.Config, items: list[pytest.Item], condition: Callable[[pytest.Item], bool]
 ) -> None:
-    """Remove the tests that do not meet a condition from ``items``, and report these as deselected."""
+    """Remove the tests that do not meet a condition from ``items``; report them as deselected."""
     others = [item for item in items if not condition(item)]
     if others:
         items[:] = [item for item in items if condition(item)]
@@ -125,7 +128,7 @@ def _keep(
 
 
 def _candidate(item: pytest.Item) -> Candidate | None:
-    """Return the solver that a solver test tests; None for any other test."""
+    """Return the solver on which a solver test runs; None for a test that is no solver test."""
     choices = sys.modules.get("remat.testing.choices")  # imported only once a solver is needed
     callspec = getattr(item, "callspec", None)
     if choices is None or callspec is None:
@@ -158,14 +161,14 @@ def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[
         known: the reason why each test fails, by test name.
 
     Raises:
-        pytest.UsageError: ``known`` has the name of a test that does not exist, for a solver given to
-            ``--solver``. Not raised if the command line selects single tests.
+        pytest.UsageError: ``known`` names a test of a solver given to ``--solver``, but no such test
+            was collected. Not raised if the command line selects single tests.
     """
     for item in items:
         if item.name in known:
             item.add_marker(pytest.mark.xfail(strict=True, reason=known[item.name]))
     if any("::" in argument for argument in config.args):
-        return  # single tests were requested, so the others are missing for a good reason
+        return  # the command line selects single tests, so others are rightly not collected
     missing = sorted(known.keys() - {item.name for item in items})
     for candidate in config.stash.get(_CHOSEN, ()):
         for name in missing:
@@ -178,7 +181,10 @@ def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[
 def pytest_terminal_summary(
     terminalreporter: Any, exitstatus: int | pytest.ExitCode, config: pytest.Config
 ) -> None:
-    """Print why solvers were skipped and, if several solvers solved cases, a comparison table."""
+    """Print why solvers were skipped, and a table that compares the solvers if there are several.
+
+    If ``--solver`` was given but no solver test was collected, print how to run the suite.
+    """
     chosen = config.stash.get(_CHOSEN, ())
     for candidate in chosen:
         if candidate.reason is not None:
@@ -223,9 +229,9 @@ def solve_case(
 ) -> Callable[[Case], Checked | None]:
     """Function that solves a `Case` with the solver, and adds the result to the comparison table.
 
-    The function returns the verified solution. It returns None if the solver finds no schedule
-    within the capacity, which is allowed. If the solver refuses a knapsack, the test is skipped
-    with the solver's reason.
+    The function returns the verified solution, or None if the solver finds no schedule within the
+    capacity. Finding none is allowed. If the solver refuses a knapsack, the test is skipped with
+    the solver's reason.
     """
 
     def solve(case: Case) -> Checked | None:

@@ -1,4 +1,4 @@
-"""Random problems of all three kinds for the conformance suite, and a function that solves a problem."""
+"""Random problems for the conformance suite, of all three kinds: knapsack, graph and step problems."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from remat.testing.oracle import decisions
 
 
 def refusal(solver: Solver, problem: Problem[Any]) -> str | None:
-    """Return why a solver refuses a problem, or None. Solvers may refuse knapsack problems only."""
+    """Return why a solver refuses a problem; None if it accepts the problem.
+
+    Solvers may refuse only knapsacks, so the result is None for problems of other kinds.
+    """
     return solver.refuses(problem) if isinstance(problem, KnapsackProblem) else None
 
 
@@ -48,7 +51,7 @@ class Sample:
 
     Attributes:
         name: name shown in test ids.
-        kind: kind of the problems.
+        kind: kind of the problems: ``"knapsack"``, ``"graph"`` or ``"schedule"``.
         draw: a function that draws the problems; every call draws the same problems.
     """
 
@@ -64,10 +67,10 @@ def _small_knapsacks(name: str) -> Iterator[Problem[Any]]:
 
 
 def _small_graphs(block: int) -> Iterator[Problem[Any]]:
-    """Yield small graph problems, each with a capacity that some decision fits.
+    """Yield small graph problems, each with a capacity that some set of saved nodes fits.
 
     Args:
-        block: the seeds of the problems are the 30 numbers from ``30 * block`` on.
+        block: number of a block of 30 seeds, which starts at ``30 * block``.
     """
     draw = random.Random(block)
     for seed in range(30 * block, 30 * block + 30):
@@ -81,12 +84,12 @@ def _small_steps(block: int) -> Iterator[Problem[Any]]:
     """Yield small step problems (`ScheduleProblem`), each with a capacity that may be too small.
 
     Args:
-        block: the seeds of the problems are the 25 numbers from ``25 * block`` on.
+        block: number of a block of 25 seeds, which starts at ``25 * block``.
     """
     draw = random.Random(block)
     for seed in range(25 * block, 25 * block + 25):
         problem = steps.random_step(seed, nodes=5, plain=seed % 3 == 0)
-        # From one byte less than any schedule needs, up to the peak of the given order, which fits.
+        # No schedule fits the smallest capacity. The largest is the peak of the problem's own order.
         yield problem.within(draw.randint(max(0, least_peak(problem)[0] - 1), _full(problem)))
 
 
@@ -132,7 +135,7 @@ def _wide_graph() -> Iterator[Problem[Any]]:
     yield graph.within(sum(graph.size) // 3)
 
 
-#: Problems that take minutes unless a clock or a limit on work ends the search.
+#: Problems that take a solver minutes, unless a clock or a limit on its work ends the search.
 HARD = (
     *(
         Sample(name, "knapsack", functools.partial(_hard_knapsack, name))
@@ -149,7 +152,7 @@ def _roomy_steps() -> Iterator[Problem[Any]]:
         yield from (step.within(room) for room in (None, _full(step)))
 
 
-#: Problems with enough capacity to save all values, so that no node has to run again.
+#: Problems whose capacity suffices to save all values, so that no node has to run again.
 ROOMY = (
     Sample("graph", "graph", lambda: (graphs.layers(5),)),
     Sample("schedule", "schedule", _roomy_steps),

@@ -23,10 +23,11 @@ class Solved:
     Attributes:
         solver: name of the solver, as registered or as given to ``--solver``.
         case: name of the case.
-        value: value of the solver's choice; for a graph or step problem, the cost of its answer.
-        optimum: greatest value of any choice, or least cost of any answer.
+        value: value of the solver's items for a knapsack; cost of the solver's answer for a graph or
+            step problem.
+        optimum: greatest value, or least cost, that is possible for the case.
         elapsed_s: seconds that the solver took.
-        least: whether ``value`` is a cost, so that less is better.
+        least: whether ``value`` is a cost, so that the least value is best.
     """
 
     solver: str

@@ -23,7 +23,7 @@ def _step(
     )
 
 
-#: Inputs of each node, for a network of three layers and a backward that reads every layer's value again.
+#: Inputs of each node. Nodes 0 to 3 are a forward, and nodes 4 to 6 a backward that reads nodes 2, 1 and 0 again.
 _CHAIN = ((), (0,), (1,), (2,), (2, 3), (1, 4), (0, 5))
 
 #: Named step problems, each with its capacity.
@@ -86,8 +86,9 @@ def random_step(seed: int, *, nodes: int = 6, plain: bool = False) -> SchedulePr
 
     Args:
         seed: seed of the random source.
-        nodes: number of nodes that run; the problem may have further nodes that never run.
-        plain: if True, only names, inputs, costs and sizes are set; the other fields keep their
+        nodes: number of nodes that run. The problem may have further nodes that never run, such as
+            inputs that exist from the start.
+        plain: if True, all fields except names, inputs, costs, sizes and ``unit`` keep their
             defaults.
     """
     draw = random.Random(seed)
@@ -152,7 +153,7 @@ def random_step(seed: int, *, nodes: int = 6, plain: bool = False) -> SchedulePr
             resident=draw.choice((0, 3)) if rich else 0,
             unit="ps",
         )
-        # `at_boundary` needs a node that runs in backward: draw again with another seed.
+        # `at_boundary` needs a node that runs in backward. Without one, draw again with another seed.
         if backward or not late_given
         else random_step(seed + 1_000_003, nodes=nodes, plain=plain)
     )
@@ -162,8 +163,8 @@ def layered(nodes: int, *, width: float, seed: int) -> ScheduleProblem:
     """Build a step problem on a random layered graph, as in published comparisons of solvers.
 
     The graph has about ``sqrt(nodes * (1 / width - 1))`` layers of varying size. An edge between
-    nodes of neighbouring layers has probability 0.2. With probability 0.14, a node also reads a
-    node of an earlier layer.
+    nodes of neighbouring layers has probability 0.2, but each node reads at least one node of the
+    layer before. With probability 0.14, a node also reads a node of a still earlier layer.
 
     Source: M. Gagrani et al., "Neural topological ordering for computation graphs", NeurIPS 2022,
     appendix A; costs and bytes as in M. Bartan et al., "Moccasin", ICML 2023.

@@ -1,7 +1,7 @@
 """The conformance suite: requirements on a solver, for every kind of problem that it solves.
 
-Run the suite with ``pytest --pyargs remat.testing --solver=NAME``, from any folder. A test with a
-parameter for one kind of problem runs only on solvers of that kind.
+Run the suite with ``pytest --pyargs remat.testing --solver=NAME``, from any folder. A test whose
+parameter is a problem, or a set of problems, runs only on solvers of that kind of problem.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def reached(problem: Problem[Any], solution: AnySolution) -> int:
 
 
 def claimed(problem: Problem[Any], solution: AnySolution) -> int:
-    """Return the bound on the optimum that the solver claims, proven or not; a bound on costs is negated."""
+    """Return the bound on the optimum that the solver claims, proven or not.
+
+    A bound on costs is negated, as `reached` negates costs.
+    """
     bound = solution.bound if solution.claimed_bound is None else solution.claimed_bound
     return bound if problem.maximises else -bound
 
@@ -56,6 +59,9 @@ def assert_honest(
     solver: Solver, problem: Problem[Any], solution: AnySolution, optimum: int | None, label: str
 ) -> None:
     """Assert that a verified solution and the solver's claims agree with the known optimum.
+
+    No answer may be better than the optimum, and no claimed bound may exclude the optimum. On a
+    knapsack, an exact solver must also prove its answer optimal.
 
     Args:
         solver: the solver that answered.
@@ -92,7 +98,7 @@ def assert_agree(solver: Solver, one: Solution, other: Solution, factor: int, la
         solver: the solver that gave both answers.
         one: the answer to the first problem.
         other: the answer to the second problem.
-        factor: one unit of value in the first problem is this many units in the second.
+        factor: number by which values of the first problem are multiplied in the second problem.
         label: name of the two problems in messages.
     """
     bound = other.bound if other.claimed_bound is None else other.claimed_bound
@@ -113,7 +119,10 @@ def taken(solver: Solver, sample: Sample) -> list[Problem[Any]]:
 
 
 def assert_alike(one: AnySolution | None, other: AnySolution | None) -> None:
-    """Assert that two answers to a problem make the same choice, if both are deterministic."""
+    """Assert that two answers to one problem are the same, if both are deterministic.
+
+    None stands for a search that found no schedule.
+    """
     if one is None or other is None:  # no schedule was found
         assert one is other
     elif one.deterministic and other.deterministic:
@@ -121,7 +130,7 @@ def assert_alike(one: AnySolution | None, other: AnySolution | None) -> None:
 
 
 def choice(solution: AnySolution) -> Sequence[int]:
-    """Return the choice that an answer makes: the saved indices, or the sequence of a schedule."""
+    """Return the indices of the saved items or nodes, or the sequence of a schedule."""
     return solution.sequence if isinstance(solution, Schedule) else solution.saved
 
 
@@ -149,7 +158,10 @@ def test_takes_problems_at_all(solver: Solver) -> None:
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_case(solver: Solver, case: Case, solve_case: Callable[[Case], AnySolution | None]) -> None:
-    """The solver's choice fits and its claims are true; an exact solver proves its answer optimal."""
+    """The solver's answer fits the capacity, and its claims are true.
+
+    On a knapsack, an exact solver proves its answer optimal.
+    """
     solution = solve_case(case)
     if solution is not None:
         assert_honest(solver, case.problem, solution, case.optimum, case.name)
@@ -182,7 +194,7 @@ def test_room_for_everything_is_enough(solver: Solver, sample: Sample) -> None:
 
 @for_solvers_of("graph")
 def test_less_than_the_least_is_refused(solver: Solver) -> None:
-    """If no decision fits the capacity, the solver raises a `BudgetError` with the least bytes."""
+    """If no decision fits the capacity, a `BudgetError` states the least capacity that suffices."""
     for problem in map(random_graph, range(1_000)):
         least = min((e.saved_bytes for e in decisions(problem)), default=0)
         if least > 0:
@@ -206,7 +218,10 @@ def test_any_problem(solver: Solver) -> None:
 
 @for_solvers_of("knapsack")
 def test_numbers_up_to_its_limit(solver: Solver) -> None:
-    """The solver solves a knapsack with sums equal to ``integer_limit``, or 2**63 - 1 if None."""
+    """The solver solves a knapsack whose weights and values each add up to its ``integer_limit``.
+
+    If ``integer_limit`` is None, the sums are 2**63 - 1, and the solver may refuse the knapsack.
+    """
     limit = INT64_MAX if solver.integer_limit is None else solver.integer_limit
     unit = limit // 25  # 25 units and the remainder make both sums equal to the limit
     problem = KnapsackProblem(
@@ -223,7 +238,7 @@ def test_numbers_up_to_its_limit(solver: Solver) -> None:
 
 @for_solvers_of("knapsack")
 def test_order_of_items_does_not_matter(solver: Solver) -> None:
-    """The solver's answers agree if the items of a knapsack are given in another order."""
+    """The solver's answers do not contradict each other if a knapsack's items are reordered."""
 
     def law(draw: Draw) -> None:
         problem = any_problem(draw)
@@ -245,8 +260,8 @@ def test_order_of_items_does_not_matter(solver: Solver) -> None:
 @for_solvers_of("knapsack")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_units_do_not_matter(solver: Solver, name: str) -> None:
-    """The solver's answers agree if bytes and costs are counted in other units."""
-    # `factor - 1` further bytes of capacity are less than one coarse unit, so they allow nothing new.
+    """The solver's answers do not contradict each other if weights and values are in other units."""
+    # All weights are multiples of `factor`, so `factor - 1` further bytes of capacity allow no other choice.
     problem = family(name, items=30, span=200, share=40, seed=3)
     coarse = solved(solver, problem)
     for factor in (3, 2**20 + 1):
@@ -262,7 +277,10 @@ def test_units_do_not_matter(solver: Solver, name: str) -> None:
 
 @for_solvers_of("knapsack")
 def test_more_room_is_never_worse(solver: Solver) -> None:
-    """The solver's answers at a smaller and a larger capacity do not contradict each other."""
+    """The solver's answers at a smaller and a larger capacity do not contradict each other.
+
+    The value at the smaller capacity is at most the bound claimed at the larger capacity.
+    """
 
     def law(draw: Draw) -> None:
         tight = any_problem(draw)
@@ -278,7 +296,10 @@ def test_more_room_is_never_worse(solver: Solver) -> None:
 @pytest.mark.parametrize("time_limit", [0.001, 0.2])
 @each(PLAIN)
 def test_takes_a_time_limit(solver: Solver, sample: Sample, time_limit: float) -> None:
-    """With a time limit, the solver may stop early, but its answer fits and its bound is true."""
+    """With a time limit, the solver may stop early, but its answer fits and its bound is true.
+
+    A bound is true if no answer found with or without the limit exceeds it.
+    """
     for problem in taken(solver, sample):
         limited, unlimited = solved(solver, problem, time_limit=time_limit), solved(solver, problem)
         if limited is not None and unlimited is not None:
@@ -290,7 +311,7 @@ def test_takes_a_time_limit(solver: Solver, sample: Sample, time_limit: float) -
 def test_keeps_its_time_limit(solver: Solver, sample: Sample) -> None:
     """The solver returns soon after its time limit.
 
-    If possible, the solver runs in its own process, which is killed if it does not return.
+    If possible, the solver runs in another process, which is killed if the solver does not return.
     """
     if not solver.time_limit:
         pytest.skip(f"solver '{solver.name}' declares time_limit = False")

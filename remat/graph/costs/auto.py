@@ -16,7 +16,7 @@ from remat.graph.costs.profile import Profile
 from remat.graph.costs.roofline import Roofline
 from remat.graph.joint import JointGraph
 
-#: Name of the preset in `DEVICES` for each device type; all other types use the preset of an H100.
+#: Name of the preset in `DEVICES` for each device type. Device types without an entry use the H100's preset.
 _PRESETS = {"cpu": "epyc"}
 
 
@@ -73,10 +73,10 @@ def preset_for(joint: JointGraph) -> Device:
 def is_for_cpu(cost: CostModel) -> bool:
     """Return whether a cost model estimates or measures times on a CPU.
 
-    `Profile` without a named device counts as a model for a CPU. Any other model without a device
-    does not.
+    `Profile` without a named device counts as a model for a CPU, because it may run there. Any other
+    model without a device does not count.
     """
-    # Without a device, `Profile` runs operators on the device of the tensors.
+    # Without a named device, `Profile` runs operators on the device of their tensors, possibly a CPU.
     if isinstance(cost, Profile):
         return cost.device is None or cost.device.startswith("cpu")
     device = getattr(cost, "device", None)
@@ -89,7 +89,10 @@ def is_cpu(device: Device) -> bool:
 
 
 def device_type_of(joint: JointGraph) -> str:
-    """Return the device type of most input tensors of a graph; empty without input tensors."""
+    """Return the device type that most input tensors of a graph have, such as ``"cuda"``.
+
+    The result is ``""`` for a graph without input tensors.
+    """
     values = [n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder")]
     types = [v.device.type for v in values if isinstance(v, torch.Tensor)]
     return max(types, key=types.count, default="")

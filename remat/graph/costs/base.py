@@ -38,8 +38,9 @@ class CostModel:
         name: name of the model, as in ``cost="name"`` or ``cost="name:argument"``.
         unit: unit of the costs, such as ``"ps"``.
         summary: one-line description, which the command ``remat costs`` prints.
-        contextual: whether a cost also depends on a node's neighbours. If False, calls with the
-            same operator, constants, shapes, strides, dtypes and devices are priced once.
+        contextual: whether a node's cost also depends on its neighbours: the nodes that it reads
+            and the nodes that read it. If False, `node_costs` asks for one cost for all calls with
+            the same operator, constants, shapes, strides, dtypes and devices.
     """
 
     name: ClassVar[str]
@@ -65,7 +66,7 @@ class CostModel:
 
     @classmethod
     def arguments(cls) -> Mapping[str, str]:
-        """Return a description of each valid argument in ``cost="name:argument"``, by argument.
+        """Map each valid argument in ``cost="name:argument"`` to its description.
 
         The command ``remat costs`` prints these descriptions.
         """
@@ -96,8 +97,8 @@ class CostModel:
         Call this method after `costs`.
 
         Returns:
-            One line for each distinct call of such a node, with the fallback, in the order of
-            ``nodes``.
+            Lines of text, each with the reason and the fallback. By default none. A model returns
+            one line for each distinct call, in the order of ``nodes``, or one for the whole graph.
         """
         return ()
 
@@ -138,28 +139,29 @@ def node_costs(
 ) -> list[int]:
     """Return the cost of each node of a graph.
 
-    Identical calls are priced once, unless the model's costs depend on a node's neighbours.
+    The model is asked once for all identical calls, unless its costs depend on a node's neighbours.
 
     Args:
-        index: node positions of the graph.
+        index: the graph's nodes, numbered in graph order.
         storages: storages of the values in the graph.
         model: the cost model.
         positions: positions of the nodes to price; None prices all nodes. Nodes at other positions
             cost 0.
 
     Returns:
-        One cost per position, in the model's unit; 0 for views, tuple elements, sizes and
-        placeholders.
+        One cost per position, in the model's unit. Views, in-place operators, tuple elements,
+        sizes, constants and placeholders cost 0.
 
     Raises:
         ProblemError: the model raises, or returns a cost that is not a finite number of 0 or more.
-            The message names the model and the node.
+            The message names the model. It also names the node, except if a model that overrides
+            `CostModel.costs` raises or returns a wrong number of costs.
     """
     known: dict[int, Any] = {}
     alike: dict[Any, list[int]] = {}  # positions of identical calls
     for i in range(len(index)) if positions is None else positions:
         node = index.nodes[i]
-        # A node that does not own its storage is a view, which costs nothing.
+        # A node that does not own its storage is a view, or writes in place. Both count as free.
         if node.op != "call_function" or storages.owner[i] != i or _is_free(node):
             continue
         # The cost of a higher-order operator depends on the graphs that it calls, not on neighbours.
@@ -174,7 +176,10 @@ def node_costs(
 
 
 def _priced(model: CostModel, nodes: Sequence[fx.Node]) -> list[int]:
-    """Return the costs of nodes; a node that calls graphs is priced by the nodes of these graphs."""
+    """Return the cost of each node, in the order of the nodes.
+
+    The cost of a higher-order operator that calls graphs is computed from the nodes of these graphs.
+    """
     called = [_bodies(n) for n in nodes]
     asked = iter(_ask(model, [n for n, bodies in zip(nodes, called, strict=True) if not bodies]))
     return [
@@ -186,9 +191,9 @@ def _priced(model: CostModel, nodes: Sequence[fx.Node]) -> list[int]:
 def _bodies(node: fx.Node) -> list[list[fx.Node]]:
     """Return the call nodes of each graph that a higher-order operator calls, one list per graph.
 
-    Views and other nodes that cost nothing are left out. The result is empty for operators that a
-    model prices as a whole. One of these operators is ``flex_attention``: it has FLOP formulas of
-    its own, and its graphs compute single scores.
+    Views and other nodes that cost nothing are left out. The result is empty for operators that
+    call no graph, which a model prices as a whole. ``flex_attention`` is priced as a whole too,
+    because PyTorch has a FLOP formula for it. Its graphs only change or mask single scores.
     """
     graphs = ops.subgraphs(node)
     if graphs and "flex_attention" in str(node.target):
@@ -241,7 +246,7 @@ def _ask(model: CostModel, nodes: list[fx.Node]) -> list[int]:
     Raises:
         ProblemError: the model raises, or returns a wrong number of costs or an invalid cost.
     """
-    # Nodes are priced one by one if possible, so that an error can name the node.
+    # Unless the model overrides `costs`, nodes are priced one by one, so that an error can name the node.
     if type(model).costs is CostModel.costs:
         answers = [_guarded(model, [n], f" for '{n.name}' ({n.target})")[0] for n in nodes]
     else:
@@ -269,7 +274,7 @@ def _guarded(model: CostModel, nodes: list[fx.Node], where: str) -> list[Any]:
         return list(model.costs(nodes))
     except RematError:
         raise
-    except Exception as error:  # the plugin border
+    except Exception as error:  # the model may come from a plugin, which may raise anything
         raise ProblemError(
             f"cost model '{model}' raised {type(error).__name__}{where}: {error}"
         ) from error

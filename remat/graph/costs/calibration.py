@@ -33,9 +33,9 @@ _RUNS_S = 0.04
 def calibrate(device: str | torch.device = "here") -> Device:
     """Measure the peak rates (`Device`) of a device of this machine, in about 1 s.
 
-    The function times matrix products in two precisions, a copy, random numbers, tanh and max
-    pooling. For each of them, the fastest run counts. Products of float32 use the precision set
-    with `torch.set_float32_matmul_precision`.
+    The function times matrix products in bfloat16 and float32, a copy, random numbers, GELU with
+    tanh, and max pooling. For each of them, the fastest run counts. Products of float32 use the
+    precision set with `torch.set_float32_matmul_precision`.
 
     Args:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or ``"here"``. ``"here"`` means the current CUDA
@@ -102,8 +102,8 @@ def _tflops(device: torch.device, dtype: torch.dtype) -> float:
     best = 0.0
     generator = torch.Generator(device).manual_seed(0)
     for side in _SIDES:
-        # Three matrices must fit a quarter of the free memory, except that one product is always
-        # timed.
+        # The first product is always timed. The three matrices of a later product must fit into a
+        # quarter of the free memory.
         if 3 * side**2 * dtype.itemsize > free_bytes(device) // 4 and best:
             break
         a, b = (
@@ -128,7 +128,10 @@ def _tbps(device: torch.device) -> float:
 
 
 def _pooled_per_ps(device: torch.device) -> float:
-    """Measure how many elements max-pooling windows read per picosecond."""
+    """Measure how many elements max-pooling windows read per picosecond.
+
+    An element counts once for each window that reads it.
+    """
     x, window = torch.ones(16, 32, 48, 48, device=device), 3
     # With stride 2 in two dimensions, there is one window for four elements.
     count = x.numel() // 4 * window**2

@@ -57,11 +57,13 @@ class Flops(CostModel):
 
 
 def count_flops(node: fx.Node) -> int:
-    """Return the floating-point operations of one run of a node; 0 for operators without a formula.
+    """Return the number of floating-point operations in one run of a node.
 
-    The formulas are PyTorch's, with two additions. Attention on a CPU, which PyTorch's registry
-    lacks, counts as on a GPU. Grouped matrix products (``_grouped_mm``) have a formula of remat's
-    own.
+    The result is 0 for operators without a formula, and for shapes that a formula does not cover.
+
+    The formulas are PyTorch's. PyTorch's registry lacks two kinds of attention: on a CPU, and
+    ``_scaled_dot_product_fused_attention_overrideable``. Both count as flash attention on a GPU.
+    Grouped matrix products (``_grouped_mm``) have a formula of remat's own.
     """
     from torch.utils.flop_counter import flop_registry
 
@@ -75,21 +77,25 @@ def count_flops(node: fx.Node) -> int:
     try:
         return int(formula(*args, **kwargs, out_val=out))
     except (AssertionError, RuntimeError, NotImplementedError, TypeError, IndexError):
-        # One unknown shape must not end planning.
-        return 0  # shapes that the formula does not cover; memory time still counts
+        # The formula does not cover these shapes, which must not end planning. The node's cost still
+        # includes memory time.
+        return 0
 
 
 def count_draws(node: fx.Node) -> int:
     """Return how many random numbers one run of a node draws.
 
-    The number is one per element of the result, and 0 for operators that are not random.
+    A random operator counts as one draw per element of its largest result, others as 0.
     """
     drawn = str(ops.packet(node.target)) in _SEEDED or ops.is_random(node)
     return _elements(node) if drawn else 0
 
 
 def count_tanh(node: fx.Node) -> int:
-    """Return how many hyperbolic tangents one run of a node computes; 0 for most operators."""
+    """Return how many hyperbolic tangents one run of a node computes.
+
+    Only ``tanh``, and ``gelu`` with ``approximate="tanh"``, compute any: one per element.
+    """
     packet, args = ops.packet(node.target), node.args
     if packet is torch.ops.aten.tanh:
         return _elements(node)
@@ -99,7 +105,10 @@ def count_tanh(node: fx.Node) -> int:
 
 
 def count_pooled(node: fx.Node) -> int:
-    """Return how many elements the windows of a max pooling read in one run; 0 for other nodes."""
+    """Return how many elements the windows of a max pooling read in one run; 0 for other nodes.
+
+    An element counts once for each window that reads it.
+    """
     spatial = _MAX_POOLS.get(str(ops.packet(node.target)))
     if spatial is None:
         return 0
@@ -108,8 +117,8 @@ def count_pooled(node: fx.Node) -> int:
     return _elements(node) * math.prod(whole)
 
 
-#: Kinds of work that may take longer than their memory traffic. The key is the attribute of `Device` with the
-#: rate of the work, and the value is the function that counts this work in a node.
+#: Kinds of work that may take longer than reading and writing the operator's tensors. Each key is the attribute
+#: of `Device` that holds the rate. Each value is the function that counts this work in one run of a node.
 SLOW: Mapping[str, Callable[[fx.Node], int]] = {
     "draws_tops": count_draws,
     "tanh_tops": count_tanh,

@@ -15,7 +15,7 @@ import torch
 from remat.errors import ProblemError
 from remat.files import write_file
 
-#: Unit of each rate in `Device`, by the last part of the field's name.
+#: Unit of each rate in `Device`, by the suffix of the field's name.
 _UNITS = {"tflops": "TFLOP/s", "tbps": "TB/s", "tops": "10¹²/s"}
 
 
@@ -31,11 +31,12 @@ class Device:
         memory_tbps: memory bandwidth, TB/s.
         ranks_tbps: bandwidth from one rank to the other ranks on its machine, TB/s; if 0,
             ``memory_tbps`` is used instead.
-        draws_tops: random numbers drawn, 10¹² per second; 0 means limited by memory only.
-        tanh_tops: hyperbolic tangents computed (as in GPT-2's GELU), 10¹² per second; 0 means
-            limited by memory only.
-        pooled_tops: elements read by max-pooling windows, 10¹² per second; 0 means limited by
-            memory only.
+        draws_tops: random numbers drawn, 10¹² per second; 0 means that only memory bandwidth
+            limits the rate.
+        tanh_tops: hyperbolic tangents computed (as in GPT-2's GELU), 10¹² per second; 0 as for
+            ``draws_tops``.
+        pooled_tops: elements read by max-pooling windows, 10¹² per second; 0 as for
+            ``draws_tops``. An element counts once for each window that reads it.
 
     Raises:
         ProblemError: the name is empty, or a rate is not a finite number above 0. The last four
@@ -140,7 +141,7 @@ def _fault(values: Mapping[str, Any]) -> str | None:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         try:
             usable = number and math.isfinite(value) and value > 0
-        except OverflowError:  # an int beyond every float
+        except OverflowError:  # an int too large for a float
             usable = False
         if not usable:
             return f"key '{key}' is {value!r}; expected a finite number above 0, in {unit}"
@@ -150,7 +151,7 @@ def _fault(values: Mapping[str, Any]) -> str | None:
 def _literal(value: str | float) -> str:
     """Return a value as a TOML literal."""
     if isinstance(value, str):
-        # JSON strings are valid TOML, except for DEL, which JSON leaves unescaped.
+        # A JSON string is a valid TOML string, except that TOML requires an escape for DEL.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(float(value))
 

@@ -33,12 +33,12 @@ class RooflineFused(Roofline):
     - the bytes of each of its results that must be written: a result that the graph returns, that
       no node reads, or that is read by some node that does not fuse with it.
 
-    A node that never fuses (a product, for example) moves all its bytes, as under `Roofline`. No
-    cost is above `Roofline`'s on the same device.
+    A node that never fuses (a matrix product, for example) moves all its bytes, as under
+    `Roofline`. For the same device, no node costs more than under `Roofline`.
 
     A node's cost must not depend on the plan, because the cost of a plan is the sum of node costs.
-    Therefore the model assumes that every value between fused nodes stays in a register, although a
-    plan may save the value and read it from memory. If several nodes read one value from memory,
+    Therefore the model assumes that every value between fused nodes stays in a register. A plan may
+    nevertheless save such a value and read it from memory. If several nodes read one value from memory,
     each pays for its own read. Readers in forward and in backward count the same.
     """
 
@@ -115,14 +115,18 @@ def may_fuse(node: fx.Node) -> bool:
 
 
 def is_passed_on(node: fx.Node) -> bool:
-    """Return whether a node computes nothing, because it is a view or an element of a tuple."""
+    """Return whether a node's result is an element of a tuple or aliases an argument, as a view does.
+
+    Such a node computes nothing, unless it is an in-place operator, whose result also aliases an
+    argument. `ops.is_mutating` recognises in-place operators.
+    """
     return node.target is operator.getitem or aliased_argument(node) is not None
 
 
 def producer_of(node: fx.Node) -> fx.Node:
     """Return the node that computes the data of a view or tuple element.
 
-    Any other node is returned itself.
+    For any other node, return the node itself.
     """
     while is_passed_on(node) and not ops.is_mutating(node):
         base = node.args[0] if node.target is operator.getitem else aliased_argument(node)

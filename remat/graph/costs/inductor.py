@@ -39,18 +39,19 @@ class Inductor(Roofline):
 
     Inductor lowers the whole joint graph, and its scheduler forms the kernels for the device of the
     graph's tensors. The rates are those of this model's device. By default, this is the preset for
-    the device type of the tensors. A node costs ``max(operations / peak, external bytes /
-    bandwidth)``, at least 1 ps. External bytes are those that the node reads from, or writes for,
-    nodes outside of its kernels. If the node's result stays in registers, saving the result would
-    add a write and a read. Recomputing the node avoids both, so the bytes of this write and this
-    read are subtracted from the external bytes.
+    the device type of the tensors.
+
+    A node costs ``max(operations / peak, external bytes / bandwidth)``, at least 1 ps. External
+    bytes are those that the node reads from, or writes for, nodes outside of its kernels. If the
+    node's result stays in registers, saving the result would add a write and a read. Recomputing
+    the node avoids both, so twice the bytes of the result are subtracted from the external bytes.
 
     Pricing takes about 3 ms per node. If Inductor cannot lower a graph, `RooflineFused` prices the
     graph.
 
     Attributes:
-        by_tensors: whether the rates come from the preset for the device of the graph's tensors.
-            True if no device is named.
+        by_tensors: True if the user names no device. `on` then takes the rates from the preset for
+            the device type of the graph's tensors.
     """
 
     by_tensors: bool = False
@@ -121,7 +122,7 @@ class Inductor(Roofline):
 
 
 def _together(kernels: Kernels) -> Fuse:
-    """Return a function that returns whether two nodes fuse and share a kernel.
+    """Return a predicate of two nodes: whether they may fuse and Inductor puts them into one kernel.
 
     Args:
         kernels: set of kernel ids by node name, as `kernels_of` returns it.
@@ -134,7 +135,8 @@ def _together(kernels: Kernels) -> Fuse:
     return share
 
 
-#: Cache of `kernels_of`: for each graph, a hash of the graph and the kernels of the graph with this hash.
+#: Cache of `kernels_of`: for each graph, its hash when Inductor lowered it, and the kernels. A graph whose hash
+#: has changed since then is lowered again.
 _KNOWN: weakref.WeakKeyDictionary[fx.Graph, tuple[int, Kernels | None]] = (
     weakref.WeakKeyDictionary()
 )
@@ -162,7 +164,7 @@ def _asked(graph: fx.Graph) -> Kernels | None:
     try:
         with torch.no_grad():
             written = _written_by(_copy(graph))
-    except Exception:  # of any kind: it is Inductor's code, on what it may not expect
+    except Exception:  # Inductor may raise anything for a graph that it does not expect
         _LOG.info("Inductor does not lower this graph", exc_info=True)
         return None
     found: Kernels = {}
@@ -183,7 +185,7 @@ def _written_by(module: fx.GraphModule) -> dict[str, set[int]]:
     """
     place = {node.name: k for k, node in enumerate(module.graph.nodes)}
     inputs = [n.meta["val"] for n in module.graph.find_nodes(op="placeholder")]
-    # As in `compile_fx`: layout optimisation may change strides, for which a view would fail.
+    # As in `compile_fx`: layout optimisation may change strides, and `view` fails for some strides.
     torch_compat.view_to_reshape(module)  # type: ignore[no-untyped-call]
     state = torch_compat.INDUCTOR
     found: dict[str, set[int]] = {}
@@ -199,7 +201,8 @@ def _written_by(module: fx.GraphModule) -> dict[str, set[int]]:
         for k, kernel in enumerate(scheduled):
             for part in kernel.get_nodes():
                 made_for = [] if part.node is None else part.node.get_origins()
-                # A buffer's origins include the nodes inlined into it; the last one in the graph is its own.
+                # A buffer's origins are the node that it stores and the nodes inlined into it. The stored node
+                # is the last of them in graph order.
                 last = max((place.get(n.name, -1) for n in made_for), default=-1)
                 if last >= 0:
                     name = next(n.name for n in made_for if place.get(n.name) == last)

@@ -23,7 +23,8 @@ LINKS = {
 }
 #: Largest valid rate in bytes per second, above that of any link.
 _MOST_BYTES_PER_S = 10**18
-#: A rate without a unit that is below this number of bytes per second is refused: the unit was probably forgotten.
+#: A rate without a unit must be at least this number of bytes per second. A user who writes a smaller number has
+#: probably forgotten the unit.
 _LEAST_WITHOUT_UNIT = 10**6
 _BITS = "; a small b stands for bits: 25Gb/s are 3.125GB/s"
 
@@ -34,7 +35,7 @@ class Link:
 
     Attributes:
         bytes_per_s: bytes per second in each direction.
-        name: a name from `LINKS`; empty for a link given by its rate.
+        name: a name from `LINKS`, or ``"measured"``; empty for a link given by its rate alone.
 
     Raises:
         ProblemError: the rate is not between 1 and 10¹⁸ bytes per second.
@@ -55,8 +56,8 @@ class Link:
 
         Args:
             value: a `Link`, a name from `LINKS` such as ``"pcie5"``, the result of ``str(link)``,
-                bytes per second such as ``"25GB/s"`` or ``25e9``, or ``"measured"`` for the rate of
-                this machine's device.
+                or bytes per second such as ``"25GB/s"`` or ``25e9``. With ``"measured"``, the link
+                of this machine's CUDA device is timed.
 
         Raises:
             ProblemError: the value has none of these forms, or there is no device to measure.
@@ -83,11 +84,11 @@ class Link:
         )
 
     def time_ps(self, nbytes: int) -> int:
-        """Return the time to copy ``nbytes`` bytes in picoseconds, rounded up."""
+        """Return how many picoseconds a copy of ``nbytes`` bytes takes, rounded up."""
         return -(-nbytes * _PS_PER_S // self.bytes_per_s)
 
     def bytes_in(self, time_ps: int) -> int:
-        """Return the bytes that pass in one direction in ``time_ps`` picoseconds, rounded down."""
+        """Return how many bytes can be copied in one direction in ``time_ps`` picoseconds, rounded down."""
         return time_ps * self.bytes_per_s // _PS_PER_S
 
     def __str__(self) -> str:
@@ -97,7 +98,7 @@ class Link:
         return f"{self.name} ({rate})" if self.name else rate
 
 
-#: Link for values that a checkpoint policy tags for offload, if the user names no link.
+#: Link assumed if a checkpoint policy tags values for offload to the host but the user names no link.
 DEFAULT_LINK = Link(name="pcie4", bytes_per_s=LINKS["pcie4"])
 #: Bytes of each timed copy, and total seconds for the repeated copies in one direction.
 _MEASURED_BYTES, _RUNS_S = 1 << 28, 0.2
@@ -144,7 +145,7 @@ def measured_rate(device: torch.device, nbytes: int = _MEASURED_BYTES) -> int:
 def _rate(value: object) -> float:
     """Return the bytes per second that a number or a text such as ``"25GB/s"`` states.
 
-    NaN for anything else.
+    NaN for anything else, such as a rate in bits per second.
     """
     if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
         return math.nan

@@ -16,7 +16,7 @@ from remat import torch_compat
 
 #: Bytes overwritten before each run on a GPU, so that no run finds its inputs in the cache.
 _FLUSH_BYTES = 256 * 2**20
-#: If the warm-up run takes longer than these seconds, a single timed run suffices.
+#: If the warm-up run takes longer than this number of seconds, a single timed run suffices.
 _LONG_S = 1.0
 
 
@@ -35,8 +35,8 @@ def this_device() -> torch.device:
 def whole(device: torch.device) -> torch.device:
     """Return a device in full form: ``cuda`` becomes the current CUDA device, with its index.
 
-    A CUDA device with an index, or on a machine without CUDA, stays unchanged. Devices of other
-    types lose their index.
+    A CUDA device that has an index stays unchanged, and so does ``cuda`` on a machine without CUDA.
+    Devices of other types lose their index.
     """
     if device.type != "cuda":
         return torch.device(device.type)
@@ -73,11 +73,12 @@ def durations_ps(
     machine. Its duration is left out of the result.
 
     Args:
-        run: function to time; its result is dropped after the clock has stopped.
-        device: device that runs it; CUDA devices are timed by events.
-        seconds: limit on the total time of the runs, after which no further run starts. At least
-            three runs are made, or one if the warm-up run took more than 1 s. On a CPU, the limit
-            is five times as long while fewer than this number of runs are undisturbed.
+        run: function to time; its result is freed after the clock has stopped.
+        device: device that runs the function; runs on a CUDA device are timed with CUDA events.
+        seconds: limit on the total time of the runs. At least three runs are made, or one if the
+            warm-up run took more than 1 s. On a CPU, the limit is five times as long while fewer
+            runs than this minimum are undisturbed. On a CUDA device, the number of runs is computed
+            from the time of the warm-up run.
         most: largest number of runs.
     """
     warm_s = once_s(run, device)
@@ -100,7 +101,10 @@ def durations_ps(
 
 
 def once_s(run: Callable[[], object], device: torch.device) -> float:
-    """Return the wall time of one run in seconds, without earlier work that is queued on a GPU."""
+    """Return the wall time of one run in seconds.
+
+    On a GPU, the clock starts after all earlier work in the queue is done.
+    """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = time.perf_counter()
@@ -111,7 +115,7 @@ def once_s(run: Callable[[], object], device: torch.device) -> float:
 
 
 def undisturbed_ps(times: Sequence[int]) -> list[int]:
-    """Return those durations that are at most twice the shortest one, all in picoseconds."""
+    """Return the durations in picoseconds that are at most twice the shortest of them."""
     limit = 2 * min(times)
     return [t for t in times if t <= limit]
 

@@ -30,7 +30,7 @@ from remat.units import format_bytes
 
 #: Total seconds for the repeated runs of one call.
 _RUNS_S = 0.05
-#: Seconds after which new times are written to disk, so that an interruption loses little.
+#: Seconds between writes of new times to disk, so that an interruption loses few measurements.
 _FLUSH_S = 5.0
 
 
@@ -39,17 +39,22 @@ class Profile(CostModel):
     """Cost model that measures the median time of each distinct call, in picoseconds.
 
     A call is an operator with its constants and the shapes, strides, dtypes and devices of its
-    tensors. It runs alone in eager PyTorch on generated tensors. User tensors and generator states
-    stay unchanged. On a CPU, the time includes PyTorch's own overhead of a few microseconds. Times
-    are stored on disk by PyTorch version, device and number of threads. If several processes
-    measure one call, all use the measurement that reached the disk first.
+    tensors. The model runs each call alone in eager PyTorch on generated tensors. User tensors and
+    generator states stay unchanged. On a CPU, the time includes PyTorch's own overhead of a few
+    microseconds.
 
-    Some calls cannot run: they have effects, need more than half of the free memory, raise, or
-    their device is missing. Such calls cost as much as under the roofline of their device, and
-    `fallbacks` lists them.
+    Times are stored on disk, separately for each PyTorch version, device, number of CPU threads and
+    precision of float32 products. If several processes measure one call, all use the measurement
+    that reached the disk first.
+
+    Some calls are not measured: collectives, higher-order operators, and operators with effects
+    beyond their result. Other calls fail to run: they need more than half of the free memory,
+    raise, or their device is missing. All these calls cost as much as under `Roofline` with the
+    measured rates of their device. If the device is missing, the rates are those of an H100.
+    `fallbacks` lists these calls.
 
     Attributes:
-        device: device to run every call on; None means the device of the graph's tensors.
+        device: device to run every call on; None means the device of the call's tensors.
     """
 
     device: str | None = None
@@ -134,7 +139,7 @@ class Profile(CostModel):
 def _measure_all(known: Store, missing: Mapping[Place, Request]) -> None:
     """Measure missing calls, and store their times.
 
-    Finished times are stored even if an error or interrupt ends the loop.
+    Times measured so far are stored even if an error or interrupt ends the loop.
 
     Args:
         known: the store of times.
@@ -174,13 +179,13 @@ def _measure(request: Request) -> int | str:
     try:
         with undisturbed(request.device):
             times = durations_ps(real_call(request), request.device, seconds=_RUNS_S)
-    except Exception as error:  # any kernel may raise anything on inputs that are made up
+    except Exception as error:  # a kernel may raise anything on generated inputs
         return f"it raised {summary(error)[:200]}"
     return max(1, round(statistics.median(times)))
 
 
 def _fallback(request: Request) -> Roofline:
-    """Return the roofline model for a call's device, or for an H100 if this machine lacks it."""
+    """Return the roofline model of a call's device, or of an H100 if the device is missing here."""
     return Roofline(calibrated(request.device)) if is_present(request.device) else Roofline()
 
 
@@ -192,8 +197,8 @@ def _place(request: Request) -> Place:
 def _environment(device: torch.device) -> str:
     """Return a text that describes the conditions under which a call's time holds.
 
-    It states PyTorch's version, the device with its number of threads, and the precision of float32
-    products.
+    The text states PyTorch's version, the device (for a CPU, with the number of threads), and the
+    precision of float32 products.
     """
     name = describe_device(device) if is_present(device) else str(device)
     precision = torch.get_float32_matmul_precision()

@@ -1,4 +1,4 @@
-"""Describe one distinct call of an operator, so that it can be run on generated inputs."""
+"""Describe an operator call in a graph, and repeat the call on generated inputs for timing."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from remat.torch_compat import pytree
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A call of an operator on fake tensors, to be timed on real ones.
+    """A call of an operator on fake tensors, which is to be timed on real tensors.
 
     Attributes:
         target: the operator.
-        args: positional arguments of the call.
-        kwargs: keyword arguments of the call.
+        args: positional arguments of the call, with fake tensors.
+        kwargs: keyword arguments of the call, with fake tensors.
         override: device to move every tensor to; None keeps each tensor on its device.
-        devices: all devices of the call's tensors.
+        devices: the different devices of the call's real tensors.
         nbytes: bytes of the call's input tensors and of its result.
         refusal: why the call must not run; None if it may.
-        key: the call as text; calls with equal texts have equal costs. Device indices are left out,
-            because each rank has a device of its own.
+        key: the call as text. Calls with equal texts have equal costs on the same kind of device.
+            The text has device types without indices, because each rank may use another index.
     """
 
     target: Any
@@ -44,7 +44,7 @@ class Request:
 
     @property
     def device(self) -> torch.device:
-        """Device that runs the call: the first that is not a CPU, or else the CPU."""
+        """Device that runs the call: the first of ``devices`` that is not a CPU, or else the CPU."""
         return _main(self.devices)
 
 
@@ -55,9 +55,8 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
 
     Args:
         node: a ``call_function`` node.
-        override: device to run the call on, whatever the graph says. None: keep each tensor's
-            device, but move tensors on the meta device to this machine's GPU, or to its CPU without
-            one.
+        override: device that replaces the devices in the graph. None: keep each tensor's device,
+            but replace the meta device by this machine's GPU, or by the CPU if there is no GPU.
     """
     refusal = _refusal(node)
 
@@ -89,7 +88,7 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
     def text_of(x: Any) -> str:
         """Return an argument as text.
 
-        Floats keep all digits, and 1.0 differs from 1.
+        The float 1.0 and the int 1 have different texts, and floats have all their digits.
         """
         if isinstance(x, (list, tuple)):
             return f"[{', '.join(map(text_of, x))}]"
@@ -115,7 +114,7 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
 
 
 def real_call(request: Request) -> functools.partial[Any]:
-    """Return a function that makes a requested call on new real tensors.
+    """Return a function without arguments that runs a requested call on new real tensors.
 
     Floats are random. Integers are 0, a valid index into any nonempty dimension. Booleans are
     False, a valid mask.

@@ -24,8 +24,8 @@ class Roofline(CostModel):
     """Cost model: the larger of arithmetic time and memory time on a device, in picoseconds.
 
     For a collective, the cost is the largest of three times: these two, and the time to send data
-    to other ranks. The default device is an H100, whatever machine makes the plan, so that plans
-    are equal on every machine.
+    to other ranks. The default device is an H100 even if the machine has another device, so that
+    every machine makes the same plan.
 
     Attributes:
         device: rates of the device.
@@ -108,8 +108,8 @@ class Roofline(CostModel):
 def sent_bytes(node: fx.Node) -> int:
     """Return the bytes that a rank sends in a collective; 0 for other nodes.
 
-    The number of ranks is unknown, so the result is the limit for many ranks. In a ring algorithm,
-    gathered or scattered data is sent once, and all-reduced data twice.
+    The number of ranks is unknown, so the result assumes a ring of many ranks. In this limit, a rank
+    sends all gathered or scattered data once, and all-reduced data twice.
     """
     if not ops.is_collective(node) or node.target is torch.ops._c10d_functional.wait_tensor.default:
         return 0

@@ -1,4 +1,4 @@
-"""Store of measured times, in memory and on disk for other processes."""
+"""Store of measured times: in memory for this process, and in a file that other processes share."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Store:
         self._warned = False
 
     def lacks(self, place: Place) -> bool:
-        """Return whether a call was neither measured nor recorded as unmeasurable.
+        """Return whether the store has neither a time of a call nor a reason why it has none.
 
         Args:
             place: key of the call, (environment, call text).
@@ -93,8 +93,8 @@ class Store:
         A problem with the folder recurs at every access.
 
         Args:
-            message: the problem, as the end of a sentence that begins with the cache, such as ``"is
-                corrupt"``.
+            message: the problem, as the end of a sentence whose subject is the cache file, such as
+                ``"is corrupt"``.
         """
         if not self._warned:
             self._warned = True
@@ -116,8 +116,8 @@ def _exchange(path: Path, fresh: Mapping[Place, int]) -> dict[Place, int]:
         database.execute(_TABLE)
         rows = [(*place, ps) for place, ps in sorted(fresh.items())]
         database.executemany("INSERT OR IGNORE INTO times VALUES (?, ?, ?)", rows)
-        # `INSERT OR IGNORE` keeps the row of the first process, so all processes read the same
-        # time.
+        # `INSERT OR IGNORE` keeps the row that another process wrote earlier, so all processes read
+        # the same time.
         found = database.execute("SELECT environment, call, ps FROM times")
         return {(environment, call): ps for environment, call, ps in found}
 

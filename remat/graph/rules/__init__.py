@@ -1,5 +1,6 @@
-"""Rules that the forward and backward graph of a step must keep, one function per rule.
+"""Rules that the forward and backward graph of a step must obey, one function per rule.
 
-A rule yields one `Fault` per violation. Nodes are identified by name. Nodes of the joint graph keep
-their names, and nodes that a pass added have names that the joint graph lacks.
+A rule yields one `Fault` per violation. Rules compare nodes with the joint graph by name. A node
+that the partition copied from the joint graph keeps its name. A node that a pass added has a name
+that the joint graph lacks.
 """

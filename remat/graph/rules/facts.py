@@ -72,9 +72,10 @@ class Facts:
 
     @cached_property
     def special(self) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
-        """Nodes that are not plain, in the joint graph, in forward and in backward.
+        """Nodes that are not plain: those of the joint graph, of forward and of backward.
 
-        They draw random numbers, have effects, or return uninitialised memory; see `ops.is_plain`.
+        A plain node's result depends on its arguments alone, without side effects (`ops.is_plain`).
+        Other nodes, for example, draw random numbers, communicate or write to an argument.
         """
         joint, fwd, bwd = (
             [n for n, plain in zip(nodes, are_plain(nodes), strict=True) if not plain]
@@ -91,15 +92,15 @@ class Facts:
 
     @cached_property
     def handed(self) -> list[fx.Node]:
-        """Nodes whose values forward saves for backward."""
+        """Nodes whose values forward saves for backward, in the order of forward's outputs."""
         return [v for v in self.returned[1] if isinstance(v, fx.Node)]
 
     @cached_property
     def placeholders(self) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
         """Placeholders of the joint graph, of forward and of backward.
 
-        States of generators (``fwd_rng_state_``, ``bwd_rng_state_``) are left out, because
-        AOTAutograd manages them by itself.
+        Placeholders for generator states (``fwd_rng_state_``, ``bwd_rng_state_``) are left out,
+        because AOTAutograd manages these states by itself.
         """
         joint, fwd, bwd = (
             [
@@ -118,7 +119,8 @@ class Facts:
     def is_same(self, mine: Any, theirs: Any) -> bool:
         """Return whether a value of forward or backward corresponds to a value of the joint graph.
 
-        A node whose name the joint graph lacks may correspond to any node.
+        Nodes correspond if they have the same name. A node that a pass added, whose name the joint
+        graph lacks, may stand for any node. Constants correspond if type and value are equal.
 
         Args:
             mine: a node or constant of forward or backward.
@@ -130,7 +132,10 @@ class Facts:
 
 
 def described(value: Any) -> str:
-    """Describe a value for a message: dtype, shape and device of a tensor, or a number."""
+    """Describe a value for a message: dtype, shape and device of a tensor, or a number.
+
+    Any other value is described by the name of its type.
+    """
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {tuple(value.shape)} on {value.device}"
     return str(value) if isinstance(value, (torch.SymInt, int, float)) else type(value).__name__
@@ -147,5 +152,5 @@ def called(node: fx.Node) -> str:
 
 
 def nodes_of(*values: Any) -> tuple[fx.Node, ...]:
-    """Return those arguments that are nodes; of several nodes with one name, only the first."""
+    """Return the arguments that are nodes; of several nodes with the same name, only the last."""
     return tuple({v.name: v for v in values if isinstance(v, fx.Node)}.values())

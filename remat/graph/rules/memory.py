@@ -21,7 +21,11 @@ from remat.graph.writes import aliased_argument, is_destination, root_of, writte
 
 
 def tags_hold(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each node recomputed despite MUST_SAVE, or saved despite MUST_RECOMPUTE."""
+    """Yield a fault for each node that is saved or recomputed against its checkpoint tag.
+
+    MUST_SAVE and offload tags forbid recomputation. MUST_RECOMPUTE forbids saving, unless a second
+    run would be observable.
+    """
     tags = {name: tag for name, n in facts.joint.items() if (tag := n.meta.get("recompute"))}
     if not tags:
         return
@@ -30,7 +34,7 @@ def tags_hold(facts: Facts) -> Iterator[Fault]:
         if (
             node.name in tags
             and must_save(facts.joint[node.name])
-            # MUST_SAVE forbids a second run only; backward may run the node first.
+            # MUST_SAVE forbids only a second run; a node that forward does not run may run in backward.
             and node.name in facts.calls
             and node.op == "call_function"
             and not _is_view(node)
@@ -51,13 +55,13 @@ def tags_hold(facts: Facts) -> Iterator[Fault]:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Return whether a node is a view, which may run again despite the tag MUST_SAVE.
+    """Return whether a node is a view.
 
-    The storage behind the view is saved instead.
+    A view tagged MUST_SAVE may run again, because saving the storage behind the view is enough.
     """
     if ops.default_taxonomy().is_view(node) or aliased_argument(node) is not None:
         return True
-    # The schema of some operators, such as `_unsafe_view`, does not name the alias.
+    # Some operators, such as `_unsafe_view`, return an alias that their schema does not declare.
     key = None if ops.is_mutating(node) else storage_key(node.meta.get("val"))
     return key is not None and any(
         storage_key(n.meta.get("val")) == key for n in node.all_input_nodes
@@ -87,7 +91,7 @@ def the_budget_holds(facts: Facts) -> Iterator[Fault]:
     total = sum(saved.values())
     if total > capacity:
         sizes = Sizes()
-        # Reversed, so that the first value on a storage stands for it.
+        # Later entries replace earlier ones, so the message names the first saved node on each storage.
         owners = {key: n for n in reversed(facts.handed) for key in sizes.keys(n) if key in saved}
         largest = sorted(owners, key=lambda key: -saved[key])[:3]
         text = f"{total} bytes are saved, {capacity} allowed"
@@ -117,7 +121,7 @@ def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
                     continue
                 is_handed = root_of(read).op == "placeholder"
                 if is_handed and _is_behind(facts, node, last.get(k, len(facts.joint))):
-                    continue  # reads the value after the write, as in the joint graph
+                    continue  # in the joint graph, too, the node reads the value after the write
                 text = f"{called(node)} reads '{read.name}', which forward has overwritten"
                 yield Fault(text, (node, gone[k]))
     for nodes, written in zip(facts.split_nodes, writes, strict=True):
@@ -126,9 +130,9 @@ def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
 
 
 def _is_behind(facts: Facts, node: fx.Node, write: int) -> bool:
-    """Return whether a node of forward or backward stands after a write in the joint graph.
+    """Return whether a node of forward or backward comes after a write in the joint graph.
 
-    For a view, it is enough that all nodes that read the view stand after the write.
+    A view also counts as after the write if all nodes that read the view come after the write.
 
     Args:
         facts: the partitioned graph.
@@ -174,9 +178,9 @@ def nothing_user_mutated_is_read(facts: Facts) -> Iterator[Fault]:
 def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
     """Return a function that maps a node to a key of its memory.
 
-    The key is usually the storage. Distinct inputs may share a storage, but they then do not
-    overlap, because AOTAutograd merges overlapping inputs into one. For such inputs, the key is the
-    input's name instead.
+    The key is usually the storage, and the node itself if the value has no storage. Distinct inputs
+    may share a storage, but they then do not overlap, because AOTAutograd merges overlapping inputs
+    into one. For such inputs, the key is the input's name instead.
     """
     storage = Memories().key
     keys = [storage(n.meta.get("val")) for n in facts.placeholders[0]]
@@ -196,7 +200,8 @@ def _reordered(
 ) -> Iterator[Fault]:
     """Yield a fault for each read that moved past a write to the same memory.
 
-    Such a read precedes the write in the joint graph and follows it in ``nodes``, or the reverse.
+    Such a read precedes the write in the joint graph and follows the write in ``nodes``, or the
+    reverse.
 
     Args:
         facts: the partitioned graph.
@@ -209,7 +214,7 @@ def _reordered(
     for node in nodes:
         at = facts.position.get(node.name)
         if node.name.removesuffix("_snapshot") != node.name:
-            at = -1  # a copy of an input is taken before anything else
+            at = -1  # a snapshot copies an input, and must come before all writes
         if node.op != "call_function" or at is None:
             continue
         for read in inputs_of(node):

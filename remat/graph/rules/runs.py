@@ -1,4 +1,8 @@
-"""Rules on runs: random draws, effects and collectives run once and in order; reruns are equal."""
+"""Rules on the runs of nodes.
+
+Random draws, effects and collectives happen once, draws and effects in the joint graph's order. A
+node that runs again runs the same operator on the same inputs.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,14 @@ from remat.graph.rules.facts import Facts, Fault, called
 
 
 def nothing_random_runs_twice(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each random operator that draws again instead of replaying its draw."""
+    """Yield a fault for each rerun of a random operator that draws new numbers.
+
+    A rerun must replay the first draw from a saved generator state.
+    """
     drawn: set[str] = set()
     for which, nodes in zip(("forward", "backward"), facts.special[1:], strict=True):
         for node in nodes:
-            if ops.is_random(node):  # False for replays
+            if ops.is_random(node):  # a replay does not count as random
                 name = _drawn(node)
                 if name in drawn:
                     yield Fault(
@@ -33,7 +40,8 @@ def nothing_random_runs_twice(facts: Facts) -> Iterator[Fault]:
 def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
     """Yield a fault for each second run of an operator that must run once.
 
-    Such an operator is a collective, has effects, or is custom and not declared pure.
+    Such an operator is a collective, has effects, or is custom and not declared pure. A collective
+    may run again if a checkpoint policy tags it for recomputation.
     """
     again = [n for nodes in facts.special[1:] for n in nodes if RUN_OF in n.meta]
     for node in (*again, *(n for n in facts.special[2] if n.name in facts.calls)):
@@ -71,15 +79,18 @@ def nothing_special_is_lost(facts: Facts) -> Iterator[Fault]:
 
 
 def order_is_kept(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each random operator or effect that runs out of joint-graph order."""
+    """Yield a fault for each random operator or effect that runs out of joint-graph order.
+
+    The order among random operators and the order among effects are checked separately.
+    """
     for backward, nodes in enumerate(facts.special[1:]):
         for is_kind in (ops.draws_in_order, _is_ordered_effect):
             last: fx.Node | None = None
             for node in filter(is_kind, nodes):
                 at = facts.position.get(_drawn(node))
                 replays = node.target is torch_compat.rng_prims.run_with_rng_state
-                # Replays draw from a saved state, and reruns of forward's nodes have their place in
-                # forward.
+                # The order of replays does not matter, because each draws from a saved state. A node that
+                # backward runs again is checked in forward.
                 if at is None or replays or (backward and _drawn(node) in facts.calls):
                     continue
                 before = None if last is None else _drawn(last)
@@ -89,7 +100,11 @@ def order_is_kept(facts: Facts) -> Iterator[Fault]:
 
 
 def copies_are_alike(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each rerun whose operator or inputs differ from the first run's."""
+    """Yield a fault for each rerun of a node with another operator or other inputs than at first.
+
+    A node of backward is compared with forward's node of the same name. A further run under a new
+    name is compared with the joint graph's node.
+    """
     for which, nodes in zip(("forward", "backward"), facts.split_nodes, strict=True):
         for node in nodes:
             again = RUN_OF in node.meta
@@ -117,7 +132,7 @@ def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
     """Return the operator that a node runs, and the nodes that the operator reads.
 
     For a node that saves or restores a generator state, the returned operator is the random operator
-    that the node calls.
+    that the node calls. The state is not among the returned nodes.
     """
     target: Any = node.target
     reads = list(inputs_of(node))

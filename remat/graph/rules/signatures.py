@@ -1,4 +1,4 @@
-"""Rules on signatures: inputs and outputs of both graphs, and the values saved between them."""
+"""Rules on signatures: inputs and outputs of forward and backward, and the saved values."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def graphs_are_complete(facts: Facts) -> Iterator[Fault]:
 
 
 def forward_takes_the_inputs(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each input of forward that differs from the joint graph's input."""
+    """Yield a fault for each position at which forward's inputs differ from the joint graph's."""
     theirs = [n for n in facts.placeholders[0] if role_of(n) in _FORWARD_INPUTS]
     yield from _compared("input", facts.placeholders[1], theirs, "forward")
 
 
 def forward_returns_the_outputs(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each user output of forward that differs from the joint graph's output."""
+    """Yield a fault for each position at which forward's user outputs differ from the joint graph's."""
     outputs = split_outputs(facts.split.joint)[0]
     yield from _returned(facts, "output", facts.returned[0], outputs, "forward")
 
 
 def backward_returns_the_gradients(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each output of backward that differs from the joint graph's gradient."""
+    """Yield a fault for each position at which backward's outputs differ from the joint graph's gradients."""
     mine, theirs = outputs_of(facts.split.backward.graph), split_outputs(facts.split.joint)[1]
     yield from _returned(facts, "gradient", mine, theirs, "backward")
 
@@ -57,7 +57,9 @@ def backward_returns_the_gradients(facts: Facts) -> Iterator[Fault]:
 def _returned(
     facts: Facts, what: str, mine: Sequence[Any], theirs: Sequence[Any], which: str
 ) -> Iterator[Fault]:
-    """Yield a fault for each output of a graph that differs from the joint graph's output.
+    """Yield a fault for each position at which a graph's outputs differ from the joint graph's.
+
+    A wrong number of outputs is a fault too.
 
     Args:
         facts: the partitioned graph.
@@ -90,10 +92,11 @@ def _compared(
 
 
 def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
-    """Yield faults if forward saves other values than backward receives, or in another order.
+    """Yield faults if the values that forward saves are not those that backward receives.
 
-    Forward must return saved values sorted by kind: tensors, tensors without a version check,
-    objects, sizes. Backward takes the sizes first.
+    Names, order, dtypes, shapes and devices must agree. Forward must return saved values sorted by
+    kind: tensors, tensors without a version check, objects, sizes. Backward takes the sizes first,
+    then the other values in forward's order.
     """
     for value in facts.returned[1]:
         if not isinstance(value, fx.Node):
@@ -102,7 +105,7 @@ def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
     mine = [n for n in facts.placeholders[2] if n.name not in behind]
     theirs = sorted(
         facts.handed, key=lambda n: HandedKind.of(n) is not HandedKind.SIZE
-    )  # sizes first, else in order
+    )  # the sort is stable, so all other values keep their order
     taken, given = {n.name: n for n in mine}, {n.name: n for n in theirs}
     lonely = [n for n in (*mine, *theirs) if (n.name in taken) != (n.name in given)]
     for node in lonely:

@@ -19,11 +19,13 @@ The text has Python's syntax, with one line per node::
 
 A type states dtype and sizes. Parentheses add properties that do not follow from dtype and sizes:
 strides, offset, bytes of the storage, device, layout. By default, a view uses the storage of its
-base, and an element uses the storage of its tuple. ``@ x`` places a tensor in the storage of ``x``,
-and ``@ None`` in a storage of its own. ``part`` applies to the lines below it, up to the next
-``part``. Marks after a call, such as ``must_save``, are instructions to passes. Attributes that a node
-fetches by name are declared before the node: ``constant``, ``attribute``, or a whole graph in
-``with subgraph("name"):``.
+base, and ``sort[0]`` uses the storage of the first result of ``sort``. ``@ x`` places a tensor in the
+storage of ``x``, and ``@ None`` in a storage of its own.
+
+``part`` is AOTAutograd's tag that the nodes below belong to forward or backward. It applies up to the
+next ``part``. Marks after a call, such as ``must_save``, are instructions to passes. Attributes that a
+``get_attr`` node fetches by name are declared before the node: with ``constant`` for a tensor, with
+``with subgraph("name"):`` for a graph, or with ``attribute`` for any other object.
 """
 
 from remat.graph.text.parsing import parse_graph, parse_joint, read_joint

@@ -1,4 +1,7 @@
-"""Write and read the parts of a node's line besides its call: descriptor, marks and comment."""
+"""Write and read the AOTAutograd descriptor, the marks and the comment in a node's line.
+
+Marks, such as ``must_save``, are instructions to passes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from remat.graph.text.literals import read_opaque, write_opaque
 from remat.graph.text.syntax import Source, arguments, call_name, quoted, written_call
 
 _POLICIES = {policy.name.lower(): policy for policy in CheckpointPolicy}
-#: Metadata key of each mark that has no value.
+#: Metadata key of each mark that has no argument (unlike ``region(0)``), by mark.
 _FLAGS = {
     "backward_hook": "has_backward_hook",
     "unchecked": UNCHECKED,
@@ -86,7 +89,7 @@ def read_descriptor(source: Source, node: ast.expr) -> Any:
     values = [readers.get(f.type, inner)(v) for f, v in zip(fields, node.args, strict=True)]
     try:
         return kind(*values)
-    except AssertionError as error:  # the classes check what they are given
+    except AssertionError as error:  # descriptor classes assert conditions on their fields
         got = f"{kind.__name__} of what it cannot be of"
         raise source.error(node, str(error), got) from error
 
@@ -94,18 +97,18 @@ def read_descriptor(source: Source, node: ast.expr) -> Any:
 def number_regions(nodes: Iterable[fx.Node]) -> dict[int, int]:
     """Number the checkpointed regions of a graph from 0.
 
-    AOTAutograd numbers regions (``ac_graph_id``) over the whole process, so its numbers would
-    differ between runs.
+    AOTAutograd's own numbers (``ac_graph_id``) count all regions of the process. The text of a
+    graph would therefore differ between runs.
 
     Returns:
-        New number of each ``ac_graph_id``, in the order of these ids.
+        The new number of each ``ac_graph_id``; smaller ids get smaller numbers.
     """
     met = {region for n in nodes if type(region := n.meta.get("ac_graph_id")) is int}
     return {region: k for k, region in enumerate(sorted(met))}
 
 
 def write_marks(node: fx.Node, regions: Mapping[int, int]) -> list[str]:
-    """Return the marks of a node: texts such as ``must_save`` that instruct passes.
+    """Return the marks of a node as texts, such as ``must_save`` or ``region(0)``.
 
     Args:
         node: the node.
@@ -172,16 +175,19 @@ def read_mark(source: Source, node: ast.expr, meta: dict[str, Any]) -> None:
 
 
 def write_comment(node: fx.Node) -> str:
-    """Return the user's line that produced a node, as one line of printable characters."""
+    """Return the comment of a node: the user's line that produced it, as ``model.py:12 y = x @ w``.
+
+    If no line is known, the comment names the node's innermost modules.
+    """
     text = source_line(node).strip()
-    # A control character could end the line of the comment.
+    # A control character, such as a line break, could end the comment.
     return text if text.isprintable() else "".join(c if c.isprintable() else "�" for c in text)
 
 
 def read_comment(text: str) -> Mapping[str, Any]:
-    """Return node metadata that hold the user's line in a comment.
+    """Convert a comment to node metadata from which `write_comment` makes the same comment.
 
-    From this metadata, `write_comment` writes the same comment again.
+    The metadata is a stack trace, or a module stack if the comment names modules only.
     """
     if not text:
         return {}

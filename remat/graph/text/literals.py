@@ -1,6 +1,6 @@
 """Write operators and arguments of nodes as names, literals and a few calls, and parse this text.
 
-The parser looks up operators in tables and in PyTorch's registries only.
+The parser finds operators only in tables of this module and in PyTorch's registries.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ CONSTANTS: dict[str, Any] = {
 }
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
-#: Types whose values are written by ``str``. No node can be named ``inf`` or ``nan``, so these texts are unique.
+#: Types whose values are written with ``str``. FX names no node ``inf`` or ``nan``, so in a text these names always
+#: mean the floats.
 _AS_THEY_ARE = (type(None), bool, int, float, range, torch.dtype, torch.layout, torch.memory_format)
 _LISTS = (list, fx.immutable_collections.immutable_list)
 _DICTS = (dict, fx.immutable_collections.immutable_dict)
 
-#: Functions that a node may call besides operators: arithmetic on sizes, and elements of tuples.
+#: Python functions that a node may call, by module: arithmetic on sizes, and `getitem` for elements of tuples.
 _FUNCTIONS: dict[str, str] = {
     "operator": "abs add and_ eq floordiv ge getitem gt invert le lshift lt mod mul ne neg not_ or_ "
     "pos pow rshift sub truediv xor",
@@ -65,8 +66,9 @@ class Opaque:
     """Stand-in for an object whose contents the text cannot hold.
 
     Attributes:
-        kind: class of the original object, with its module.
-        text: ``repr`` of the original object; empty if it would differ between processes.
+        kind: dotted name of the original object's class, with its module.
+        text: ``repr`` of the original object; empty if the ``repr`` contains a memory address,
+            which would differ between processes.
     """
 
     kind: ClassVar[str]
@@ -91,7 +93,7 @@ def write_opaque(value: Any) -> str:
         name, text = value.kind, value.text
     else:
         parts = f"{type(value).__module__}.{type(value).__qualname__}".split(".")
-        # Names of local classes contain `<locals>`, which is not an identifier.
+        # The name of a local class contains `<locals>`. All characters must form identifiers.
         name = ".".join(re.sub(r"\W", "_", part, flags=re.ASCII) for part in parts)
     # A memory address differs between processes.
     if _ADDRESS.search(text):
@@ -182,7 +184,7 @@ class ArgumentWriter:
         parts = [self.write(a) for a in args]
         if all(IDENTIFIER.fullmatch(k) and not keyword.iskeyword(k) for k in kwargs):
             parts += [f"{k}={self.write(v)}" for k, v in kwargs.items()]
-        else:  # reserved names must be strings, and one dict keeps the order of all names
+        else:  # `from=1` is no Python syntax, and one dict for all arguments keeps their order
             parts.append(f"**{self.write(kwargs)}")
         return written_call(write_target(target), parts)
 
@@ -250,7 +252,7 @@ class ArgumentReader:
                 kwargs[given.arg] = value
             elif isinstance(value, dict) and all(
                 type(k) is str and IDENTIFIER.fullmatch(k) for k in value
-            ):  # FX writes the keys into the code that it generates
+            ):  # identifiers only, because FX writes the keys into generated code
                 kwargs.update(value)
             else:
                 expected = "a dictionary with names as keys"
@@ -326,7 +328,7 @@ class ArgumentReader:
         raise self._refusal(node)
 
 
-#: Calls allowed in arguments: number of values, types of the values, and the constructor.
+#: Calls allowed in arguments, by name: allowed numbers of values, allowed types of values, and the constructor.
 _CALLS: dict[str | None, tuple[range, tuple[type[Any], ...], Callable[..., Any]]] = {
     "slice": (range(1, 4), (int, type(None), fx.Node, torch.SymInt), slice),
     "range": (range(1, 4), (int,), range),
@@ -374,8 +376,8 @@ def read_target(name: str) -> Any:
     """Return the operator or function with a dotted name.
 
     Raises:
-        LookupError: no operator or function has this name. The message states only what was
-            expected.
+        LookupError: no operator or function has this name. The message describes the expected
+            names, and the caller adds the name that was found.
     """
     if "." not in name or not is_dotted(name):
         raise LookupError("a name such as aten.mm.default")
@@ -414,12 +416,12 @@ def _registered(namespace: str, names: list[str]) -> Any:
 
     Args:
         namespace: namespace of the operator, ``"higher_order"`` for a higher-order operator.
-        names: name of a higher-order operator, or names of an operator and its overload.
+        names: the name of a higher-order operator, or the name and the overload of another operator.
     """
     if namespace == "higher_order":
         return torch_compat.higher_order_ops.get(names[0])
     name, overload = names
-    # Names that the dispatcher does not know never reach attribute access on `torch.ops`.
+    # A text may contain any name. Only names that the dispatcher knows are looked up on `torch.ops`.
     if overload not in overload_names(namespace, name):
         return None
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)

@@ -34,9 +34,9 @@ from remat.graph.text.values import ValueReader
 def parse_joint(text: str) -> JointGraph:
     """Parse a joint graph from the text that `print_joint` wrote.
 
-    The graph has the fingerprint of the original. Its values are fake tensors in a new fake mode.
-    Symbols get the hints and ranges in the text. The graph module takes flat arguments: primals,
-    then tangents.
+    The parsed graph has the same fingerprint as the original. The values of its nodes are fake
+    tensors in a new fake mode. Symbols get the hints and ranges that the text states. The graph
+    module takes flat arguments: primals, then tangents.
 
     Raises:
         ProblemError: the text is not a joint graph, is cut off or too large, or contains something
@@ -50,7 +50,7 @@ def parse_joint(text: str) -> JointGraph:
 def parse_graph(text: str) -> fx.GraphModule:
     """Parse a graph from the text that `print_graph` wrote.
 
-    Its values are fake tensors in a new fake mode.
+    The values of the graph's nodes are fake tensors in a new fake mode.
 
     Raises:
         ProblemError: the text is not a graph, is cut off or too large, or contains something
@@ -86,13 +86,13 @@ def _parse(text: str, kind: str) -> tuple[str, dict[str, Any], fx.GraphModule]:
         # A graph may be read during a compilation, whose fake mode must not convert the new fake values.
         with torch_compat.disable_current_modes():
             return name, fields, parser.module(source.body[1 if declared is None else 2 :])
-    # An expression that Python parses may still be too deep for the walk over its tree.
+    # Python's parser allows deeper nesting than the recursive walk over the syntax tree.
     except RecursionError:
         raise ProblemError(TOO_DEEP) from None
 
 
 class _Parser:
-    """Parses one graph; each subgraph has a parser of its own.
+    """Parses one graph; each subgraph is parsed by another `_Parser`.
 
     Args:
         source: the text, parsed to a syntax tree.
@@ -141,7 +141,7 @@ class _Parser:
         return make_module(self._attributes, self._graph)
 
     def _node_of(self, node: ast.Name) -> fx.Node:
-        """Return the graph node of a name, which an earlier line must define."""
+        """Return the graph node with a name in the text; an earlier line must define the node."""
         found = self._nodes.get(node.id)
         if found is None:
             raise self._source.error(node, "a node of a line above", f"the name {node.id[:60]!r}")
@@ -175,7 +175,7 @@ class _Parser:
         node.meta = meta
         self._nodes[node.name] = node
         if self._forward_outputs is not None and node.op == "placeholder":
-            # Roles follow from names, so the name and the call must agree.
+            # `role_of` derives a placeholder's role from its name, so the call must name the same role.
             kind, role = call_name(call), ROLES[role_of(node)]
             if kind != role:
                 expected = f"{role}(…), as AOTAutograd names its inputs"
@@ -270,9 +270,10 @@ class _Parser:
         return node
 
     def _outputs(self, value: ast.expr) -> None:
-        """Create the output node from the returned expression.
+        """Create the output node from the expression after ``return``.
 
-        This is a literal, or one call per output with its descriptor.
+        The expression is a literal, or a list or tuple with a call for each output, such as
+        ``forward(mm, PlainAOTOutput(0))``.
         """
         count = self._forward_outputs
         kinds = ("output",) if count is None else ("forward", "backward")
@@ -345,8 +346,8 @@ def _has_form(value: Any, form: Any) -> bool:
     Args:
         value: the value.
         form: the example. An int stands for ints at least as large, and a string for any nonempty
-            string. A tuple stands for values with the forms of its elements. A list with one
-            element stands for any number of values of this element's form.
+            string. A tuple stands for tuples whose elements match the elements of ``form``. A list
+            with one element stands for tuples of any length whose elements all match it.
     """
     if isinstance(form, (list, tuple)):
         if type(value) is not tuple:
@@ -357,7 +358,7 @@ def _has_form(value: Any, form: Any) -> bool:
 
 
 def _check_name(source: Source, node: ast.expr, taken: Mapping[str, Any]) -> str:
-    """Return the name of a graph module's attribute, after checking that it is free.
+    """Return the name of a new attribute of a graph module, after checking that no other has it.
 
     Args:
         source: the text.

@@ -35,7 +35,8 @@ VERSION = 1
 
 _WIDTH = 100
 
-#: Fields of a joint graph in the header of its text, each with an example of its form.
+#: Fields of `JointGraph` that the header of a text states, each with an example that `_has_form` of the parser
+#: compares with the value in a text.
 FIELDS: Mapping[str, Any] = {
     "lower": "inductor",
     "num_fwd_outputs": 0,
@@ -46,7 +47,7 @@ FIELDS: Mapping[str, Any] = {
     "runs": 1,
     "turns": [(0, [(0, 0, 0)], [(0, 0, 0)], [0])],
 }
-#: Name of the call that declares a placeholder, by role.
+#: Name of the call that declares a placeholder, such as ``primal``, by role.
 ROLES = {role: role.name.lower() for role in Role}
 #: Suffix of files that hold a joint graph.
 SUFFIX = ".joint"
@@ -55,19 +56,21 @@ SUFFIX = ".joint"
 def print_joint(joint: JointGraph, *, modules: bool = False) -> str:
     """Return a joint graph as text, which `parse_joint` reads.
 
-    The text holds all data that planning uses, except the modules of nodes unless ``modules`` is
-    set. It also leaves out the numbers of constants with more than 64 elements, all of a stack
-    trace except the innermost user line, and facts about symbols other than hints and ranges.
+    The text holds all data that planning uses, but states the modules of nodes only if ``modules``
+    is set. Three other things are left out: the numbers of constants with more than 64 elements,
+    all of a stack trace except the innermost user line, and guards on symbols. For each symbol, the
+    header states its hint, its range, and whether it is positive or the size of a tensor.
 
     Args:
         joint: the joint graph.
-        modules: whether to state the module of each node, which policies by module need.
+        modules: whether to state the module of each node. Policies by module, such as
+            ``{"layers.0": "save"}``, need the modules.
 
     Raises:
         ProblemError: something in the graph has no text form. The message names the node.
     """
     fields = {key: getattr(joint, key) for key in FIELDS}
-    # The header leaves out empty tuples.
+    # The header leaves out empty tuples, so a graph that runs once has no field ``runs``.
     fields["runs"] = joint.runs if joint.runs > 1 else ()
     fields["turns"] = tuple(map(tuple, joint.turns))
     return _print("joint", joint.name, joint.graph_module, fields, modules)
@@ -113,7 +116,7 @@ def _print(
         kind: ``"joint"``, or ``"graph"`` for any other graph.
         name: name of the graph.
         module: the graph.
-        fields: for a joint graph, the fields of `JointGraph` besides the graph itself.
+        fields: for a joint graph, its fields that are keys of `FIELDS`; otherwise empty.
         modules: whether to state the module of each node.
     """
     values = [v for n in module.graph.nodes for v in leaves_of(n.meta.get("val"))]
@@ -130,7 +133,7 @@ def _print(
 
 
 class _Printer:
-    """Writes one graph; each subgraph has a printer of its own."""
+    """Writes the lines of one graph; each subgraph is written by another `_Printer`."""
 
     def __init__(
         self,
@@ -184,9 +187,10 @@ class _Printer:
         return f'part("{part}")' if part is not None else "part(None)"
 
     def _attribute(self, target: str) -> list[str]:
-        """Return the lines that declare an attribute (subgraph or constant) before its first use.
+        """Return the lines that declare an attribute: a subgraph, a constant or another object.
 
-        Empty if an earlier line declares the attribute.
+        The lines precede the first node that fetches the attribute. Empty if an earlier line
+        declares the attribute.
         """
         if target in self._fetched:
             return []
@@ -231,7 +235,8 @@ class _Printer:
     def _outputs(self, num_fwd_outputs: int | None) -> list[str]:
         """Return the lines of the return statement.
 
-        A joint graph, or a graph with descriptors, has one line per output.
+        A joint graph, or a graph whose outputs have descriptors, has one line per output. Any other
+        graph has one line.
 
         Args:
             num_fwd_outputs: number of forward outputs of a joint graph; None for other graphs.
@@ -272,7 +277,7 @@ def _header(
         kind: ``"joint"``, or ``"graph"`` for any other graph.
         name: name of the graph.
         device: default device of the tensors in the text.
-        fields: for a joint graph, the fields of `JointGraph` besides the graph itself.
+        fields: for a joint graph, its fields that are keys of `FIELDS`; otherwise empty.
         symbols: declarations of the symbols in sizes.
     """
     parts = [quoted(name), f"version={VERSION}", f"device={quoted(device)}"]

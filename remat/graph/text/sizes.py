@@ -1,4 +1,4 @@
-"""Write and read symbolic sizes such as ``(s77//2) + 1``, their symbols, and fake values.
+"""Write and read symbolic sizes such as ``(s77//2) + 1`` and their symbols, and create fake values.
 
 SymPy prints the expressions. The reader walks the syntax tree and executes no text.
 """
@@ -60,7 +60,8 @@ _OPERATORS: dict[type[ast.operator], Callable[..., Any]] = {
 def _functions() -> dict[str, Any]:
     """Return the SymPy functions that the text writes as calls, by name.
 
-    These are PyTorch's own functions, and three of SymPy's.
+    These are the functions that PyTorch adds to SymPy, such as ``Mod``, and SymPy's ``And``, ``Or``
+    and ``Not``.
     """
     own = {
         name: kind
@@ -73,7 +74,7 @@ def _functions() -> dict[str, Any]:
 
 
 def size_of(value: Any) -> Size:
-    """Convert a size, stride or number of bytes to an int or a SymPy expression."""
+    """Convert a size, stride or number of bytes to an int if it is constant, else to a SymPy expression."""
     if type(value) is int:
         return value
     expression = expression_of(value) if hasattr(value, "node") else value
@@ -102,7 +103,7 @@ def read_size(text: str) -> Size:
     if len(source.body) != 1 or not isinstance(source.body[0], ast.Expr):
         raise ProblemError(f"{text[:60]!r} is no expression of sizes")
     names = set(_NAMES.findall(text))
-    # SymPy's symbols are equal only if their assumptions are, and ShapeEnv's sizes are positive.
+    # SymPy's symbols are equal only if their assumptions are equal too. ShapeEnv's `s` symbols are positive.
     symbols = {n: sympy.Symbol(n, integer=True, positive=n.startswith("s")) for n in names}
     return Expressions(source, symbols).size(source.body[0].value)
 
@@ -130,7 +131,10 @@ def write_expression(expression: Size, used: set[sympy.Symbol]) -> str:
 
 
 def _has_text(part: Any) -> bool:
-    """Return whether a SymPy expression has a text form, without looking at its operands."""
+    """Return whether the outermost operation of a SymPy expression has a text form.
+
+    The operands are not examined.
+    """
     if isinstance(part, sympy.Symbol):
         return SYMBOL.fullmatch(part.name) is not None
     if isinstance(part, sympy.Pow):
@@ -140,7 +144,11 @@ def _has_text(part: Any) -> bool:
 
 
 class _Printer(StrPrinter):  # type: ignore[misc]
-    """SymPy's printer, except that it writes ``//`` for integer quotients and floats in full."""
+    """SymPy's printer, changed so that the reader gets the same expression back.
+
+    Integer quotients are written with ``//``, floats with all digits, and comparisons as operators.
+    PyTorch's functions are written as calls with the name of their class.
+    """
 
     def _print(self, expr: Any, **kwargs: Any) -> str:
         kind = type(expr)
@@ -173,7 +181,7 @@ _PLAIN_KINDS = (
 
 
 class Expressions:
-    """Parses expressions over declared symbols from syntax trees.
+    """Converts syntax trees of expressions over declared symbols to SymPy objects.
 
     Args:
         source: the text, for error messages.
@@ -270,8 +278,8 @@ class Expressions:
 def _factors(node: ast.expr) -> tuple[list[ast.expr], list[ast.expr]]:
     """Return all factors and all divisors of a product, as syntax trees.
 
-    The caller multiplies all factors in a single call. If SymPy multiplied only a number and a sum,
-    it would distribute the number over the sum.
+    The caller multiplies all factors in a single call. Multiplied in pairs, ``2*(s0 + 1)*s1`` would
+    change, because SymPy distributes a number over a sum if these two are the only factors.
     """
     match node:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -287,10 +295,10 @@ def _factors(node: ast.expr) -> tuple[list[ast.expr], list[ast.expr]]:
 
 
 def _product(factors: int, *values: Any) -> Any:
-    """Multiply the factors among some values, and divide by the others.
+    """Return the product of some factors, divided by some divisors.
 
     Args:
-        factors: number of factors at the start of ``values``.
+        factors: number of factors.
         values: the factors, then the divisors.
     """
     return sympy.Mul(*values[:factors], *(1 / x for x in values[factors:]))
@@ -301,7 +309,8 @@ class Symbol:
     """Declaration of a symbol in sizes, as the text of a graph states it.
 
     Attributes:
-        name: ShapeEnv's name: s for sizes, u for unbacked sizes, zf or zuf for floats.
+        name: name in ShapeEnv, such as ``s77``: s for sizes, u for unbacked sizes, zf for floats,
+            zuf for unbacked floats.
         hint: value of the symbol in the traced run; None for an unbacked symbol.
         min: lower end of the symbol's range; None for minus infinity.
         max: upper end of the symbol's range; None for infinity.
@@ -323,7 +332,17 @@ class Symbol:
 
 @dataclass(slots=True)
 class TensorType:
-    """The type of a tensor as the text states it: dtype, sizes and memory layout."""
+    """The type of a tensor as the text states it: dtype, sizes, device and memory layout.
+
+    Attributes:
+        dtype: dtype of the tensor.
+        sizes: sizes of the tensor.
+        device: device of the tensor.
+        strides: strides, in elements.
+        offset: storage offset, in elements.
+        storage: bytes of the storage; None if the text does not state them.
+        layout: layout of the tensor, such as `torch.strided`.
+    """
 
     dtype: torch.dtype
     sizes: list[Size]
@@ -338,7 +357,7 @@ class Fakes:
     """Creates fake tensors and symbolic numbers in one fake mode.
 
     Args:
-        symbols: declarations of the symbols in sizes.
+        symbols: declarations of all symbols that sizes may contain.
 
     Attributes:
         symbols: SymPy symbols by name.
@@ -364,7 +383,7 @@ class Fakes:
             -infinity if symbol.min is None else symbol.min,
             infinity if symbol.max is None else symbol.max,
         )
-        # Guards and errors about the symbol name this text as their source instead of the user's code.
+        # Messages about guards on the symbol name the graph text as the source, not the user's code.
         here = self._env._get_sloc("graph text")
         self._env.var_to_range_sloc[made] = ValueRangesSLoc(here, here)
         self._env.var_to_sources[made] = []
@@ -392,15 +411,15 @@ class Fakes:
         return self._made[key]
 
     def _known(self, value: Any) -> Any:
-        """Return an expression's value in the traced run; None if it has unbacked symbols.
+        """Return an expression with each symbol replaced by its hint: the value in the traced run.
 
-        The symbols are replaced by their hints.
+        None if the expression contains a symbol without a hint (an unbacked symbol).
         """
         hints: Mapping[Any, Any] = self._env.backed_var_to_val
         return value.xreplace(hints) if value.free_symbols <= hints.keys() else None
 
     def hint(self, size: Size) -> int | None:
-        """Return the value of a size in the traced run; None if it has unbacked symbols."""
+        """Return the value of a size in the traced run; None if the size has unbacked symbols."""
         if type(size) is int:
             return size
         known = self._known(size)
@@ -435,7 +454,7 @@ class Fakes:
             meta = torch.empty(0, dtype=kind.dtype, device="meta")
             if all(type(s) is int for s in (*shape, *step, kind.offset)):
                 meta.set_(memory, kind.offset, shape, step)
-            else:  # `as_strided` asks nothing about unbacked symbols, which only a run could answer
+            else:  # `as_strided` evaluates no condition on unbacked symbols, whose values are unknown
                 count = functions.FloorDiv(nbytes, kind.dtype.itemsize)
                 meta.set_(memory, 0, [self.size(size_of(count))], [1])
                 meta = meta.as_strided(shape, step, self.size(kind.offset))
@@ -468,7 +487,7 @@ def symbols_of(used: Iterable[sympy.Symbol], env: ShapeEnv | None) -> list[Symbo
         used: the SymPy symbols to declare.
         env: environment with the hints and ranges of the symbols; None leaves out hints and ranges.
     """
-    # By letters, then by number, so that s9 comes before s10.
+    # Sorted by letters, then by number, so that s9 comes before s10.
     ordered = sorted(used, key=lambda s: (s.name.rstrip("0123456789"), len(s.name), s.name))
     env = env or ShapeEnv()
     ranges = {s: env.var_to_range.get(s) for s in ordered}
@@ -486,7 +505,7 @@ def symbols_of(used: Iterable[sympy.Symbol], env: ShapeEnv | None) -> list[Symbo
 
 
 def _number(value: Any) -> int | float | None:
-    """Convert a hint or a bound of a range to a number; None if it is infinite or missing."""
+    """Convert a hint or a bound of a range to a number; None for an infinite or missing value."""
     if isinstance(value, (int, sympy.Integer)):
         return int(value)
     if isinstance(value, (float, sympy.Float)) and math.isfinite(value):

@@ -31,10 +31,10 @@ def check_size(text: str) -> None:
 
 
 class Source:
-    """A text and its syntax tree.
+    """A text and its syntax tree, with methods that read literals and report errors.
 
     Attributes:
-        body: statements of the text.
+        body: syntax trees of the statements in the text.
     """
 
     def __init__(self, text: str) -> None:
@@ -50,7 +50,7 @@ class Source:
         self._lines = text.splitlines() or [""]
         self.body = self._parse(text)
 
-    @paused_collection()  # a tree is a million small objects that all stay
+    @paused_collection()  # garbage collection finds nothing to free among a million new tree nodes
     def _parse(self, text: str) -> list[ast.stmt]:
         try:
             return ast.parse(text).body
@@ -63,7 +63,7 @@ class Source:
         except ValueError as error:  # null bytes, lone surrogates
             got = f"text that cannot be read ({error})"
             raise _error_at(1, 0, got, "text in UTF-8") from None
-        except (RecursionError, MemoryError):  # what CPython's parser raises of deep nesting
+        except (RecursionError, MemoryError):  # CPython's parser raises both for deep nesting
             raise ProblemError(TOO_DEEP) from None
 
     def error(self, at: ast.AST | None, expected: str, got: str = "{}") -> ProblemError:
@@ -149,10 +149,10 @@ def _error_at(line: int, offset: int, got: str, expected: str) -> ProblemError:
 
 
 def arguments(node: ast.AST | None, name: str, least: int, most: int) -> list[ast.expr] | None:
-    """Return the positional arguments if an expression is a call ``name(…)``.
+    """Return the positional arguments of an expression that is a call ``name(…)``.
 
-    None if the expression is anything else, has keyword arguments, or has fewer than ``least`` or
-    more than ``most`` arguments.
+    None for any other expression, and for a call that has keyword arguments, fewer than ``least``
+    arguments or more than ``most`` arguments.
     """
     if not isinstance(node, ast.Call) or call_name(node) != name or node.keywords:
         return None
@@ -160,7 +160,7 @@ def arguments(node: ast.AST | None, name: str, least: int, most: int) -> list[as
 
 
 def is_dotted(name: str) -> bool:
-    """Return whether a text is an identifier, or several that are joined by dots."""
+    """Return whether a text is an ASCII identifier, or several identifiers joined by dots."""
     return all(map(IDENTIFIER.fullmatch, name.split(".")))
 
 
@@ -184,7 +184,7 @@ def written_call(name: str, parts: Iterable[str]) -> str:
 def quoted(text: str) -> str:
     """Return the Python literal of a string.
 
-    It is in double quotes, unless ``text`` contains double quotes.
+    The literal is in double quotes, unless ``text`` contains double quotes.
     """
     written = repr(text)
     return f'"{written[1:-1]}"' if written[0] == "'" and '"' not in text else written

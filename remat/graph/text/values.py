@@ -1,7 +1,8 @@
 """Write and read the values of nodes as types such as ``f32[8, 4](1, 8)``, with their storages.
 
-Reading a type creates a fake value, such as a tensor on a storage of its own or of an earlier
-tensor. A type leaves out properties that follow from sizes and operator schemas.
+Reading a type creates a fake value, such as a fake tensor. The tensor has a storage of its own, or
+shares the storage of an earlier tensor. A type leaves out properties that follow from sizes and
+operator schemas, such as the strides of a contiguous tensor.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ _SYMBOLIC = tuple(kind.__name__ for kind in SYMBOLIC)
 
 
 def base_of(node: fx.Node) -> Any:
-    """Return the value whose storage a node's value uses unless the text names another storage.
+    """Return the value whose storage a node's value uses if the text names no storage after ``@``.
 
-    For a node that takes an element of a tuple, this is the element in the value of the tuple's
-    node. If the schema lets the node's only result alias arguments, this is the value of the first
-    such argument. None for other nodes.
+    For ``split[1]``, this is element 1 of the value of ``split``. For a node whose only result may
+    alias arguments, such as a view, this is the value of the first such argument in the schema.
+    None for other nodes, which have a storage of their own.
     """
     if node.target is operator.getitem:
         if len(node.args) != 2:
@@ -63,11 +64,14 @@ def base_of(node: fx.Node) -> Any:
 
 
 def element(base: Any, k: int) -> Any:
-    """Return the value whose storage an element of a tuple uses by default, or None.
+    """Return the value whose storage element ``k`` of a tuple uses by default, or None.
+
+    If ``base`` is a tuple or list, the result is element ``k`` of ``base``, or None if ``base`` is
+    too short. Any other ``base`` is itself the result, because all elements use the same storage.
+    For example, all tensors that ``split`` returns are views of one tensor.
 
     Args:
-        base: value whose storage the whole tuple uses by default. If ``base`` is a tuple too, the
-            result is its element ``k`` (None without one). Otherwise the result is ``base``.
+        base: value whose storage the whole tuple uses by default.
         k: index of the element.
     """
     if not isinstance(base, (tuple, list)):
@@ -123,7 +127,9 @@ class ValueWriter:
         self._literals = literals
         self._device = device
         self._graph = graph
-        self._places: dict[int, tuple[str, str]] = {}  # by storage: the first tensor on it
+        self._places: dict[
+            int, tuple[str, str]
+        ] = {}  # by storage key: graph and name of the first tensor
 
     def nested(self, name: str) -> ValueWriter:
         """Return a writer for the subgraph ``name``.
@@ -141,13 +147,14 @@ class ValueWriter:
     def constant(self, tensor: torch.Tensor) -> str:
         """Return the text of a constant tensor: its type, and its numbers as nested lists.
 
-        The numbers are left out if they are too many or unknown. The text does not state whether
-        the tensor shares its storage with other tensors.
+        The numbers are left out if the tensor has more than `MAX_CONSTANT` elements or its numbers
+        are unknown. The text does not state whether the tensor shares its storage with other
+        tensors.
         """
         kind, real = self._tensor(tensor, owns=True), _real(tensor)
         if real is None:
             return kind
-        # During a compilation, a fake mode would turn the new tensor into a fake one.
+        # During a compilation, a fake mode would turn the result of `detach` into a fake tensor.
         with torch_compat.disable_current_modes():
             return f"{kind}, {self._literals.write(real.detach().tolist())}"
 
@@ -284,7 +291,8 @@ class ValueReader:
         """Return the tensor that ``constant(name, type, numbers)`` in the text describes.
 
         The constant is a real tensor if the text states its numbers and the type is a plain
-        contiguous CPU tensor. Otherwise the constant is a fake tensor.
+        contiguous CPU tensor. Otherwise the constant is a fake tensor. Its attribute ``constant``
+        holds the numbers if the text states them.
 
         Args:
             kind: syntax tree of the type.
@@ -304,7 +312,7 @@ class ValueReader:
         if flat is None or tuple(flat.shape) != tuple(fake.shape):
             expected = f"nested lists in the shape {tuple(fake.shape)}"
             raise self._source.error(numbers, expected, "these numbers")
-        # Only such a type describes the tensor that `torch.tensor` makes.
+        # `torch.tensor` has made a contiguous CPU tensor on a storage of its size. Other types differ from it.
         dense = fake.is_contiguous() and fake.untyped_storage().nbytes() == flat.nbytes
         if fake.device.type == "cpu" and dense:
             return flat
@@ -356,7 +364,7 @@ class ValueReader:
         return made
 
     def _placed(self, node: ast.expr, base: Any) -> torch.Tensor:
-        """Return a tensor on the storage that the text names after ``@``, or on the default one.
+        """Return a tensor on the storage that the text names after ``@``, or on its default storage.
 
         Args:
             node: syntax tree of the type, with ``@`` or without.
@@ -367,7 +375,7 @@ class ValueReader:
         if isinstance(node.right, ast.Constant) and node.right.value is None:
             return self._tensor(node.left, None)
         place = ast.unparse(node.right)
-        # A name in this graph goes before the full name of a value in another graph.
+        # A name in this graph takes precedence over the full name of a value in another graph.
         owner = self._places.get(f"{self._graph}.{place}", self._places.get(place))
         if owner is None:
             expected = "that of a tensor above, such as mm or split[1]"
@@ -428,7 +436,10 @@ class ValueReader:
             raise self._source.error(node, f"one with a value ({error})", "the size {}") from error
 
     def _tensor(self, node: ast.expr, base: Any) -> torch.Tensor:
-        """Return a tensor of a type on the storage of ``base``; None means a storage of its own."""
+        """Return the fake tensor that a type describes, on the storage of ``base``.
+
+        If ``base`` is None, the tensor gets a storage of its own.
+        """
         t = self._type(node)
         needed = extent(t.sizes, t.strides, t.offset, t.dtype.itemsize)
         there = needed if t.storage is None else t.storage
@@ -457,7 +468,10 @@ def has_numbers(value: object) -> bool:
 
 
 def _real(value: object) -> torch.Tensor | None:
-    """Return a real tensor with a constant's numbers; None if they are too many or unknown."""
+    """Return a real tensor with a constant's numbers.
+
+    None if the constant has more than `MAX_CONSTANT` elements, or if its numbers are unknown.
+    """
     real = getattr(value, "constant", None) if hasattr(value, "fake_mode") else value
     if not isinstance(real, torch.Tensor) or real.layout is not torch.strided:
         return None

@@ -81,7 +81,7 @@ class Pipeline:
         return write_pipeline(self.passes)
 
     def flat(self) -> Iterator[Pass]:
-        """Yield all passes in an order in which they can run; inner passes replace each `Fixpoint`."""
+        """Yield all passes in an order in which they can run, with inner passes instead of each `Fixpoint`."""
         return flat(self.passes)
 
     def run(
@@ -171,7 +171,7 @@ class _Runner:
                     instrument.before(p, state, here)
                     watching.append(instrument)
                 result = self._one(p, state, here)
-                while watching:  # popped after the call: an instrument that raises gets `failed`
+                while watching:  # popped after the call: if `after` raises, `failed` follows
                     watching[-1].after(p, result, here)
                     watching.pop()
             except BaseException as error:
@@ -197,10 +197,10 @@ class _Runner:
                 result = p.run_with(state, lambda inner, s: self.sequence(inner, s, path))
             else:
                 result = p.run(state)
-        except PassError:  # from an inner pass, whose name the error has
+        except PassError:  # already names the failed pass, usually an inner one
             raise
         except RematError as error:
-            # Not wrapped in a PassError, because callers tell the cause by the class of the error.
+            # Not wrapped in a PassError, because callers tell causes apart by the error's class.
             # A `Fixpoint` adds no note, because the inner pass has added one with the whole path.
             if not isinstance(p, Fixpoint):
                 error.add_note(
@@ -223,7 +223,7 @@ class _Runner:
 
 
 def first_fault(modules: Mapping[str, fx.GraphModule]) -> str | None:
-    """Return why the first invalid graph has an invalid structure; None if all graphs are valid.
+    """Describe the fault of the first graph with an invalid structure; return None if all are valid.
 
     Args:
         modules: the graphs after a pass, by the name that the message uses.

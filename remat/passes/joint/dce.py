@@ -32,7 +32,7 @@ class DeadCode(Pass):
 
 
 def eliminate(graph: fx.Graph) -> int:
-    """Erase the nodes of a graph without users or effects, in place; return the number of erased nodes."""
+    """Erase, in place, the nodes that have neither users nor effects; return the number of erased nodes."""
     removed = 0
     # Users are erased before their inputs, so one sweep removes whole chains.
     for node in reversed(graph.nodes):

@@ -16,7 +16,7 @@ from remat.passes.core.state import Positions as Positions
 
 @dataclass(frozen=True)
 class Distances(Analysis[tuple[int, ...]]):
-    """Distance of each node to the nearest node that forward does not require.
+    """Distance of each node from backward: to the nearest later node that forward does not require.
 
     A distance is the least number of edges along the data flow. The result has one distance per
     node of the joint graph, in graph order. The distance is 0 for nodes that forward does not

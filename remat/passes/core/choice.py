@@ -65,7 +65,7 @@ class BanRules:
             memory.
         ban_not_in_allowlist: ban every operator that is not known to be cheap. If False, ban only
             random and compute-intensive operators.
-        ban_reductions: ban results with less than a quarter of the bytes of their inputs.
+        ban_reductions: ban operators whose result has less than a quarter of the bytes of the inputs.
     """
 
     ban_used_far_apart: bool = True

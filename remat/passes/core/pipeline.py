@@ -53,7 +53,8 @@ class Instrument:
     def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
         """Called if the pass ``p``, the check of its result, or an instrument raised ``error``.
 
-        ``state`` is the state on which the pass was to run.
+        ``state`` is the state on which the pass was to run. An instrument whose own ``before`` raised
+        gets no call of ``failed``, nor does one whose ``after`` has returned.
         """
 
     def finish(self, result: PassResult | None) -> None:
@@ -107,8 +108,10 @@ class Pipeline:
             as ``detail``; and the sums of the passes' statistics.
 
         Raises:
-            PassError: a pass failed, or left a graph with an invalid structure. The message names
-                the pass and the passes that ran before.
+            PassError: a pass raised an exception that is not a `RematError`, returned a wrong type,
+                or left a graph with an invalid structure. The message names the pass and the passes
+                that ran before.
+            RematError: a pass raised this error; a note on the error names the pass.
             ProblemError: ``joint`` has another type; or ``joint`` is not partitioned, and all passes
                 work on the forward and backward graphs.
         """
@@ -184,7 +187,7 @@ class _Runner:
         return PassResult(state=state, modified=modified)
 
     def _one(self, p: Pass, state: State, path: tuple[str, ...]) -> PassResult:
-        """Run one pass, and check the type of its result and the structure of the graphs it changed.
+        """Run one pass; check the result's type and, if ``verify`` is True, the changed graphs.
 
         Raises:
             PassError: the pass raised an exception that is not a `RematError`, returned a wrong

@@ -43,7 +43,7 @@ def write_pipeline(passes: Sequence[object]) -> str:
 
 
 def write_call(called: Any) -> str:
-    """Return a pass or an analysis as text: name, inner passes, and options that are not defaults.
+    """Return a pass or an analysis as text: name, inner passes, and options that differ from the defaults.
 
     Args:
         called: an instance of a pass or analysis class, which is a dataclass.

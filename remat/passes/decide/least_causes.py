@@ -1,4 +1,4 @@
-"""Explain, for messages, why no plan of a graph can save fewer bytes than the least decision."""
+"""Explain, for messages, why no plan of a graph can save fewer bytes than a certain minimum."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Weights(Analysis[tuple[int, ...]]):
 class RuntimeOptimalCut(Analysis[tuple[int, ...]]):
     """The nodes of the graph problem that the runtime-optimal cut saves.
 
-    This minimum cut recomputes only operators that ``rules`` do not ban, because they are cheap.
+    This minimum cut recomputes only cheap operators: those that ``rules`` do not ban.
 
     Attributes:
         rules: the ban rules.

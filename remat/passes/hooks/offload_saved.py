@@ -34,8 +34,9 @@ class OffloadSaved(Pass):
 
     The copy to the host begins after the value's last use in forward. The value's device memory is
     freed after the node that `Offload.freed_after` names. The copy from the host to the device
-    begins before the node that `Offload.fetched_before` names. If such a name is empty, forward
-    waits for the copy where the copy begins, or backward begins the copy at the value's first use.
+    begins before the node that `Offload.fetched_before` names. If ``freed_after`` is empty, forward
+    waits for the copy as soon as the copy has begun. If ``fetched_before`` is empty, backward begins
+    the copy right before the value's first use.
     """
 
     name: ClassVar[str] = "offload-saved"

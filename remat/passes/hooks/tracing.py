@@ -290,7 +290,7 @@ class _Made(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _refuse_kept(which: str, traced: fx.GraphModule, made: _Made) -> None:
     """Refuse a hook that keeps a reference to a tensor which exists only during the trace.
 
-    The caller then runs the hook outside the graph, where the hook gets real tensors.
+    `Traces` catches the error and runs the hook outside the graph, where the hook gets real tensors.
 
     Args:
         which: ``"pack"`` or ``"unpack"``, for the message.
@@ -336,7 +336,7 @@ def _tracing(mode: Any) -> Iterator[None]:
 
 
 def _laid_out_as(saved: torch.Tensor, returned: torch.Tensor) -> torch.Tensor:
-    """Return unpack's result with the memory layout of the saved tensor, copied if its strides differ."""
+    """Return unpack's result in the saved tensor's memory layout; copy the result if its strides differ."""
     # The stride of a dimension of size 1 has no meaning.
     long = [d for d in range(saved.dim()) if not statically_known_true(returned.shape[d] == 1)]
     if all(statically_known_true(returned.stride(d) == saved.stride(d)) for d in long):

@@ -143,7 +143,9 @@ def write_reproducer(folder: Path, failure: Failure) -> Path:
 
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Create a folder atomically: yield a temporary folder, and finally rename it to ``target``.
+    """Create a folder atomically: yield a temporary folder, and rename it to ``target`` at the end.
+
+    If the ``with`` block raises, the temporary folder is removed.
 
     Raises:
         OSError: the folder cannot be created, or ``target`` exists already.

@@ -40,10 +40,10 @@ class VerifyEach(Instrument):
       the graph at the start. The results are outputs, gradients, final values of the inputs, and
       the generator's state.
 
-    With ``numbers=True``, two cases are special. After partitioning, a recomputed random operator draws
-    new numbers in backward until a later pass replays forward's draws. An operator that still draws
-    twice at the end of the pipeline is an error. After a pass with ``keeps_numbers=False``, later
-    passes are compared with the results of this pass.
+    With ``numbers=True``, two cases are special. After partitioning, a repeated run of a random operator
+    draws new numbers until a later pass makes the run replay the first draw. An operator that still
+    draws twice at the end of the pipeline is an error. After a pass with ``keeps_numbers=False``,
+    later passes are compared with the results of this pass.
 
     Args:
         numbers: whether to run the graphs and compare results.
@@ -120,12 +120,12 @@ class VerifyEach(Instrument):
             name: names of the enclosing passes and of the pass as text, for the message of `finish`.
 
         Returns:
-            The difference as text; None if there is no difference. None also if a random operator
-            draws again in backward, because the graphs are then not run.
+            The difference as text; None if there is no difference. None also if a repeated run of a
+            random operator draws anew, because the graphs are then not run.
         """
         drawn = _drawn_twice(state)
         self._draws_twice = () if drawn is None else (name, drawn)
-        if drawn is not None:  # results would differ, because no pass replays forward's draws yet
+        if drawn is not None:  # results would differ, because no pass has added the replays yet
             return None
         try:
             results = _run(trial, state)
@@ -160,7 +160,7 @@ class _Before:
         return cls(graphs=graphs, cache=state.cache, edits=state.cache.edits)
 
     def untold(self, result: PassResult) -> str | None:
-        """Return a message about the first change that a pass did not report; None if there is none.
+        """Return a message about a change that a pass did not report or made outside `State.edit`, or None.
 
         Args:
             result: the result of the pass.
@@ -235,7 +235,7 @@ def _run(trial: Trial, state: State) -> Mapping[str, Any]:
 
 
 def _drawn_twice(state: State) -> str | None:
-    """Return the name of a random operator that draws in forward and anew in backward, or None."""
+    """Return the name of a random operator that draws in forward and draws anew in a later run, or None."""
     if state.forward is None or state.backward is None:
         return None
     again = drawn_again(state.forward.graph, state.backward.graph)

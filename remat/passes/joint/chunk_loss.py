@@ -170,7 +170,8 @@ class _Region:
     """The region: the calls of a joint graph that are to run chunk by chunk.
 
     The region has the matrix product that computes the logits, and the calls that read or compute values of about the
-    logits' size. Calls on smaller values, such as the loss of each token, belong to it if those calls depend on them.
+    logits' size. A call on smaller values, such as the loss of each token, belongs to the region only if a call on
+    large values depends on it.
 
     Attributes:
         graph: the joint graph.
@@ -274,7 +275,8 @@ class _Region:
             span: the dimensions of the value that hold the tokens.
         """
         rule = None
-        # Tokens share the entries of a smaller value, such as one entry per position of a sequence.
+        # A value with fewer entries than tokens stays whole, because several tokens share an entry. An example
+        # is a value with one entry per position of a sequence.
         whole = self._is_large(node) and math.prod(span.of(shape_of(node))) == self.tokens
         if node not in self.rules and whole:
             rule = rule_of(node, self._spans, span)
@@ -305,7 +307,7 @@ class _Region:
         return level
 
     def carriers(self) -> list[fx.Node]:
-        """Return the tangents on which the region depends, and the nodes on the paths from these to the region.
+        """Return the tangents on which the region depends, and the nodes between these tangents and the region.
 
         The nodes are in graph order.
         """
@@ -424,7 +426,8 @@ class _Split:
                 # Scaling creates a second copy of a weight's gradient, so it runs at the end of backward.
                 at[new] = at[n] if region.rules[n].span is not None else len(at)
                 place = at[new]
-                new = self._converted(new, n.meta["val"].dtype)  # 16 and 32 bits give 32
+                # The product of a 16-bit and a 32-bit scalar has 32 bits.
+                new = self._converted(new, n.meta["val"].dtype)
                 at[new] = place
             for user in [u for u in n.users if u not in region.rules]:
                 user.replace_input_with(n, new)

@@ -115,7 +115,7 @@ class SavedTensorHooks:
 
     @property
     def cache_key(self) -> str | None:
-        """Key that identifies the hooks in compile caches of all processes; None if there is none.
+        """Key that identifies the hooks in compile caches of all processes; None if no key can be formed.
 
         The key is a digest. It covers the options of the hooks and, for a ready-made pair, its name.
         For other hooks, it covers the attribute ``user_cache_hash`` of each function. For an
@@ -254,7 +254,7 @@ def _key_of(function: Callable[..., Any]) -> str | None:
 
 # Ready-made pairs ---------------------------------------------------------------------------------
 
-# `torch.where` keeps the layout of a tensor, which `masked_fill` does not.
+# The pairs use `torch.where`, because it keeps the layout of a tensor, unlike `masked_fill`.
 _INF = math.inf
 
 

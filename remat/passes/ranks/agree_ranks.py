@@ -25,16 +25,18 @@ class AgreeRanks(Pass):
     """Adopt the decision of the first rank that decided on the same graph, usually rank 0.
 
     The pass does nothing without a process group of at least two ranks. This rank keeps its own
-    decision if the other one would save more bytes than this rank may save.
+    decision if the other decision does not fit here, for example because it saves more bytes than
+    this rank may save.
 
     Attributes:
         asked: planning options as text; only ranks with equal text share a decision.
         wait_s: seconds that the other ranks wait for rank 0 to decide first.
-        capacity_too: whether to adopt the first rank's limit on saved bytes with its decision. Under
-            a budget on the peak, the planner chooses this limit, so it belongs to the decision.
+        capacity_too: whether to adopt the first rank's limit on saved bytes with its decision. Set
+            under a budget on the peak, where this limit is a part of the decision.
 
     Raises:
         ProblemError: ``wait_s`` is not a finite number of at least 0.
+        PlanError: when the pass runs, if the decision offloads values without offload tags.
     """
 
     name: ClassVar[str] = "agree-ranks"
@@ -99,8 +101,8 @@ class AgreeRanks(Pass):
         saved, snapshots, forward, backward = (
             tuple(names[i] for i in at) for at in theirs.schedule
         )
-        # Ranks need not agree on copies to the host. The places of this rank's copies are names in its own
-        # order of nodes, so empty names replace them: default places.
+        # Ranks need not agree on copies to the host. This rank's copies name nodes of the order that is given
+        # up here. Empty names give the copies their default places.
         offloads = () if state.decision is None else state.decision.offloads
         decision = Decision(
             saved=saved,

@@ -1,10 +1,11 @@
 """Agreement of a job's ranks on one decision per graph, through the store of their process group.
 
-A rank claims its decision: it stores the decision under a key made of the graph's outline and the
-planning options. The first claim wins, and every rank with the same key uses the claimed decision.
-Two ranks therefore never use different decisions for one graph. The other ranks wait a limited time
-for rank 0, so that rank 0 usually claims first. The protocol uses no collectives, so a rank that
-compiles more often, in another order or alone never hangs.
+A rank claims its decision: it stores the decision under a key made of the planning options and the
+graph's outline (call targets, results and edges). The first claim wins, and every rank with the same
+key gets the claimed decision. Two ranks therefore use different decisions for one graph only if the
+store fails, or if the claimed decision does not fit a rank. The other ranks wait a limited time for
+rank 0, so that rank 0 usually claims first. The protocol uses no collectives, so a rank that compiles
+more often, in another order or alone never hangs.
 """
 
 from __future__ import annotations
@@ -126,7 +127,8 @@ class Ranks:
         self._compiled: Counter[str] = Counter()
         self._missed: str | None = None  # key that rank 0 did not set in time
         self._absent: set[int] = set()  # ranks that were late and have set no key since
-        self._settled: tuple[str, str] | None = None  # last decision: `_next_place`, `Question.key`
+        # Compilation (`_next_place`) and key (`Question.key`) of the last decision.
+        self._settled: tuple[str, str] | None = None
 
     def settle(self, question: Question, own: Verdict, wait_s: float) -> Verdict:
         """Return the decision to use: the first one that any rank claimed for ``question``.

@@ -1,4 +1,4 @@
-"""Insert views into a decision's node orders, so that they list all nodes of forward and of backward."""
+"""Insert views into a decision's node orders, so that the orders list all nodes that run."""
 
 from __future__ import annotations
 

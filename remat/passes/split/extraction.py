@@ -131,8 +131,8 @@ class Extraction:
     def _is_destination(self, i: int) -> bool:
         """Return whether backward may take input ``i`` itself instead of a snapshot.
 
-        This holds if backward writes to the input, or if backward may read the input's value from
-        after forward's last write.
+        This holds if backward writes to the input, or if backward may read the value that the input
+        has after forward's last write.
         """
         node = self._index.nodes[i]
         return i in self._state.storages.rewritten or any(

@@ -124,8 +124,8 @@ def _replay(node: fx.Node, state: fx.Node) -> None:
         node: the operator's node, rewritten in place.
         state: the node with the saved state, in the same graph as ``node``.
     """
-    # `run_with_rng_state` keeps the generator's current state in host memory while the run draws. On a
-    # CPU, this is memory of the step.
+    # `run_with_rng_state` keeps the generator's current state in host memory while the operator draws.
+    # If the step runs on a CPU, this memory counts as memory of the step.
     if WORKSPACE in node.meta:
         node.meta[WORKSPACE] += state_bytes(node)
     node.args = (state, node.target, *node.args)  # type: ignore[arg-type]

@@ -61,7 +61,7 @@ def reorder(graph: fx.Graph) -> int:
     placed = dict.fromkeys(placeholders)
 
     def place(node: fx.Node) -> None:
-        """Append ``node`` to the new order, after all missing nodes that must precede ``node``, in old order."""
+        """Append to the new order the missing nodes that must precede ``node``, in old order, and then ``node``."""
         missing: set[fx.Node] = set()
         stack = [node]
         while stack:
@@ -80,8 +80,8 @@ def reorder(graph: fx.Graph) -> int:
         place(node)
 
     start = min(users)
-    # No later node need read the result of a node with an effect, so such nodes are placed here. PyTorch does
-    # this only for `copy_`.
+    # A node with an effect may have no reader before which it could be placed, so it is placed here. PyTorch
+    # does this only for `copy_`.
     for node, harmless in zip(nodes[:start], plain, strict=False):
         if not harmless and ops.may_have_effects(node):
             place_behind(node)

@@ -12,8 +12,8 @@ from remat.passes.core.control import Fixpoint
 def flat(passes: Iterable[Pass]) -> Iterator[Pass]:
     """Yield all passes in an order in which they can run, with inner passes instead of each `Fixpoint`.
 
-    The inner passes of a `Fixpoint` are yielded twice if its ``limit`` allows several rounds,
-    because the last inner pass of one round runs before the first inner pass of the next round.
+    The inner passes of a `Fixpoint` are yielded twice if its ``limit`` allows several rounds. The
+    last inner pass of one round then runs before the first inner pass of the next round.
     """
     for p in passes:
         if not isinstance(p, Fixpoint):

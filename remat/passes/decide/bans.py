@@ -141,8 +141,8 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
     """Return a bytearray with 1 at each position that may not be recomputed under the rules.
 
     Views, aliases, nodes that forward does not require, and nodes tagged for recomputation are
-    never banned. Of the other operators, those with a tag MUST_SAVE, PREFER_SAVE or for offloading
-    are banned under any rules, except ``getitem``.
+    never banned. Other operators tagged MUST_SAVE, PREFER_SAVE or for offloading are banned under any
+    rules, except ``getitem``.
 
     Args:
         state: the state with the joint graph.

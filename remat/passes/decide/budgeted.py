@@ -65,7 +65,7 @@ class Budgeted(Pass):
 
     @paused_collection()
     def limits(self, state: State) -> DecisionInfo:
-        """Return the limits on the saved bytes; the fields about the solver keep their defaults.
+        """Return the limits on the saved bytes, as a `DecisionInfo` whose solver fields keep their defaults.
 
         Raises:
             PlanError: the graph has no tangents, or recompute tags conflict.
@@ -177,9 +177,10 @@ class Budgeted(Pass):
         ``choice.full_bytes``. The best of all solutions then costs no more than the plan at any of
         these lower budgets.
 
-        Lower budgets are not tried if ``found`` is proven optimal, if a time limit is set, or if the
-        cost of ``found`` is far above its proven lower bound. The budgets are tried in falling
-        order, up to the first one whose lower bound on the cost reaches the best cost so far.
+        Lower budgets are not tried if ``found`` is proven optimal, or if a time limit is set. They are
+        not tried either if the cost of ``found`` is far above its proven lower bound (`CLOSE`). The
+        budgets are tried in falling order, up to the first one whose lower bound on the cost reaches
+        the best cost so far.
 
         Args:
             problem: the graph problem at the given budget.

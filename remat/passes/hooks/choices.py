@@ -109,7 +109,7 @@ def compared_by(node: fx.Node) -> list[fx.Node]:
     These are inputs from which the node computes booleans or integers, and inputs of step
     functions. If the node calls a graph with such an operator, all floating-point inputs are
     returned. If the node is the derivative of a function with a kink, such as
-    ``threshold_backward``, the incoming gradient is left out, because the node only scales it.
+    ``threshold_backward``, the incoming gradient is left out. The node only scales the gradient.
     """
     name = ops.name_of(node.target)
     given = _floats(node.all_input_nodes)

@@ -170,8 +170,8 @@ class _Region:
     """The region: the calls of a joint graph that are to run chunk by chunk.
 
     The region has the matrix product that computes the logits, and the calls that read or compute values of about the
-    logits' size. A call on smaller values, such as the loss of each token, belongs to the region only if a call on
-    large values depends on it.
+    logits' size. A call on smaller values, such as each token's loss, belongs to the region only if a call on large
+    values depends on it.
 
     Attributes:
         graph: the joint graph.
@@ -323,8 +323,11 @@ class _Region:
 def _scalar_tangent(region: _Region, carriers: Sequence[fx.Node]) -> fx.Node | None:
     """Return the region's tangent if forward can compute the region's gradients for a tangent of 1; else None.
 
-    The conditions are: the region depends on one tangent only; the tangent is a scalar; all nodes between the tangent
-    and the region, and all nodes of the region in backward, are linear in the tangent; and none of them is in float16.
+    The conditions are:
+
+    - The region depends on exactly one of backward's inputs, a tangent, and the tangent is a scalar.
+    - All nodes between the tangent and the region, and all nodes of the region in backward, are linear in the tangent.
+    - None of these nodes is in float16.
 
     Args:
         region: the region.

@@ -25,8 +25,8 @@ class AgreeRanks(Pass):
     """Adopt the decision of the first rank that decided on the same graph, usually rank 0.
 
     The pass does nothing without a process group of at least two ranks. This rank keeps its own
-    decision if the other decision does not fit here, for example because it saves more bytes than
-    this rank may save.
+    decision if the other decision does not fit here. An example is a decision that saves more bytes
+    than this rank may save.
 
     Attributes:
         asked: planning options as text; only ranks with equal text share a decision.

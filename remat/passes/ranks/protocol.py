@@ -358,8 +358,8 @@ def other_ranks() -> Ranks | None:
 def _polls(wait_s: float) -> Iterator[None]:
     """Yield at once, and then at growing intervals of at most 0.25 s until ``wait_s`` seconds have passed.
 
-    The ranks poll the store, because a blocking wait in the store would also block every other user
-    of the store in this process, such as PyTorch's watchdogs.
+    The ranks poll the store. A blocking wait in the store would also block every other user of the
+    store in this process, such as PyTorch's watchdogs.
     """
     deadline, pause = time.monotonic() + wait_s, 0.002
     yield

@@ -150,7 +150,7 @@ def _verdict(state: State, decision: Decision, ranks: Ranks) -> Verdict:
     done = evaluate(lowered.problem, lowered.saved_of(decision))
     again = len(decision.further_runs)
     if not decision.is_ordered:
-        # A recomputed node outside forward runs in backward only. This is its first run, not a repetition.
+        # Only nodes that forward runs too are counted: other recomputed nodes run once, in backward.
         again = sum(lowered.problem.in_forward[i] for i in done.recomputed)
     return Verdict(
         rank=ranks.rank,

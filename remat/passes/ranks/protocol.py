@@ -246,7 +246,7 @@ class Ranks:
             at: key to store under.
             question: rank 0's graph and options.
         """
-        # Rank 0 never waits for other ranks, so it reads such a message when it compiles its next graph.
+        # Rank 0 does not wait before it decides, so it reads such a message only at its next graph.
         if "difference" not in _REPORTED and self._has("difference"):
             tell("difference", self._get("difference")["text"])
         data = {"graph": question.graph, "key": question.key, "asked": question.asked}

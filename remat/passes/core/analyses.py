@@ -16,11 +16,12 @@ from remat.passes.core.state import Positions as Positions
 
 @dataclass(frozen=True)
 class Distances(Analysis[tuple[int, ...]]):
-    """Distance of each node to the nearest node that forward does not require.
+    """Distance of each node from backward.
 
-    A distance is the least number of edges along the data flow. The result has one distance per
-    node of the joint graph, in graph order. The distance is 0 for nodes that forward does not
-    require, and `remat.graph.roles.UNREACHABLE` for nodes without a path to such a node.
+    The distance is the least number of edges, along the data flow, to a node that forward does not
+    require. The result has one distance per node of the joint graph, in graph order. The distance is
+    0 for nodes that forward does not require, and `remat.graph.roles.UNREACHABLE` for nodes without
+    a path to such a node.
     """
 
     name: ClassVar[str] = "distances"

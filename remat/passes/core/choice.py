@@ -1,4 +1,4 @@
-"""Record of how the saved values of a plan were chosen, and switches of the minimum cut's heuristics."""
+"""Record of how a plan's saved values were chosen; and switches for the heuristics of the minimum cut."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ class DecisionInfo:
         least_bytes: fewest bytes that any decision can save; None if not computed.
         solver: name of the solver that found the decision; ``min-cut`` if a minimum cut is the
             decision.
-        items: number of nodes of the graph problem that the solver solved; 0 if no solver ran.
+        items: number of nodes of the graph problem that the solver solved; 0 if no solver ran. The
+            graph problem states in integers which nodes may be saved or recomputed, and at which
+            cost.
         deterministic: False if a time limit ended the search, so another run may decide
             differently.
         elapsed_s: seconds that all calls of the solver took together.
@@ -53,9 +55,9 @@ class BanRules:
     """Switches for the heuristics that ban nodes from recomputation in the minimum cut.
 
     Attributes:
-        ban_used_far_apart: if a value has several users, ban the late users. A user is late if it
-            fuses with the value, and runs after the first unfusible node on the paths that begin at
-            the users.
+        ban_used_far_apart: if a value has several users, ban the late users. A user is late under
+            two conditions: the user fuses with the value; and the user runs after the first
+            unfusible node on the paths that begin at the value's users.
         ban_long_fusible_chains: ban the node at which a chain of fusible nodes becomes longer than
             `remat.passes.decide.bans.LONG_CHAIN`.
         ban_materialized_backward: ban values that a backward node reads but cannot fuse with.
@@ -63,7 +65,7 @@ class BanRules:
             memory.
         ban_not_in_allowlist: ban every operator that is not known to be cheap. If False, ban only
             random and compute-intensive operators.
-        ban_reductions: ban results with less than a quarter of the bytes of their inputs.
+        ban_reductions: ban operators whose result has less than a quarter of the bytes of the inputs.
     """
 
     ban_used_far_apart: bool = True

@@ -18,7 +18,7 @@ def run_plainly(passes: tuple[Pass, ...], state: State) -> PassResult:
     """Run passes in order, without instruments or checks.
 
     Returns:
-        The last state; and whether any pass reported a change.
+        The state after the last pass; and whether any pass reported a change.
     """
     modified = False
     for p in passes:
@@ -48,7 +48,7 @@ def as_passes(what: str, given: object) -> tuple[Pass, ...]:
 class Fixpoint(Pass):
     """Run the inner passes in rounds until one round changes nothing, or ``limit`` rounds have run.
 
-    The instruments of the pipeline also observe the inner passes.
+    In each round, every inner pass runs once. The instruments of the pipeline also observe the inner passes.
 
     Attributes:
         passes: the inner passes, in order.
@@ -62,7 +62,7 @@ class Fixpoint(Pass):
     limit: int = 10
 
     def __post_init__(self) -> None:
-        # A pass is frozen and hashable, so a list becomes a tuple.
+        # A list of passes becomes a tuple, because a pass must be hashable.
         object.__setattr__(self, "passes", as_passes(f"'{self.name}'", self.passes))
         if not self.passes:
             raise ProblemError(f"'{self.name}' is empty: name the passes inside its parentheses")
@@ -77,8 +77,8 @@ class Fixpoint(Pass):
 
         Args:
             state: the state to start from.
-            runner: function that runs a tuple of passes on a state, with the instruments of the
-                pipeline.
+            runner: function that runs the inner passes once. A pipeline's runner also calls the
+                pipeline's instruments around each inner pass; `run_plainly` calls none.
         """
         modified, rounds, settled = False, 0, False
         while not settled and rounds < self.limit:

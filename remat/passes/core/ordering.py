@@ -10,24 +10,24 @@ from remat.passes.core.control import Fixpoint
 
 
 def flat(passes: Iterable[Pass]) -> Iterator[Pass]:
-    """Yield all passes in an order in which they can run; inner passes replace each `Fixpoint`.
+    """Yield all passes in an order in which they can run, with inner passes instead of each `Fixpoint`.
 
-    The inner passes of a `Fixpoint` are yielded twice if its ``limit`` allows several rounds,
-    because the last inner pass of one round runs before the first inner pass of the next round.
+    The inner passes of a `Fixpoint` are yielded twice if its ``limit`` allows several rounds. The
+    last inner pass of one round then runs before the first inner pass of the next round.
     """
     for p in passes:
         if not isinstance(p, Fixpoint):
             yield p
         elif p.limit > 1:
-            # Inner repetitions are not doubled again: nested ones would yield 2**depth times the
-            # passes.
+            # `_each` repeats no pass. With `flat`, a pass inside n nested fixpoints would be
+            # yielded 2**n times.
             yield from 2 * tuple(_each(p.passes))
         else:
             yield from flat(p.passes)
 
 
 def _each(passes: Iterable[Pass]) -> Iterator[Pass]:
-    """Yield each pass once; the inner passes replace each `Fixpoint`."""
+    """Yield each pass once, with the inner passes instead of each `Fixpoint`."""
     for p in passes:
         if isinstance(p, Fixpoint):
             yield from _each(p.passes)
@@ -39,8 +39,8 @@ def check_order(passes: tuple[Pass, ...]) -> None:
     """Refuse a pipeline that partitions twice, or has a pass that undoes an earlier pass's work.
 
     Raises:
-        ProblemError: a pass follows a pass that its ``not_after`` names, or a pass of a later
-            stage; or ``partition`` occurs twice. The message names the pass to move or remove.
+        ProblemError: a pass comes after a pass named in its ``not_after``, or after a pass of a
+            later stage; or ``partition`` occurs twice. The message names the pass to move or remove.
     """
     reached: Pass | None = None
     before: list[str] = []
@@ -59,7 +59,7 @@ def check_order(passes: tuple[Pass, ...]) -> None:
                 )
             reached = p
         before.append(p.name)
-    # Not `flat`: that yields a repeated pass twice, which is not a second pass.
+    # `_each` instead of `flat`, because `flat` yields a pass inside a `Fixpoint` twice.
     if sum(p.stage is Stage.PARTITION for p in _each(passes)) > 1:
         raise ProblemError(
             "pass 'partition' stands twice, and a graph is split once: a second one could do nothing; "

@@ -53,7 +53,8 @@ class Instrument:
     def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
         """Called if the pass ``p``, the check of its result, or an instrument raised ``error``.
 
-        ``state`` is the state on which the pass was to run.
+        ``state`` is the state on which the pass was to run. An instrument whose own ``before`` raised
+        gets no call of ``failed``, nor does one whose ``after`` has returned.
         """
 
     def finish(self, result: PassResult | None) -> None:
@@ -81,7 +82,7 @@ class Pipeline:
         return write_pipeline(self.passes)
 
     def flat(self) -> Iterator[Pass]:
-        """Yield all passes in an order in which they can run; inner passes replace each `Fixpoint`."""
+        """Yield all passes in an order in which they can run, with inner passes instead of each `Fixpoint`."""
         return flat(self.passes)
 
     def run(
@@ -107,8 +108,10 @@ class Pipeline:
             as ``detail``; and the sums of the passes' statistics.
 
         Raises:
-            PassError: a pass failed, or left a graph with an invalid structure. The message names
-                the pass and the passes that ran before.
+            PassError: a pass raised an exception that is not a `RematError`, returned a wrong type,
+                or left a graph with an invalid structure. The message names the pass and the passes
+                that ran before.
+            RematError: a pass raised this error; a note on the error names the pass.
             ProblemError: ``joint`` has another type; or ``joint`` is not partitioned, and all passes
                 work on the forward and backward graphs.
         """
@@ -171,7 +174,7 @@ class _Runner:
                     instrument.before(p, state, here)
                     watching.append(instrument)
                 result = self._one(p, state, here)
-                while watching:  # popped after the call: an instrument that raises gets `failed`
+                while watching:  # popped after the call: if `after` raises, `failed` follows
                     watching[-1].after(p, result, here)
                     watching.pop()
             except BaseException as error:
@@ -184,7 +187,7 @@ class _Runner:
         return PassResult(state=state, modified=modified)
 
     def _one(self, p: Pass, state: State, path: tuple[str, ...]) -> PassResult:
-        """Run one pass, and check the type of its result and the structure of the graphs it changed.
+        """Run one pass; check the result's type and, if ``verify`` is True, the changed graphs.
 
         Raises:
             PassError: the pass raised an exception that is not a `RematError`, returned a wrong
@@ -197,10 +200,10 @@ class _Runner:
                 result = p.run_with(state, lambda inner, s: self.sequence(inner, s, path))
             else:
                 result = p.run(state)
-        except PassError:  # from an inner pass, whose name the error has
+        except PassError:  # already names the failed pass, usually an inner one
             raise
         except RematError as error:
-            # Not wrapped in a PassError, because callers tell the cause by the class of the error.
+            # Not wrapped in a PassError, because callers tell causes apart by the error's class.
             # A `Fixpoint` adds no note, because the inner pass has added one with the whole path.
             if not isinstance(p, Fixpoint):
                 error.add_note(
@@ -223,7 +226,7 @@ class _Runner:
 
 
 def first_fault(modules: Mapping[str, fx.GraphModule]) -> str | None:
-    """Return why the first invalid graph has an invalid structure; None if all graphs are valid.
+    """Describe the fault of the first graph with an invalid structure; return None if all are valid.
 
     Args:
         modules: the graphs after a pass, by the name that the message uses.

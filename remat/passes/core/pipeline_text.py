@@ -43,7 +43,7 @@ def write_pipeline(passes: Sequence[object]) -> str:
 
 
 def write_call(called: Any) -> str:
-    """Return a pass or an analysis as text: name, inner passes, and options that are not defaults.
+    """Return a pass or an analysis as text: name, inner passes, and options that differ from the defaults.
 
     Args:
         called: an instance of a pass or analysis class, which is a dataclass.
@@ -97,8 +97,9 @@ def read_pipeline(
     Args:
         text: the text.
         passes: pass classes by name.
-        readers: functions that parse the text of an option, by the option's declared type. Readers
-            for bool, int, float and str are built in. A value whose type has no reader stays text.
+        readers: for each declared type of options, the function that parses an option's text.
+            Readers for bool, int, float and str are built in. A value whose type has no reader
+            stays text.
 
     Raises:
         ProblemError: the text cannot be parsed; the message points at the column.
@@ -120,7 +121,7 @@ class _Reader:
 
     Args:
         known: pass classes by name.
-        readers: functions that parse the text of an option, by the option's declared type.
+        readers: for each declared type of options, the function that parses an option's text.
         text: the text.
 
     Attributes:
@@ -137,7 +138,7 @@ class _Reader:
         self._known, self._readers, self._text = known, readers, text
 
     def fault(self, column: int, message: str) -> ProblemError:
-        """Return an error that points at a column and shows the text around the column."""
+        """Return an error that points at a column (counted from 0) and shows the text around the column."""
         start, end = max(0, column - SHOWN), column + SHOWN
         before, after = "…" * (start > 0), "…" * (end < len(self._text))
         # A line break or another control character would shift the caret.
@@ -157,8 +158,8 @@ class _Reader:
         """Parse a pass with its arguments at the current position, and return the new pass.
 
         Raises:
-            ProblemError: the text at the position is not the name of a known pass, an option is
-                missing, or the class of the pass refuses the options.
+            ProblemError: the text at the position is not the name of a known pass, a required
+                option is missing, or the class of the pass refuses the options.
         """
         self.next()
         column, name = self.at, self._match(_WORD)
@@ -267,7 +268,7 @@ class _Reader:
     def _match(self, pattern: re.Pattern[str]) -> str:
         """Consume and return the text at the current position that matches ``pattern``.
 
-        The pattern must also match an empty text, so that a match is always found.
+        The pattern must be able to match an empty text, so that a match is always found.
         """
         match = pattern.match(self._text, self.at)
         assert match is not None
@@ -313,9 +314,9 @@ def _option_types(kind: Any) -> Mapping[str, list[type]]:
 
 
 def _plain(expected: str, read: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a function that parses a text by ``read``, with another error for an invalid text.
+    """Return a function that calls ``read``, and raises a clearer error for an invalid text.
 
-    The returned function then raises a ValueError that names the expected value.
+    The error is a ValueError that says what was expected, and shows the text.
 
     Args:
         expected: description of valid texts, for the message.

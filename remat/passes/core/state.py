@@ -65,7 +65,7 @@ class AnalysisCache:
 
     Attributes:
         owner: the graph and the options on which the cached results depend.
-        edits: number of edits that changed the graph.
+        edits: number of finished edits of the graph, without those known to have changed nothing.
         is_edited: whether an edit is in progress.
     """
 
@@ -75,7 +75,8 @@ class AnalysisCache:
     _results: dict[Analysis[Any], Any] = field(default_factory=dict)
     #: For each cached analysis, the analyses that its `compute` requested.
     _asked: dict[Analysis[Any], set[Analysis[Any]]] = field(default_factory=dict)
-    # A stack, since `compute` may request analyses that are computed in turn.
+    # The analyses that each running `compute` has requested. A stack, because `compute` may request
+    # an analysis whose own `compute` then runs first.
     _computing: list[set[Analysis[Any]]] = field(default_factory=list)
 
     def get(self, key: Analysis[T], state: State) -> T:
@@ -106,7 +107,7 @@ class AnalysisCache:
         return cast(T, self._results[key])
 
     def keep_only(self, preserves: Sequence[type[Analysis[Any]]]) -> None:
-        """Drop the cached results of all analyses except ``preserves``, after an edit.
+        """Drop the cached results of all analyses except ``preserves``; called after an edit.
 
         The result of a preserved analysis is dropped too if it was computed from a dropped result.
         """
@@ -138,7 +139,7 @@ def watching(watch: Callable[[Analysis[Any], bool], None]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class State:
-    """A joint graph, what the passes have decided and built so far, and cached analyses.
+    """A joint graph, its cached analyses, and the decision and graphs that passes have produced so far.
 
     `get` returns the result of an analysis, computed on the first request. Passes change graphs
     inside `edit`, which drops outdated results. A new state with another graph starts without
@@ -146,8 +147,9 @@ class State:
 
     Attributes:
         joint: the joint graph.
-        cut_rules: ban rules of the minimum cut that the pipeline uses.
-        decision: which values are saved; None until a pass has decided.
+        cut_rules: which heuristics ban nodes from recomputation in the pipeline's minimum cut.
+        decision: which values are saved, and optionally in which order nodes run; None until a pass
+            has decided.
         choice: how the decision was reached; None until a pass has decided.
         forward: the forward module; None before partitioning.
         backward: the backward module; None before partitioning.
@@ -157,7 +159,7 @@ class State:
             eager autograd permits.
         reread_inputs: whether backward may read the ``user_mutable`` inputs again, without a copy
             that forward saves.
-        operators: digest of the operators of the graph as captured; empty if unknown.
+        operators: digest of the operators that the graph had before any pass ran; empty if unknown.
         policies: the option ``policies`` of `remat.plan` as text; empty if none were given.
         chunk: the pass that split the loss into chunks, as text; empty if the loss is whole.
         plain: the state that would result without policies and without chunks of the loss; None if
@@ -211,7 +213,7 @@ class State:
             ProblemError: another edit of the same joint graph is in progress.
         """
         edit, known = Edit(state=self), self.cache
-        if self.forward is not None:  # the edit changes no joint graph
+        if self.forward is not None:  # analyses are of the joint graph, so none gets stale
             yield edit
             return
         if known.is_edited:
@@ -221,7 +223,7 @@ class State:
             yield edit
         finally:
             known.is_edited = False
-            # None: the block ended without `Edit.result`, so a change has to be assumed.
+            # `modified` is None if the block ended without `Edit.result`: a change is assumed.
             if edit.modified is not False:
                 known.edits += 1
                 known.keep_only(preserves)
@@ -257,7 +259,7 @@ class State:
         return self.get(Memory())
 
     def lowered(self, cost: CostModel | None = None) -> Lowered:
-        """Return the graph problem of the joint graph.
+        """Return the graph problem: in integers, which nodes may be saved or recomputed, and the costs.
 
         Args:
             cost: the cost model; None: every node costs 1.
@@ -271,7 +273,7 @@ class Edit:
 
     Attributes:
         state: the state whose graphs change.
-        modified: whether a graph was changed; None until `result` is called.
+        modified: whether a graph was changed; None until `result` is called or a pass sets a bool.
     """
 
     state: State
@@ -320,7 +322,7 @@ class PassResult:
 
     Attributes:
         state: the state after the pass or pipeline.
-        modified: whether a graph or the state changed.
+        modified: whether the pass or pipeline reported a change of a graph or of the state.
         detail: one line that describes the change, for logs and tables.
         statistics: counts of changes, by name; a pipeline sums the counts of its passes.
     """
@@ -411,6 +413,8 @@ class Costs(Analysis[tuple[int, ...]]):
 class GraphProblemOf(Analysis[Lowered]):
     """The graph problem of the joint graph under a cost model.
 
+    The graph problem states in integers which nodes may be saved or recomputed, and at which cost.
+
     Attributes:
         cost: the cost model; None: every node costs 1.
     """
@@ -422,7 +426,7 @@ class GraphProblemOf(Analysis[Lowered]):
 
     def compute(self, state: State) -> Lowered:
         if self.cost is None:
-            # Costs replace only the prices of this problem, so all cost models share one lowering.
+            # A cost model changes only the costs of nodes, so all cost models share this problem.
             unit = [1] * len(state.index)
             return lower(state.index, state.roles, state.storages, unit, "op")
         return state.lowered().priced(state.get(Costs(self.cost)), self.cost.unit)

@@ -22,16 +22,16 @@ from remat.passes.core.analyses import Distances
 from remat.passes.core.choice import BanRules
 from remat.passes.core.state import State
 
-#: Longest chain of fusible nodes without a ban, as the distance of the chain's ends in forward's
-#: order. PyTorch calls 100 an arbitrary choice.
+#: Length up to which a chain of fusible nodes may be recomputed: the largest distance between the
+#: ranks of the chain's two ends in forward's order. PyTorch calls 100 an arbitrary choice.
 LONG_CHAIN = 100
 
 
 class Fusion:
-    """Model of a fusing compiler, which tells which nodes the compiler computes in one kernel.
+    """Model of a fusing compiler such as Inductor: which nodes can be computed in one kernel.
 
     A call ``fusion(a, b)`` tells whether the node at position ``a`` and its user at position ``b``
-    fuse. Each attribute has one entry per position.
+    fuse. Each attribute is a bytearray with one entry per position, 1 for True.
 
     Args:
         state: the state with the joint graph.
@@ -42,7 +42,7 @@ class Fusion:
         unlisted: whether the operator is not in the list of operators that are cheap to recompute.
         expensive: whether the operator is compute-intensive (a matrix product or a convolution) or
             random.
-        fusible: whether the node fuses with fusible neighbours.
+        fusible: whether the node fuses with any neighbour that is fusible too.
     """
 
     def __init__(self, state: State) -> None:
@@ -71,7 +71,7 @@ class Fusion:
     def is_reduction(self, node: fx.Node) -> bool:
         """Return whether a node's result has less than a quarter of the bytes of the node's inputs."""
         read = sum([self._bytes(a) for a in node.args if isinstance(a, fx.Node)])
-        # A quarter is PyTorch's arbitrary choice: saving such a result costs little.
+        # Saving such a small result costs little. A quarter is PyTorch's arbitrary choice.
         return self._bytes(node) * 4 < read
 
     def _bytes(self, node: fx.Node) -> int:
@@ -95,8 +95,9 @@ def _looked_up(node: fx.Node) -> tuple[bool, ...]:
     """Return the properties of an operator that `Fusion` needs.
 
     Returns:
-        Five bools, whether the operator: is a view; is a call other than ``getitem``; is cheap to
-        recompute; is compute-intensive; can have inputs written into its result (`_may_swallow`).
+        Five bools. They tell whether the operator is a view; is a call other than ``getitem``; is
+        cheap to recompute; is compute-intensive; can have inputs written straight into its result
+        (`_may_swallow`).
     """
     taxonomy = ops.default_taxonomy()
     return (
@@ -140,8 +141,8 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
     """Return a bytearray with 1 at each position that may not be recomputed under the rules.
 
     Views, aliases, nodes that forward does not require, and nodes tagged for recomputation are
-    never banned. Other operators with the tag MUST_SAVE or PREFER_SAVE, except ``getitem``, are
-    banned under any rules.
+    never banned. Other operators tagged MUST_SAVE, PREFER_SAVE or for offloading are banned under any
+    rules, except ``getitem``.
 
     Args:
         state: the state with the joint graph.
@@ -179,7 +180,7 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
 
 
 def _materialized_in_backward(state: State, fusion: Fusion) -> bytearray:
-    """Find the values that a backward node reads, directly or through views, without fusing.
+    """Find the values that a backward node reads, directly or through views, but cannot fuse with.
 
     Recomputing such a value is not free, because backward writes the recomputed value to memory.
 
@@ -203,9 +204,9 @@ def _used_far_apart(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
     """Return fusible users that forward runs long after other users of the same value.
 
     For each value with several users, `_first_unfusible` finds the first unfusible node on the paths
-    from these users. The users that run after this node and fuse with the value are returned. To
-    recompute an early and a late user of one value is pointless, because the two are unlikely to
-    fuse.
+    from these users. The users that run after this node and fuse with the value are returned. A
+    compiler is unlikely to fuse such a late user with an early user of the value, so there is no
+    point in recomputing both.
 
     Args:
         state: the state with the joint graph.
@@ -239,7 +240,8 @@ def _first_unfusible(
 ) -> int:
     """Return the rank, in forward's order, of the first unfusible node on the paths from ``start``.
 
-    A node is unfusible if it does not fuse with the node before it on the path.
+    A node is unfusible if it does not fuse with the node before it on the path. The first node of a
+    path counts as fusible.
 
     Args:
         users: for each position, the positions of the node's users.
@@ -247,7 +249,7 @@ def _first_unfusible(
             not require.
         fusion: tells whether two nodes fuse.
         start: positions of the nodes at which the paths begin.
-        last: largest rank to visit; also the result if no unfusible node is found.
+        last: largest rank to visit. This rank is also the result if no unfusible node is found.
     """
     heap = [(order[s], s, True) for s in start]
     heapq.heapify(heap)
@@ -268,8 +270,9 @@ def _first_unfusible(
 def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
     """Return the positions at which a chain of fusible nodes becomes longer than `LONG_CHAIN`.
 
-    The length of a chain is the distance of its two ends in forward's order. A chain ends before a
-    position at which ``ban`` is 1.
+    The length of a chain is the distance between the ranks of its two ends in forward's order. A
+    chain ends before a position at which ``ban`` is 1. If the chain has branches, the position is
+    the first one beyond the limit at which no other branch is still open.
     """
     index, roles = state.index, state.roles
     order = roles.forward_order
@@ -296,10 +299,11 @@ def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
 def cut_weights(state: State, fusion: Fusion) -> tuple[int, ...]:
     """Return, for each node of the graph problem, the weight that the minimum cut pays for saving it.
 
-    The weight is the value's bytes times 1.1 to the power of the node's distance from backward. The
-    distance is counted in edges and limited to the range from 1 to 100. The weight is twice as
-    large for a value that fusion would keep out of memory if the value were not saved. The weight of
-    a generator state, and of a copy of an input that forward overwrites, is its bytes.
+    The weight of a value is ``nbytes * 1.1 ** d``. Here, d is the number of edges from the node to
+    backward, limited to the range from 1 to 100. The weight is doubled for a value that fusion would
+    keep out of memory if the value were not saved. A copy of an input that the user may overwrite
+    has the doubled weight too. The weight of a generator state, and of a copy of an input that
+    forward overwrites, is its bytes.
 
     Args:
         state: the state with the joint graph.
@@ -314,7 +318,7 @@ def cut_weights(state: State, fusion: Fusion) -> tuple[int, ...]:
             # At most 100 steps, as in PyTorch, which calls the factor 1.1 a complete guess.
             weight = int(nbytes * 1.1 ** max(min(distances[at], 100), 1))
             weight *= 1 if fusion.is_materialized(at) else 2
-            # As for a value that would fuse: the copy is written for backward only.
+            # Doubled as for a fused value, because the copy is written to memory for backward only.
             weight *= 2 if is_copy else 1
         weights.append(weight)
     return tuple(weights)

@@ -24,8 +24,8 @@ from remat.solvers.run import run
 from remat.solvers.solution import GraphSolution, Status
 from remat.units import Budget
 
-#: `Budgeted.decide` also tries lower budgets, in steps of 1/100 of the bytes that the runtime-optimal cut
-#: saves. For a problem of at most this many nodes, the steps are 1/1,000 of these bytes.
+#: Largest number of nodes for which `Budgeted.decide` tries lower budgets in steps of 1/1,000 of the bytes
+#: that the runtime-optimal cut saves. For a problem with more nodes, the steps are 1/100 of these bytes.
 FINE_UP_TO = 1_000
 #: Lower budgets are tried only if the gap between the cost of the solution and its proven lower bound is at
 #: most this fraction of the cost.
@@ -65,18 +65,18 @@ class Budgeted(Pass):
 
     @paused_collection()
     def limits(self, state: State) -> DecisionInfo:
-        """Return the limits on the saved bytes, as a `DecisionInfo` with no result of a solver.
+        """Return the limits on the saved bytes, as a `DecisionInfo` whose solver fields keep their defaults.
 
         Raises:
             PlanError: the graph has no tangents, or recompute tags conflict.
-            BudgetError: the budget is below the least possible bytes, or the region budgets in the
-                user's code are invalid.
+            BudgetError: a budget in bytes is below the least possible bytes, or the region budgets
+                in the user's code are invalid.
         """
         require_tangents(state)
         full, least = full_and_least(state)
         own = state.get(RegionBudget())
         budgets = [self.budget]
-        if own is not None:  # replaces a ratio; under a budget in bytes, both hold
+        if own is not None:  # replaces the pass's ratio, but holds together with a budget in bytes
             budgets = [*([] if self.budget.nbytes is None else budgets), Budget(share=own)]
         raised = any(b.below(full=full, least=least) for b in budgets)
         why = least_causes(state, state.get(LeastDecision())) if raised else ("", "")
@@ -92,15 +92,16 @@ class Budgeted(Pass):
         """Choose the values to save within ``limits.capacity`` bytes, at the least recompute cost.
 
         A larger budget should never give a costlier plan. Some smaller budgets are therefore tried
-        too, if the conditions in `_lower_rungs` hold.
+        too, if the conditions in `_lower_rungs` hold. A solution within a smaller budget is also
+        legal within the given one.
 
         Args:
             state: the state with the joint graph.
             limits: the result of the method `limits`.
 
         Returns:
-            The best solution of the graph problem; and a copy of ``limits`` with the solver's name,
-            the solver's time and the proven lower bound.
+            The solution of least cost; and a copy of ``limits`` with the solver's name, the
+            solver's time and the proven lower bound.
 
         Raises:
             PlanError: the pass has no solver, or recompute tags conflict.
@@ -115,12 +116,12 @@ class Budgeted(Pass):
             state, every=by_items or isinstance(solver, CutSolver), full=full <= capacity
         )
         problem = problem.knowing(cuts)
-        hull = None if by_items else Hull.of(problem)  # keeps the hull cached
+        hull = None if by_items else Hull.of(problem)  # the reference keeps the hull in its cache
         found = [self.solved(problem)]
         if not isinstance(solver, CutSolver):
             if hull is not None:
                 found += self._lower_rungs(problem, hull, found[0], limits)
-            if is_auto(solver):  # a named solver decides alone
+            if is_auto(solver):  # a solver that the user named decides without the cuts
                 found += self._cut_solutions(problem, found[0])
         best = min(found, key=lambda s: (s.cost, s.saved_bytes))
         return best, replace(
@@ -173,12 +174,13 @@ class Budgeted(Pass):
 
         A solver that stops within a tolerance of the optimum may find a cheaper decision for a
         smaller budget. Lower budgets are therefore tried too, at fixed fractions of
-        ``choice.full_bytes``. The best of these solutions then costs no more than the plan at any
-        lower budget among these fractions.
+        ``choice.full_bytes``. The best of all solutions then costs no more than the plan at any of
+        these lower budgets.
 
-        Lower budgets are not tried if ``found`` is proven optimal, if a time limit is set, or if the
-        cost of ``found`` is far above its proven lower bound. The budgets are tried in falling
-        order, up to the first one whose lower bound on the cost reaches the best cost so far.
+        Lower budgets are not tried if ``found`` is proven optimal, or if a time limit is set. They are
+        not tried either if the cost of ``found`` is far above its proven lower bound (`CLOSE`). The
+        budgets are tried in falling order, up to the first one whose lower bound on the cost reaches
+        the best cost so far.
 
         Args:
             problem: the graph problem at the given budget.
@@ -271,7 +273,10 @@ class RegionBudget(Analysis[float | None]):
 
 
 def full_and_least(state: State) -> tuple[int, int]:
-    """Return the bytes that the runtime-optimal cut saves, and the fewest that any decision saves."""
+    """Return the bytes that the runtime-optimal cut saves, and the fewest bytes that a decision can save.
+
+    The first number is never below the second.
+    """
     size = state.lowered().problem.size
     least = sum(size[i] for i in state.get(LeastDecision()))
     return max(least, sum(size[i] for i in state.get(RuntimeOptimalCut(state.cut_rules)))), least
@@ -279,7 +284,7 @@ def full_and_least(state: State) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class LeastDecision(Analysis[tuple[int, ...]]):
-    """The saved nodes, in the graph problem, of the decision that saves the fewest bytes."""
+    """The nodes of the graph problem that are saved by the decision with the fewest saved bytes."""
 
     name: ClassVar[str] = "least-decision"
     summary: ClassVar[str] = "the decision that saves the fewest bytes"

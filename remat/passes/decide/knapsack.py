@@ -10,9 +10,10 @@ from remat.passes.decide.budgeted import Budgeted
 
 @dataclass(frozen=True)
 class Knapsack(Budgeted):
-    """Keep the saved bytes within a budget by a knapsack over operators that are costly to recompute.
+    """Keep the saved bytes within a budget by a knapsack whose items are operators that cost time to recompute.
 
-    A minimum cut then decides which of the other values are saved; see `remat.solvers.completion`.
+    The solver picks the items that must not be recomputed. A minimum cut then finds the fewest
+    bytes to save so that no picked item is recomputed; see `remat.solvers.completion`.
     """
 
     name: ClassVar[str] = "knapsack"

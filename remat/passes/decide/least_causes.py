@@ -1,4 +1,4 @@
-"""Explain, for messages, why no plan of a graph can save fewer bytes than the least decision."""
+"""Explain, for messages, why no plan of a graph can save fewer bytes than `DecisionInfo.least_bytes`."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
 
     Args:
         state: the state with the joint graph.
-        least: the saved nodes, in the graph problem, of the decision that saves the fewest bytes.
+        least: the nodes of the graph problem that the decision with the fewest saved bytes saves.
 
     Returns:
-        Two texts for the end of a sentence, such as "values are tagged MUST_SAVE" and "loosen what
-        is tagged MUST_SAVE". The first text has the reasons, and the second one the remedies. The
-        second text is empty if there is no remedy.
+        The reasons as text, and the remedies as text, both for the end of a sentence. An example is
+        "values are tagged MUST_SAVE" and "loosen what is tagged MUST_SAVE". The second text is
+        empty if there is no remedy.
     """
     lowered = state.lowered()
     found = list(_roots(lowered, least))
     tagged = _tagged(state)
     undeclared: Counter[str] = Counter()
-    reasons: dict[str, str] = {}  # remedy, maybe empty, by reason
+    reasons: dict[str, str] = {}  # maps each reason to its remedy; empty text if there is none
     for i in found:
         at = lowered.position[i]
         maker = maker_of(state.index.nodes[at])
@@ -88,7 +88,7 @@ def _roots(lowered: Lowered, saved: Sequence[int]) -> Iterator[int]:
             seen.add(i)
             if problem.recomputable[i]:
                 stack.extend(problem.inputs[i])
-            elif problem.size[i] or not problem.savable[i]:  # saving any other node takes no bytes
+            elif problem.size[i] or not problem.savable[i]:  # saving 0 bytes costs nothing
                 yield i
 
 

@@ -78,7 +78,7 @@ class Weights(Analysis[tuple[int, ...]]):
 class RuntimeOptimalCut(Analysis[tuple[int, ...]]):
     """The nodes of the graph problem that the runtime-optimal cut saves.
 
-    This minimum cut recomputes only the operators that ``rules`` do not ban, which are cheap.
+    This minimum cut recomputes only cheap operators: those that ``rules`` do not ban.
 
     Attributes:
         rules: the ban rules.
@@ -107,7 +107,7 @@ def find_cut(state: State, fixed: list[bool], *, biased: bool) -> tuple[int, ...
 
     Args:
         state: the state with the joint graph.
-        fixed: for each node of the problem, whether the node may not be recomputed.
+        fixed: for each node of the problem, True if the node must not be recomputed.
         biased: True: minimise the sum of the nodes' weights (`cut_weights`); False: minimise the
             saved bytes.
 

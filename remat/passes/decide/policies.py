@@ -1,4 +1,8 @@
-"""Apply policies by module: tag nodes as selective checkpointing does. Later passes obey the tags."""
+"""Apply the user's policies for modules: tag nodes as selective checkpointing does.
+
+A policy saves, offloads or recomputes the values of a module, or limits the module's saved bytes.
+Later passes obey the tags.
+"""
 
 from __future__ import annotations
 
@@ -68,10 +72,10 @@ def tag_policies(state: State, policies: Policies) -> None:
 
     A region is code under `remat.region`.
 
-    - Policy save or offload: an operator of the module or region does not run again, so its value
-      is saved if backward reads the value. Cheap operators, which the runtime-optimal cut
-      recomputes, may run again under save. They must run again under offload, so that no value of
-      the module is saved on the device.
+    - Policy save or offload: an expensive operator of the module or region runs only once. Its
+      value is saved, or offloaded, if backward reads the value. Cheap operators are those that the
+      runtime-optimal cut recomputes. They may run again under save. They must run again under
+      offload, so that no value of the module is saved on the device.
     - Policy recompute: a value that forward reads only inside the module or region is not saved. A
       value that forward also reads outside gets no tag. Operators that must run once get no tag
       either: random operators that cannot be replayed, collectives, operators with effects, and
@@ -82,7 +86,8 @@ def tag_policies(state: State, policies: Policies) -> None:
 
     Args:
         state: a state whose joint graph has no dead code and no common subexpressions.
-        policies: the option ``policies`` of `remat.plan`. Regions are annotated in the graph.
+        policies: the option ``policies`` of `remat.plan`. The policies of regions come from
+            annotations in the graph instead.
 
     Raises:
         PlanError: a tag of the user's code contradicts a policy.
@@ -130,7 +135,7 @@ def _tags(
             continue
         if treatment is Treatment.RECOMPUTE and (i in results or storages.alive[i]):
             continue
-        # Backward alone may read some elements of a tuple that forward computes.
+        # An element counts as forward if forward computes its tuple, even if only backward reads it.
         in_forward = roles.required_forward[index.position[maker_of(node)]]
         if in_forward:
             _refuse_contradiction(node, part)
@@ -140,7 +145,8 @@ def _tags(
         if is_kept or treatment is Treatment.RECOMPUTE:
             yield i, (part, _TAGS[treatment])
         elif treatment is Treatment.OFFLOAD and not storages.alive[i]:
-            # Too cheap for a copy, or needed by backward alone. Untagged, it may be saved on the device.
+            # The value is too cheap to copy, or only backward needs it. Without a tag, a plan might save the
+            # value on the device.
             yield i, (part, CheckpointPolicy.MUST_RECOMPUTE)
 
 
@@ -164,9 +170,9 @@ def tag_budgets(
         state: a state on which `tag_policies` has run.
         policies: the option ``policies`` of `remat.plan`.
         deciding: the pass whose solver decides which values of a module are saved.
-        at_budget: True: only the decision at the budget of ``deciding`` must keep to the budgets of
-            modules, so a module gets tags only if that decision exceeds the module's budget. False:
-            every decision must keep to the budgets of modules.
+        at_budget: whether only the decision at the budget of ``deciding`` must keep to the budgets
+            of modules. A module then gets tags only if that decision exceeds the module's budget.
+            If False, every later decision must keep to the budgets of modules, whatever its budget.
 
     Raises:
         BudgetError: a module must save more bytes than its budget, or no decision is within the
@@ -181,7 +187,7 @@ def tag_budgets(
         lowered = state.lowered(deciding.cost)
         over = budgets
         if at_budget:
-            # Less room in one module moves bytes to others, so look again after each round of tags.
+            # Tags in one module move saved bytes to other modules, so decide again after each round.
             found, _ = deciding.decide(state, deciding.limits(state))
             over = {
                 part: inside
@@ -214,8 +220,8 @@ def _left_out(
     """Return the positions of a module's values that must be recomputed to meet the module's budget.
 
     First, the decisions in ``known`` are tried in order. The module's values that such a decision
-    saves are kept, if they fit the budget together with the values kept before. Then a solver
-    decides on the module's other values, as if values outside of the module took no bytes.
+    saves stay savable, if they fit the module's budget together with the values chosen before. Then
+    a solver decides on the module's other values, as if values outside of the module took no bytes.
 
     Args:
         lowered: the graph problem.
@@ -267,6 +273,8 @@ def _budgets(state: State, policies: Policies) -> dict[Part, list[int]]:
 def check_budgets(state: State, policies: Policies) -> None:
     """Check that the state's decision saves no more bytes in each module than the module's budget.
 
+    Offloaded values do not count.
+
     Args:
         state: the state; without a decision, nothing is checked.
         policies: the option ``policies`` of `remat.plan`.
@@ -290,7 +298,7 @@ def check_budgets(state: State, policies: Policies) -> None:
 
 
 def _results(state: State, parts: Sequence[Part | None]) -> set[int]:
-    """Return the values of modules and regions with a policy that forward code outside of them reads.
+    """Return the results of modules and regions with a policy: the values that forward reads outside.
 
     Args:
         state: the state with the joint graph.
@@ -311,7 +319,7 @@ def _results(state: State, parts: Sequence[Part | None]) -> set[int]:
 
 
 def _is_inside(node: fx.Node, own: Part | None, part: Part) -> bool:
-    """Return whether a node is in a module or region; a module includes all of its submodules.
+    """Return whether a node belongs to a module or region; a module includes all of its submodules.
 
     Args:
         node: the node.
@@ -325,6 +333,10 @@ def _is_inside(node: fx.Node, own: Part | None, part: Part) -> bool:
 
 def _refuse_contradiction(node: fx.Node, part: Part) -> None:
     """Check that the user's own tag on a node agrees with a policy.
+
+    Args:
+        node: the node; a node without a tag is accepted.
+        part: the module or region whose policy applies to the node.
 
     Raises:
         PlanError: the tag contradicts the policy.

@@ -1,4 +1,4 @@
-"""Pass that chooses the saved values of the whole graph within a budget, by a graph-problem solver."""
+"""Pass that chooses the saved values within a budget by a solver for the whole graph problem."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from remat.passes.decide.budgeted import Budgeted
 
 @dataclass(frozen=True)
 class SolveGraph(Budgeted):
-    """Keep the saved bytes within a budget at the least recompute cost that a solver finds."""
+    """Keep the saved bytes within a budget at the least recompute cost that a solver finds.
+
+    The solver decides on all nodes of the graph problem together. A solver that only solves
+    knapsacks works as in the pass `Knapsack`.
+    """
 
     name: ClassVar[str] = "solve-graph"
     summary: ClassVar[str] = "keep the saved bytes within a budget, on the whole graph"

@@ -1,8 +1,8 @@
 """Find the values from which a graph computes comparisons, indices or step functions.
 
 A small rounding error in a factor changes a product by little, but the same error can flip a
-comparison. Backward must therefore repeat a comparison of forward on exactly the same numbers, so
-hooks that lose precision must not pack these numbers.
+comparison. Backward must therefore repeat a comparison of forward on exactly the same numbers.
+Saved-tensor hooks that lose precision must not pack these numbers.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _KINKS = frozenset(
         "_pdist_backward",
     ]
 )
-#: Operators whose result depends only on the sign of an argument, by name.
+#: Operators that read only the sign of an argument, by name.
 _ASK_FOR_SIGNS = frozenset(["sign", "sgn", "signbit", "leaky_relu_backward"])
 #: Comparisons, by name; a comparison with 0 depends only on the sign.
 _COMPARE = frozenset(["gt", "ge", "lt", "le", "eq", "ne"])
@@ -75,8 +75,8 @@ def chosen_by(graph: fx.Graph, *, signs: bool = True) -> set[fx.Node]:
 
     Args:
         graph: the graph.
-        signs: whether to include inputs of the graph of which the comparison or step function reads
-            only the sign.
+        signs: whether to include graph inputs whose sign alone is read by the comparison or step
+            function. If False, a graph input that is only compared with 0 is left out, for example.
     """
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):  # users before their inputs
@@ -107,8 +107,9 @@ def compared_by(node: fx.Node) -> list[fx.Node]:
     """Return the floating-point inputs that a comparison, index or step function in ``node`` reads.
 
     These are inputs from which the node computes booleans or integers, and inputs of step
-    functions. If the node is the derivative of a function with a kink, the incoming gradient is
-    left out, because the node only scales the gradient.
+    functions. If the node calls a graph with such an operator, all floating-point inputs are
+    returned. If the node is the derivative of a function with a kink, such as
+    ``threshold_backward``, the incoming gradient is left out. The node only scales the gradient.
     """
     name = ops.name_of(node.target)
     given = _floats(node.all_input_nodes)

@@ -1,8 +1,8 @@
 """Rewrite forward and backward so that saved tensors pass through traced hooks.
 
 The graphs keep AOTAutograd's calling convention. The packed tensors replace the saved tensor among
-forward's outputs and backward's inputs. Sizes that the pack hook returns come after the sizes that
-forward already hands over to backward.
+forward's outputs and backward's inputs. The pack hook may also return symbolic sizes. Such sizes
+come after the sizes that forward already hands over to backward.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Inlining:
     Args:
         forward: the forward module, changed in place.
         backward: the backward module, changed in place.
-        num_fwd_outputs: number of forward's outputs for the user, which precede the saved values.
+        num_fwd_outputs: number of forward's own outputs; the saved values come after them.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Inlining:
         self._old_memory: set[int] = set()
 
     def _find_last_uses(self) -> dict[int, fx.Node]:
-        """Return the last node of forward that creates, reads or views each storage.
+        """Find, for each storage, the last node of forward that creates, reads or views the storage.
 
         Returns:
             The nodes, by key of the storage.
@@ -81,7 +81,8 @@ class Inlining:
         handed = self._inline_pack(saved, traced)
         given = [self._take(p, saved, taken) for p in handed]
         self._inline_unpack(taken, given, traced.unpack)
-        # In the order of backward's placeholders: `_take` puts new ones before the tensor's own.
+        # Forward's outputs need the order of backward's placeholders. There, `_take` inserts new
+        # placeholders before the saved tensor's own placeholder.
         new = [p for p in handed if _symbol(p) is None and p is not saved]
         self._packed[saved] = [*new, *([saved] if saved in handed else [])]
         self._old_memory.update(self._memory.keys(saved))
@@ -99,7 +100,7 @@ class Inlining:
         (key,) = self._memory.keys(saved)
         anchor = self._last_use[key]
         last = self._tail.get(anchor, anchor)
-        # Placeholders stay together, and elements stay right after their tuple.
+        # No call may stand among placeholders, or between a tuple and the elements taken from it.
         while last.next.op == "placeholder" or (
             is_element(last.next) and last.next.args[0] is anchor
         ):
@@ -116,7 +117,7 @@ class Inlining:
         )
         handed = self._name(results, saved)
         node = mark.prev
-        while node is not last:  # erase nodes that computed a size which is handed over already
+        while node is not last:  # erase copies that only compute a size handed over already
             earlier = node.prev
             if not node.users and node not in handed:
                 self._forward.graph.erase_node(node)
@@ -132,8 +133,8 @@ class Inlining:
             saved: the saved tensor in forward.
 
         Returns:
-            The nodes to hand over to backward, one for each result of pack. For a result that is a
-            size which forward already hands over, this is the node that forward hands over.
+            The nodes to hand over to backward, one for each result of pack. If a result is a size
+            that forward already hands over, the node is the one that forward already hands over.
         """
         handed: list[fx.Node] = []
         for k, node in enumerate(results):
@@ -194,14 +195,14 @@ class Inlining:
     def _inline_unpack(
         self, taken: fx.Node, given: Sequence[fx.Node], unpack: fx.GraphModule
     ) -> None:
-        """Insert unpack before the first use of a saved tensor; all users then read unpack's result.
+        """Insert unpack before the first use of a saved tensor, and make all users read unpack's result.
 
         Args:
             taken: the saved tensor's placeholder in backward.
             given: placeholders of the packed values.
             unpack: the traced unpack function.
         """
-        # Nodes of unpack functions that were inserted earlier have no rank.
+        # `_rank` lacks the nodes of unpack functions that were inserted for earlier tensors.
         first = min((u for u in taken.users if u in self._rank), key=self._rank.__getitem__)
         users = set(taken.users)
         (value,) = _inline(

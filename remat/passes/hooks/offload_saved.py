@@ -34,7 +34,9 @@ class OffloadSaved(Pass):
 
     The copy to the host begins after the value's last use in forward. The value's device memory is
     freed after the node that `Offload.freed_after` names. The copy from the host to the device
-    begins before the node that `Offload.fetched_before` names.
+    begins before the node that `Offload.fetched_before` names. If ``freed_after`` is empty, forward
+    waits for the copy as soon as the copy has begun. If ``fetched_before`` is empty, backward begins
+    the copy right before the value's first use.
     """
 
     name: ClassVar[str] = "offload-saved"
@@ -100,7 +102,7 @@ def traced_offloads(
 def wait_for_copies(
     forward: fx.GraphModule, backward: fx.GraphModule, offloads: Iterable[Offload]
 ) -> None:
-    """Insert operators that wait for copies, and place the starts of the copies from the host.
+    """Insert operators that wait for copies, and move the operators that begin copies from the host.
 
     Args:
         forward: the forward module, which begins the copies to the host.
@@ -123,7 +125,7 @@ def wait_for_copies(
         # A copy cannot be waited for before it begins.
         anchor = max(anchor, copy, key=rank.__getitem__)
         torch_compat.rename(copy, f"{name}_begun")
-        torch_compat.used_names(forward.graph).discard(name)  # the end of the copy gets the name
+        torch_compat.used_names(forward.graph).discard(name)  # the waiting node gets this name
         with forward.graph.inserting_after(tail.get(anchor, anchor)):
             end = forward.graph.call_function(WAIT_COPIED, (copy, copy.args[0]))
         tail[anchor] = end

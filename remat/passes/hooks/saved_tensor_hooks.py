@@ -28,7 +28,7 @@ from remat.units import format_bytes
 
 @dataclass(frozen=True)
 class HookTraces(Analysis[Traces]):
-    """FX graphs traced from a pair of hooks.
+    """FX graphs traced from a pair of hooks, one pair of graphs for each kind of tensor.
 
     The graphs are cached with the joint graph, so all partitions of one joint graph share them.
     """
@@ -44,7 +44,7 @@ class HookTraces(Analysis[Traces]):
 
 @dataclass(frozen=True)
 class PackSaved(Pass):
-    """Pack saved tensors in forward and unpack them in backward, by a pair of hooks.
+    """Pack saved tensors in forward and unpack them in backward, by a pair of hooks such as "float8".
 
     Pack is placed right after a tensor's last use in forward, and unpack right before the tensor's
     first use in backward. The peak memory therefore falls with the saved bytes.
@@ -103,7 +103,8 @@ class PackSaved(Pass):
                 chosen.append((saved, traced))
         _warn(hooks, state.joint.name, [t for _, t in chosen], left)
         with state.edit() as edit:
-            # Set here, because the counts below also count tensors that stay unpacked.
+            # Set here: `edit.result` would report a change if only ``left``, the number of unpacked
+            # tensors, is not 0.
             edit.modified = bool(chosen)
             if chosen:
                 inlining = Inlining(forward, backward, own)
@@ -122,7 +123,7 @@ class PackSaved(Pass):
 
 
 class Handed:
-    """Saved tensors that forward hands to backward, and the facts that decide which are packed.
+    """Tensors that forward hands to backward, and the facts that decide which of them are packed.
 
     Args:
         joint: the joint graph.
@@ -133,7 +134,7 @@ class Handed:
     Attributes:
         tensors: nodes of the saved tensors in forward.
         hooks: the hooks.
-        alive: keys of the storages whose tensors the filter of the hooks excludes.
+        alive: keys of the storages that the filter of the hooks excludes from packing.
         sharing: number of saved tensors on each storage, by the storage's key.
         written: keys of the storages that backward writes to.
         taken: placeholders of backward by name.
@@ -223,11 +224,11 @@ def _is_statistic(node: fx.Node) -> bool:
     return isinstance(first, torch.Tensor) and hint(node.meta["val"].numel()) < hint(first.numel())
 
 
-#: A rule by which a saved tensor is not packed: the reason as text, and a function that returns whether
-#: the rule applies. Arguments of the function: all saved tensors, and the tensor's node.
+#: A rule that keeps a saved tensor unpacked: the reason as text, and a function that returns whether the
+#: rule applies. The function's arguments are all saved tensors (`Handed`), and the tensor's node.
 _Rule = tuple[str, Callable[[Handed, fx.Node], bool]]
 
-#: Rules for any hooks by which a saved tensor is not packed; the first rule that applies is the reason.
+#: Rules for all hooks, lossy or not. The first rule that applies gives the reason.
 RULES: tuple[_Rule, ...] = (
     ("without a strided memory", lambda h, n: storage_key(n.meta["val"]) is None),
     ("state of a random generator", lambda h, n: _is_random_state(n)),
@@ -239,7 +240,7 @@ RULES: tuple[_Rule, ...] = (
     # At least 1 byte: an empty tensor is never packed.
     ("small", lambda h, n: tensor_bytes(n.meta["val"]) < max(1, h.hooks.min_bytes)),
 )
-#: Further rules for hooks that lose precision.
+#: Further rules for lossy hooks.
 LOSSY_RULES: tuple[_Rule, ...] = (
     ("not floating-point", lambda h, n: not n.meta["val"].is_floating_point()),
     ("vector", lambda h, n: _is_vector(n)),

@@ -76,7 +76,7 @@ class Traces:
         """
         kind = (tuple(value.shape), value.stride(), value.dtype, value.device)
         if not all(type(s) is int for s in (*value.shape, *value.stride())):
-            return self._trace(value)  # tracing may add guards on the symbols of this very graph
+            return self._trace(value)  # not cached: tracing may add guards on this graph's symbols
         if kind not in self._known:
             self._known[kind] = self._trace(value)
         return self._known[kind]
@@ -152,11 +152,11 @@ def trace(hooks: SavedTensorHooks, value: torch.Tensor, lower: str) -> Traced:
     return Traced(pack=packing, unpack=unpacking)
 
 
-#: Stands for a value that forward hands to backward, in the list of pack's results. The list's other
-#: entries are constants.
+#: Marker in the list of pack's results for a value that forward hands to backward. All other entries of
+#: the list are constants.
 _HANDED = object()
-#: Operators whose result equals their argument here, because traced hooks are not differentiated.
-#: PyTorch 2.15 traces detach as alias.
+#: Operators that are removed from traces. They only matter to autograd, and traced hooks are not
+#: differentiated. PyTorch 2.15 traces detach as alias.
 _THE_SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
@@ -184,8 +184,8 @@ def _graph(
         mode: the fake tensor mode of the inputs.
 
     Raises:
-        UntraceableError: the hook keeps a traced tensor, draws random numbers under Inductor, or
-            cannot be traced.
+        UntraceableError: the hook keeps a traced tensor, calls a higher-order operator, draws
+            random numbers under Inductor, or cannot be traced.
         PlanError: the hook writes to its argument.
     """
     made = _Made()
@@ -248,7 +248,7 @@ def _traced(
 
 
 def _own(value: Any) -> Any:
-    """Return a new fake tensor with the sizes of the fake tensor ``value``; any other value as it is.
+    """Return a new fake tensor, detached from the fake tensor ``value``; return any other value unchanged.
 
     Only the traced function can hold a reference to the new tensor. `_refuse_kept` can therefore
     detect that the function has kept the tensor.
@@ -258,7 +258,7 @@ def _own(value: Any) -> Any:
 
 
 class _Made(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that records the tensors that a trace receives and creates, by weak references."""
+    """Dispatch mode that records, by weak references, the tensors that a trace receives and creates."""
 
     # Otherwise PyTorch refuses to run higher-order operators under the mode.
     supports_higher_order_operators = True
@@ -290,7 +290,7 @@ class _Made(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _refuse_kept(which: str, traced: fx.GraphModule, made: _Made) -> None:
     """Refuse a hook that keeps a reference to a tensor which exists only during the trace.
 
-    The caller then runs the hook outside the graph, where the hook gets real tensors.
+    `Traces` catches the error and runs the hook outside the graph, where the hook gets real tensors.
 
     Args:
         which: ``"pack"`` or ``"unpack"``, for the message.
@@ -336,7 +336,7 @@ def _tracing(mode: Any) -> Iterator[None]:
 
 
 def _laid_out_as(saved: torch.Tensor, returned: torch.Tensor) -> torch.Tensor:
-    """Return unpack's result in the memory layout of the saved tensor."""
+    """Return unpack's result in the saved tensor's memory layout; copy the result if its strides differ."""
     # The stride of a dimension of size 1 has no meaning.
     long = [d for d in range(saved.dim()) if not statically_known_true(returned.shape[d] == 1)]
     if all(statically_known_true(returned.stride(d) == saved.stride(d)) for d in long):

@@ -1,4 +1,4 @@
-"""Find the pass that makes the result of a pipeline bad, by running only the first passes."""
+"""Find the pass that makes the result of a pipeline bad, by a binary search over how many passes run."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class BadPass:
     """Result of a bisection: the first run of a pass after which the pipeline's result is bad.
 
     Attributes:
-        number: number of the first bad run, counted from 1 as in `OptBisect`. If only the earlier
-            runs are made, the result is good.
+        number: number of the first bad run, counted from 1 as in `OptBisect`. If the pipeline stops
+            before this run, the result is good.
         path: names of the passes that enclose the bad pass, and last the name of the pass.
         count: number of counted runs in the whole pipeline.
         tried: number of times that the search ran the pipeline.
@@ -97,8 +97,8 @@ def bisect(
 ) -> BadPass | None:
     """Find the first run of a pass after which the result of a pipeline is bad, by binary search.
 
-    The result of a pipeline that raises counts as bad. The search assumes that every later run of a
-    pass leaves a bad result bad.
+    A run of the pipeline that raises counts as bad. The search assumes that a bad result stays bad
+    if further passes run.
 
     Args:
         manager: the pipeline.
@@ -128,7 +128,7 @@ def bisect(
     bad, whole = run(-1)
     if not bad:
         return None
-    # The search takes for granted that the required passes alone are good.
+    # The search assumes a good result if only the passes with ``optional=False`` run.
     if run(0)[0]:
         needed = [p.name for p in manager.flat() if not p.optional]
         raise ProblemError(
@@ -140,7 +140,7 @@ def bisect(
     while bad_at - good > 1:
         middle = (good + bad_at) // 2
         bad, limited = run(middle)
-        if bad:  # a trial that raised may have stopped before the limit
+        if bad:  # a run that raised may have counted fewer passes than the limit
             bad_at, seen = max(good + 1, min(middle, limited.count)), limited.paths
         else:
             good = middle

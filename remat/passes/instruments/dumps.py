@@ -60,7 +60,7 @@ class Printed(Instrument):
     ) -> None:
         self._write, self._before, self._after = write, before, after
         self._only = None if only is None else tuple(only)
-        # Not reset by `start`, so that files of a second run do not replace those of the first.
+        # `start` does not reset the number, so files of a second run do not replace earlier files.
         self._number = 0
 
     def start(self, pipeline: Pipeline, state: State) -> None:
@@ -73,7 +73,7 @@ class Printed(Instrument):
                 )
 
     def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:
-        # Counted before the choice by `only`, so that a pass has the same number under any choice.
+        # Counted even if `only` leaves the pass out, so that numbers do not depend on `only`.
         self._number += 1
         if self._before and self._is_meant(p):
             self.show(path, "before", state_text(state))

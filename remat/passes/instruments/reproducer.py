@@ -82,7 +82,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A failure as read from a reproducer. Attributes not listed are as in `Failure`.
+    """A failure as read from a reproducer's folder. Attributes not listed are as in `Failure`.
 
     Attributes:
         graph: path of the file with the joint graph.
@@ -133,17 +133,19 @@ def write_reproducer(folder: Path, failure: Failure) -> Path:
             for name, text in files_of(failure, target.name).items():
                 (draft / name).write_text(text, encoding="utf-8")
             if failure.instance is not None:
-                with contextlib.suppress(RematError):  # an instance too large to be read again
+                with contextlib.suppress(RematError):  # the instance is too large to be read again
                     save_instance(draft / "problem.json", failure.instance)
     except OSError:
-        if not target.is_dir():  # else another process wrote the same failure first
+        if not target.is_dir():  # if it exists, another process wrote the same failure first
             raise
     return target
 
 
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Create a folder atomically: yield a temporary folder, and finally rename it to ``target``.
+    """Create a folder atomically: yield a temporary folder, and rename it to ``target`` at the end.
+
+    If the ``with`` block raises, the temporary folder is removed.
 
     Raises:
         OSError: the folder cannot be created, or ``target`` exists already.
@@ -220,7 +222,7 @@ class Reproducer(Instrument):
         written: path of the last reproducer; None if no pass failed.
     """
 
-    only_inner: ClassVar[bool] = True  # every enclosing pass fails with the same error
+    only_inner: ClassVar[bool] = True  # a `Fixpoint` fails with the error of its inner pass
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -312,8 +314,8 @@ def folder_for(given: object) -> Path | None:
     Args:
         given: a path; None or True for the default; False to write no reproducers. The default is
             the folder that the environment variable `VARIABLE` names; an empty variable means no
-            reproducers. Without the variable, the default is a folder of the current user below the
-            system's folder for temporary files.
+            reproducers. If the variable is not set, the default is a folder of the current user
+            below the system's folder for temporary files.
 
     Raises:
         ProblemError: ``given`` is not a path, None or a bool.
@@ -342,8 +344,8 @@ def report(
 ) -> None:
     """Write a reproducer if an error is unexpected, and append the folder's path to the message.
 
-    The reproducer holds the graph as it is after the failure, because no copy of the graph is kept
-    for the case of a failure.
+    The reproducer holds the graph as the failure left it, because planning keeps no copy of the graph
+    from before.
 
     Args:
         error: the exception.
@@ -484,7 +486,7 @@ def _digest(failure: Failure) -> str:
 def _plain(message: str) -> str:
     """Return a message without the parts that differ from run to run.
 
-    The parts are memory addresses and the list of passes that ran before.
+    These parts are memory addresses and the list of passes that ran before the failed pass.
     """
     without = re.sub(r" \(passes completed before it: [^)]*\)", "", message)
     return re.sub(r"0x[0-9a-fA-F]+", "0x…", without)

@@ -17,8 +17,8 @@ class Statistics(Instrument):
     """Instrument that adds up the counts in `PassResult.statistics` over all runs of each pass.
 
     Attributes:
-        counts: for each pass, the sum of each count by the count's name. The key is a tuple: the
-            names of the enclosing passes, then the name of the pass.
+        counts: for each pass, the sums of its counts by name, such as ``removed``. The key is a
+            tuple: the names of the enclosing passes, then the name of the pass.
     """
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ class Timed:
 
     Attributes:
         name: name of the pass; the name of an analysis is in parentheses.
-        runs: number of runs.
+        runs: number of finished runs, including failed ones.
         total_s: seconds of all runs, including the nodes in ``inside``.
         grown_bytes: growth of the process's resident memory in bytes, including the nodes in
             ``inside``.
@@ -65,9 +65,9 @@ class Timing(Instrument):
     """Instrument that measures the time and the memory growth of each pass.
 
     An analysis is computed when first requested, so it appears in parentheses inside the requesting
-    pass. One instance adds up the measurements of all pipelines that it observes. Put this
-    instrument last in the list of instruments. The time of the other instruments then counts for
-    the pipeline and not for the passes.
+    pass. One `Timing` adds up the measurements of all pipelines that it observes. Put the `Timing`
+    last in the list of instruments. The time of the other instruments then counts for the pipeline
+    and not for the passes.
 
     Attributes:
         root: root of the timing tree; the root stands for the whole pipeline.

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from remat.passes.core.state import PassResult, State
 
 
-#: Equality of classes that do not define ``__eq__``. It compares identities, so that unequal objects do
-#: not prove a change.
+#: The ``__eq__`` of classes that define none. This method compares identities, so a result False does not
+#: prove a change.
 _BY_IDENTITY: Any = object.__eq__
 
 
 class VerifyEach(Instrument):
     """Instrument that checks the graphs, and the changes that a pass reports, after every pass.
 
-    The rules are:
+    The instrument checks the structure of the graphs, and these rules:
 
     - A pass that returns ``modified=False`` has not changed a graph.
     - A pass changes the joint graph in place only inside ``state.edit()``.
@@ -40,9 +40,10 @@ class VerifyEach(Instrument):
       the graph at the start. The results are outputs, gradients, final values of the inputs, and
       the generator's state.
 
-    A partitioned graph may draw random numbers anew in backward until a later pass replays the
-    draws. An operator that still draws twice at the end of the pipeline is an error. A pass with
-    ``keeps_numbers=False`` sets the new reference results for later passes.
+    With ``numbers=True``, two cases are special. After partitioning, a repeated run of a random operator
+    draws new numbers until a later pass makes the run replay the first draw. An operator that still
+    draws twice at the end of the pipeline is an error. After a pass with ``keeps_numbers=False``,
+    later passes are compared with the results of this pass.
 
     Args:
         numbers: whether to run the graphs and compare results.
@@ -116,15 +117,15 @@ class VerifyEach(Instrument):
             trial: the random inputs.
             state: the state after the pass.
             p: the pass.
-            name: path of the pass as text, for a later message.
+            name: names of the enclosing passes and of the pass as text, for the message of `finish`.
 
         Returns:
-            The difference as text; None if there is no difference. None also if an operator draws
-            other random numbers in backward than in forward, because the graphs are then not run.
+            The difference as text; None if there is no difference. None also if a repeated run of a
+            random operator draws anew, because the graphs are then not run.
         """
         drawn = _drawn_twice(state)
         self._draws_twice = () if drawn is None else (name, drawn)
-        if drawn is not None:  # forward and backward draw other numbers until a pass replays them
+        if drawn is not None:  # results would differ, because no pass has added the replays yet
             return None
         try:
             results = _run(trial, state)
@@ -159,7 +160,7 @@ class _Before:
         return cls(graphs=graphs, cache=state.cache, edits=state.cache.edits)
 
     def untold(self, result: PassResult) -> str | None:
-        """Return a message about the first change that a pass did not report; None if there is none.
+        """Return a message about a change that a pass did not report or made outside `State.edit`, or None.
 
         Args:
             result: the result of the pass.
@@ -234,7 +235,7 @@ def _run(trial: Trial, state: State) -> Mapping[str, Any]:
 
 
 def _drawn_twice(state: State) -> str | None:
-    """Return the name of a random operator that draws in forward and anew in backward, or None."""
+    """Return the name of a random operator that draws in forward and draws anew in a later run, or None."""
     if state.forward is None or state.backward is None:
         return None
     again = drawn_again(state.forward.graph, state.backward.graph)

@@ -24,15 +24,16 @@ from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State
 
 _aten = torch.ops.aten
-#: A value with at least 1/4 of the logits' elements counts as large: it has a vocabulary dimension.
+#: A value with at least 1/4 of the logits' elements is taken to have a vocabulary dimension, and called large.
 _LARGE = 4
-#: After the largest product, another product is split too if its result has at least 1/2 as many elements.
+#: After the largest matrix product, another one is split too if its result has at least 1/2 as many elements.
 _ALSO = 2
-#: Metadata keys of a captured node whose entries do not hold for a slice of the node's value.
+#: Keys of a node's metadata whose entries are wrong for a slice of the node's value.
 _NOT_OF_SLICES = ("val", "tensor_meta", "eager_input_vals")
 _LOW = (torch.bfloat16, torch.float16)
 _ALL_PRODUCTS = (*tokens.PRODUCTS, *operators("bmm baddbmm"))
-#: For each operator, the positions of the arguments in which it is jointly linear, if the others are constant.
+#: For each operator, the positions of the arguments in which the operator is jointly linear, if all other
+#: arguments are constant.
 _LINEAR: dict[Any, tuple[int, ...]] = {
     **dict.fromkeys(operators("add.Tensor sub.Tensor slice_scatter"), (0, 1)),
     **dict.fromkeys(operators("scatter.src scatter_add"), (0, 3)),
@@ -102,7 +103,7 @@ class ChunkLoss(Pass):
                 done += 1
             graph.lint()
             made = edit.result(f"{done} losses in {self.chunks} chunks", losses=done)
-        # A plan records the number in any case, so that it does not depend on the default.
+        # A plan records the number of chunks even if it is the default, because the default may change.
         chunk = f"{self.name}(chunks={self.chunks}{'' if self.in_forward else ',in-forward=false'})"
         return replace(made, state=replace(made.state, chunk=chunk))
 
@@ -130,19 +131,23 @@ def _tangent_closure(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def _find_logits(graph: fx.Graph, least: int) -> fx.Node | None:
-    """Return the node of the logits: the largest product in forward on which no other product in forward depends.
+    """Return the node of the logits.
+
+    This is the matrix product in forward with the largest result among those on which no other product in forward
+    depends.
 
     Args:
         graph: the joint graph.
-        least: least number of elements of the product's result; None is returned if all results are smaller. 0 for
-            the first search in a graph.
+        least: fewest elements that the result may have; if all results are smaller, None is returned. 0 for the first
+            search in a graph.
 
     Raises:
         PlanError: ``least`` is 0, and there is no such product.
     """
     late = _tangent_closure(graph.nodes)
     leads: set[fx.Node] = set()
-    # Large values that earlier chunks read, and what these are computed from, stay as they are.
+    # Large values that are not split again: the chunks of an earlier loss read them, or another such value is
+    # computed from them.
     sliced: set[fx.Node] = set()
     found: list[fx.Node] = []
     for n in reversed([n for n in graph.nodes if n not in late and n.op != "output"]):
@@ -162,9 +167,11 @@ def _find_logits(graph: fx.Graph, least: int) -> fx.Node | None:
 
 
 class _Region:
-    """The region: the calls that are to run chunk by chunk.
+    """The region: the calls of a joint graph that are to run chunk by chunk.
 
-    These are the matrix product that computes the logits, and the calls on values of the logits' size.
+    The region has the matrix product that computes the logits, and the calls that read or compute values of about the
+    logits' size. A call on smaller values, such as each token's loss, belongs to the region only if a call on large
+    values depends on it.
 
     Attributes:
         graph: the joint graph.
@@ -172,8 +179,9 @@ class _Region:
         logits: the node of the product.
         tokens: number of tokens.
         rules: for each call of the region, how the call runs on a slice (`Rule`); in graph order.
-        late: all nodes of the joint graph that depend on a tangent.
-        exits: the calls of the region that sum over the tokens, or whose result a node outside the region reads.
+        late: backward's inputs, such as tangents, and all nodes that depend on these inputs.
+        exits: two kinds of calls in the region: calls that sum over the tokens, and calls whose result is read
+            outside the region.
     """
 
     def __init__(self, graph: fx.Graph, logits: fx.Node, outputs: int) -> None:
@@ -191,19 +199,19 @@ class _Region:
         if logits not in self.rules:
             raise _refused(f"the bias of '{logits.name}' differs between tokens")
         count = 0
-        while count < len(self.rules):  # a value that is added late may have earlier readers
+        while count < len(self.rules):  # `_pull` may add a call whose readers were visited before
             count = len(self.rules)
             for node in self.nodes:
                 self._follow(node)
         kept: set[fx.Node] = set()
         for n in reversed([n for n in self.nodes if n in self.rules]):
-            # Small values, such as the loss of each token, are computed whole unless a large one depends on them.
+            # Small values, such as the loss of each token, are computed whole unless a large value depends on them.
             if not kept.isdisjoint(n.users) or any(map(self._is_large, (n, *self.rules[n].reads))):
                 kept.add(n)
         self.rules = {n: self.rules[n] for n in self.nodes if n in kept}
         for n, rule in self.rules.items():
             for x in (x for x in n.all_input_nodes if x in self.rules):
-                # A value that is added late may have readers that take its tokens to be in other dimensions.
+                # A reader that was added before its input may expect the input's tokens in other dimensions.
                 if (span := self.rules[x].span) is not None and rule.reads.get(x) != span:
                     self._refuse(n, x)
         self.exits = [
@@ -236,7 +244,7 @@ class _Region:
         raise _refused(reason)
 
     def _follow(self, node: fx.Node) -> None:
-        """Add a call to the region if it reads values of the region and can run on slices.
+        """Add a call to the region if the call reads values of the region and can run on slices.
 
         Raises:
             PlanError: the call reads a large value and cannot run on slices.
@@ -258,16 +266,17 @@ class _Region:
             self._pull(n, span)
 
     def _pull(self, node: fx.Node, span: Span) -> None:
-        """Add the call that computes a large value read by the region, if the call can run on slices.
+        """Add the call that computes a large value which the region reads, if the call can run on slices.
 
-        An example of such a value is labels in one-hot form.
+        An example is the call that computes labels in one-hot form.
 
         Args:
             node: the call.
             span: the dimensions of the value that hold the tokens.
         """
         rule = None
-        # A value without all tokens, such as one for each position, is the same for several of them.
+        # A value with fewer entries than tokens stays whole, because several tokens share an entry. An example
+        # is a value with one entry per position of a sequence.
         whole = self._is_large(node) and math.prod(span.of(shape_of(node))) == self.tokens
         if node not in self.rules and whole:
             rule = rule_of(node, self._spans, span)
@@ -279,8 +288,9 @@ class _Region:
     def levels(self, *, tangents: int) -> dict[fx.Node, int]:
         """Return the level of each node of the joint graph.
 
-        A level is the number of times that all chunks of earlier calls must be finished before the node can run. The
-        calls of the region with the same level run together, chunk by chunk.
+        A node's level counts the loops over all chunks that must have ended before the node can run. For example, a
+        node that reads the loss summed over all chunks has level 1. Calls of the region with the same level run in
+        one loop, chunk by chunk.
 
         Args:
             tangents: the level of backward's inputs, such as tangents.
@@ -297,7 +307,10 @@ class _Region:
         return level
 
     def carriers(self) -> list[fx.Node]:
-        """Return the tangents on which the region depends, and the nodes from there to the region, in graph order."""
+        """Return the tangents on which the region depends, and the nodes between these tangents and the region.
+
+        The nodes are in graph order.
+        """
         found: set[fx.Node] = set()
         stack = list(self.rules)
         while stack:
@@ -308,7 +321,13 @@ class _Region:
 
 
 def _scalar_tangent(region: _Region, carriers: Sequence[fx.Node]) -> fx.Node | None:
-    """Return the region's tangent if it is the only one, a scalar, and backward's calls are linear in it; else None.
+    """Return the region's tangent if forward can compute the region's gradients for a tangent of 1; else None.
+
+    The conditions are:
+
+    - The region depends on exactly one of backward's inputs, a tangent, and the tangent is a scalar.
+    - All nodes between the tangent and the region, and all nodes of the region in backward, are linear in the tangent.
+    - None of these nodes is in float16.
 
     Args:
         region: the region.
@@ -320,7 +339,7 @@ def _scalar_tangent(region: _Region, carriers: Sequence[fx.Node]) -> fx.Node | N
     linear = {roots[0]}
     needed = {*carriers[1:], *(n for n in region.rules if n in region.late)}
     for n in (n for n in region.nodes if n in needed):
-        # The step may scale its loss, because small gradients vanish in float16.
+        # Steps in float16 scale their loss, so that small gradients do not vanish. A tangent of 1 lacks that scale.
         if not _is_linear(n, linear) or n.meta["val"].dtype is torch.float16:
             return None
         linear.add(n)
@@ -373,11 +392,11 @@ class _Split:
                 )
         self._mode = fake_mode_of(region.logits.meta["val"])
         self._end = output_node(self.graph)
-        #: For each call of the region, the results of its chunks so far. `_sums` has the sum of these results
-        #: instead, for a call that sums over the tokens.
+        #: For each call of the region, the results of its chunks so far. A call that sums over the tokens is in
+        #: `_sums` instead, with the sum of these results.
         self._made: dict[fx.Node, list[fx.Node]] = {}
         self._sums: dict[fx.Node, fx.Node] = {}
-        #: Values from outside the region, viewed with all tokens in one dimension; and slices of these views.
+        #: Values from outside the region, viewed so that one dimension holds all tokens; and slices of these views.
         self._whole: dict[tuple[Any, ...], fx.Node] = {}
         #: For each node between the tangent and the region, its copy, which reads 1 in place of the tangent.
         self._copies: dict[fx.Node, fx.Node] = {}
@@ -407,10 +426,11 @@ class _Split:
             if self._tangent is not None and n in region.late:
                 self._meta = n.meta
                 new = self._call(_aten.mul.Tensor, new, self._tangent)
-                # Scaling a weight's gradient at the end of backward leaves memory for one copy while backward runs.
+                # Scaling creates a second copy of a weight's gradient, so it runs at the end of backward.
                 at[new] = at[n] if region.rules[n].span is not None else len(at)
                 place = at[new]
-                new = self._converted(new, n.meta["val"].dtype)  # of two scalars in 16 and 32 bits
+                # The product of a 16-bit and a 32-bit scalar has 32 bits.
+                new = self._converted(new, n.meta["val"].dtype)
                 at[new] = place
             for user in [u for u in n.users if u not in region.rules]:
                 user.replace_input_with(n, new)
@@ -484,7 +504,7 @@ class _Split:
         try:
             with self._mode:
                 node.meta["val"].view(sizes)
-        except (RuntimeError, ValueError):  # strides of an expanded or permuted value
+        except (RuntimeError, ValueError):  # the value's strides allow no view, as after a permute
             node = self._call(_aten.clone.default, node, memory_format=torch.contiguous_format)
         return self._call(_aten.view.default, node, sizes)
 
@@ -535,7 +555,7 @@ class _Split:
 
         Args:
             groups: the nodes that replace the region, in one group per level (`_Region.levels`).
-            at: wanted position of each node, as a sort key.
+            at: for each node, the wanted position; only the order of these numbers matters.
 
         Raises:
             PlanError: calls with effects, or that draw random numbers, cannot keep their order.
@@ -550,7 +570,7 @@ class _Split:
             if not p and n.op == "call_function"
         ]
         order.add_edges_from(itertools.pairwise(calls))
-        for group in groups:  # no chunk starts before all can run
+        for group in groups:  # the first chunk starts after all inputs of all chunks
             inside = set(group)
             order.add_edges_from(
                 (x, group[0]) for n in group for x in inputs_of(n) if x not in inside

@@ -14,7 +14,7 @@ class Classify(Pass):
     """Classify the nodes as required by forward, required by backward, or unclaimed (by neither).
 
     The pass changes no graph. The state caches the classification. `PassResult.detail` gives the
-    number of nodes of each class.
+    number of nodes in each of the three groups.
     """
 
     name: ClassVar[str] = "classify"

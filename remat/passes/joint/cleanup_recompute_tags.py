@@ -25,17 +25,17 @@ class CleanupRecomputeTags(Pass):
 
     MUST_SAVE is set on:
 
-    - a node tagged for recomputation that a later region reads. Without the tag, consecutive
+    - a node tagged for recomputation that a later region reads. Without MUST_SAVE, consecutive
       regions would be recomputed as one region;
     - a result of a region that has a backward hook, as FSDP2 sets. Recomputing the result would wait
       for the hook. The hook waits for a gradient that needs the recomputed result;
-    - a value that forward copies into an input which backward also writes to. Recomputing the value
-      would apply the mutation twice.
+    - a value that forward copies into an input, if backward writes to the same input. Recomputing the
+      value would apply the mutation twice.
 
     The tag PREFER_RECOMPUTE, which plain checkpointing sets, is removed from a region's result under two conditions:
-    backward reads the result, and so do forward operators outside of all regions. The result may then be saved, as in
-    eager PyTorch. To recompute it, the region may have to run again long before its own backward, and the region's
-    values would stay alive until then.
+    backward reads the result, and forward operators outside of all regions read it too. The result may then be saved,
+    as in eager PyTorch. Otherwise the region might have to run again long before the region's own backward. The
+    recomputed values of the region would then stay alive until that backward.
     """
 
     name: ClassVar[str] = "cleanup-recompute-tags"
@@ -91,7 +91,7 @@ def _feeds_later_region(node: fx.Node) -> bool:
 
 
 def _read_outside(state: State) -> set[fx.Node]:
-    """Return the nodes tagged PREFER_RECOMPUTE with a reader in backward, and one in forward outside of all regions.
+    """Return the nodes tagged PREFER_RECOMPUTE that backward reads, and that forward reads outside of all regions.
 
     Reading a view counts as reading the node that owns the storage.
     """

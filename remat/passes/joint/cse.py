@@ -26,8 +26,8 @@ class CommonSubexpressions(Pass):
 
     Calls are never merged in these cases:
 
-    - the call draws random numbers, has an effect, mutates an argument, or returns uninitialised
-      memory;
+    - the call draws random numbers, has an effect, mutates an argument, is a collective, or returns
+      uninitialised memory;
     - the operator comes from outside PyTorch and is not declared pure (`remat.declare_pure`);
     - the result shares memory with an output of the graph, or has a size that depends on data;
     - a mutation runs between the calls, or their recompute tags differ.
@@ -56,7 +56,7 @@ def merge(graph: fx.Graph, memories: Memories | None = None) -> int:
 
     Args:
         graph: the graph.
-        memories: cached storages of the graph's values; None: look the storages up.
+        memories: cache of the storage of each value; None: use a new cache.
 
     Returns:
         Number of erased nodes.
@@ -74,7 +74,7 @@ def merge(graph: fx.Graph, memories: Memories | None = None) -> int:
         if node.op != "call_function":
             continue
         if not plain:
-            # A part of the key, so that no calls are merged across a mutation.
+            # The count is a part of the key, so that no calls are merged across a mutation.
             mutations += ops.is_mutating(node)
             if _has_effects(node):
                 continue
@@ -89,7 +89,7 @@ def merge(graph: fx.Graph, memories: Memories | None = None) -> int:
             {k for v in _leaves(n) if (k := storage(v)) is not None} for n in (node, first)
         )
         if not others.isdisjoint(returned) or _is_unbacked(first):
-            # A later call may still be merged with this node, though not with `first`.
+            # No call can be merged with `first`, but a later call may be merged with this node.
             seen[key] = node
         elif mine.isdisjoint(returned) and not _is_unbacked(node):
             gone |= mine - others
@@ -145,7 +145,7 @@ def _key(node: fx.Node, mutations: int) -> Any:
     meta = node.meta
     kwargs = _describe(node.kwargs) if node.kwargs else None
     tags = meta.get("recompute"), meta.get("ac_graph_id")
-    # The identity of the target stands for the target, because hashing an overload is slower.
+    # The target's id instead of the target, because hashing an operator overload is slower.
     return (id(node.target), _describe_all(node.args), kwargs, tags, mutations)
 
 
@@ -164,7 +164,7 @@ def _describe(x: Any) -> Any:
     if isinstance(x, dict):
         return (tuple(x), _describe_all(x.values()))
     if isinstance(x, float):
-        # Bytes tell 0.0 from -0.0 and are equal for equal NaNs, where `==` does the opposite.
+        # Bytes differ for 0.0 and -0.0, and agree for NaNs of equal bits. `==` does the opposite.
         return struct.pack("<d", x)
     if isinstance(x, SYMBOLIC):
         # Comparing symbols would add guards; their text adds none.

@@ -17,8 +17,9 @@ class DeadCode(Pass):
     """Remove nodes without users, unless they have effects.
 
     Random operators without users stay, so that the random numbers after the step do not depend on
-    the plan. Mutations, collectives and other effects stay too. Operators from outside PyTorch also
-    stay, unless they are declared pure (`remat.declare_pure`).
+    the plan. Mutations and other effects stay too. A functional collective such as ``all_reduce``
+    only computes its result, so it is removed if the result is unused. Operators from outside
+    PyTorch stay, unless they are declared pure (`remat.declare_pure`).
     """
 
     name: ClassVar[str] = "dce"
@@ -32,7 +33,7 @@ class DeadCode(Pass):
 
 
 def eliminate(graph: fx.Graph) -> int:
-    """Erase the nodes of a graph without users or effects, in place; return the number of erased nodes."""
+    """Erase, in place, the nodes that have neither users nor effects; return the number of erased nodes."""
     removed = 0
     # Users are erased before their inputs, so one sweep removes whole chains.
     for node in reversed(graph.nodes):

@@ -20,12 +20,12 @@ from remat.errors import PlanError
 from remat.passes.packing.pairs import SavedTensorHooks, check_unpacked, find, naming
 from remat.torch_compat import pytree
 
-#: Results of pack that wait for backward, by the number on the ticket.
+#: Results of pack that wait for backward, by the number that their ticket holds.
 _PACKED: dict[int, Any] = {}
 _NUMBERS = itertools.count(1)
 
 
-#: End of the error message for hooks that use a fake tensor which they received or made during tracing.
+#: End of the error message for hooks that use, at run time, a fake tensor from the time of tracing.
 _TRACED = (
     "hooks are traced first, on tensors without numbers, and this is one that was kept then: let pack return "
     "what unpack needs, and make what the hooks keep before the step is compiled"
@@ -33,7 +33,7 @@ _TRACED = (
 
 
 def packed_count() -> int:
-    """Return the number of packed values that wait for backward."""
+    """Return the number of results of pack that wait for backward in this process."""
     return len(_PACKED)
 
 
@@ -46,7 +46,7 @@ def _called(hooks: SavedTensorHooks, which: str, given: Any) -> Any:
         given: the argument of the hook.
 
     Raises:
-        PlanError: the hook raised, or uses a fake tensor that it kept from tracing.
+        PlanError: the hook raised, or uses a fake tensor that the hook kept while it was traced.
     """
     named = f"hooks '{hooks.name}': {which}"
     try:
@@ -70,8 +70,8 @@ def pack_eagerly(x: torch.Tensor, key: str) -> torch.Tensor:
         x: the saved tensor.
         key: key of the hooks, as returned by `register`.
     """
-    # A copy, because the compiled step reuses the memory of x, and pack may keep a reference that is
-    # not a tensor, such as a NumPy array.
+    # A copy, because the compiled step reuses the memory of x, but pack may keep that memory, for example
+    # as a NumPy array.
     packed = _called(find(key), "pack", x.clone())
     number = next(_NUMBERS)
     ticket = torch.tensor(number, dtype=torch.int64)
@@ -118,7 +118,7 @@ def unpack_eagerly(
         )
     value = _called(hooks, "unpack", _PACKED[number])
     value = check_unpacked(hooks.name, value, size, dtype, device)
-    # A copy, because unpack may return the stored value itself, which may be unpacked again.
+    # A copy, because unpack may return the stored value itself, and a second backward may unpack it again.
     laid_out = torch.empty_strided(size, stride, dtype=dtype, device=device)
     return laid_out.copy_(value)
 

@@ -2,8 +2,8 @@
 
 As for `torch.autograd.graph.saved_tensors_hooks`, ``pack`` turns a saved tensor into a value to
 keep until backward, and ``unpack`` turns the value into a tensor again. The ready-made pairs
-restore infinities and NaN exactly and keep the largest finite numbers finite, because additive
-attention masks consist of such numbers.
+restore infinities and NaN exactly, and keep the largest finite numbers finite. Additive attention
+masks contain such numbers.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class SavedTensorHooks:
             deviations of a normalisation). Nor does it pack values from which backward computes a
             comparison, a step function or an index.
         keeps_signs: whether unpack returns numbers with the same signs, and zeros for zeros.
-            Numbers of negligible magnitude may become 0. A pair with ``keeps_signs=True`` also packs
-            values of which backward reads only the sign, as the backward of a ReLU does.
+            Numbers of negligible magnitude may become 0. A lossy pair with ``keeps_signs=True`` also
+            packs values of which backward reads only the sign, as the backward of a ReLU does.
         name: name in pipelines and messages.
 
     Raises:
@@ -115,7 +115,7 @@ class SavedTensorHooks:
 
     @property
     def cache_key(self) -> str | None:
-        """Key that identifies the hooks in compile caches of all processes; None if there is none.
+        """Key that identifies the hooks in compile caches of all processes; None if no key can be formed.
 
         The key is a digest. It covers the options of the hooks and, for a ready-made pair, its name.
         For other hooks, it covers the attribute ``user_cache_hash`` of each function. For an
@@ -209,7 +209,7 @@ def check_unpacked(
 
 @contextlib.contextmanager
 def naming(which: str, kind: type[RematError]) -> Iterator[None]:
-    """Convert exceptions of a hook in the ``with`` block to an error that names the hook.
+    """Convert any exception that a hook raises in the ``with`` block to an error that names the hook.
 
     Args:
         which: name of the hook in the message.
@@ -254,20 +254,20 @@ def _key_of(function: Callable[..., Any]) -> str | None:
 
 # Ready-made pairs ---------------------------------------------------------------------------------
 
-# `torch.where` keeps the layout of a tensor, which `masked_fill` does not.
+# The pairs use `torch.where`, because it keeps the layout of a tensor, unlike `masked_fill`.
 _INF = math.inf
 
 
 def pack_bf16(x: torch.Tensor) -> Packed:
     """Return a float32 tensor as bfloat16, paired with its original dtype.
 
-    The relative precision is 1/256. A tensor of another dtype is returned as it is. For float64, the
-    reason is that it has a wider range than bfloat16, and that the pair stores no scale.
+    The relative error is at most 1/256. A tensor of another dtype is returned as it is. This includes
+    float64, because float64 has a wider range than bfloat16, and the pair stores no scale.
     """
     if x.dtype is not torch.float32:
         return x
     most = torch.finfo(torch.bfloat16).max
-    kept = x.clamp(-most, most).to(torch.bfloat16)  # else the largest float32 rounds to infinity
+    kept = x.clamp(-most, most).to(torch.bfloat16)  # unclamped, the largest would overflow
     kept = torch.where(x == _INF, _INF, kept)
     return torch.where(x == -_INF, -_INF, kept), x.dtype
 
@@ -288,8 +288,8 @@ def pack_float8(x: torch.Tensor) -> Packed:
 
     A tensor that is not floating-point, or has one byte per number, is returned as it is.
 
-    The largest float8 is about 2^15 times the smallest one with full precision, which is a relative error of at most
-    1/16. One scale therefore keeps full precision for the largest numbers of every row, even if the magnitudes of rows
+    Full precision of float8_e4m3fn is a relative error of at most 1/16, for magnitudes that differ by a factor of up to
+    about 2^15. One scale is therefore enough for the largest numbers of every row, even if the magnitudes of rows
     differ by a factor of 1,000. For these numbers, a scale per row would take memory and gain no precision.
     """
     if not x.is_floating_point() or x.element_size() == 1:
@@ -313,13 +313,14 @@ def unpack_float8(packed: Packed) -> torch.Tensor:
 
 
 def pack_int8(x: torch.Tensor) -> Packed:
-    """Return a tensor as int8, with one scale per row; finite numbers are rounded to 253 even steps.
+    """Return a tensor as int8, paired with one scale per row.
 
-    A row runs along the last dimension. A tensor that is not floating-point, has one byte per
-    number, or has no dimension is returned as it is.
+    A row runs along the last dimension. The finite numbers of a row are rounded to 253 evenly spaced
+    values. A tensor that is not floating-point, has one byte per number, or has no dimension is
+    returned as it is.
 
-    The size of a step is at least the smallest normal number of the dtype. In float16, this limits
-    the precision of rows whose largest magnitude is below 0.008.
+    The distance of two neighbouring values is at least the smallest normal number of the dtype. In
+    float16, this limits the precision of rows whose largest magnitude is below 0.008.
     """
     if not x.is_floating_point() or x.element_size() == 1 or x.dim() == 0:
         return x
@@ -345,7 +346,7 @@ def unpack_int8(packed: Packed) -> torch.Tensor:
 def pack_offload(x: torch.Tensor) -> Packed:
     """Return a copy of ``x`` in host memory, paired with the device of ``x``.
 
-    A CPU tensor is returned as it is, so it is not packed.
+    A CPU tensor is returned as it is, which declines packing.
     """
     return x if x.device.type == "cpu" else (WAIT_COPIED(offload(x), x), x.device)
 

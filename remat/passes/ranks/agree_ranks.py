@@ -24,17 +24,19 @@ WAIT_S = 30.0
 class AgreeRanks(Pass):
     """Adopt the decision of the first rank that decided on the same graph, usually rank 0.
 
-    The pass does nothing without a process group of at least two ranks. A decision that saves more
-    bytes than this rank may save is not adopted.
+    The pass does nothing without a process group of at least two ranks. This rank keeps its own
+    decision if the other decision does not fit here. An example is a decision that saves more bytes
+    than this rank may save.
 
     Attributes:
-        asked: planning options as text; only ranks with equal options share a decision.
+        asked: planning options as text; only ranks with equal text share a decision.
         wait_s: seconds that the other ranks wait for rank 0 to decide first.
-        capacity_too: whether to adopt the first rank's limit on saved bytes too. Under a budget on
-            the peak, this limit is a part of the decision.
+        capacity_too: whether to adopt the first rank's limit on saved bytes with its decision. Set
+            under a budget on the peak, where this limit is a part of the decision.
 
     Raises:
         ProblemError: ``wait_s`` is not a finite number of at least 0.
+        PlanError: when the pass runs, if the decision offloads values without offload tags.
     """
 
     name: ClassVar[str] = "agree-ranks"
@@ -99,7 +101,8 @@ class AgreeRanks(Pass):
         saved, snapshots, forward, backward = (
             tuple(names[i] for i in at) for at in theirs.schedule
         )
-        # Copies need no agreement. Their places belong to this rank's order, so they begin when values are free.
+        # Ranks need not agree on copies to the host. This rank's copies name nodes of the order that is given
+        # up here. Empty names give the copies their default places.
         offloads = () if state.decision is None else state.decision.offloads
         decision = Decision(
             saved=saved,
@@ -147,7 +150,7 @@ def _verdict(state: State, decision: Decision, ranks: Ranks) -> Verdict:
     done = evaluate(lowered.problem, lowered.saved_of(decision))
     again = len(decision.further_runs)
     if not decision.is_ordered:
-        # Other recomputed nodes run in backward only, so for the first time.
+        # Only nodes that forward runs too are counted: other recomputed nodes run once, in backward.
         again = sum(lowered.problem.in_forward[i] for i in done.recomputed)
     return Verdict(
         rank=ranks.rank,

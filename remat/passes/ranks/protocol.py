@@ -1,10 +1,11 @@
 """Agreement of a job's ranks on one decision per graph, through the store of their process group.
 
-A rank claims its decision: it stores the decision under a key made of the graph's outline and the
-planning options. The first claim wins, and every rank with the same key uses the claimed decision.
-Two ranks therefore never use different decisions for one graph. The other ranks wait a limited time
-for rank 0, so that rank 0 usually claims first. The protocol uses no collectives, so a rank that
-compiles more often, in another order or alone never hangs.
+A rank claims its decision: it stores the decision under a key made of the planning options and the
+graph's outline (call targets, results and edges). The first claim wins, and every rank with the same
+key gets the claimed decision. Two ranks therefore use different decisions for one graph only if the
+store fails, or if the claimed decision does not fit a rank. The other ranks wait a limited time for
+rank 0, so that rank 0 usually claims first. The protocol uses no collectives, so a rank that compiles
+more often, in another order or alone never hangs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from remat.files import as_tuples
 from remat.graph.rank_fingerprint import Outline, first_difference
 from remat.units import format_bytes
 
-#: Largest number of bytes of a text in a store. A text of 8 MiB breaks the connection to a TCPStore.
+#: Longest text, in bytes, that is put into a store. A text of 8 MiB breaks the connection to a TCPStore.
 LONGEST = 4 << 20
 
 _LOG = logging.getLogger("remat.ranks")
@@ -45,7 +46,7 @@ class RankWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A graph and planning options; ranks with the same question share one decision.
+    """A graph and the options to plan it with; ranks with the same question share one decision.
 
     Attributes:
         graph: name of the graph, for messages.
@@ -125,8 +126,9 @@ class Ranks:
         self._shared: Any = PrefixStore("remat-1", store)
         self._compiled: Counter[str] = Counter()
         self._missed: str | None = None  # key that rank 0 did not set in time
-        self._absent: set[int] = set()  # ranks that did not answer in time, nor since
-        self._settled: tuple[str, str] | None = None  # place and key of the last decision
+        self._absent: set[int] = set()  # ranks that were late and have set no key since
+        # Compilation (`_next_place`) and key (`Question.key`) of the last decision.
+        self._settled: tuple[str, str] | None = None
 
     def settle(self, question: Question, own: Verdict, wait_s: float) -> Verdict:
         """Return the decision to use: the first one that any rank claimed for ``question``.
@@ -147,10 +149,10 @@ class Ranks:
                 self._announce(f"at/{place}", question)
             else:
                 self._give_way(place, question, wait_s)
-            # An empty expected value: only the first claim sets the key, and all ranks get that claim.
+            # The expected value is empty, so only the first claim sets the key. All ranks get this first claim.
             claim = self._shared.compare_set(question.key, "", _packed(asdict(own)))
             return Verdict(**_unpacked(claim))
-        # Stores raise RuntimeErrors; `_packed` raises a PlanError for data too large for a store.
+        # A store raises a RuntimeError, and `_packed` a PlanError for data too large for a store.
         except (RuntimeError, PlanError) as error:
             self._lose(error)
             return own
@@ -158,9 +160,10 @@ class Ranks:
     def largest(self, number: int, wait_s: float) -> int:
         """Return the largest ``number`` among the ranks that use the decision of the last `settle`.
 
-        All ranks get the same result, because the first claim of a largest number wins. A rank that
-        calls later gets the claimed result even if its own number is larger. If `settle` was not
-        called, or the store fails, the result is ``number``.
+        All ranks get the same result: the first rank that ends its wait stores the largest number seen so
+        far, and this number stays. A rank that calls later gets the stored number even if its own is larger.
+        If `settle` was not called since the last `largest`, or the store fails, the result is
+        ``number``.
 
         Args:
             number: this rank's number.
@@ -225,8 +228,8 @@ class Ranks:
     def _next_place(self) -> str:
         """Return a text that identifies the current compilation in the same way on every rank.
 
-        The text contains Dynamo's compile id and a count of graphs under this id. Recompiling one
-        function on one rank therefore does not shift the texts of later functions.
+        The text contains Dynamo's compile id and the number of the graph under this id. If only one rank
+        recompiles a function, the texts of later functions therefore still agree between ranks.
         """
         from remat.torch_compat import CompileContext
 
@@ -237,13 +240,13 @@ class Ranks:
     def _announce(self, at: str, question: Question) -> None:
         """Put rank 0's graph and options into the store, for comparison by the other ranks.
 
-        Also warn if another rank has stored the message that its graph differed from rank 0's before.
+        Also warn if another rank has stored a message that its graph or options differ from rank 0's.
 
         Args:
             at: key to store under.
             question: rank 0's graph and options.
         """
-        # Rank 0 never waits, so it learns of a difference only when it compiles its next graph.
+        # Rank 0 does not wait before it decides, so it reads such a message only at its next graph.
         if "difference" not in _REPORTED and self._has("difference"):
             tell("difference", self._get("difference")["text"])
         data = {"graph": question.graph, "key": question.key, "asked": question.asked}
@@ -353,10 +356,10 @@ def other_ranks() -> Ranks | None:
 
 
 def _polls(wait_s: float) -> Iterator[None]:
-    """Yield at once, and then at growing intervals until ``wait_s`` seconds have passed.
+    """Yield at once, and then at growing intervals of at most 0.25 s until ``wait_s`` seconds have passed.
 
-    The ranks poll the store, because a blocking wait in the store would also block every other user
-    of the store in this process, such as PyTorch's watchdogs.
+    The ranks poll the store. A blocking wait in the store would also block every other user of the
+    store in this process, such as PyTorch's watchdogs.
     """
     deadline, pause = time.monotonic() + wait_s, 0.002
     yield

@@ -1,4 +1,4 @@
-"""Complete the node orders of a decision with views, to orders of whole forward and backward graphs."""
+"""Insert views into a decision's node orders, so that the orders list all nodes that run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Arrangement:
         forward: positions of the nodes that forward runs, in order, including views. A node whose
             position is repeated runs again.
         backward: positions of the nodes that backward runs, in the same form.
-        read: positions of the values that forward hands to backward.
+        read: positions of the values that backward reads and forward hands over.
         snapshots: positions of the inputs of which backward reads a copy taken before forward.
     """
 
@@ -38,8 +38,9 @@ class Arrangement:
 def arrange(state: State, decision: Decision) -> Arrangement:
     """Return the complete orders of forward and backward for a decision with node orders.
 
-    The decision's orders leave out views and elements of tuples. The result has each of these right
-    before its first reader, and again if the node that it reads runs again.
+    The decision's orders leave out views and elements of tuples. The result has each view or element
+    right before its first reader. If the node that a view or element reads runs again, later readers
+    get a new view or element.
 
     Raises:
         PlanError: the decision names an unknown node, leaves out a required node, or runs a node
@@ -115,10 +116,10 @@ class _GraphBuilder:
 
     Args:
         state: the state with the joint graph.
-        runs: positions of the nodes that forward or backward runs by the decision's orders.
-        there: positions of the placeholders that this graph receives from outside.
+        runs: positions of all nodes in the decision's orders of forward and backward.
+        there: positions of the placeholders of this graph that are not handed over by forward.
         hands_over: True for backward, which may read values that forward hands over.
-        copied: positions of the inputs that the graph reads as a copy, which forward takes first.
+        copied: positions of the inputs of which the graph reads a copy. Forward takes the copies first.
 
     Attributes:
         made: positions of the nodes in the order in which they run.
@@ -147,7 +148,7 @@ class _GraphBuilder:
     def run(self, order: Iterable[int]) -> None:
         """Append nodes to ``made`` in the given order.
 
-        Before each node, append the views that the node reads and that are not available yet.
+        Before each node, append the missing views and elements that the node reads.
         """
         inputs = self._index.inputs
         for i in order:

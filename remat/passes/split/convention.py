@@ -18,7 +18,7 @@ from remat.graph.joint import UNCHECKED
 
 
 def write_output(out: fx.Node, values: Sequence[Any], descs: Sequence[Any]) -> None:
-    """Set the values that a graph returns, with AOTAutograd's descriptors of the values.
+    """Set the values that a graph returns, and AOTAutograd's descriptors of these values.
 
     Args:
         out: the output node of the graph.

@@ -131,8 +131,8 @@ class Extraction:
     def _is_destination(self, i: int) -> bool:
         """Return whether backward may take input ``i`` itself instead of a snapshot.
 
-        This holds if backward writes to the input, or may read the value that forward's write
-        leaves in the input.
+        This holds if backward writes to the input, or if backward may read the value that the input
+        has after forward's last write.
         """
         node = self._index.nodes[i]
         return i in self._state.storages.rewritten or any(
@@ -270,7 +270,7 @@ class Extraction:
             refresh_views(graph, snapshot.values(), gone)
         for node in graph.nodes:
             if node.op != "placeholder":
-                # As PyTorch's partitioner marks backward, also nodes that were traced in forward.
+                # PyTorch's partitioner sets this too, even on recomputed nodes that were traced in forward.
                 node.meta["autograd_backward"] = True
         values = [snapshot.get(o, env.get(o)) if isinstance(o, fx.Node) else o for o in outputs]
         write_output(graph.output(()), values, descs)
@@ -282,9 +282,9 @@ def _copy_runs(
 ) -> None:
     """Append copies of nodes to a graph, in the given order.
 
-    If a node runs several times, its last run gets the node's name, unless a handed-over value has
-    the name. A node that reads an input with a snapshot reads the snapshot instead. A node that
-    writes to such an input gets the input itself.
+    If a node runs several times, its last run gets the node's name, unless a placeholder for a value
+    from forward has the name. A node that reads an input with a snapshot reads the snapshot instead.
+    A node that writes to such an input gets the input itself.
 
     Args:
         copier: copier into the new graph.
@@ -308,5 +308,5 @@ def _copy_runs(
 
 
 def _is_static(value: Any) -> bool:
-    """Return whether a value is a tensor without symbolic sizes, by a fast check."""
+    """Return whether a value is a tensor without symbolic sizes; faster than `free_symbols`."""
     return isinstance(value, torch.Tensor) and not torch_compat.has_symbolic_sizes(value)

@@ -30,11 +30,11 @@ from remat.passes.split.convention import own_descriptors, write_output
 class FunctionalizeRng(Pass):
     """Make every repeated run of a random operator replay the draw of its first run in forward.
 
-    In forward, ``run_and_save_rng_state`` runs the operator. It also returns the generator's state
-    before the draw, which is saved for backward. Later runs use ``run_with_rng_state``, which draws from the saved
-    state and leaves the generator unchanged. On devices with graph-safe generators, two generators
-    that advance in lockstep replace the saved state. A graph that is not partitioned repeats no
-    operator and stays unchanged.
+    In forward, ``run_and_save_rng_state`` runs the operator, and also returns the generator's state
+    from before the draw. Forward saves this state for backward. Later runs use ``run_with_rng_state``,
+    which draws from the saved state and leaves the generator unchanged. On devices with graph-safe
+    generators, two generators that advance in lockstep may replace the saved state; see
+    `_use_graphsafe`. A graph that is not partitioned repeats no operator and stays unchanged.
     """
 
     name: ClassVar[str] = "functionalize-rng"
@@ -50,7 +50,7 @@ class FunctionalizeRng(Pass):
         states: list[tuple[fx.Node, list[fx.Node]]] = []
         with state.edit() as edit:
             for k, (fwd, later) in enumerate(drawn):
-                # Backward's generator advances with every run, so it can replay only one run.
+                # Backward's generator advances with every draw, so it can replay forward's draw only once.
                 once = len(later) == 1 and later[0].graph is not fwd.graph
                 if graphsafe and once and torch_compat.supports_graphsafe_rng(random_device(fwd)):
                     _share_generator(fwd, later[0], k)
@@ -63,10 +63,10 @@ class FunctionalizeRng(Pass):
 
 
 def drawn_again(forward: fx.Graph, backward: fx.Graph) -> list[tuple[fx.Node, list[fx.Node]]]:
-    """Return the random operators that run more than once.
+    """Return the random operators that run more than once and draw anew in each run.
 
-    Operators whose first run is not in forward are left out, and so are operators whose later runs
-    replay the first draw already.
+    Operators whose first run is in backward are left out. Operators whose later runs already replay
+    the first draw are left out too.
 
     Returns:
         Pairs of the first run in forward, which draws, and the list of all later runs.
@@ -87,7 +87,8 @@ def _save_state(fwd: fx.Node) -> fx.Node:
     """Make a random operator in forward also return the generator's state; return the state's node.
 
     Args:
-        fwd: the operator's node. It becomes element 1 of the result of a new node, which draws.
+        fwd: the operator's node. A new node runs the operator, and ``fwd`` becomes element 1 of the new
+            node's result.
 
     Raises:
         PlanError: the operator is a higher-order operator, whose draw cannot be replayed.
@@ -123,8 +124,8 @@ def _replay(node: fx.Node, state: fx.Node) -> None:
         node: the operator's node, rewritten in place.
         state: the node with the saved state, in the same graph as ``node``.
     """
-    # `run_with_rng_state` keeps the generator's current state in host memory while the run draws. On a
-    # CPU, this is memory of the step.
+    # `run_with_rng_state` keeps the generator's current state in host memory while the operator draws.
+    # If the step runs on a CPU, this memory counts as memory of the step.
     if WORKSPACE in node.meta:
         node.meta[WORKSPACE] += state_bytes(node)
     node.args = (state, node.target, *node.args)  # type: ignore[arg-type]
@@ -137,7 +138,7 @@ def _hand_over(
     """Make later runs replay forward's draws, and hand the generator states from forward to backward.
 
     The generator states are saved tensors whose version counters autograd checks. The states come
-    after all other tensors of this kind.
+    after all other saved tensors with checked version counters.
 
     Args:
         forward: the forward graph.
@@ -182,7 +183,7 @@ def _hand_over(
 
 
 def _share_generator(fwd: fx.Node, bwd: fx.Node, count: int) -> None:
-    """Make both runs of a random operator draw from generators that each graph gets as a new input.
+    """Make the two runs of a random operator draw from two generators, one new input of each graph.
 
     AOTAutograd keeps the two generators in lockstep, so both runs draw the same numbers.
 
@@ -206,8 +207,9 @@ def _share_generator(fwd: fx.Node, bwd: fx.Node, count: int) -> None:
 def _use_graphsafe(nodes: list[fx.Node]) -> bool:
     """Return whether graph-safe generators replace saved states for ``nodes``.
 
-    The operators must draw on exactly one device with graph-safe generators, and PyTorch's
-    configuration must not ask for eager mode's numbers.
+    The operators must draw on exactly one device with graph-safe generators. PyTorch's option
+    ``graphsafe_rng_functionalization`` must be set. Inductor's option ``fallback_random``, which asks
+    for eager mode's numbers, must not be set, except in a test configuration of Inductor.
     """
     config, inductor = torch_compat.functorch_config, torch_compat.inductor_config
     devices = {d for d in map(random_device, nodes) if torch_compat.supports_graphsafe_rng(d)}
@@ -232,6 +234,6 @@ def _sample_state(node: fx.Node) -> torch.Tensor:
 
 
 def _provenance(node: fx.Node) -> dict[str, Any]:
-    """Return the metadata that says where a node came from, without the node's value."""
+    """Return the metadata that says where a node came from, without the node's fake value."""
     kept = (RUN_OF, "stack_trace", "seq_nr", "nn_module_stack", "partitioner_tag", "ac_graph_id")
     return {k: node.meta[k] for k in kept if k in node.meta}

@@ -18,8 +18,8 @@ from remat.passes.split.extraction import Extraction
 class Partition(Pass):
     """Split the joint graph into a forward and a backward module by the state's decision.
 
-    Without a decision, `default_decision` is used: forward runs the user's forward code, and
-    backward reads saved values.
+    Without a decision, `default_decision` is used: forward saves every value that backward reads, as
+    in eager PyTorch.
     """
 
     name: ClassVar[str] = "partition"
@@ -42,8 +42,8 @@ class Partition(Pass):
 def default_decision(state: State) -> Decision:
     """Return a decision that saves every value that backward reads.
 
-    A value is recomputed instead if it cannot be saved, is tagged for recomputation, or is computed
-    by the user's backward only.
+    A value is recomputed instead if recomputation is possible, and one of these conditions holds: the
+    value cannot be saved, is tagged for recomputation, or is computed only by the user's backward.
 
     Raises:
         PlanError: backward reads a value that can be neither saved nor recomputed.

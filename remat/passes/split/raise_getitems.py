@@ -1,4 +1,4 @@
-"""Pass that moves elements of tuples right after the operator that returns the tuple."""
+"""Pass that moves each ``getitem`` on a tuple right after the operator that returns the tuple."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from remat.passes.core.state import PassResult, State
 
 @dataclass(frozen=True)
 class RaiseGetitems(Pass):
-    """Move every ``getitem`` right after its operator, so that unused elements are freed early.
+    """Move every ``getitem`` right after the operator that returns the tuple, to free unused elements early.
 
     The pass works on the joint graph, or on forward and backward after partitioning. remat's own
     pipelines run the pass after partitioning and reordering, because both may move elements.
@@ -30,12 +30,12 @@ class RaiseGetitems(Pass):
 
 
 def raise_getitems(graph: fx.Graph) -> int:
-    """Move every ``getitem`` right after its operator, in place; return the number of moved nodes."""
+    """Move every ``getitem`` right after its tuple, in place; return the number of moved nodes."""
     moved = 0
     behind: dict[fx.Node, fx.Node] = {}
     for node in graph.find_nodes(op="call_function", target=operator.getitem):
         parent = node.args[0]
-        # Other placeholders may follow a placeholder, and no other node may stand among them.
+        # An element of a placeholder stays where it is, because no call may stand among placeholders.
         if not isinstance(parent, fx.Node) or parent.op == "placeholder":
             continue
         anchor = behind.get(parent, parent)

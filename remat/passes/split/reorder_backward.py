@@ -1,7 +1,8 @@
 """Pass that orders backward like the autograd engine.
 
 The pass follows ``reordering_to_mimic_autograd_engine`` in PyTorch's
-``torch/_functorch/partitioners.py``, but moves nodes where PyTorch copies nodes into a new graph.
+``torch/_functorch/partitioners.py``. One difference: PyTorch copies nodes into a new graph, and this
+pass moves nodes within the graph.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from remat.passes.core.state import PassResult, State
 class ReorderBackward(Pass):
     """Move recomputed operators to right before their first use in backward, to shorten lifetimes.
 
-    From the first user of a tangent on, backward's operators keep their order. Of the nodes before
-    that user, those with effects come first, and each other one right before the first operator
-    that needs it. A node that reads memory stays before a later write to the same memory. The pass
-    does nothing if the decision has node orders.
+    From the first user of a tangent on, backward's operators keep their order. Among the nodes before
+    that user, nodes with effects come first. Every other node moves to right before the first operator
+    that needs the node's result. A node that reads memory stays before a later write to the same
+    memory. The pass does nothing if the decision has node orders.
     """
 
     name: ClassVar[str] = "reorder-backward"
@@ -60,7 +61,7 @@ def reorder(graph: fx.Graph) -> int:
     placed = dict.fromkeys(placeholders)
 
     def place(node: fx.Node) -> None:
-        """Append to the new order ``node`` and all missing nodes that must precede it, in old order."""
+        """Append to the new order the missing nodes that must precede ``node``, in old order, and then ``node``."""
         missing: set[fx.Node] = set()
         stack = [node]
         while stack:
@@ -79,7 +80,8 @@ def reorder(graph: fx.Graph) -> int:
         place(node)
 
     start = min(users)
-    # An effect need not be an input of any later node, so it is placed here (PyTorch: only `copy_`).
+    # A node with an effect may have no reader before which it could be placed, so it is placed here. PyTorch
+    # does this only for `copy_`.
     for node, harmless in zip(nodes[:start], plain, strict=False):
         if not harmless and ops.may_have_effects(node):
             place_behind(node)

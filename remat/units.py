@@ -38,8 +38,8 @@ class Peak:
     """A budget on the peak of the step. The peak is the most bytes alive at one time.
 
     The peak includes weights. It is found by simulation; if Inductor compiles the step, the
-    compiled code is simulated. The plan at budget 1, to which a ratio refers, saves what the
-    runtime-optimal partition saves.
+    compiled code is simulated. A ratio refers to the plan at budget 1, which may save as many bytes
+    as the runtime-optimal partition.
 
     Attributes:
         nbytes: limit on the peak in bytes; None if the budget is a ratio.

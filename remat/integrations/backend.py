@@ -163,8 +163,8 @@ class Backend:
             except Exception as error:
                 name_plain_failure(error, gm, example_inputs, lower)
                 raise
-            # `remat.plans` promises the plan's modules as long as the compiled step lives. An attribute of the innermost
-            # function keeps them alive, because Dynamo drops wrappers.
+            # `remat.plans` promises the plan's modules as long as the compiled step lives. An attribute of the
+            # innermost function keeps the modules alive, because Dynamo drops wrappers.
             with contextlib.suppress(AttributeError):
                 torch_compat.innermost_fn(compiled).partitioned = self, step  # type: ignore[attr-defined]
             made = step.made

@@ -53,7 +53,8 @@ _OF_SHARES = 2
 _NEARLY = 200
 #: If the budget is a ratio of the peak, a compiled peak more than 1/20 above the ratio's bytes causes a warning.
 _FAR = 20
-#: The budget that asks for the least peak. Before a peak in bytes is refused, the step is also planned for its least peak.
+#: The budget that asks for the least peak. Before a peak in bytes is refused, the step is also planned for the least
+#: peak.
 _LEAST = Budget(peak_share=0.0)
 #: Most replans in total under a budget that is a peak in bytes: `MOST_REPLANS` within the budget, then the first plan
 #: for the least peak, then `_OF_SHARES` replans for the least peak.
@@ -281,8 +282,8 @@ class Attempt(torch_compat.CustomPartitionerFn):
             convention: ``num_fwd_outputs`` and ``static_lifetime_input_indices``, as AOTAutograd
                 gives them.
         """
-        # After this call, Inductor computes the cache keys of both compiled graphs by `uuid`. These keys must not depend
-        # on source lines, which the digest `_traces` covers.
+        # After this call, Inductor computes the cache keys of both compiled graphs by `uuid`. These keys must not
+        # depend on source lines, which are part of the digest `_traces`.
         self.is_new, self._traces = True, ""
         if is_region(gm, joint_inputs):
             return split_region(gm, **convention)

@@ -100,7 +100,7 @@ def compiled_timeline(
     plain = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
     with plain if sizes is None else sizes.fakes.mode, torch.no_grad(), guards:
         given = [step.given(name, like, StorageKind.INPUT) for name, like in forward.given]
-        # The code empties its list of arguments, so it gets a copy of ``given``: inputs stay alive until the step's end.
+        # The code empties its list of arguments. It gets a copy of ``given``, since inputs live until the step's end.
         outputs = step.run(forward, [*given])
         if sizes is not None:
             sizes.learn(forward.values, outputs, step.nbytes)

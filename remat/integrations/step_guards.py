@@ -230,8 +230,8 @@ class SizedBytes:
         self._moments = len(timeline.moments) if peak else 1
         self._sizes = {size: _multiplied(size) for _, size, *_ in self._spans if size is not None}
         self.symbols = {s.name for size in self._sizes for s in size.free_symbols}
-        # The timeline leaves out saved-tensor hooks. It also leaves out Inductor's changes if Inductor's code could not be
-        # simulated with symbolic sizes. The plan's figures may include both; the bytes are scaled to these figures.
+        # The timeline leaves out saved-tensor hooks. It also leaves out Inductor's changes if Inductor's code could not
+        # be simulated with symbolic sizes. The plan's figures may include both, so the bytes are scaled to them.
         simulated = self._sum({})
         self._more = max(1.0, self.taken / simulated) if simulated else 1.0
 
@@ -329,8 +329,8 @@ def guard_sizes(
         return None
     bytes_at = SizedBytes(made)
     if saved is not None and budget.on_peak:
-        # A saved plan of a set met the budget together with the set's other graphs. By itself, a graph keeps its outputs
-        # alive to its end, so its own peak may be higher than the budget.
+        # A saved plan from a set meets the budget together with the set's other graphs. A graph alone keeps its outputs
+        # alive to its end, so the peak of one graph alone may exceed the budget.
         limit = max(limit, saved.peak_bytes)
     if saved is not None and bytes_at.taken > limit:
         raise PlanError(

@@ -177,9 +177,9 @@ def scalar_tails(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
     """Compile the remainders of vectorised loops to scalar code, if the graph has strided access.
 
     The remainder of a loop is its last iterations, which do not fill a vector. Associative scans
-    have strided access. With vectorised remainders, PyTorch 2.13 once computed
-    wrong gradients of a Mamba model whose scan was recomputed. The fault appeared on one processor
-    and was not reproduced on others.
+    have strided access. With vectorised remainders, PyTorch 2.13 once computed wrong gradients of a
+    Mamba model whose scan was recomputed. The fault appeared on one processor and was not
+    reproduced on others.
     """
     strided = any(
         n.target in _STEPS and len(n.args) > _STEPS[n.target] and n.args[_STEPS[n.target]] != 1

@@ -55,10 +55,11 @@ def measure_step(
 ) -> Measured:
     """Run a step until a run compiles nothing, then run it once more and measure its memory.
 
-    There are at most five runs before the measured run. A step is one forward and one backward. Every output that requires a gradient gets a gradient of
-    ones, as if a loss outside ``fn`` summed the outputs. Afterwards, buffers, inputs, gradients and
-    the states of the random number generators are restored. Frozen parameters are not restored, but
-    a change of one raises an error.
+    There are at most five runs before the measured run. A run is one forward and one backward.
+    Every output that requires a gradient gets a gradient of ones, as if a loss outside ``fn`` summed
+    the outputs. Afterwards, buffers, inputs, gradients and the states of the random number
+    generators are restored. Frozen parameters (those that require no gradient) are not restored: if
+    the step changes one, an error is raised.
 
     Args:
         fn: a module or function, usually compiled. If ``fn`` is a module, the measured bytes
@@ -287,9 +288,9 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
     """Dispatch mode that reports when operators return storages, and when these storages are freed.
 
     A subclass gets the reports through `found` and `freed`. If a storage existed before the mode was
-    entered, `add` must be called to report it. Inside a higher-order operator, the mode sees
-    nothing; it sees the operator's results. Host copies made by `remat.graph.host_copies` are left out, because they are not in
-    device memory.
+    entered, `add` must be called to report it. The mode sees the results of a higher-order
+    operator, but not the operators inside. Host copies made by `remat.graph.host_copies` are left
+    out, because they are not in device memory.
     """
 
     # Otherwise PyTorch refuses to run higher-order operators under the mode.

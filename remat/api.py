@@ -220,7 +220,7 @@ def plan(
         ProblemError: an argument is invalid, or two arguments conflict.
         PassError: a pass of ``pipeline`` fails.
     """
-    options = dict(locals())  # all arguments; no other local name comes before this line
+    options = dict(locals())  # the arguments only, since no local variable is set yet
     from remat.planning.plan_set import plan_graphs
     from remat.planning.planner import plan_graph
     from remat.planning.request import PlanRequest

@@ -24,9 +24,7 @@ class RematError(Exception):
 
     def __init__(self, *args: object, option: str = "") -> None:
         super().__init__(*args)
-        if (
-            option
-        ):  # else the class attribute applies, as in errors that are created without `__init__`
+        if option:  # without it, the class attribute is the default, also if `__init__` did not run
             self.option = option
 
 

@@ -59,7 +59,7 @@ def writing(
     what: str = "",
     error: type[RematError] = ProblemError,
 ) -> Iterator[None]:
-    """Convert an OSError raised in the block into a one-line error that names the file.
+    """Convert an OSError in the ``with`` block into a one-line error that names the file.
 
     Args:
         path: the file that the block writes.

@@ -25,7 +25,7 @@ TESTED = ("2.13", "2.14", "2.15")
 
 
 class TorchVersionWarning(UserWarning):
-    """Warning about a PyTorch that is newer than the versions remat is tested with."""
+    """Warning that the installed PyTorch is newer than the versions that remat is tested with."""
 
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def has_symbolic_sizes(tensor: Any) -> bool:
 
 
 def mark_alike(tensor: Any, like: Any) -> None:
-    """Copy the marks that ``torch._dynamo.mark_dynamic`` sets from one tensor to another.
+    """Copy to a tensor the marks that ``torch._dynamo.mark_dynamic`` has set on another tensor.
 
     Args:
         tensor: the tensor to mark.

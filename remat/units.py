@@ -18,7 +18,8 @@ _UNITS: dict[str, int] = {
     **{f"{p}b": 1000**k for k, p in enumerate("kmgt", 1)},
     **{f"{p}ib": 1024**k for k, p in enumerate("kmgt", 1)},
 }  # fmt: skip
-#: Pattern of a number, then letters. 1,100 digits suffice for every float; Python refuses to convert several thousand.
+#: Pattern of a number, then letters. 1,100 digits suffice for every float; Python refuses to parse ints of thousands of
+#: digits.
 _NUMBER = re.compile(r"\s*([0-9]{1,1100}(?:\.[0-9]{0,1100})?|\.[0-9]{1,1100})\s*([A-Za-z]*)\s*")
 #: Names of time units, each with its number of picoseconds, largest first.
 _PS = (("s", 10**12), ("ms", 10**9), ("µs", 10**6), ("ns", 10**3), ("ps", 1))
@@ -136,7 +137,8 @@ class Saved:
 class Budget:
     """A budget on the peak of the step, or on the bytes that forward saves for backward.
 
-    Exactly one attribute is set; the others are None.
+    Exactly one attribute is set; the others are None. The runtime-optimal partition is the one of
+    plain ``torch.compile``, which saves results of expensive operators and recomputes cheap ones.
 
     Attributes:
         share: limit on the saved bytes, as a ratio from 0 to 1 of the bytes that the

@@ -283,7 +283,7 @@ def backend(
         RematError: an option is invalid. This function raises the error, not the first
             compilation.
     """
-    given = dict(locals())  # all arguments; no other local name comes before this line
+    given = dict(locals())  # the arguments only, since no local variable is set yet
     del given["inductor"], given["mode"]
     return Backend(given | inductor, mode)
 
@@ -325,7 +325,7 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
     for name in options:
         written = str(name).replace("-", "_")
         if not isinstance(name, str) or written not in theirs:
-            # remat's names first, since Inductor has hundreds.
+            # remat's names are suggested first, since Inductor has hundreds of options.
             meant = did_you_mean(written, OPTIONS) or did_you_mean(written, theirs)
             raise ProblemError(
                 f"option {name!r} is known to neither remat ({', '.join(OPTIONS)}) nor Inductor "

@@ -75,8 +75,8 @@ def compile_within_budget(
     """Compile a step with Inductor, and replan until the compiled step meets its budget.
 
     The number of replans is limited. If no compiled step meets the budget, a peak in bytes raises
-    an error, and a budget on saved bytes causes a warning. If the budget is a ratio of the peak,
-    the compiled step with the least peak is returned.
+    an error, and a budget on saved bytes causes a warning. If the budget is a ratio of the peak, the
+    returned step is the one with the least compiled peak.
 
     Args:
         step: partitions the graph, with a plan from ``known.plan``.
@@ -607,8 +607,8 @@ class CompiledBudget:
         taken = min(compiled.values(), default=taken)
         more, most = format_apart(taken, limit)
         if asked.peak_bytes is not None:
-            # With `sure` bytes as the budget, the plans for the least peak are tried last, and one of them has this
-            # compiled peak.
+            # Under a budget of `sure` bytes, the same plans for the least peak would be tried last. One of them has
+            # this compiled peak, so that budget can be met.
             sure = taken if self.within is None else min(self.peaks.values(), default=taken)
             without = ""
             if made.without_expected_bytes:
@@ -638,9 +638,10 @@ class CompiledBudget:
 
 
 def warn_of_saved(made: Plan) -> None:
-    """Warn if a compiled step that applies a saved plan exceeds that plan's budget in bytes.
+    """Warn if a compiled step that applies a saved plan exceeds the budget of that plan.
 
-    A saved plan with symbolic sizes is refused instead; see `step_guards.guard_sizes`.
+    A budget that is a ratio of the peak is not checked. A saved plan with symbolic sizes is checked
+    by `step_guards.guard_sizes` instead.
     """
     if not made.planned_peak_bytes or made.symbolic:
         return

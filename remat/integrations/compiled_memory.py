@@ -227,9 +227,9 @@ class _Sizes:
         """Translate a size of the generated code into symbols of the step; None for a plain number.
 
         A data-dependent symbol that only the code of backward has stems from a recomputed operator.
-        It is replaced by the maximum of forward's data-dependent symbols. A data-dependent size
-        that forward does not return has no symbol in the step. It gets a new symbol, whose name
-        ends with "?".
+        Such a symbol is replaced by the maximum of forward's data-dependent symbols. A
+        data-dependent size that forward does not return has no symbol in the step. Such a size gets
+        a new symbol, whose name ends with "?".
         """
         expression = expression_of(size)
         if expression is None:

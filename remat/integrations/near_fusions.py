@@ -1,4 +1,7 @@
-"""Restrict which kernels Inductor fuses in backward and in a chunked loss; importing this imports Inductor."""
+"""Restrict which kernels Inductor fuses in backward and in a chunked loss.
+
+Importing this module imports Inductor.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ class NearFusions(InductorChoices):
 
         The arguments are passed on to Inductor's own rule. If that rule allows the fusion, kernels
         of different loss chunks are refused. If the first kernel is a reduction, the rule of
-        `NearFusions` for reductions decides.
+        `NearFusions` for reductions decides. All other fusions are allowed.
         """
         if not InductorChoices.can_fuse_vertical(scheduler, node1, node2, shared_data_score):
             return False

@@ -230,7 +230,7 @@ def traces_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
 
 
 def _sizes(value: Any) -> list[Any]:
-    """Return sizes and strides of an input, with symbols replaced by their current values."""
+    """Return sizes and strides of an input, with each symbolic number replaced by its traced value."""
     numbers = numbers_of(value)
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
         numbers += value.stride()

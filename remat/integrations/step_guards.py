@@ -40,7 +40,7 @@ from remat.integrations.workarounds import allow_keeping_the_graph
 from remat.planning.plan import Plan
 from remat.units import Budget, format_apart, format_bytes
 
-#: A bound from this size on counts as no bound, because no tensor of this size fits in memory.
+#: A bound of at least this number counts as no bound, because no tensor of this size fits in memory.
 _LARGEST = 2**50
 _DECLARED = "It was planned for the largest of its declared sizes"
 
@@ -77,7 +77,7 @@ class Size:
 
 
 def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
-    """Return a dict from the name of each symbol that is the size of an input to its `Size`.
+    """Return a dict from a symbol's name to its `Size`, for each symbol that is a size of an input.
 
     Sizes that are compound expressions of symbols, such as ``2*s0``, are left out.
     """
@@ -231,7 +231,7 @@ class SizedBytes:
         self._sizes = {size: _multiplied(size) for _, size, *_ in self._spans if size is not None}
         self.symbols = {s.name for size in self._sizes for s in size.free_symbols}
         # The timeline leaves out saved-tensor hooks. It also leaves out Inductor's changes if Inductor's code could not
-        # be simulated with symbolic sizes. The plan's figures may include both, so the bytes are scaled to them.
+        # be simulated with symbolic sizes. The plan's figures may include both, so the bytes are scaled up.
         simulated = self._sum({})
         self._more = max(1.0, self.taken / simulated) if simulated else 1.0
 
@@ -239,8 +239,8 @@ class SizedBytes:
         """Return an upper bound of the bytes over ranges of sizes.
 
         Args:
-            ranges: least and largest value by symbol; None for no largest value. A symbol without a
-                range may have any size.
+            ranges: dict from a symbol's name to its least and largest value; None for no largest
+                value. A symbol without an entry may have any size.
         """
         bounds = {size: _upper(whole, ranges) for size, whole in self._sizes.items()}
         if any(bound is None for bound in bounds.values()):
@@ -296,7 +296,7 @@ def _grows(e: Any) -> bool:
     return (e.is_Add or e.is_Mul) and all(map(_grows, e.args))
 
 
-#: Type of a callback to call after each run of a step. Its arguments are the arguments of the run, and the node of
+#: Type of a callback to call after each run of a step. The callback gets the arguments of the run, and the node of
 #: autograd's graph that will run backward.
 Look = Callable[[Sequence[Any], Any], None]
 

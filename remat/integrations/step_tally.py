@@ -142,7 +142,7 @@ def _highest(made: Plan) -> tuple[int, int]:
 
 
 class _Parameters:
-    """The parameters and buffers of one graph's run, which are the same in every step.
+    """The parameters and buffers that a graph reads in one run; the next step has the same ones.
 
     Attributes:
         sizes: dict from the storage id of each parameter or buffer to its bytes.
@@ -235,14 +235,14 @@ class StepTally:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin a step: reset the gradients, the runs and the peak of the last step."""
+        """Begin a step: forget the gradients, the runs and the peak of the last step."""
         self._alive()
         self._bytes -= sum(self._gradients.values())
         self._gradients = {}
         self._ran: set[tuple[int, ...]] = set()  # keys of `_parameters` in this step
         self._graphs: weakref.WeakSet[GraphMemory] = weakref.WeakSet()
         self._runs = self._peak = 0
-        self._each = 0  # bytes that each run may save for the step to meet its budget
+        self._each = 0  # bytes that each run may save if the step shall meet its budget
 
     @property
     def runs(self) -> int:

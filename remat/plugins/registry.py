@@ -170,7 +170,7 @@ class Registry:
             raise SolverError(name, f"solver '{name}' is not available here: {reason}")
         try:
             return kind()
-        except (Exception, SystemExit) as error:  # the plugin border
+        except (Exception, SystemExit) as error:  # a plugin's code may raise anything
             raise SolverError(
                 name, f"solver '{name}' raised {type(error).__name__} when created: {error}"
             ) from error
@@ -284,10 +284,10 @@ class Registry:
             self.unregister(name)
 
     def _discover(self) -> None:
-        """Register the plugins of all entry points, in sorted order, and warn about refused ones."""
+        """Register the plugins of all entry points, in sorted order, and warn about refused plugins."""
         entries = importlib.metadata.entry_points(group=hooks.PROJECT)
-        # Sorted, because the first of two equal names wins, and the order of installation is
-        # arbitrary.
+        # Sorted, because the first of two plugins with equal names wins, and the order of installation
+        # is arbitrary.
         for entry in sorted(entries, key=lambda e: (e.name, e.value)):
             try:
                 self.register(entry.load(), entry.name)
@@ -354,7 +354,7 @@ class Registry:
                     offers = [offers]
                 if not isinstance(offers, (list, tuple)):
                     raise TypeError(f"it returned {offers!r}: return a list of classes")
-            except (Exception, SystemExit) as error:  # the plugin border
+            except (Exception, SystemExit) as error:  # a plugin's code may raise anything
                 if call.plugin_name == _OURS:  # a bug of remat, which must not go unnoticed
                     raise
                 problem = PluginError(

@@ -30,7 +30,7 @@ from remat.errors import ProblemError
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
 
-#: Number of times that a job is submitted again after its worker process died.
+#: Number of times that a job that runs alone is submitted again after its worker process died.
 RETRIES = 1
 #: Type of an argument that says where jobs run: None for this process, a number of worker processes, or an executor.
 AnyExecutor = Executor | int | None

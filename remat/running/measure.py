@@ -216,7 +216,7 @@ def _forget_gradients(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _by_storages(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -> Measured:
-    """Run a step and measure its memory by tracking storages, those of ``inputs`` from the start."""
+    """Run a step and measure its memory by tracking storages; those of ``inputs`` count from the start."""
     tracker = StorageTracker()
     for tensor in inputs:
         tracker.add(tensor)

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from remat.units import Peak as Peak
     from remat.units import Saved as Saved
 
-#: Dict from each public name to the module that defines it and its name there, as ``module:name``.
+#: Dict from each public name to its import path, such as ``remat.api:plan``.
 _HOMES = names_for_types(__file__)
 
 #: Public submodules, used as ``remat.sac.apply``. They are imported on first use too.

@@ -1,4 +1,4 @@
-"""Entry point of ``python -m remat``, which does the same as the command ``remat``."""
+"""Entry point of ``python -m remat``, which runs the command ``remat``."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Public functions: plan a graph, compute its frontier, export its problem, solve a standalone problem."""
+"""Public functions: plan a captured step, compute its Pareto frontier, export or solve its graph problem."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ def solve(
     """Solve a knapsack, graph or step problem, and check the solver's answer.
 
     Args:
-        problem: a `remat.KnapsackProblem`, `remat.GraphProblem` or `remat.ScheduleProblem` (a step
-            problem). Its field ``capacity`` is the memory limit.
+        problem: a `remat.KnapsackProblem` (choose items to save), a `remat.GraphProblem` (choose
+            nodes to save) or a `remat.ScheduleProblem` (order all runs of a step; a step problem).
+            The field ``capacity`` of each is the memory limit in bytes.
         solver: a registered name, ``"module:Class"``, or a `remat.Solver` instance.
         time_limit: seconds that the solver may take; None: no time limit.
         isolation: ``"process"``: run the solver in a separate process, with a hard deadline and a
@@ -54,8 +55,8 @@ def solve(
         The checked `remat.Solution`; for a `remat.ScheduleProblem` a `remat.Schedule`.
 
     Raises:
-        BudgetError: no answer is within the capacity, or the solver found no such answer. The
-            message says which of the two happened.
+        BudgetError: no answer is within the capacity. For a step problem also: the solver found no
+            schedule within the capacity. The message says which of the two happened.
         SolverError: the solver is unknown or unavailable, refuses the problem, raises, or answers
             wrongly.
         ProblemError: an argument has a wrong type or value.
@@ -72,7 +73,7 @@ def solver_names() -> tuple[str, ...]:
 def knapsack_fn(
     solver: str | Solver,
 ) -> Callable[[Sequence[float], Sequence[float], float], tuple[float, list[int], list[int]]]:
-    """Wrap a solver in a function with the signature of PyTorch's knapsack functions, for floats.
+    """Wrap a solver in a function with the signature of PyTorch's knapsack functions on floats.
 
     Args:
         solver: a registered name, ``"module:Class"``, or a `remat.Solver` instance.
@@ -158,13 +159,13 @@ def plan(
             the peak of the plan at budget 1. ``Saved("8GiB")``, or ``"saved:8GiB"``, limits the
             bytes of saved activations. A number from 0 to 1, by default 1, limits the saved bytes
             to this ratio of the bytes that the runtime-optimal partition saves. If a ratio allows
-            fewer bytes than every plan saves, the fewest bytes that a plan can save are the limit
-            instead. Too few ``Saved`` bytes raise an error. A plain ratio and `remat.Saved` do not
-            limit the peak. If a plan under such a budget does not lower the peak, a
-            `remat.PeakWarning` says so.
-        solver: the solver that decides. A solver of whole graphs decides on the whole graph; any
-            other solver decides on knapsack problems. A named solver decides alone. ``"auto"``
-            takes the best plan that several solvers propose.
+            fewer bytes than any plan can save, the limit is the fewest bytes that a plan can save.
+            A `remat.Saved` budget below these fewest bytes raises an error. A plain ratio and
+            `remat.Saved` do not limit the peak. If a plan under such a budget does not lower the
+            peak, a `remat.PeakWarning` says so.
+        solver: the solver that decides. A solver of graph problems decides on the whole graph; any
+            other solver decides on knapsack problems, whose items are tensors of the graph. A named
+            solver decides alone. ``"auto"`` takes the best plan that several solvers propose.
         cost: the cost model: ``"roofline"``, ``"roofline:a100"``, ``"flops"``, ``"unit"``, or the
             name of a plugin's model.
         time_limit: seconds for the solver; None: no time limit.
@@ -192,13 +193,13 @@ def plan(
             current CUDA device. Under a budget on the peak, saved values may then be copied to
             host memory. A value is copied if the copy costs less time than other means to meet the
             budget. `Plan.offloaded` names the copied values. Values that the user's code or
-            ``policies`` tags for the host are copied even without ``offload``. Their copies are
-            then timed as over ``"pcie4"``.
+            ``policies`` tags for the host are copied even without ``offload``. Without ``offload``,
+            their copies are timed at the speed of ``"pcie4"``.
         host_memory: bytes that copied values may take in host memory at one time, such as
             ``"64GiB"``; None: no limit.
-        policies: what happens to the values of modules, by globs over the modules' names, in which
-            ``*`` matches dots too: ``{"*.self_attn": "save", "*.mlp": "recompute"}``. The other
-            policies are ``"offload"`` and ``{"budget": remat.Saved("1GiB")}``. The last pattern
+        policies: a dict from patterns of module names to policies for the values of these modules,
+            such as ``{"*.self_attn": "save", "*.mlp": "recompute"}``. ``*`` matches dots too. The
+            other policies are ``"offload"`` and ``{"budget": remat.Saved("1GiB")}``. The last pattern
             that matches a module decides. The plan follows the policies at every budget. A saved
             plan records the policies.
         chunk: number of chunks of tokens into which the final linear layer and the loss of a
@@ -219,7 +220,7 @@ def plan(
         ProblemError: an argument is invalid, or two arguments conflict.
         PassError: a pass of ``pipeline`` fails.
     """
-    options = dict(locals())  # all arguments; no other local name comes before this line
+    options = dict(locals())  # the arguments only, since no local variable is set yet
     from remat.planning.plan_set import plan_graphs
     from remat.planning.planner import plan_graph
     from remat.planning.request import PlanRequest
@@ -228,7 +229,7 @@ def plan(
     request = PlanRequest.of(**options)
     if isinstance(joint, (list, tuple)):
         return plan_graphs(joint, request)
-    return plan_graph(joint, request)  # type: ignore[arg-type]  # it says what it may be
+    return plan_graph(joint, request)  # type: ignore[arg-type]  # other types are refused there
 
 
 def default_pipeline(
@@ -280,11 +281,11 @@ def frontier(
             least peak.
         cost: as in `plan`.
         time_limit: seconds for the solver at each budget; None: no time limit.
-        by: the bytes that are traded against cost. ``"saved"``, or its alias ``"bytes"``: saved
-            bytes. ``"peak"``: bytes of the step's peak.
+        by: the bytes that the frontier trades against cost. ``"saved"``, or its alias ``"bytes"``:
+            saved bytes. ``"peak"``: bytes of the step's peak.
         reread_inputs: as in `plan`.
-        offload: as in `plan`, with ``by="peak"`` only. Offloading is tried at some of the peaks,
-            and below the lowest peak without offloading.
+        offload: as in `plan`, with ``by="peak"`` only. A frontier without offloading is computed
+            first. Offloading is then tried at some of its peaks, and below its lowest peak.
         host_memory: as in `plan`.
         policies: as in `plan`.
         chunk: as in `plan`, but not ``"auto"``.
@@ -318,7 +319,7 @@ def frontier(
     )
     request.refuse_auto_chunk("frontier")
     check_executor(executor)
-    if executor is not None:  # workers look both up by name
+    if executor is not None:  # workers create both objects from their names
         name_to_send(value_of(cost), "cost model")
         name_to_send(value_of(solver), "solver")
     planner = Planner.of(joint, request, on_step=on_step)
@@ -333,7 +334,7 @@ def instance(
     source: str = "",
     reread_inputs: bool = True,
 ) -> Instance:
-    """Build the graph problem that solvers get when a captured step is planned.
+    """Build the graph problem that solvers solve when a captured step is planned.
 
     `remat.save_instance` writes the returned instance to a file.
 

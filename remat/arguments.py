@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Unset(Generic[T]):
-    """Default value of an argument, which can be distinguished from an equal value of the caller.
+    """Default value of an argument, distinguishable from an equal value that the caller passes.
 
     ``repr`` shows the plain value, so ``help(remat.plan)`` shows ``budget=1.0``.
 
     Attributes:
-        value: the value that the function uses.
+        value: the default value that the function uses.
     """
 
     value: T
@@ -44,8 +44,8 @@ def as_list(name: str, value: Any, one: tuple[type, ...]) -> list[Any]:
     Args:
         name: the argument's name, for the error message.
         value: an iterable of items, or a single item.
-        one: the types of a single item. With ``str`` among them, text is one item, not a list of
-            letters.
+        one: the types of a single item. If ``str`` is one of these types, text counts as one item,
+            not as a list of letters.
 
     Raises:
         ProblemError: ``value`` is neither an item nor an iterable, or is empty.

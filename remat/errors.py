@@ -24,9 +24,7 @@ class RematError(Exception):
 
     def __init__(self, *args: object, option: str = "") -> None:
         super().__init__(*args)
-        if (
-            option
-        ):  # else the class attribute applies, as in errors that are created without `__init__`
+        if option:  # without it, the class attribute is the default, also if `__init__` did not run
             self.option = option
 
 
@@ -80,7 +78,7 @@ class CaptureError(RematError):
 
 
 class PlanError(RematError):
-    """Raised if a plan does not fit its graph, or if a graph cannot be partitioned."""
+    """Raised if a saved plan is for another graph, or if a graph cannot be partitioned."""
 
 
 class PolicyError(RematError):
@@ -101,8 +99,8 @@ class PassError(RematError):
     Attributes:
         pass_name: name of the failed pass.
         completed: names of the passes that ran before the failed pass, in order.
-        found_by: name of the instrument's check that found the failure; empty if the pass itself
-            raised.
+        found_by: kind of the check that found a fault in the pass's result: ``"structure"`` or
+            ``"numbers"``, as in the option ``--verify-each``. Empty if no such check found it.
     """
 
     def __init__(
@@ -118,15 +116,16 @@ class PassError(RematError):
 
 
 class BudgetWarning(UserWarning):
-    """Warning that a step exceeds its budget, or that a budget or policy has less effect than expected."""
+    """Warning that a step exceeds its budget, or that a budget or a policy has less effect than expected."""
 
 
 class PeakWarning(UserWarning):
     """Warning that a plan does not lower a step's peak as expected, or that a peak is incomplete.
 
-    A plan under a budget on saved bytes may have a peak as high as the plan at budget 1. A plan
-    that a frontier returns may have a higher peak than the frontier's point states. A computed peak
-    is incomplete if it leaves out memory that operators allocate internally.
+    A plan under a budget on saved bytes may have a peak as high as the plan at budget 1, which may
+    save as many bytes as the runtime-optimal partition. A plan made for a point of a frontier may
+    have a higher peak than this point states. A computed peak is incomplete if it leaves out memory
+    that operators allocate internally.
     """
 
 

@@ -59,7 +59,7 @@ def writing(
     what: str = "",
     error: type[RematError] = ProblemError,
 ) -> Iterator[None]:
-    """Convert an OSError raised in the block into a one-line error that names the file.
+    """Convert an OSError in the ``with`` block into a one-line error that names the file.
 
     Args:
         path: the file that the block writes.
@@ -96,7 +96,7 @@ def resolved(path: Path) -> Path:
     """
     try:
         return path.resolve()
-    except RuntimeError:  # what Python before 3.13 makes of it
+    except RuntimeError:  # Python before 3.13 raises this for a cycle
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
 
 
@@ -118,7 +118,7 @@ def read_as(
     """
     try:
         with Path(path).open("rb") as file:
-            # Not by the size on disk: a pipe has none.
+            # The file's size is not asked for, because a pipe has none.
             data = file.read(max_bytes + 1)
         if len(data) > max_bytes:
             raise ProblemError(f"it is larger than the {max_bytes} bytes that are read")
@@ -127,14 +127,16 @@ def read_as(
         reason = error.strerror or str(error)
     except UnicodeDecodeError as error:
         reason = f"it is no text in UTF-8: byte {error.start}"
-    except ValueError as error:  # a ProblemError; a path with a null in it
+    except ValueError as error:  # raised by `parse`, or by `open` for a null character in the path
         reason = str(error)
     raise ProblemError(f"{what} '{path}' cannot be read: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Kind and version of the JSON of a dataclass, which has a `Form` as its class attribute ``form``.
+    """Kind and version of the JSON that a dataclass is saved as.
+
+    Each such dataclass has a `Form` as its class attribute ``form``.
 
     Attributes:
         what: kind of the record, for messages, such as ``"plan"``.
@@ -166,7 +168,7 @@ def read_record(
             these, or dataclasses of such fields.
         text: the JSON.
         error: class of the error to raise.
-        known: values of fields that the JSON does not have, by name.
+        known: values of the fields that are not stored in the JSON, by field name.
 
     Raises:
         RematError: of class ``error``, if the text is not JSON of ``kind``, is cut off, has another
@@ -179,7 +181,7 @@ def read_record(
         raise error(f"this is not a saved {form.what}: {wrong}") from None
     try:
         return _record(kind, data, form, known)  # type: ignore[no-any-return]
-    except ValueError as wrong:  # a ProblemError of the dataclass itself, too
+    except ValueError as wrong:  # includes a ProblemError that the dataclass raised
         raise error(str(wrong)) from None
 
 
@@ -235,14 +237,14 @@ class Record:
 
 
 def check_figures(record: Any, names: Iterable[str], where: str = "") -> None:
-    """Raise a ProblemError if an attribute is negative, NaN or too large for a float.
+    """Raise a ProblemError if an attribute is negative, NaN, or 2**100 or more.
 
-    An edited file may have such figures.
+    A file that was edited by hand may have such numbers.
 
     Args:
         record: the dataclass.
         names: names of the attributes to check.
-        where: start of the error message.
+        where: text to put before the attribute's name in the error message.
     """
     for name in names:
         value = getattr(record, name)
@@ -272,7 +274,7 @@ def _plain(value: Any) -> Any:
 
 @functools.cache
 def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Return a dict from each public field of a dataclass to its type and whether it has a default."""
+    """Return a dict from each public field of a dataclass to the pair (type, whether it has a default)."""
     hints = get_type_hints(kind)
     return {
         f.name: (hints[f.name], f.default is not MISSING)
@@ -287,8 +289,8 @@ def _record(kind: Any, data: Any, whole: Form, known: Mapping[str, Any]) -> Any:
     Args:
         kind: the dataclass.
         data: the parsed JSON.
-        whole: form of the outermost dataclass. It is used for messages if ``kind`` has no form.
-        known: values of fields that ``data`` does not have, by name.
+        whole: form of the outermost dataclass, which messages name if ``kind`` has no form.
+        known: values of the fields that are not stored in ``data``, by field name.
 
     Raises:
         ValueError: the data does not match the dataclass. The message names the field.
@@ -339,7 +341,7 @@ def _value(wanted: Any, value: Any, whole: Form, where: str) -> Any:
             return tuple(_value(k, v, whole, where) for k, v in zip(every, value, strict=True))
     if get_origin(wanted) is Mapping and type(value) is dict:
         return {key: _value(kinds[1], v, whole, where) for key, v in value.items()}
-    # From 2**1024 on, an int does not fit in a float.
+    # Larger ints stay ints and are refused below: from 2**1024 on, an int does not fit in a float.
     if wanted is float and type(value) is int and abs(value) < 2**1023:
         return float(value)
     if type(value) is wanted:

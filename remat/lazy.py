@@ -1,4 +1,4 @@
-"""Names that a module imports on first use."""
+"""Find the names that a module imports only on first use."""
 
 from __future__ import annotations
 

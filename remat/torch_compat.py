@@ -25,7 +25,7 @@ TESTED = ("2.13", "2.14", "2.15")
 
 
 class TorchVersionWarning(UserWarning):
-    """Warning about a PyTorch that is newer than the versions remat is tested with."""
+    """Warning that the installed PyTorch is newer than the versions that remat is tested with."""
 
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ REGISTERED_BY = {
     ),
 }
 
-if not TYPE_CHECKING:  # mypy knows the names by the imports above, and no others
+if not TYPE_CHECKING:  # for mypy, only the names imported above exist
 
     def __getattr__(name: str) -> Any:
         if name not in HOMES:
@@ -270,7 +270,7 @@ def autograd_function(node: Any) -> Any:
 
 
 def handed_numbers(step: Any) -> tuple[Any, ...]:
-    """Return the numbers, such as symbolic sizes, that a compiled forward saved for its backward.
+    """Return the numbers that a compiled forward saved for its backward, such as values of symbolic sizes.
 
     Args:
         step: the node of autograd's graph that runs the compiled backward.
@@ -279,7 +279,7 @@ def handed_numbers(step: Any) -> tuple[Any, ...]:
 
 
 def storage_id(storage: Any) -> int:
-    """Return a number that no other live storage has; storages of fake tensors have one too."""
+    """Return a number that is unique among all live storages, including those of fake tensors."""
     return storage._cdata  # type: ignore[no-any-return]
 
 
@@ -294,7 +294,7 @@ def has_symbolic_sizes(tensor: Any) -> bool:
 
 
 def mark_alike(tensor: Any, like: Any) -> None:
-    """Copy the marks that ``torch._dynamo.mark_dynamic`` sets from one tensor to another.
+    """Copy to a tensor the marks that ``torch._dynamo.mark_dynamic`` has set on another tensor.
 
     Args:
         tensor: the tensor to mark.
@@ -323,7 +323,7 @@ def rename(node: fx.Node, name: str) -> None:
 
 
 def used_names(graph: fx.Graph) -> set[str]:
-    """Return the graph's own set of the names that its nodes have used so far."""
+    """Return the set of all names that nodes of a graph have used so far; the graph updates this set."""
     return graph._graph_namespace._used_names
 
 
@@ -370,9 +370,10 @@ def quick_copier(graph: fx.Graph, source: fx.Graph) -> Callable[..., None]:
     """Return a function that appends copies of nodes to a graph, faster than ``Graph.node_copy``.
 
     The returned function takes nodes of ``source`` and three more arguments. ``find`` is a function
-    from each argument of a node to the argument of its copy. ``copies`` is a dict from nodes to
-    their copies, to which the function adds the new copies. If ``taken`` is True, the function
-    appends a placeholder of the same name for each node instead of a copy.
+    that is called with each node among a node's arguments, and returns the argument of the copy.
+    ``copies`` is a dict from nodes to their copies, to which the function adds the new copies. If
+    ``taken`` is True, the function appends a placeholder of the same name for each node instead of
+    a copy.
 
     Args:
         graph: the graph that receives the copies.
@@ -381,7 +382,8 @@ def quick_copier(graph: fx.Graph, source: fx.Graph) -> Callable[..., None]:
     from torch import _C, fx
 
     make, initialise = fx.Node.__new__, _C._NodeBase.__init__
-    # ``Node.__setattr__`` keeps the graph's lookup table up to date on every write. Metadata are not in that table.
+    # ``Node.__setattr__`` updates the graph's lookup table on every write, which is slow. The table has no metadata, so
+    # metadata are written without ``Node.__setattr__``.
     set_meta = _C._NodeBase.meta.__set__  # type: ignore[attr-defined]
     map_arg, append = _C._fx_map_arg, graph._root._prepend
     namespace = graph._graph_namespace

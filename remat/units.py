@@ -18,7 +18,8 @@ _UNITS: dict[str, int] = {
     **{f"{p}b": 1000**k for k, p in enumerate("kmgt", 1)},
     **{f"{p}ib": 1024**k for k, p in enumerate("kmgt", 1)},
 }  # fmt: skip
-#: Pattern of a number, then letters. 1,100 digits suffice for every float; Python refuses to convert several thousand.
+#: Pattern of a number, then letters. 1,100 digits suffice for every float; Python refuses to parse ints of thousands of
+#: digits.
 _NUMBER = re.compile(r"\s*([0-9]{1,1100}(?:\.[0-9]{0,1100})?|\.[0-9]{1,1100})\s*([A-Za-z]*)\s*")
 #: Names of time units, each with its number of picoseconds, largest first.
 _PS = (("s", 10**12), ("ms", 10**9), ("µs", 10**6), ("ns", 10**3), ("ps", 1))
@@ -38,7 +39,8 @@ class Peak:
     """A budget on the peak of the step. The peak is the most bytes alive at one time.
 
     The peak includes weights. It is found by simulation; if Inductor compiles the step, the
-    compiled code is simulated.
+    compiled code is simulated. A ratio refers to the plan at budget 1, which may save as many bytes
+    as the runtime-optimal partition.
 
     Attributes:
         nbytes: limit on the peak in bytes; None if the budget is a ratio.
@@ -83,7 +85,7 @@ class Peak:
     def __str__(self) -> str:
         """Return the budget as short text.
 
-        Bytes are rounded down, so that the text, given as a budget, never allows more bytes.
+        Bytes are rounded down. If a user gives this text as a budget, it never allows more bytes.
         """
         return str(self.share) if self.nbytes is None else _rounded_down(self.nbytes)
 
@@ -135,7 +137,8 @@ class Saved:
 class Budget:
     """A budget on the peak of the step, or on the bytes that forward saves for backward.
 
-    Exactly one attribute is set; the others are None.
+    Exactly one attribute is set; the others are None. The runtime-optimal partition is the one of
+    plain ``torch.compile``, which saves results of expensive operators and recomputes cheap ones.
 
     Attributes:
         share: limit on the saved bytes, as a ratio from 0 to 1 of the bytes that the
@@ -300,7 +303,7 @@ def parse_bytes(text: str) -> int | None:
     scale = _UNITS.get(unit.lower() or "b")
     if scale is None or (not unit and not number.isdigit()):  # without a unit, "0.5" is a ratio
         return None
-    # In integers, since a float is exact only up to 2**53.
+    # Computed in integers, since a float is exact only up to 2**53.
     whole, _, fraction = number.partition(".")
     digits: int = 10 ** len(fraction)
     return int(whole or 0) * scale + int(fraction or 0) * scale // digits
@@ -324,14 +327,14 @@ def bytes_of_share(share: float, full: int) -> int:
     """
     if full == 0:
         return 0
-    # A quotient rounds to ``share`` at most half the way to the next float above it.
+    # The largest real quotient that rounds to ``share`` lies half way between ``share`` and the next float.
     next_half = Fraction(share) + Fraction(math.ulp(share)) / 2
     most = min(full, int(next_half * full))
     return most if most / full <= share else most - 1
 
 
 def format_bytes(n: float) -> str:
-    """Format bytes with three significant digits and a binary unit, such as ``1.5 GiB``."""
+    """Format bytes with up to four significant digits and a binary unit, such as ``1.5 GiB``."""
     size = float(n)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
@@ -344,9 +347,10 @@ def format_bytes(n: float) -> str:
 
 
 def _rounded_down(nbytes: int) -> str:
-    """Format bytes as text that `parse_bytes` reads, with three digits and a binary unit.
+    """Format bytes as text that `parse_bytes` reads, such as ``1.49GiB``.
 
-    The number is rounded down, so the text never stands for more than ``nbytes``.
+    The number has three digits, or all digits of its whole part. It is rounded down, so the text
+    never stands for more than ``nbytes``.
     """
     for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size:
@@ -378,9 +382,10 @@ def format_cost(cost: float, unit: str) -> str:
 
 
 def scales_of(unit: str) -> tuple[tuple[str, int], ...]:
-    """Return the multiples of a unit as (name, number of units), largest first, the unit itself last.
+    """Return a unit and its multiples as pairs (name, number of units), largest first.
 
-    A unit that has a prefix already, such as pJ, has no multiples, since MpJ is not a unit.
+    For the unit ``"B"``, the first pair is ``("TB", 10**12)`` and the last one is ``("B", 1)``. A
+    unit with a prefix, such as pJ, has no multiples, since MpJ is not a unit.
     """
     if unit == "ps":
         return _PS

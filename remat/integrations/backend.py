@@ -56,8 +56,8 @@ _BACKENDS: weakref.WeakValueDictionary[int, Backend] = weakref.WeakValueDictiona
 #: Names of remat's options; `Backend` passes all others to Inductor.
 OPTIONS = (*inspect.signature(partitioner).parameters, "lower")
 #: Inductor's setting for reusing a buffer for a later result of the same size; remat switches the reuse off. Inductor
-#: reuses buffers by an estimate of the peak that ignores workspaces of attention and convolutions. Without reuse, a
-#: buffer is freed after its last reader.
+#: decides on reuse by an estimate of the peak that ignores workspaces (internal buffers) of attention and convolutions.
+#: Without reuse, a buffer is freed after its last reader.
 _KEPT_MEMORY = "allow_buffer_reuse"
 
 
@@ -94,7 +94,9 @@ class Backend:
             self._patches: dict[str, Any] = {}
         else:
             self._patches = _inductor_options(self._partition, given, mode)
-        self._options = options  # kept alive, so that no other dict gets its id in `_BACKENDS`
+        self._options = (
+            options  # kept alive, so that no other dict gets the id that is its key in `_BACKENDS`
+        )
         self._given = dict(options), mode
 
     def has(self, options: Mapping[str, Any], mode: str | None) -> bool:
@@ -161,8 +163,8 @@ class Backend:
             except Exception as error:
                 name_plain_failure(error, gm, example_inputs, lower)
                 raise
-            # The plan keeps its modules as long as the compiled step lives; see `remat.plans`. They hang on the
-            # innermost function because Dynamo drops wrappers.
+            # `remat.plans` promises the plan's modules as long as the compiled step lives. An attribute of the
+            # innermost function keeps the modules alive, because Dynamo drops wrappers.
             with contextlib.suppress(AttributeError):
                 torch_compat.innermost_fn(compiled).partitioned = self, step  # type: ignore[attr-defined]
             made = step.made
@@ -189,7 +191,8 @@ def compile_step(
     Args:
         gm: the graph from Dynamo.
         example_inputs: example inputs of the graph.
-        options: dict of options by name. Those that `remat.backend` does not have go to Inductor.
+        options: dict of options by name. Options that are no argument of `remat.backend` are passed
+            to Inductor.
         mode: a mode of Inductor.
 
     Returns:
@@ -259,18 +262,18 @@ def backend(
         repro: the folder for a reproducer of an unexpected planning error. None: the folder that
             the environment variable ``REMAT_REPRO_DIR`` names, else a temporary folder. False: no
             reproducer.
-        offload: speed of the link to the host, such as ``"25GB/s"`` or ``"pcie4"``, over which
-            saved values may be copied; see `remat.plan`. None: no offloading.
+        offload: speed of the link to the host, such as ``"25GB/s"`` or ``"pcie4"``. Saved values may
+            then be copied to host memory; see `remat.plan`. None: the solver offloads no values.
         host_memory: the most bytes that offloaded values may take in the host's memory at one time,
             such as ``"64GiB"``; None: no limit.
-        policies: what happens to the values of modules, by globs over the modules' names, such as
-            ``{"*.mlp": "recompute"}``; see `remat.plan`.
+        policies: a dict from patterns of module names to policies for the values of these modules,
+            such as ``{"*.mlp": "recompute"}``; see `remat.plan`.
         chunk: number of chunks of tokens into which the final linear layer and the loss of a language
             model are split, or ``"auto"``; see `remat.plan`. None: do not split the loss.
         strict: whether a recompilation raises an error if a budget in bytes cannot be met, as the
             first compilation does. By default a recompilation warns instead, and the step runs
-            under the plan with the least peak. Under `remat.Saved`, that is the plan with the
-            fewest saved bytes.
+            under the plan with the least peak. Under a `remat.Saved` budget, the step then runs
+            under the plan with the fewest saved bytes.
         lower: ``"inductor"`` to compile the forward and backward graphs with Inductor; ``"eager"``
             to run them uncompiled.
         mode: a mode of Inductor, such as ``"max-autotune"``.
@@ -280,7 +283,7 @@ def backend(
         RematError: an option is invalid. This function raises the error, not the first
             compilation.
     """
-    given = dict(locals())  # all arguments; no other local name comes before this line
+    given = dict(locals())  # the arguments only, since no local variable is set yet
     del given["inductor"], given["mode"]
     return Backend(given | inductor, mode)
 
@@ -322,7 +325,7 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
     for name in options:
         written = str(name).replace("-", "_")
         if not isinstance(name, str) or written not in theirs:
-            # remat's names first, since Inductor has hundreds.
+            # remat's names are suggested first, since Inductor has hundreds of options.
             meant = did_you_mean(written, OPTIONS) or did_you_mean(written, theirs)
             raise ProblemError(
                 f"option {name!r} is known to neither remat ({', '.join(OPTIONS)}) nor Inductor "
@@ -380,6 +383,6 @@ def _inductor_options(
     patches: dict[str, Any] = {_KEPT_MEMORY: False} if _KEPT_MEMORY in known else {}
     patches.update(torch_compat.list_mode_options(mode) if mode else {})
     patches.update({k.replace("-", "_"): v for k, v in options.items()})
-    if not partition.cacheable:  # hooks without a cache key: a cached graph could be another hook's
+    if not partition.cacheable:  # a cached graph could have been compiled with another hook
         patches["fx_graph_cache"] = patches["fx_graph_remote_cache"] = False
     return patches

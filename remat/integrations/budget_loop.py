@@ -1,4 +1,4 @@
-"""Meet a budget in the code that Inductor generates: plan, compile, simulate memory, and replan."""
+"""Make the code that Inductor generates meet a budget: plan, compile, simulate its memory, and replan."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ _OF_SHARES = 2
 _NEARLY = 200
 #: If the budget is a ratio of the peak, a compiled peak more than 1/20 above the ratio's bytes causes a warning.
 _FAR = 20
-#: The budget that asks for the least peak. Before a peak in bytes is refused, the step is also planned under this one.
+#: The budget that asks for the least peak. Before a peak in bytes is refused, the step is also planned for the least
+#: peak.
 _LEAST = Budget(peak_share=0.0)
 #: Most replans in total under a budget that is a peak in bytes: `MOST_REPLANS` within the budget, then the first plan
 #: for the least peak, then `_OF_SHARES` replans for the least peak.
@@ -74,12 +75,12 @@ def compile_within_budget(
     """Compile a step with Inductor, and replan until the compiled step meets its budget.
 
     The number of replans is limited. If no compiled step meets the budget, a peak in bytes raises
-    an error, and a budget on saved bytes causes a warning. If the budget is a ratio of the peak,
-    the compiled step with the least peak is returned.
+    an error, and a budget on saved bytes causes a warning. If the budget is a ratio of the peak, the
+    returned step is the one with the least compiled peak.
 
     Args:
         step: partitions the graph, with a plan from ``known.plan``.
-        known: measurements of this step's earlier compilations.
+        known: measurements of this step's earlier compilations; it is updated.
         gm: the graph from Dynamo.
         inputs: example inputs of the compilation.
         patches: Inductor settings.
@@ -96,7 +97,7 @@ def compile_within_budget(
             compiled, code = _compile_once(step, known, gm, inputs, patches)
             again = _plans_again(step, known)
             if step.made is not None:
-                # The largest excess of all ranks is the same number on each, so that all pick the same plan.
+                # Every rank knows the largest excess of all ranks. Comparing by it makes all ranks pick the same plan.
                 taken = known.over if step.options.with_others else step.made.peak_bytes
                 tried.append((taken, step.made, compiled, code))
             if not again:
@@ -129,9 +130,9 @@ def _compile_once(
     Afterwards the plan in ``step.made`` has the figures of the compiled code, if these are known.
 
     Returns:
-        The compiled step, and its code whose kernels are not compiled yet.
+        The compiled step, and the part of its generated code whose kernels are not compiled yet.
     """
-    # Inductor compiles nested regions as graphs of their own: the step then has more than two graphs.
+    # Inductor compiles each nested region as a separate graph, so the step then has more than two graphs.
     whole = not calls_regions(gm)
     if whole and step.options.keeps_steps:
         attempt = Attempt(step, known, whole=True, traces=plan_cache.traces_of(gm, inputs))
@@ -251,12 +252,13 @@ class Attempt(torch_compat.CustomPartitionerFn):
             "force_non_lazy_backward_lowering": True
         }
         if not self._keeps:
-            # On a hit in AOTAutograd's cache the partitioner is not called, and `remat.plans` would lack
+            # On a hit in AOTAutograd's cache the partitioner is not called, so `remat.plans` would not list
             # the plan. Inductor's own cache of compiled graphs stays in use.
             settings["enable_autograd_cache"] = False
         if not self._whole:
-            # Inductor applies the indices of inputs that backward may overwrite also to the backward of a
-            # nested region. There they are wrong, and values are overwritten before their last read.
+            # Inductor knows the indices of the inputs that the step's backward may overwrite. It applies these
+            # indices to the backward of a nested region too. That backward has other inputs, so it would overwrite
+            # values before their last read.
             settings["donated_buffer"] = False
         with torch_compat.functorch_config.patch(settings):
             return torch_compat.compile_fx(  # type: ignore[return-value]
@@ -280,14 +282,15 @@ class Attempt(torch_compat.CustomPartitionerFn):
             convention: ``num_fwd_outputs`` and ``static_lifetime_input_indices``, as AOTAutograd
                 gives them.
         """
-        # Inductor computes the keys of both compiled graphs after this. Source lines are no part of these keys.
+        # After this call, Inductor computes the cache keys of both compiled graphs by `uuid`. These keys must not
+        # depend on source lines, which are part of the digest `_traces`.
         self.is_new, self._traces = True, ""
         if is_region(gm, joint_inputs):
             return split_region(gm, **convention)
         joint = joint_of(gm, self._step.options.lower, **convention)
         if not self._keeps:
             return self._step.split(joint)
-        # Planning changes the graph in place, so its text is taken first.
+        # The text of the graph is taken before planning changes the graph in place.
         record = CachedPlan(
             joint=plan_cache.text_of(joint),
             parameters=parameters_of(joint),
@@ -343,13 +346,13 @@ class Attempt(torch_compat.CustomPartitionerFn):
         for kind in (True, False) if symbolic else (False,):
             try:
                 timeline = timeline or compiled_timeline(forward, backward, symbolic=kind)
-            except Exception:  # generated code that cannot be simulated, such as a C++ wrapper
+            except Exception:  # this generated code cannot be simulated, for example a C++ wrapper
                 _LOG.info("the memory of '%s' as compiled is not known", made.graph, exc_info=True)
         if timeline is not None:
             self._step.made = made = made.as_compiled(timeline, held_bytes(timeline))
         keys = [graph.key for graph in self._graphs if graph.key is not None]
-        # Without a record, a later process that finds the step in a cache plans again. It must do so if sizes are
-        # data-dependent, or if a ratio of the peak is exceeded: only this process knows these sizes and bytes.
+        # Without a record, a later process that finds the step in a cache plans the step again. That is necessary if
+        # sizes are data-dependent, or if the step exceeds its budget in the cases of `CompiledBudget.is_open`.
         if self.record is None or len(keys) != 2 or made.learns_sizes:
             return
         if not self._known.is_open(made, self._step.asked):
@@ -381,11 +384,11 @@ class CompiledBudget:
             the compiled peak minus the estimated peak, and at least twice the last margin.
         tighter: a smaller budget on saved bytes to plan under instead of the given one. None before
             the first replan, and under a budget on the peak.
-        peaks: compiled peaks in bytes of the decisions whose compiled step exceeded the budget, by
-            decision.
-        within: the former value of ``peaks``, after planning for the least peak has begun. That
-            happens before a budget that is a peak in bytes is refused. ``peaks`` then has only
-            decisions for the least peak. None until then.
+        peaks: dict from each decision (what a plan saves, and in which order nodes run) whose
+            compiled step exceeded the budget, to its compiled peak in bytes.
+        within: None until planning for the least peak begins, as the last attempt before a budget
+            that is a peak in bytes is refused. Then ``within`` has the former value of ``peaks``,
+            and ``peaks`` has only decisions for the least peak.
         over: bytes by which the last compiled step exceeds its budget, on the rank that exceeds the
             budget most.
         times: number of replans so far.
@@ -428,7 +431,7 @@ class CompiledBudget:
         Raises:
             BudgetError: no plan is within the budget or, in a replan, within the smaller budget.
         """
-        # Ranks must not take an earlier decision for this replan's.
+        # Ranks must not mistake the decision of an earlier plan for the decision of this replan.
         if agree is not None and self.times:
             agree = replace(agree, asked=f"{agree.asked}, planned again {self.times} times")
         if _by_peak(request):
@@ -457,8 +460,8 @@ class CompiledBudget:
             # In compiled code, copies to or from the host may start so early that a step without offloading
             # has a lower peak.
             request = replace(request, offload=None)
-        # After a compilation the search may find no new decision. The graph is then planned again below, so it
-        # must not have been changed.
+        # After a compilation the search may return a decision that has exceeded the budget. This method then calls
+        # itself with the same graph, so the graph must be unchanged.
         planner = Planner.of(joint, request, in_place=not self.peaks)
         self.search = self.search.moved(planner) if self.search else FusedSearch(planner)
         found = self.search.within(budget, excess=self.excess, compiled=self.peaks, last=last)
@@ -509,7 +512,9 @@ class CompiledBudget:
             return False
         limit = limit or asked.peak_bytes or self._limit or made.capacity
         taken = max(taken, limit + self.over)
-        if asked.on_peak:  # a step that was found in a cache was chosen by another process
+        if (
+            asked.on_peak
+        ):  # `_chosen` is None if the plan came from a cache, made by another process
             self.peaks[made.decision if self._chosen is None else self._chosen] = taken
         if self.over <= 0 or self._is_last(asked, can_hold=can_hold, together=together):
             if can_hold:
@@ -592,7 +597,7 @@ class CompiledBudget:
             request: the options that the step was planned under.
             taken: compiled bytes of the step.
             limit: bytes that the budget allows.
-            elsewhere: whether only other ranks exceed the budget, and this rank does not.
+            elsewhere: whether only other ranks exceed the budget, not this rank.
 
         Raises:
             BudgetError: the budget is a peak in bytes.
@@ -602,14 +607,14 @@ class CompiledBudget:
         taken = min(compiled.values(), default=taken)
         more, most = format_apart(taken, limit)
         if asked.peak_bytes is not None:
-            # With `sure` bytes as the budget, the plans for the least peak are tried last, and one of them has this
-            # compiled peak.
+            # Under a budget of `sure` bytes, the same plans for the least peak would be tried last. One of them has
+            # this compiled peak, so that budget can be met.
             sure = taken if self.within is None else min(self.peaks.values(), default=taken)
             without = ""
             if made.without_expected_bytes:
                 without = f", and about {format_bytes(made.without_expected_bytes)} without remat"
             what = "that plan" if sure == taken else "one that is found again for sure"
-            # Blocks that are compiled one by one do not know of each other.
+            # If a model is compiled block by block, the memory of the other blocks is unknown here.
             advice = request.how_to_run(sure, f"{what}, if the step has no other graph")
             raise BudgetError(
                 f"budget {asked.label} ({limit} bytes): '{made.graph}' has a peak of {more} ({taken} bytes) as "
@@ -633,9 +638,10 @@ class CompiledBudget:
 
 
 def warn_of_saved(made: Plan) -> None:
-    """Warn if a compiled step that applies a saved plan exceeds that plan's budget in bytes.
+    """Warn if a compiled step that applies a saved plan exceeds the budget of that plan.
 
-    A saved plan with symbolic sizes is refused instead; see `step_guards.guard_sizes`.
+    A budget that is a ratio of the peak is not checked. A saved plan with symbolic sizes is checked
+    by `step_guards.guard_sizes` instead.
     """
     if not made.planned_peak_bytes or made.symbolic:
         return

@@ -13,7 +13,7 @@ from remat.units import format_bytes
 
 #: Progress is shown once a compilation has taken this many seconds.
 SILENT_S = 2.0
-#: Name of an environment variable. If it is set to a nonempty text other than 0, no progress is shown.
+#: Name of an environment variable. If its value is a nonempty text other than 0, no progress is shown.
 QUIET = "REMAT_QUIET"
 #: Terminal codes that clear the current line.
 _CLEAR = "\r\x1b[2K"
@@ -84,11 +84,13 @@ class CompileProgress:
 
 
 def closing_line(plan: Plan) -> str:
-    """Return one line with a plan's peak, the peak without remat, and the added step time."""
+    """Return one line with a plan's peak, the peak without remat, and the change of the step time in percent."""
     found = plan.before_after
     peak, without = found.peak_bytes, found.without_peak_bytes
     about = ""
-    if plan.planned_peak_bytes:  # Inductor compiled it; the step without remat is estimated
+    if (
+        plan.planned_peak_bytes
+    ):  # the peak of the code is known; the peak without remat is an estimate
         peak, without, about = plan.peak_bytes, plan.without_expected_bytes, "about "
     line = f"'{plan.graph}': peak {format_bytes(peak)}"
     if without:

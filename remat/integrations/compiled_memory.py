@@ -1,9 +1,9 @@
 """Simulate the memory of a compiled step by running Inductor's code on fake tensors.
 
 Inductor generates Python code that allocates buffers and calls kernels. This code shows every
-fusion, in-place write, layout change and early free. Here it runs under fake tensors with kernels
-that do nothing. Every storage is tracked from the statement that allocates it to the statement that
-drops its last reference.
+fusion, in-place write, layout change and early free. This module runs the code on fake tensors, with
+kernels that do nothing. Every storage is tracked from the statement that allocates it to the
+statement that drops its last reference.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class CompiledGraph:
             module: the graph.
             inputs: example inputs of the graph.
         """
-        # Only names and fake values are kept, since Inductor changes the graph.
+        # The record has only names and fake values, no nodes, since Inductor changes the graph.
         names = [n.name for n in module.graph.find_nodes(op="placeholder")]
         outputs = outputs_of(module.graph)
         return cls(
@@ -100,7 +100,7 @@ def compiled_timeline(
     plain = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
     with plain if sizes is None else sizes.fakes.mode, torch.no_grad(), guards:
         given = [step.given(name, like, StorageKind.INPUT) for name, like in forward.given]
-        # The code empties its list of arguments. Inputs of the step stay alive until its end.
+        # The code empties its list of arguments. It gets a copy of ``given``, since inputs live until the step's end.
         outputs = step.run(forward, [*given])
         if sizes is not None:
             sizes.learn(forward.values, outputs, step.nbytes)
@@ -174,7 +174,7 @@ class _Sizes:
 
     def __init__(self, fakes: Fakes) -> None:
         self.fakes = fakes
-        self._there: dict[Any, Any] = {}  # symbol of the step -> size in the code
+        self._there: dict[Any, Any] = {}  # from a symbol of the step to the size in the code
         self._learned: set[Any] = set()  # data-dependent symbols that the code of forward created
 
     @classmethod
@@ -182,8 +182,8 @@ class _Sizes:
         """Create the translation for the symbols in the inputs of both graphs.
 
         Raises:
-            NotImplementedError: an input of forward has a data-dependent size. Its symbol could not
-                be distinguished from the symbols that the generated code creates.
+            NotImplementedError: an input of forward has a data-dependent size. The symbol of this
+                size could not be distinguished from symbols that the generated code creates.
         """
         sizes = [n for graph in (forward, backward) for _, v in graph.given for n in _numbers(v)]
         backed = [n for n in sizes if expression_of(n) is not None and n.node.has_hint()]
@@ -227,9 +227,9 @@ class _Sizes:
         """Translate a size of the generated code into symbols of the step; None for a plain number.
 
         A data-dependent symbol that only the code of backward has stems from a recomputed operator.
-        It is replaced by the maximum of forward's data-dependent symbols. A data-dependent size
-        that forward does not return has no symbol in the step. It gets a new symbol, whose name
-        ends with "?".
+        Such a symbol is replaced by the maximum of forward's data-dependent symbols. A
+        data-dependent size that forward does not return has no symbol in the step. Such a size gets
+        a new symbol, whose name ends with "?".
         """
         expression = expression_of(size)
         if expression is None:
@@ -304,7 +304,7 @@ class _Step(StorageWatch):  # type: ignore[no-untyped-call]
 
     def begin_backward(self) -> None:
         """Mark the end of forward; program points that are recorded later belong to backward."""
-        # A graph without kernels counts as one program point, as in `Timeline`.
+        # A forward without kernels still has one program point, as in `Timeline`.
         if not self._moments:
             self._moments.append("")
         self._boundary = len(self._moments)
@@ -373,12 +373,14 @@ class _Step(StorageWatch):  # type: ignore[no-untyped-call]
 
     def freed(self, known: int) -> None:
         life = self._lives[known]
-        # A storage that was freed before the next kernel still spans one program point.
+        # A storage that is freed before any kernel runs is still alive at one program point.
         self._lives[known] = replace(life, last=max(life.first, len(self._moments) - 1))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        if isinstance(out, torch.SymInt):  # read from data and used as a size, hence not negative
+        if isinstance(
+            out, torch.SymInt
+        ):  # a size that is read from a tensor's data, hence not negative
             torch._check(out >= 0)  # type: ignore[no-untyped-call]
         workspace = workspace_bytes(func, args, kwargs or {}, out)
         if workspace:
@@ -455,7 +457,7 @@ class _Ticking(ast.NodeTransformer):
         if not isinstance(value, ast.Call):
             return statement
         name = ast.unparse(value.func)
-        if name.startswith("torch.cuda."):  # would need a GPU
+        if name.startswith("torch.cuda."):  # removed, because the call would need a GPU
             return None
         if name.startswith(_QUIET) or name == "args.clear":
             return statement

@@ -1,4 +1,7 @@
-"""Choose which kernels of backward Inductor fuses. Importing this module imports Inductor."""
+"""Restrict which kernels Inductor fuses in backward and in a chunked loss.
+
+Importing this module imports Inductor.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _NEAR = 20
 class NearFusions(InductorChoices):
     """Inductor's fusion rules without fusions that would move operators far ahead in backward.
 
-    The fusion of two kernels runs at the position of the earlier kernel in the schedule. All
+    A fused kernel runs at the position of the earlier of its two kernels in the schedule. All
     operators that the later kernel depends on must then run before this position, and their results
     stay alive longer. An extern operator is one for which Inductor generates no kernel, such as a
     matrix product. Positions below are those in the schedule before the fusion.
@@ -26,11 +29,12 @@ class NearFusions(InductorChoices):
     recomputes layers, such a fusion would move whole layers ahead. With such fusions, a GPT-2 that
     recomputes its attention took 9 % more memory.
 
-    A reduction is not fused with a reader of its result that must wait for more than `NEAR_SUMS`
-    extern operators which run after the reduction. The result of the reduction is small, but the
-    fused kernel would keep the reduction's large inputs alive until those operators have run.
-    Gradients of weights that several layers or time steps share are sums of such reductions. With
-    such fusions, a network that uses two layers six times took 1.9 times as much memory.
+    A reduction is not fused with a kernel that reads its result if this kernel must wait too long:
+    more than `NEAR_SUMS` extern operators run after the reduction, up to the last one that the
+    kernel depends on. The result of the reduction is small, but the fused kernel would keep the
+    reduction's large inputs alive until those operators have run. For example, the gradient of a
+    weight that several layers share is a sum of such reductions. With such fusions, a network that
+    uses two layers six times took 1.9 times as much memory.
 
     Kernels of different chunks of a loss are not fused, because the logits of all these chunks would
     then be alive together.
@@ -52,8 +56,8 @@ class NearFusions(InductorChoices):
     ) -> bool:
         """Return whether to fuse two kernels that read the same value; Inductor calls this method.
 
-        The arguments are passed on to Inductor's own rule. If that rule allows the fusion, the rule
-        of `NearFusions` decides.
+        The arguments are passed on to Inductor's own rule. If that rule allows the fusion, the
+        rules of `NearFusions` decide.
         """
         if not InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score):
             return False
@@ -62,13 +66,14 @@ class NearFusions(InductorChoices):
         stands, waits = self._places(scheduler, node1, node2)
         return waits <= stands + _NEAR
 
-    def can_fuse_vertical(  # type: ignore[override]  # likewise
+    def can_fuse_vertical(  # type: ignore[override]  # a static method there, too
         self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
     ) -> bool:
         """Return whether to fuse a kernel with a reader of its result; Inductor calls this method.
 
-        The arguments are passed on to Inductor's own rule. If that rule allows the fusion and the
-        first kernel is a reduction, the rule of `NearFusions` decides.
+        The arguments are passed on to Inductor's own rule. If that rule allows the fusion, kernels
+        of different loss chunks are refused. If the first kernel is a reduction, the rule of
+        `NearFusions` for reductions decides. All other fusions are allowed.
         """
         if not InductorChoices.can_fuse_vertical(scheduler, node1, node2, shared_data_score):
             return False
@@ -103,7 +108,7 @@ class NearFusions(InductorChoices):
         return len(set().union(*(self._chunks.get(n.get_name(), ()) for n in nodes))) > 1
 
     def _look_at(self, scheduler: Any) -> None:
-        """Compute and keep the facts about a schedule that the fusion rules use.
+        """Compute the attributes that the fusion rules use, if the schedule is a new one.
 
         They are computed once for each schedule, because Inductor asks about many pairs of kernels.
         """

@@ -62,11 +62,11 @@ from remat.version import __version__
 
 _LOG = logging.getLogger(__name__)
 
-#: A step over its budget causes another warning if its bytes exceed this multiple of the bytes in the last warning.
+#: A step over its budget causes another warning if its bytes exceed the bytes in the last warning by this factor.
 _MORE_OVER = 1.1
 #: Pattern of Dynamo's path of a submodule, such as ``L['self'].blocks``; the group is the local variable's name.
 _OF_LOCAL = re.compile(r"L\['(\w+)'\]\.")
-#: Attributes of a partitioner that do not affect its plans, or that its cache key includes separately.
+#: Attributes of a partitioner that do not affect its plans, or that enter its cache key in another way.
 _DECIDES_NOTHING = frozenset(("request", "agree", "repro", "graphs", "made"))
 
 #: A function that plans a joint graph in place.
@@ -79,10 +79,11 @@ class CompiledGraphs:
 
     Attributes:
         planned: identities of the graphs that were planned under the budget. An identity is the
-            result of `code_of` or, if Dynamo is not compiling, the graph's fingerprint.
-        met: dict from a fingerprint to the number of graphs with it that were partitioned so far.
-            Equal layers share a fingerprint, and each takes the next saved plan of that
-            fingerprint.
+            result of `code_of` or, if Dynamo is not compiling, the graph's fingerprint (a digest of
+            its structure).
+        met: dict from a fingerprint to the number of graphs with this fingerprint that were
+            partitioned so far. Equal layers share a fingerprint, and each layer takes the next
+            saved plan of this fingerprint.
         matched: patterns of the option ``policies`` that matched a module in any of the graphs.
         has_breaks: whether the step has graph breaks. A pattern that matches no module in one graph
             may then match a module in another graph.
@@ -262,7 +263,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
         Args:
             graphs_only: whether the key is only for caches of compiled forward and backward graphs.
-                Such graphs already contain the decision, so the key leaves out what decides.
+                Such graphs already contain the decision, so the key leaves out the options and
+                ``more``.
             more: further values that affect the decision, by name.
         """
         decisive: dict[str, Any] = {
@@ -274,7 +276,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             decisive |= {"options": self.described(), **more}
             plan = self.request.plan
             if isinstance(plan, PlanSet) and plan.has_equal_graphs:
-                # Of equal graphs, each takes the next plan, so earlier graphs decide which plan a graph gets.
+                # Each of several equal graphs takes the next plan, so the number of earlier graphs decides which plan.
                 decisive["met"] = self.graphs.met.total()
         digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode())
         return f"remat-{__version__}-{digest.hexdigest()}"
@@ -311,7 +313,8 @@ class StepPartition:
     Args:
         options: the partitioner, which holds the options of planning.
         plan_graph: function that plans a joint graph in place.
-        watched: whether the backend checks sizes, and writes to outputs, each time the step runs.
+        watched: whether the backend checks each run of the step: its sizes, and whether the user
+            has written to its outputs.
 
     Attributes:
         asked: the options for the current graph.
@@ -320,8 +323,8 @@ class StepPartition:
             empty.
         tally: the object that counts the bytes of all graphs of the step; None unless the budget is
             a peak in bytes.
-        beside: pair about the step's other graphs: the number of their pending runs (see
-            `StepTally.runs`), and the bytes that these graphs have alive.
+        beside: pair about the step's other graphs: their number of runs from `StepTally.runs`, and
+            the bytes that these graphs have alive.
         is_part: whether the step is known to have other graphs.
         progress: shows the stages of the compilation; None to show nothing.
         ends_frame: whether the user's function ends with the current graph; False at a graph break.
@@ -340,7 +343,7 @@ class StepPartition:
         self._plan_graph = plan_graph
         # Code and parameters of the current graph; None before `meet`.
         self._kind: str | None = None
-        self._trains = False  # whether the code of the current graph was compiled before
+        self._trains = False  # whether code like that of the current graph was planned before
 
     def stage(self, text: str) -> None:
         """Show that a stage of the compilation begins.
@@ -354,7 +357,7 @@ class StepPartition:
     def join(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
         """Record how many bytes the step's other graphs have alive, before a graph is compiled.
 
-        These bytes will be subtracted from a budget that is a peak in bytes.
+        Planning subtracts these bytes from a budget that is a peak in bytes.
 
         Args:
             gm: the graph that will be compiled, from Dynamo.
@@ -432,7 +435,7 @@ class StepPartition:
             self._match_policies(joint)
             asked = replace(asked, has_matched=True)
         self.meet(code_of(parameters_of(joint)))  # before planning changes the graph
-        if self.beside[1]:  # this graph gets what the other graphs of the step leave of the peak
+        if self.beside[1]:  # the other graphs of the step take a part of the budget
             left = max(1, (asked.budget.peak_bytes or 0) - self.beside[1])
             asked = replace(asked, budget=Budget(peak_bytes=left))
         self.asked = asked
@@ -440,10 +443,10 @@ class StepPartition:
         if asked.decides:
             self.count_graph(made)
         self.record(made)
-        # If watched, the backend does this after compilation, when the compiled bytes are known.
+        # If watched, the backend calls `finish` after compilation, when the compiled bytes are known.
         if not self.watched:
             self.finish(primals)
-        # AOTAutograd takes its backward graph apart after caching it, so it gets a copy of the plan's.
+        # AOTAutograd may take the backward module apart later, so it gets a copy of the plan's module.
         return made.forward, copy_module(made.backward)
 
     def _match_policies(self, joint: JointGraph) -> None:
@@ -472,11 +475,11 @@ class StepPartition:
             )
 
     def take(self, made: Plan, kind: str) -> None:
-        """Take a plan that came from a cache, and count its graph as planned.
+        """Use a plan from a cache for the current graph, and count this graph as planned.
 
         Args:
             made: the plan.
-            kind: identity of the step's code and parameters; see `code_of`.
+            kind: identity of the graph's code and parameters; see `code_of`.
         """
         self.meet(kind)
         if self.options.request.decides:
@@ -548,8 +551,8 @@ class StepPartition:
     def _warn_of_uncounted(self, joint: JointGraph) -> None:
         """Warn if a budget on the peak in bytes does not cover workspaces of operators on a CPU.
 
-        Peaks do not include these workspaces if the cost model is not for CPUs. There is no warning
-        if Inductor compiles the graph.
+        A workspace is memory that an operator allocates internally. Peaks do not include workspaces
+        if the cost model is not for CPUs. There is no warning if Inductor compiles the graph.
         """
         asked = self.options.request
         if not asked.decides or self.options.lower != "eager" or asked.budget.peak_bytes is None:
@@ -571,8 +574,8 @@ class StepPartition:
     def meet(self, kind: str) -> None:
         """Record whether the code of the current graph was compiled before.
 
-        A replan of the same graph changes nothing, because the first plan has already recorded the
-        code.
+        Only the first call for this compilation has an effect. In a replan, the code would always
+        count as compiled before.
 
         Args:
             kind: identity of the graph's code and parameters; see `code_of`.
@@ -596,8 +599,8 @@ class StepPartition:
     def warn_if_over(self) -> None:
         """Warn that a step runs although its budget cannot be met.
 
-        The warning is given once for each piece of code. It is given again if the step takes over
-        10 % more bytes than the last warning named.
+        The warning is given once for each compiled function. It is given again if the step takes
+        over 10 % more bytes than the last warning named.
         """
         made, kind = self.made, self._kind or ""
         # If several graphs share the budget, `StepTally` warns when they run.
@@ -635,7 +638,7 @@ class StepPartition:
     def _plan(self, joint: JointGraph, asked: PlanRequest) -> Plan:
         agree = self.options.agree
         if agree is not None and self.beside[0]:
-            # Equal graphs at different places of a step have different budgets left, so ranks agree on each place.
+            # Equal graphs at different places of a step have different budgets left, so ranks agree per place.
             agree = replace(
                 agree, asked=f"{agree.asked}, after {self.beside[0]} graphs of the step"
             )
@@ -653,7 +656,7 @@ class StepPartition:
         asked, note = self.asked, ""
         if asked.plan is not None:
             note = "It was split by a saved plan, whose decision is not in here."
-        # A budget on the peak is searched for over many plans, which no single pipeline does.
+        # Under a budget on the peak, planning compares many plans, which no single pipeline repeats.
         searched = asked.budget.on_peak and asked.plan is None
         return "" if searched else str(asked.as_pipeline()), asked.to_text(), note
 
@@ -730,9 +733,9 @@ def partitioner(
 
 
 def code_of(parameters: str) -> str:
-    """Return a text that identifies the code that Dynamo compiles now, and its parameters.
+    """Return a text that identifies the code that Dynamo compiles now, and the code's parameters.
 
-    A recompilation of the code for other shapes or modes has the same text. The text consists of
+    A recompilation of the code, such as for other shapes, has the same text. The text consists of
     Dynamo's number of the code and of ``parameters``. Two layers of one class share their code, but
     may differ in the shapes of their parameters. The text is empty if Dynamo is not compiling.
 
@@ -783,7 +786,7 @@ def name_of(gm: fx.GraphModule) -> str:
     stacks = (node.meta.get("nn_module_stack") for node in gm.graph.nodes)
     roots = {next(iter(stack.items())) for stack in stacks if stack}
     label = "graph"
-    # Dynamo lists only the modules that the traced function calls, so not the module whose forward it traces.
+    # Dynamo lists the modules that the traced function calls, but not the module whose ``forward`` it traces.
     owners = {m[1] if (m := _OF_LOCAL.match(path)) else "" for _, (path, _) in roots}
     is_traced = where is not None and len(owners) == 1
     owner = torch_compat.traced_frame()[1].get(owners.pop()) if is_traced else None
@@ -800,11 +803,11 @@ def _plan_standalone(joint: JointGraph, request: PlanRequest, agree: Pass | None
     """Plan in place for a user's own AOTAutograd call, without the backend's checks at run time.
 
     Backward may read an output of the step. If the user's code writes to that output before
-    backward, gradients would be wrong. Autograd misses writes to some outputs, such as views. If
-    backward reads one of these outputs under the first decision, the step returns a copy of the
-    output. The graph is then planned again, because the copy has a cost. An output that backward
-    reads is not counted in the saved bytes, but a saved value is counted if its copy is returned. A
-    saved plan is applied unchanged.
+    backward, gradients would be wrong. Autograd does not detect writes to some outputs, such as
+    views. If backward reads such an output under the first decision, the step returns a copy of the
+    output to the user instead. The graph is then planned again, because a value whose copy is
+    returned counts as saved bytes, while an output that backward reads does not. A saved plan is
+    applied unchanged.
 
     Args:
         joint: the joint graph; it is changed.
@@ -838,7 +841,7 @@ def _by_pipeline(
         joint: the joint graph; it is changed.
         request: the options of planning.
         agree: the pass by which ranks agree on a decision; None if this rank decides alone.
-        places: positions of the outputs whose writes autograd may miss.
+        places: positions of the outputs to which autograd may not detect writes.
     """
     trial = plan_graph(joint, request)
     copied = tuple(k for k in places if k in trial.reread_outputs)

@@ -95,8 +95,8 @@ def _made_again(plan: Plan, joint: str, hooks: Any, reread_inputs: bool) -> Plan
         hooks: the saved-tensor hooks that the step was planned with.
         reread_inputs: whether the plan lets backward read the inputs of the step again.
     """
-    # An empty version skips the check of a plan's figures, since nobody edits a plan in a cache. ``of_several``
-    # because a graph's plan may come from a set with one shared budget.
+    # Without a version in ``remat``, the plan's figures are not checked, since nobody edits a plan in a cache.
+    # ``of_several`` skips the check of a peak budget, which may be one budget for several graphs.
     asked = replace(plan, remat="")
     request = PlanRequest.of(plan=asked, hooks=hooks, reread_inputs=reread_inputs)
     with sizes_at(plan.planned_for):
@@ -104,9 +104,9 @@ def _made_again(plan: Plan, joint: str, hooks: Any, reread_inputs: bool) -> Plan
 
 
 def repeated(warned: Sequence[Warned]) -> tuple[tuple[str, str], ...]:
-    """Return the warnings that a later process repeats when it restores a plan.
+    """Return those warnings that a later process repeats when it restores a plan.
 
-    All others, such as those about budgets and measured costs, concern this process only.
+    Other warnings, such as those about budgets and measured costs, concern this process only.
 
     Returns:
         Pairs (name of the warning's class, message), as in `CachedPlan`.
@@ -118,7 +118,7 @@ def repeated(warned: Sequence[Warned]) -> tuple[tuple[str, str], ...]:
 def keep(keys: Sequence[str], record: CachedPlan) -> None:
     """Write a plan's record to a cache file, which the keys of both compiled graphs identify.
 
-    A failed write is ignored, since it only causes a cache miss later.
+    A failed write is ignored, since its only effect is a cache miss in a later process.
 
     Args:
         keys: cache keys of the compiled forward and backward graph.
@@ -143,7 +143,7 @@ def find(keys: Sequence[str]) -> CachedPlan | None:
     """
     try:
         record = read_record(CachedPlan, _path(keys).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # not there, or damaged
+    except (OSError, ValueError):  # the file is missing or damaged
         return None
     return record if all(_known_of(name) == known for name, known in record.operators) else None
 
@@ -186,7 +186,7 @@ def graph_keys(compiled: Any) -> tuple[str, ...]:
         The keys of forward and backward; only the key of forward if nothing is differentiable.
         Empty if the keys cannot be read from the step.
     """
-    for _ in range(16):  # not without end, in case wrappers refer to one another
+    for _ in range(16):  # a limit, in case wrappers refer to each other in a cycle
         if hasattr(compiled, "serialize"):
             break
         compiled = getattr(compiled, "__wrapped__", None)
@@ -194,15 +194,15 @@ def graph_keys(compiled: Any) -> tuple[str, ...]:
         entry = compiled.serialize()
         graphs = (entry.compiled_fw, entry.compiled_bw)
         return tuple(str(graph.fx_graph_cache_info[0]) for graph in graphs if graph is not None)
-    except Exception:  # another PyTorch version or a bundled artifact: there is no key
+    except Exception:  # a bundled artifact, or the step of another PyTorch version, has no keys
         return ()
 
 
 def traces_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """Return a digest of details of a Dynamo graph that plans use and AOTAutograd's key omits.
+    """Return a digest of those details of a Dynamo graph that AOTAutograd's cache key omits.
 
-    These details are source lines, module names, user annotations, and the values of symbolic
-    sizes.
+    Plans use these details: source lines, module names, user annotations, and the values of
+    symbolic sizes.
 
     Args:
         gm: the graph from Dynamo.
@@ -230,7 +230,7 @@ def traces_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
 
 
 def _sizes(value: Any) -> list[Any]:
-    """Return sizes and strides of an input, with symbols replaced by their current values."""
+    """Return sizes and strides of an input, with each symbolic number replaced by its traced value."""
     numbers = numbers_of(value)
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
         numbers += value.stride()
@@ -247,7 +247,8 @@ def _path(keys: Sequence[str]) -> Path:
 def text_of(joint: JointGraph) -> str:
     """Return the text of a joint graph; empty if the graph cannot be rebuilt from its text.
 
-    The text leaves out the values of large constants, so a graph with such a constant has none.
+    The text omits the values of large constants. The result is empty for a graph with such a
+    constant.
     """
     fetched = joint.graph.find_nodes(op="get_attr")
     if not all(has_numbers(attribute_of(joint.graph_module, node.target)) for node in fetched):

@@ -10,8 +10,8 @@ from remat.planning.plan import Plan
 
 #: The list keeps this many of the newest plans.
 MOST_PLANS = 1_000
-#: For each of the newest plans, a weak reference to the plan, and a copy of its figures without graph modules. The list
-#: thus keeps no graph modules alive. The copy is used once the plan itself is gone.
+#: For each of the newest plans: a weak reference to the plan, and a copy of the plan without its graph modules. So the
+#: list keeps no graph modules alive. `plans` returns the copy once the plan itself no longer exists.
 _PLANS: deque[tuple[weakref.ref[Plan], Plan]] = deque(maxlen=MOST_PLANS)
 _LOCK = threading.Lock()
 

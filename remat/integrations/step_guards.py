@@ -5,9 +5,9 @@ are known as expressions of its symbolic sizes. Upper bounds of these expression
 sizes that meet the budget. A guard makes Dynamo recompile for larger sizes. Sizes that no guard can
 bound are checked when the step runs.
 
-Writes: autograd detects a write to a saved tensor by the tensor's version. A compiled step may save
-a second tensor that shares the memory of an output. The second tensor has its own version, which a
-write to the output does not change. The version of the output is therefore checked here.
+Writes: autograd detects a write to a saved tensor by the tensor's version counter. A compiled step
+may save a second tensor that shares the memory of an output. The second tensor has its own version,
+which a write to the output does not change. This module therefore checks the version of the output.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from remat.integrations.workarounds import allow_keeping_the_graph
 from remat.planning.plan import Plan
 from remat.units import Budget, format_apart, format_bytes
 
-#: A bound from this size on counts as no bound, because no tensor of this size fits in memory.
+#: A bound of at least this number counts as no bound, because no tensor of this size fits in memory.
 _LARGEST = 2**50
 _DECLARED = "It was planned for the largest of its declared sizes"
 
@@ -77,7 +77,7 @@ class Size:
 
 
 def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
-    """Return a dict from the name of each symbol that is the size of an input to its `Size`.
+    """Return a dict from a symbol's name to its `Size`, for each symbol that is a size of an input.
 
     Sizes that are compound expressions of symbols, such as ``2*s0``, are left out.
     """
@@ -101,7 +101,7 @@ def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
                 source=str(sources[0].name) if sources else symbol.name,
                 value=size,
                 place=(k, d if is_tensor else None),
-                # A guard on a size without a hint would fail too instead of recompiling.
+                # A guard on a data-dependent size (one without a hint) would raise instead of causing a recompilation.
                 declared=declared or not size.node.has_hint(),
                 marked=marked,
             )
@@ -156,10 +156,10 @@ def _marks(env: Any) -> dict[Any, tuple[bool, bool]]:
 def largest_declared(example_inputs: Sequence[Any]) -> dict[str, Size]:
     """Return the sizes that planning under a budget in bytes uses instead of the traced sizes.
 
-    If the range of a size was declared, planning uses the largest value, because no guard may
-    narrow that range. If a size was marked as dynamic and traced at its least value, planning uses
-    the least value plus 1. Otherwise a guard might allow the least value only, and the size would
-    be constant.
+    If the user declared the range of a size, planning uses the largest value of the range, because
+    no guard may narrow the range. If the user marked a size as dynamic, and it was traced at its
+    least value, planning uses the least value plus 1. Otherwise a guard might allow the least value
+    only, which would make the size constant.
 
     Args:
         example_inputs: example inputs of the step.
@@ -217,7 +217,7 @@ class SizedBytes:
 
     def __init__(self, plan: Plan) -> None:
         timeline = plan.timeline
-        # Compiled bytes are known at one size only.
+        # If the compiled bytes have no symbolic sizes, the simulated ones are used instead.
         if all(x.size is None for x in timeline.lifetimes):
             timeline = plan.simulated
         peak = plan.asked.peak_bytes is not None
@@ -230,8 +230,8 @@ class SizedBytes:
         self._moments = len(timeline.moments) if peak else 1
         self._sizes = {size: _multiplied(size) for _, size, *_ in self._spans if size is not None}
         self.symbols = {s.name for size in self._sizes for s in size.free_symbols}
-        # The simulation leaves out hooks, and Inductor's changes if its code could not be simulated. The plan's figures
-        # include both.
+        # The timeline leaves out saved-tensor hooks. It also leaves out Inductor's changes if Inductor's code could not
+        # be simulated with symbolic sizes. The plan's figures may include both, so the bytes are scaled up.
         simulated = self._sum({})
         self._more = max(1.0, self.taken / simulated) if simulated else 1.0
 
@@ -239,8 +239,8 @@ class SizedBytes:
         """Return an upper bound of the bytes over ranges of sizes.
 
         Args:
-            ranges: least and largest value by symbol; None for no largest value. A symbol without a
-                range may have any size.
+            ranges: dict from a symbol's name to its least and largest value; None for no largest
+                value. A symbol without an entry may have any size.
         """
         bounds = {size: _upper(whole, ranges) for size, whole in self._sizes.items()}
         if any(bound is None for bound in bounds.values()):
@@ -276,7 +276,7 @@ def _upper(size: Any, ranges: Mapping[str, tuple[int, int | None]]) -> int | Non
 
 
 def _multiplied(size: Any) -> Any:
-    """Return an expression expanded if the expanded form passes `_grows`; otherwise unchanged."""
+    """Return the expanded form of an expression if it passes `_grows`; otherwise the given expression."""
     # The bound of a growing expression is its value at the largest sizes, which is exact and fast.
     whole = sympy.expand(size)
     return whole if _grows(whole) else size
@@ -296,7 +296,7 @@ def _grows(e: Any) -> bool:
     return (e.is_Add or e.is_Mul) and all(map(_grows, e.args))
 
 
-#: Type of a callback to call after each run of a step. Its arguments are the arguments of the run, and the node of
+#: Type of a callback to call after each run of a step. The callback gets the arguments of the run, and the node of
 #: autograd's graph that will run backward.
 Look = Callable[[Sequence[Any], Any], None]
 
@@ -329,7 +329,8 @@ def guard_sizes(
         return None
     bytes_at = SizedBytes(made)
     if saved is not None and budget.on_peak:
-        # The peak of several graphs may be less than that of one: by itself, a graph keeps its outputs to its end.
+        # A saved plan from a set meets the budget together with the set's other graphs. A graph alone keeps its outputs
+        # alive to its end, so the peak of one graph alone may exceed the budget.
         limit = max(limit, saved.peak_bytes)
     if saved is not None and bytes_at.taken > limit:
         raise PlanError(
@@ -341,7 +342,7 @@ def guard_sizes(
         return None
     inputs = {n: s for n, s in sizes_of(example_inputs).items() if n in bytes_at.symbols}
     learned = _learned_sizes(made, bytes_at.symbols - inputs.keys())
-    # No guard may bound a data-dependent or a declared size: it would fail instead of recompiling.
+    # No guard may bound a data-dependent or a declared size: the guard would raise instead of causing a recompilation.
     sizes = [*inputs.values(), *learned]
     given = {s.name: (s.least, s.most) for s in sizes}
     fixed: dict[str, tuple[int, int | None]] = {
@@ -350,7 +351,7 @@ def guard_sizes(
     free = {s.name: s for s in sizes if s.name not in fixed}
     if bytes_at(given) <= limit:
         return None
-    # If the unguardable sizes may take any value in their range, no check at run time is needed.
+    # If the budget holds for every value of the sizes that no guard bounds, guards on the other sizes suffice.
     widest = {name: given[name] for name in fixed}
     if bytes_at({**widest, **{n: (s.least, s.number) for n, s in free.items()}}) <= limit:
         fixed = widest
@@ -373,7 +374,7 @@ def guard_sizes(
 
 
 def _learned_sizes(made: Plan, names: set[str]) -> list[Size]:
-    """Return the `Size` of each symbol that is not the size of an input, such as ``"u0"``.
+    """Return the `Size` of each symbol that no input has as a size, such as the data-dependent ``"u0"``.
 
     Args:
         made: the plan, whose forward graph has values with these symbols.
@@ -448,7 +449,7 @@ class _SizeCheck:
         seen = self._seen(arguments, step)
         if all(number <= self._held[name] for name, number in seen.items()):
             return
-        # If twice these sizes are within the budget, most later runs skip the sum.
+        # If the budget holds at twice these sizes, later runs up to these sizes skip the sum.
         for times in (2, 1):
             upto = {name: times * number for name, number in seen.items()}
             within = {n: (self._sizes[n].least, k) for n, k in upto.items()}
@@ -519,10 +520,10 @@ def _largest(
         bytes_at: the step's bytes as a function of sizes.
         limit: the budget in bytes.
         free: sizes that a guard can bound.
-        fixed: ranges of all other sizes.
+        fixed: least and largest value of each other size, by symbol.
 
     Returns:
-        Dict from a symbol to the largest size. Sizes that need no bound are left out.
+        Dict from a symbol in ``free`` to its largest size. Sizes that need no bound are left out.
     """
 
     def upto(times: float) -> dict[str, int]:
@@ -554,20 +555,20 @@ def wrap_step(
     count: Callable[[Sequence[Any], Sequence[Any], Any], None] | None,
     look: Look | None,
 ) -> Callable[..., Any]:
-    """Wrap a compiled step to allow a second backward, and to detect writes to its outputs.
+    """Wrap a compiled step to allow ``retain_graph=True``, and to detect writes to its outputs.
 
     If the user writes to an output after forward, and backward reads that output, backward raises a
     `RereadError`. Writes through NumPy or ``.data`` do not change a tensor's version, so such
-    writes are not detected.
+    writes are not detected. The callbacks ``count`` and ``look`` are called after each run.
 
     Args:
         compiled: the compiled step, which returns a flat list of values.
         made: the plan of the step.
         by_inductor: whether Inductor compiled the step.
-        count: called after each run that can be differentiated, with its arguments, its outputs,
-            and the node of autograd's graph that runs backward.
-        look: called after each run that can be differentiated, with its arguments and the node of
-            autograd's graph that runs backward.
+        count: called after each run that has a backward, with the run's arguments, the run's
+            outputs, and the node of autograd's graph that runs backward. None: nothing is called.
+        look: called after each run that has a backward, with the run's arguments and the node of
+            autograd's graph that runs backward. None: nothing is called.
 
     Returns:
         The wrapped step.
@@ -616,7 +617,7 @@ def _watch(
         # Inference tensors have no version.
         if not isinstance(value, torch.Tensor) or value.is_inference():
             continue
-        mark = value.detach()  # shares the version counter; the next line makes it hold no memory
+        mark = value.detach()  # shares the version counter; the next line releases its memory
         mark.data = value.new_empty(0)
         shape = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
         marks.append((mark, torch_compat.version(mark), f"output {k} of '{name}', {shape},"))

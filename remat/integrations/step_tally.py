@@ -1,8 +1,8 @@
 """Count the bytes that all graphs of one step have alive, under a budget on the peak in bytes.
 
-A plan knows the memory of its own graph. How often a graph runs in a step, and which other memory
-is alive then, is known only at run time: several forwards may run before the first backward. The
-count includes inputs of all graphs that ran in the step, values saved for backward, live outputs,
+A plan has the memory of a single graph. How often a graph runs in a step, and which other memory is
+then alive, is known only at run time: several forwards may run before the first backward. The count
+includes inputs of all graphs that ran in the step, values saved for backward, live outputs,
 gradients of parameters, and allocations of the running graph. The count includes neither memory of
 operators between the graphs nor memory of saved-tensor hooks.
 """
@@ -42,7 +42,7 @@ class GraphMemory:
         held_bytes: bytes of the values saved for backward that are neither inputs nor outputs.
         read: positions of the inputs that backward reads.
         reread_outputs: positions of the outputs that backward reads.
-        own: parameters and buffers that belong to the graph's module and are not inputs.
+        own: parameters and buffers that are attributes of the graph's module instead of inputs.
         parameters: positions of the inputs that are parameters.
         values: positions of the inputs that are tensors but not parameters.
         sizes: the inputs that are symbolic sizes, each as (position, name of the symbol, planned
@@ -104,9 +104,9 @@ class GraphMemory:
         )
 
     def scaled(self, arguments: Sequence[Any]) -> float:
-        """Return the ratio of the bytes of a run, at its sizes, to the planned bytes; at least 1.
+        """Return the ratio of a run's bytes, at the sizes of this run, to the planned bytes; at least 1.
 
-        Both numbers of bytes are those of the graph's peak without parameters and buffers.
+        Both byte counts are those of the graph's peak without parameters and buffers.
 
         Args:
             arguments: arguments of the run.
@@ -128,8 +128,8 @@ class GraphMemory:
 def _highest(made: Plan) -> tuple[int, int]:
     """Return the most bytes alive at one time in forward, and the most in backward.
 
-    Neither number includes the step's inputs. The number for backward does not include forward's
-    outputs either.
+    Neither number includes the step's inputs, and the number for backward does not include
+    forward's outputs. If the plan has no timeline, both numbers are the whole peak of the step.
     """
     try:
         timeline: Timeline = made.timeline
@@ -142,7 +142,7 @@ def _highest(made: Plan) -> tuple[int, int]:
 
 
 class _Parameters:
-    """The parameters and buffers of one graph's run, which are the same in every step.
+    """The parameters and buffers that a graph reads in one run; the next step has the same ones.
 
     Attributes:
         sizes: dict from the storage id of each parameter or buffer to its bytes.
@@ -175,12 +175,12 @@ class _Parameters:
         ranks = distributed.get_world_size() if there else 1
         self.fleeting_bytes = sum(self.sizes.values())
         self.gradients = {key: -(-nbytes // ranks) for key, nbytes in self.gradients.items()}
-        # A shard has a storage of its own. Ids are positive, so a negative one belongs to no other storage.
+        # A shard has its own storage, whose id is unknown. A negative id stands for it: real ids are positive.
         self.sizes = {-key: -(-nbytes // ranks) for key, nbytes in self.sizes.items()}
 
 
 class _Run:
-    """One run of a graph, from its forward to its backward.
+    """One run of a forward graph, and the bytes that it keeps until its backward begins.
 
     Args:
         tally: the `StepTally` that counts the run.
@@ -224,25 +224,25 @@ class StepTally:
         self._lock = threading.RLock()
         self._compiled: weakref.WeakKeyDictionary[GraphMemory, int] = weakref.WeakKeyDictionary()
         self._warned: weakref.WeakKeyDictionary[GraphMemory, int] = weakref.WeakKeyDictionary()
-        # By storage id: its bytes, and its number of holders.
+        # Dict from a storage id to the list [bytes of the storage, number of references].
         self._values: dict[int, list[int]] = {}
-        self._bytes = 0  # of those storages, gradients, and saved values of runs
-        self._held = 0  # saved by runs for backward, beyond inputs and outputs
-        self._waiting = 0  # runs that wait for their backward
+        self._bytes = 0  # of the storages in `_values`, of gradients, and of values saved by runs
+        self._held = 0  # bytes that runs saved for backward, without inputs and outputs
+        self._waiting = 0  # number of runs whose saved values still count
         self._outputs: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._parameters: dict[tuple[int, ...], _Parameters] = {}
         self._gradients: dict[int, int] = {}  # bytes by storage id of the parameter
         self._begin()
 
     def _begin(self) -> None:
-        """Begin a step: reset the gradients, the runs and the peak of the last step."""
+        """Begin a step: forget the gradients, the runs and the peak of the last step."""
         self._alive()
         self._bytes -= sum(self._gradients.values())
         self._gradients = {}
         self._ran: set[tuple[int, ...]] = set()  # keys of `_parameters` in this step
         self._graphs: weakref.WeakSet[GraphMemory] = weakref.WeakSet()
         self._runs = self._peak = 0
-        self._each = 0  # bytes that each run may save for the step to meet its budget
+        self._each = 0  # bytes that each run may save if the step shall meet its budget
 
     @property
     def runs(self) -> int:
@@ -268,7 +268,7 @@ class StepTally:
             return self._bytes - shared + self._alive(own) + sum(self._compiled.values())
 
     def add(self, graph: GraphMemory, inputs: Sequence[Any]) -> None:
-        """Add the bytes that a compiled graph will keep for backward; they count until it runs.
+        """Add the bytes that a new compiled graph will keep for backward, until the graph first runs.
 
         Args:
             graph: memory of the graph.
@@ -284,7 +284,7 @@ class StepTally:
     def forward(
         self, graph: GraphMemory, arguments: Sequence[Any], outputs: Sequence[Any], step: Any
     ) -> None:
-        """Add the memory of one run of a forward graph; it counts until the run's backward begins.
+        """Add the memory of one run of a forward graph to the count, until the run's backward begins.
 
         Args:
             graph: memory of the graph.
@@ -295,7 +295,7 @@ class StepTally:
         # DDP's graph splitting also runs each graph on fake tensors.
         if any(isinstance(value, torch_compat.FakeTensor) for value in outputs):
             return
-        # Hooks may keep other tensors instead.
+        # Saved-tensor hooks of the user may keep other tensors than the saved ones.
         if torch_compat.saved_tensor_hooks(False) is not None:
             return
         with self._lock:
@@ -314,7 +314,7 @@ class StepTally:
                 # An input without autograd history belongs to the user, who keeps it alive.
                 kept = k in graph.read or value.grad_fn is None
                 self._hold(*_storage(value), keys if kept else passing)
-            if self._waiting:  # a graph alone is planned within the budget
+            if self._waiting:  # otherwise the graph runs alone, and its plan meets the budget
                 taken = int(graph.forward_bytes * factor) + parameters.fleeting_bytes
                 self._note(taken, run, self._held, self._waiting)
             for key in passing:
@@ -368,14 +368,15 @@ class StepTally:
     def backward(self, run: _Run) -> None:
         """Record the predicted peak of a run's backward, right before backward begins.
 
-        Then subtract the bytes that the run saved, because backward frees them, unless the autograd graph is retained.
+        Then subtract the bytes that the run saved, because backward frees them. If the autograd graph is retained,
+        nothing is subtracted.
         """
         with self._lock:
             if run.keys is None:  # a further backward of the same run
                 return
             if self._runs > 1:
                 others = self._waiting - 1
-                # FSDP gathers the parameters of the next backward at the same time: a buffer and its copy.
+                # Meanwhile FSDP gathers the parameters of the next backward, into a buffer and a copy of the buffer.
                 gathered = run.parameters.fleeting_bytes * (3 if others else 1)
                 taken = run.backward_bytes + gathered - run.held
                 self._note(taken, run, self._held - run.held, others)
@@ -450,7 +451,7 @@ class StepTally:
         """
         taken = self._bytes + self._alive() + running
         if taken > self.limit:
-            # The excess may be parameters that this step does not use, or that FSDP has freed.
+            # The count may include parameters that this step does not use, or that FSDP has freed.
             before = self._bytes
             self._forget_others()
             taken -= before - self._bytes
@@ -462,9 +463,9 @@ class StepTally:
             self._warn(run, done=False)
 
     def _forget_others(self) -> None:
-        """Stop counting parameters that no graph reads in this step; count freed ones as shards.
+        """Stop counting parameters that no graph reads in this step; count freed parameters as shards.
 
-        A parameter whose memory is freed after its graph ran is taken to be sharded by FSDP.
+        If the memory of a parameter is freed after its graph ran, FSDP is assumed to shard it.
         """
         freed = {key[0] for key, found in self._parameters.items() if found.freed}
         for key, parameters in list(self._parameters.items()):

@@ -72,8 +72,8 @@ def _in_bytes(
 ) -> tuple[Sequence[float], float]:
     """Convert PyTorch's relative sizes of candidates, and the capacity, to bytes if possible.
 
-    PyTorch divides each size by the total bytes of activations, which it computes as the difference
-    of two large sums. The larger the inputs' part of these sums, the larger the rounding error. The
+    PyTorch divides each size by the total bytes of activations. It computes this total as the
+    difference of two sums that include the inputs, so large inputs cause a large rounding error. The
     sizes before the division are known from the nodes. If these sizes do not match the relative
     sizes, the arguments are returned unchanged.
 
@@ -86,7 +86,7 @@ def _in_bytes(
         Size of each candidate, and the capacity; both in bytes, or both unchanged.
     """
     sizes = [torch_compat.size_of(n) for n in nodes]
-    # The largest candidate gives the span with the smallest relative rounding error.
+    # ``span`` is the total bytes. The largest candidate gives it with the smallest relative rounding error.
     whole = max(zip(sizes, memory, strict=False), default=(0, 0.0))
     if len(sizes) != len(memory) or not (whole[1] > 0 and 0 <= max_memory <= 1):
         return memory, max_memory

@@ -61,8 +61,8 @@ def compile_graph(
         gm: the graph, which the workarounds and Inductor change. The caller passes a copy, so that
             the plan keeps its graph.
         example_inputs: example inputs of the graph.
-        unloaded: if given, receives the generated code of a graph on a CPU, whose kernels are not
-            compiled yet. None: the kernels are compiled.
+        unloaded: list that receives the generated code if all tensors are on a CPU. The kernels of
+            this code are not compiled yet. None: the kernels are compiled.
         kwargs: further arguments of Inductor's ``compile_fx_inner``, such as ``is_backward``.
     """
     with contextlib.ExitStack() as stack:
@@ -78,9 +78,10 @@ def compile_graph(
 def planned_layouts_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
     """Make each operator that repeats a random draw get its inputs in the traced memory layout.
 
-    Such an operator draws from a saved generator state (``torch/_prims/rng_prims.py``). In another
-    layout, the same random numbers go to other elements. Inductor keeps the layout of inputs of
-    PyTorch's own random operators, but not of operators that repeat a draw.
+    Such an operator draws again from a saved generator state (``torch/_prims/rng_prims.py``). If an
+    input has another layout than in the first draw, the same random numbers go to other elements.
+    Inductor keeps the layout of inputs of PyTorch's own random operators, but not of operators that
+    repeat a draw.
 
     Args:
         graph: the graph; it is changed.
@@ -91,7 +92,7 @@ def planned_layouts_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[Non
             continue
         for given in node.all_input_nodes:
             value = given.meta.get("val")
-            # Random states, and tensors with fewer than two dimensions, are left out: they have one layout.
+            # Generator states, and other tensors with fewer than two dimensions, have only one layout.
             if not isinstance(value, torch.Tensor) or value.dim() < 2:
                 continue
             with graph.inserting_before(node):
@@ -105,11 +106,11 @@ def planned_layouts_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[Non
 
 @contextlib.contextmanager
 def saved_inputs_themselves(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Make forward save its inputs themselves, not copies of the inputs in another layout.
+    """Make forward save its own inputs instead of copies of the inputs in another layout.
 
     Inductor copies the inputs of a convolution to another layout, and would save these copies
     although the inputs are in memory anyway. Inductor keeps the layout of graph outputs that are
-    marked as visible to the user. Therefore inputs that forward saves get this mark.
+    marked as visible to the user. This function therefore marks the inputs that forward saves.
 
     Args:
         graph: the graph; the metadata of its output node is changed.
@@ -141,19 +142,18 @@ def planned_order_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[None]
 def no_unsound_reinplacing(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
     """Forbid Inductor to let operators overwrite their input, if the result may be wrong.
 
-    An input that the step updates is written back once, by a ``copy_`` at the end. PyTorch 2.13 to
-    2.15 let an operator that reads the input write its result into the input's memory, because only
-    the ``copy_`` reads the input later (``torch/_inductor/fx_passes/reinplace.py``,
-    ``can_inplace``). That is right if the ``copy_`` writes back this very result. If it writes back
-    another value, there are two faults:
+    If the step updates an input, a ``copy_`` at the end of the graph writes the new value into the
+    input. PyTorch 2.13 to 2.15 let another operator that reads the input write its result into the
+    input's memory, if only the ``copy_`` uses the input afterwards
+    (``torch/_inductor/fx_passes/reinplace.py``, ``can_inplace``). That is right if the ``copy_``
+    writes back this very result. If the ``copy_`` writes back another value, there are two faults:
 
-    - The result may be returned for backward, and the ``copy_`` then overwrites it.
-    - The other value may hold elements of the result in other places, as after a roll or a
-      transpose. One loop then moves and writes back elements, so that it reads elements that it has
-      just written.
+    - The result may be returned for backward, and the ``copy_`` then overwrites the result.
+    - The other value may be a roll or a transpose of the result. One loop then moves and writes back
+      elements, so that the loop reads elements that it has just written.
 
-    Operators that Inductor lets overwrite an input, such as scatters and custom operators, are not
-    pointwise.
+    Only operators that are not pointwise, such as scatters and custom operators, can be affected,
+    because Inductor lets no others overwrite an input.
     """
     unsound = any(
         node.op == "call_function"
@@ -176,9 +176,10 @@ def no_unsound_reinplacing(graph: fx.Graph, is_backward: bool) -> Iterator[None]
 def scalar_tails(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
     """Compile the remainders of vectorised loops to scalar code, if the graph has strided access.
 
-    Associative scans have strided access. With vectorised remainders, PyTorch 2.13 once computed
-    wrong gradients of a Mamba model whose scan was recomputed. The fault appeared on one processor
-    and was not reproduced on others.
+    The remainder of a loop is its last iterations, which do not fill a vector. Associative scans
+    have strided access. With vectorised remainders, PyTorch 2.13 once computed wrong gradients of a
+    Mamba model whose scan was recomputed. The fault appeared on one processor and was not
+    reproduced on others.
     """
     strided = any(
         n.target in _STEPS and len(n.args) > _STEPS[n.target] and n.args[_STEPS[n.target]] != 1
@@ -193,9 +194,9 @@ def replays_on_fakes(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
     """Let Inductor trace a graph that draws random numbers and repeats the same draw.
 
     On fake tensors, PyTorch 2.13 to 2.15 record the generator's real state
-    (``torch/_prims/rng_prims.py``, ``run_and_save_rng_state``). An operator that then gets this
-    real state fails among fake tensors. Therefore this context manager allows non-fake inputs
-    during compilation.
+    (``torch/_prims/rng_prims.py``, ``run_and_save_rng_state``). The operator that repeats the draw
+    then gets a real state beside fake tensors, which is an error. Therefore this context manager
+    allows non-fake inputs during compilation.
     """
     mode: Any = torch_compat.TracingContext.get().fake_mode
     replayed = any(
@@ -216,10 +217,10 @@ def replays_on_fakes(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 def whole_tiles(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
     """Make Inductor tile a kernel in one axis, if tiles in two axes would write past a row's end.
 
-    A kernel may be tiled in two axes and sum over the second axis. The end of the first axis may
-    then need a write that is shorter than a vector. To decide this, PyTorch 2.13 to 2.15 inspect
-    the loop right after the first axis. If that loop is not the second axis, the decision is wrong,
-    and a whole vector is written (pytorch/pytorch issue 196681).
+    A kernel may be tiled in two axes and sum over the second axis. At the end of the first axis, it
+    may then have to write less than a whole vector. To decide whether it must, PyTorch 2.13 to 2.15
+    inspect the loop right after the first axis. If that loop is not the second axis, the decision
+    is wrong, and a whole vector is written (pytorch/pytorch issue 196681).
     """
 
     def select(theirs: Callable[..., Any], self: Any, functions: Any, sizes: Any) -> Any:
@@ -267,7 +268,7 @@ def near_fusions(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
         return
     from remat.integrations.near_fusions import NearFusions
 
-    # The setting is part of Inductor's cache keys. The handler decides, since a thread reads the setting only once.
+    # The setting only enters Inductor's cache keys, since each thread reads it once. The handler applies the rules.
     with (
         torch_compat.inductor_config.patch(inductor_choices_class=NearFusions),
         torch_compat.INDUCTOR.set_choices_handler(NearFusions()),
@@ -291,16 +292,17 @@ WORKAROUNDS: tuple[Callable[[fx.Graph, bool], AbstractContextManager[None]], ...
 
 
 class GeneratedCode:
-    """Code that Inductor generated for a graph, in place of the module with this code.
+    """Stand-in for the Python module that Inductor generated for a graph.
 
-    The module compiles its kernels when it is loaded. That happens on the first use of an attribute.
+    The module compiles its kernels when it is loaded. This object loads the module when an attribute
+    of the module is first used.
 
     Args:
         load: loads the module.
         path: path of the file with the code.
     """
 
-    #: For CUDA graphs only. Inductor asks for both at once, which must not load the module.
+    #: Attributes for CUDA graphs only. Inductor reads both immediately, and reading them must not load the module.
     runner = recursively_apply_fns = None
 
     def __init__(self, load: Callable[[], Any], path: str) -> None:
@@ -323,11 +325,12 @@ class GeneratedCode:
 def deferred_kernels(unloaded: list[GeneratedCode]) -> Iterator[None]:
     """Make Inductor generate code without compiling its kernels.
 
-    The memory of a step follows from its code. A step that exceeds its budget is planned again, and
-    then its kernels are not needed. Most of the time of a compilation on a CPU goes to kernels.
+    The generated code alone shows the memory of a step. If the step exceeds its budget, it is planned
+    again, and the kernels of this code are never needed. On a CPU, compiling kernels takes most of
+    the compilation time.
 
     Args:
-        unloaded: receives the generated code.
+        unloaded: list to which a `GeneratedCode` is appended for each compiled graph.
     """
 
     def load(theirs: Callable[..., Any], key: str, path: str, *args: Any, **kwargs: Any) -> Any:
@@ -348,7 +351,7 @@ def _on_cpu(gm: fx.GraphModule) -> bool:
 
 
 class _ForThread:
-    """A PyTorch method that a thread may replace for its own calls only.
+    """Replace a PyTorch method for the calls of single threads.
 
     While any thread replaces the method, the class has a patched method instead of the original. In
     threads that do not replace the method, the patched method calls the original.
@@ -393,7 +396,7 @@ class _ForThread:
                     setattr(self._owner, self._name, self._theirs)
 
 
-#: Returns the one `_ForThread` of a method, so that all threads share the patch of this method.
+#: Returns the only `_ForThread` for a class and a method name, so that all threads share one patched method.
 _for_thread = functools.cache(_ForThread)
 
 
@@ -401,8 +404,8 @@ def masks_to_bytes(graph: fx.Graph, own: int) -> frozenset[str]:
     """Make forward return boolean masks as bytes of 0 and 1, which Inductor vectorises on a CPU.
 
     PyTorch 2.13 to 2.15 do not vectorise reads and writes of booleans in memory. A relu of two
-    million elements that also writes its mask took 20 ms instead of 0.5 ms. As ``uint8``, converted
-    via ``float32``, the mask has the same size and no measurable cost.
+    million elements that also wrote its mask took 20 ms instead of 0.5 ms. A mask that is converted
+    to ``uint8`` via ``float32`` has the same size, and adds no measurable time.
 
     Args:
         graph: the forward graph; it is changed.
@@ -468,7 +471,7 @@ def _is_mask(node: fx.Node) -> bool:
 
 
 def _converted(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    """Insert a node that converts a value to another dtype into a graph, and return the new node."""
+    """Insert a node that converts the value of ``node`` to another dtype, and return the new node."""
     made: fx.Node = graph.call_function(torch.ops.prims.convert_element_type.default, (node, dtype))
     made.meta = {**node.meta, "val": node.meta["val"].to(dtype)}
     return made
@@ -479,8 +482,8 @@ def allow_keeping_the_graph(step: Any, *, by_inductor: bool) -> None:
 
     Inductor's backward overwrites some saved values. Without remat, PyTorch compiles backward when
     backward first runs, and allows overwriting only if that run does not retain the autograd graph.
-    With remat, backward is compiled before forward runs. It is then unknown whether the autograd
-    graph will be retained.
+    With remat, backward is compiled before forward first runs, when nobody knows yet whether the
+    autograd graph will be retained.
 
     Args:
         step: the node of autograd's graph that runs backward.
@@ -505,7 +508,7 @@ def allow_keeping_the_graph(step: Any, *, by_inductor: bool) -> None:
             return code(arguments)
 
         backward.current_callable = run  # type: ignore[union-attr]
-    # PyTorch raises for a retained graph if this list is not empty, although `run` now copies these values.
+    # Otherwise PyTorch would raise an error for a retained graph, although `run` copies these values.
     owner.metadata.bw_donated_idxs = []
 
 

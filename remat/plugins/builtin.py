@@ -87,7 +87,7 @@ def remat_passes() -> list[type[Pass]]:
 
 @hookimpl
 def remat_analyses() -> list[type[Analysis[Any]]]:
-    """Return remat's own analysis classes, in the order of ``remat passes``; this call imports torch."""
+    """Return remat's own analysis classes, in the order in which ``remat passes`` lists them; imports torch."""
     from remat.passes.core import analyses
     from remat.passes.decide import budgeted, min_cut
 
@@ -108,7 +108,7 @@ def remat_analyses() -> list[type[Analysis[Any]]]:
 
 @hookimpl
 def remat_cost_models() -> list[type[CostModel]]:
-    """Return remat's own cost model classes; this call imports torch."""
+    """Return remat's own cost model classes; imports torch."""
     from remat.graph.costs import builtin_cost_models
 
     return list(builtin_cost_models())

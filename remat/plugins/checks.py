@@ -14,12 +14,12 @@ from remat.solvers.base import KINDS, Solver
 from remat.solvers.columns import as_integer
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-#: Names with a meaning of their own: `remat.testing` reads ``--solver=all`` as every solver.
+#: Names that no class may have: `remat.testing` reads ``--solver=all`` as every solver.
 _RESERVED = ("all",)
 
 
 def check_class(offered: object, base: type) -> str | None:
-    """Return why ``offered`` is not a usable subclass of ``base``; None if it is one.
+    """Return why ``offered`` is not a usable subclass of ``base``; None if it is a usable subclass.
 
     A usable class is concrete and has a valid name.
     """
@@ -49,7 +49,7 @@ def check_options(offered: Any) -> str | None:
     ``offered`` is a pass or an analysis class, which must be a frozen dataclass.
     """
     where = offered.__qualname__
-    # A field that a base class declares does not make its child a dataclass.
+    # Every class must have its own decorator: a subclass of a dataclass only inherits ``__dataclass_params__``.
     if "__dataclass_params__" not in vars(offered) or not offered.__dataclass_params__.frozen:
         return f"{where} is no frozen dataclass: put @dataclass(frozen=True) above it"
     return None
@@ -117,7 +117,7 @@ def check_solver(offered: object) -> str | None:
     return _check_capabilities(solver) or _check_methods(solver)
 
 
-#: For each hook, the check of each object that a plugin returns from the hook.
+#: Dict from the name of a hook to the check for each object that a plugin returns from this hook.
 CHECKS: Mapping[str, Callable[[object], str | None]] = {
     "remat_solvers": check_solver,
     "remat_passes": check_pass,

@@ -45,7 +45,8 @@ def remat_analyses() -> list[type[Analysis[Any]]]:  # type: ignore[empty-body]
 def remat_operators() -> OpTaxonomy:  # type: ignore[empty-body]
     """Return an `OpTaxonomy` that declares properties of custom operators to the planner.
 
-    Without a declaration, a plan runs a custom operator exactly as often as the step calls it.
+    Without a declaration, a plan does not recompute a custom operator: the operator runs exactly as
+    often as the step calls it.
     ``OpTaxonomy(pure={torch.ops.mine.attention})`` declares that the operator may run again, as
     `remat.declare_pure` does.
     """

@@ -1,4 +1,4 @@
-"""Parts of the keys of cached plans: descriptions of code, versions and options."""
+"""Describe code, versions and options, for the cache keys of plans and solvers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from remat.solvers.isolation import Isolated
 
-#: Text that marks a description as valid in this process only.
+#: Text that a description contains if the description is valid in this process only.
 _OF_THIS_PROCESS = f"process-{uuid4().hex}"
 #: Distribution names of the libraries whose version may change a solver's result.
 _LIBRARIES = ("highspy", "networkx", "numpy", "ortools", "pulp", "scipy")
@@ -38,7 +38,7 @@ def identity(thing: object) -> str:
 def described(value: Any) -> Any:
     """Return a JSON-compatible description of a value; equal descriptions mean equal values.
 
-    The state of a function, or of an instance of another library's class, cannot be read. The
+    The state of a function, or of an instance of a class from outside remat, is not read. The
     description of such an object contains the object's ``id`` and is valid in this process only;
     see `is_known_elsewhere`.
     """
@@ -85,10 +85,10 @@ def _state(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def surroundings() -> dict[str, Any]:
-    """Return what a plan depends on besides its graph and options, such as code and versions.
+    """Describe everything that a plan depends on besides its graph and options, such as code and versions.
 
     Every module of remat that stores users' declarations about operators has a function
-    ``declared()``, which is called here.
+    ``declared()``. The entry ``declared`` has the results of these functions.
 
     Returns:
         A JSON-compatible dict with the keys ``code``, ``libraries``, ``solvers``, ``classes``,
@@ -130,8 +130,8 @@ def _origin(module: str) -> str:
 def _origin_of(package: str) -> str:
     """Return a digest of the Python, compiled and TOML files of a package.
 
-    Unlike a version number, the digest changes with every edit of a file. If the package has no
-    files, such as code typed into an interpreter, the result is a text unique to this process.
+    Unlike a version number, the digest changes with every edit of a file. Code that was typed into
+    an interpreter has no files. The result is then a text that is unique to this process.
     """
     loaded = sys.modules.get(package)
     file = getattr(loaded, "__file__", None)

@@ -35,7 +35,7 @@ _ISOLATION = (None, "process", "foreign")
 
 
 class PluginWarning(RuntimeWarning):
-    """Issued if a plugin, or an object that a plugin returns, is refused; all others keep working."""
+    """Issued if a plugin is refused, or an object that a plugin returns; other plugins keep working."""
 
 
 class Registry:
@@ -56,7 +56,9 @@ class Registry:
         self._offer_problems: dict[str, list[PluginError]] = {}
         self._refused: dict[str, str] = {}
         self._warned: set[str] = set()
-        self._unlearn: list[Callable[[], None]] = []  # each undoes one `_extend_taxonomy`
+        self._unlearn: list[
+            Callable[[], None]
+        ] = []  # each function undoes one call of `_extend_taxonomy`
         self._discover()
 
     @property
@@ -78,9 +80,9 @@ class Registry:
         return self._kind("remat_analyses")
 
     def learn_operators(self) -> None:
-        """Add the operators that plugins declare to the taxonomy that planning uses.
+        """Add the operators that plugins declare to the operator taxonomy that planning uses.
 
-        The taxonomy states, for instance, which operators may be recomputed. Further calls have no
+        The taxonomy states, for instance, which operators may be recomputed. A second call has no
         effect. Unregistering a plugin removes its operators.
         """
         if _OPERATORS in self._found:
@@ -168,7 +170,7 @@ class Registry:
             raise SolverError(name, f"solver '{name}' is not available here: {reason}")
         try:
             return kind()
-        except (Exception, SystemExit) as error:  # the plugin border
+        except (Exception, SystemExit) as error:  # a plugin's code may raise anything
             raise SolverError(
                 name, f"solver '{name}' raised {type(error).__name__} when created: {error}"
             ) from error
@@ -282,10 +284,10 @@ class Registry:
             self.unregister(name)
 
     def _discover(self) -> None:
-        """Register the plugins of all entry points, in sorted order, and warn about refused ones."""
+        """Register the plugins of all entry points, in sorted order, and warn about refused plugins."""
         entries = importlib.metadata.entry_points(group=hooks.PROJECT)
-        # Sorted, because the first of two equal names wins, and the order of installation is
-        # arbitrary.
+        # Sorted, because the first of two plugins with equal names wins, and the order of installation
+        # is arbitrary.
         for entry in sorted(entries, key=lambda e: (e.name, e.value)):
             try:
                 self.register(entry.load(), entry.name)
@@ -332,10 +334,10 @@ class Registry:
         self._warn()
 
     def _offers(self, hook: str, problems: list[PluginError]) -> Iterator[tuple[str, Any]]:
-        """Yield the objects that plugins return from a hook, with the plugins' names; remat's first.
+        """Yield the objects that plugins return from a hook, with the plugins' names.
 
-        The implementations are called one by one, because pluggy's own call ends at the first
-        exception.
+        Objects of remat itself come first. The implementations are called one by one, because
+        pluggy's own call ends at the first exception.
 
         Args:
             hook: name of the hook.
@@ -352,7 +354,7 @@ class Registry:
                     offers = [offers]
                 if not isinstance(offers, (list, tuple)):
                     raise TypeError(f"it returned {offers!r}: return a list of classes")
-            except (Exception, SystemExit) as error:  # the plugin border
+            except (Exception, SystemExit) as error:  # a plugin's code may raise anything
                 if call.plugin_name == _OURS:  # a bug of remat, which must not go unnoticed
                     raise
                 problem = PluginError(
@@ -393,7 +395,7 @@ def registry() -> Registry:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Return the message for an unknown name: all known names, and the most similar one of them.
+    """Return the error message for an unknown name, with all known names and the most similar one.
 
     Args:
         what: kind of the name, such as "solver".

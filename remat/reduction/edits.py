@@ -1,8 +1,8 @@
 """Edits that make a joint graph smaller or simpler.
 
 An edit changes a graph in place and keeps AOTAutograd's convention for joint graphs. Inputs are primals,
-then tangents. Outputs are those of forward, then a gradient or None for every primal. Every value keeps
-its shape, so that gradients still match their primals.
+then tangents. Outputs are forward's outputs, then a gradient or None for every primal. No value changes
+its shape, so gradients still match their primals.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class GraphEdit:
 
     Attributes:
         name: description of the edit.
-        items: returns the items of a graph that the edit can change: positions of outputs, or names of nodes.
-        apply: edits a graph at the given items, and returns the graph. Items that no longer exist are skipped.
+        items: function that returns what the edit can change in a graph: positions of outputs, or names of nodes.
+        apply: function that edits a graph at the given items and returns the graph. Items that no longer exist are
+            skipped.
     """
 
     name: str
@@ -51,7 +52,7 @@ def tidy(joint: JointGraph) -> JointGraph:
 
     The graph is changed in place and returned.
     """
-    # `is_impure` is true for random calls. An edit of its own erases them, so that the test decides.
+    # Random calls count as impure and stay. The edit "erase calls without readers" erases them, and the test decides.
     for node in reversed(list(joint.graph.nodes)):
         if node.op in ("call_function", "get_attr") and not node.users and not node.is_impure():
             joint.graph.erase_node(node)
@@ -89,13 +90,13 @@ def _behind_tangents(joint: JointGraph) -> set[fx.Node]:
 
 
 def _outputs(joint: JointGraph) -> list[tuple[Any, Any]]:
-    """Return the value and the descriptor of each output; descriptors are None if the graph has none."""
+    """Return a pair (value, AOTAutograd's descriptor) for each output; without descriptors, None replaces them."""
     forward, backward, forward_descs, backward_descs = split_outputs(joint)
     return list(zip([*forward, *backward], [*forward_descs, *backward_descs], strict=True))
 
 
 def _set_outputs(joint: JointGraph, outputs: Sequence[tuple[Any, Any]]) -> None:
-    """Replace the outputs of a graph by new outputs, each given as value and descriptor."""
+    """Replace the outputs of a graph by new outputs, each given as a pair (value, descriptor)."""
     out = output_node(joint.graph)
     out.args = (tuple(value for value, _ in outputs),)
     if out.meta.get("desc") is not None:
@@ -116,7 +117,7 @@ def _gradients(joint: JointGraph) -> list[Item]:
 
 def _drop_gradients(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
     """Replace the gradients at the given positions by None."""
-    # Gradients belong to primals by position, so a dropped gradient leaves None.
+    # The position of a gradient says which primal it belongs to, so the position stays, with None.
     outputs = enumerate(_outputs(joint))
     _set_outputs(joint, [(None if k in items else v, desc) for k, (v, desc) in outputs])
     return joint
@@ -129,9 +130,9 @@ def _drop_outputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 
 
 def _has_a_gradient_each(joint: JointGraph) -> bool:
-    """Return whether edits can add inputs to a graph and remove inputs from the graph.
+    """Return whether edits can add inputs to a graph and remove inputs from it.
 
-    This requires that all inputs are primals or tangents, and that every primal has an output for its gradient.
+    They can if all inputs are primals or tangents, and every primal has an output for its gradient.
     """
     gradients = len(outputs_of(joint.graph)) - joint.num_fwd_outputs
     return gradients == len(primals_of(joint)) and all(
@@ -190,7 +191,7 @@ def _add_input(joint: JointGraph, like: fx.Node, *, late: bool, gradient: Any = 
     with graph.inserting_after(before[-1]) if before else graph.inserting_before(first):
         made = graph.placeholder(f"{'tangents' if late else 'primals'}_{like.name}")
     made.meta = {"val": _own(like.meta["val"])}
-    if not late:  # behind the old ones, and so is its gradient
+    if not late:  # the new primal is the last one, so its gradient is the last output
         _insert_output(joint, len(outputs_of(joint.graph)), gradient)
     return made
 
@@ -209,7 +210,7 @@ def _make_inputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
     cut, late = _nodes(joint, items), _behind_tangents(joint)
     apart = set(cut)
     for node in cut:
-        if not all(u in apart for u in node.users):  # else `tidy` erases it
+        if not all(u in apart for u in node.users):  # otherwise `tidy` erases the call
             node.replace_all_uses_with(_add_input(joint, node, late=node in late))
     return joint
 
@@ -259,7 +260,7 @@ def _own(value: torch.Tensor) -> torch.Tensor:
 
 
 def _kind_of(value: Any) -> Any:
-    """Return the properties that two interchangeable values must share; None for a value that is not a tensor."""
+    """Return the properties in which two tensors must agree to replace each other; None if not a tensor."""
     return form_of(value) if isinstance(value, torch.Tensor) else None
 
 
@@ -272,9 +273,9 @@ def _bypass_to(node: fx.Node) -> fx.Node | None:
 
 
 def _alike(joint: JointGraph) -> dict[fx.Node, fx.Node]:
-    """Return, for each input, the first input of the same role, shape and type, which can replace the input.
+    """Return a dict from an input to the first input of the same role, shape and type, which can replace it.
 
-    Inputs without users, and inputs that are themselves the first of their kind, are left out.
+    Inputs without users are left out. The first input of each role, shape and type has no entry either.
     """
     first: dict[Any, fx.Node] = {}
     found: dict[fx.Node, fx.Node] = {}
@@ -311,7 +312,7 @@ def _of_nodes(
 
     def apply(joint: JointGraph, names: Sequence[Item]) -> JointGraph:
         for node in reversed(_nodes(joint, names)):
-            # Earlier changes may have made this one impossible.
+            # Changes to other nodes may have made the change of this node impossible.
             if applies(node):
                 change(node)
         return joint

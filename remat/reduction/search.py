@@ -28,8 +28,8 @@ class Reduced:
         nodes: number of nodes of ``joint``.
         tests: how often the test was called.
         known: number of candidate graphs that were not tested, because an equal graph had been tested before.
-        refused: number of candidate graphs that were not tested, because they were invalid or unchanged, or could
-            not be written as text or split into forward and backward.
+        refused: number of candidate graphs that were not tested for another reason. The candidate was invalid, did
+            not differ from the best graph, or could not be written as text or split into forward and backward.
         interrupted: whether Ctrl-C ended the search.
     """
 
@@ -107,7 +107,7 @@ class _Search:
         self.tests = self.known = self.refused = 0
         self.text = print_joint(joint)
         self.best = parse_joint(self.text)
-        # If the graph cannot be split, this may be the very failure, so candidates need not be splittable.
+        # If the graph cannot be split, that may be the failure itself. Candidates then need not be splittable either.
         self._splits = _split_is_legal(self.best)
 
     def minimise(self) -> None:
@@ -130,7 +130,7 @@ class _Search:
             at = 0
             while at < len(items := edit.items(self.best)):
                 if self._accept(edit, items[at : at + size]):
-                    changed = True  # other items now stand at this position
+                    changed = True  # other items are now at position `at`, so it does not advance
                 else:
                     at += size
             size //= 2
@@ -146,7 +146,7 @@ class _Search:
         self._progress(f"{edit.name}: {nodes} nodes, {self.tests} tests")
         try:
             candidate = tidy(edit.apply(self.best.copy(), items))
-            # An invalid candidate is refused like one that the edit has not changed.
+            # An invalid candidate gets the old text, and is refused like an unchanged graph.
             text = print_joint(candidate) if fault_of(candidate) is None else self.text
             if text == self.text:
                 self.refused += 1
@@ -180,14 +180,16 @@ class _Search:
 
 
 def _measure(joint: JointGraph) -> tuple[int, int, int, int]:
-    """Return the size of a graph as a tuple to compare; every accepted edit lowers the size, so the search ends.
+    """Return the size of a graph as a tuple, which is compared lexicographically.
+
+    Every accepted edit lowers the size, so the search ends.
 
     Returns:
         Number of nodes that are not inputs; number of all nodes; number of inputs that are read; and the number
         of outputs, tags for recomputation and edges together.
     """
     nodes = list(joint.graph.nodes)
-    # Calls count first, as edits may add inputs to remove calls.
+    # The number of calls comes first in the tuple, because an edit may add inputs in order to remove calls.
     calls = sum(n.op != "placeholder" for n in nodes)
     tags = sum(n.meta.get("recompute") is not None for n in nodes)
     read = sum(len(n.users) > 0 for n in nodes if n.op == "placeholder")
@@ -202,6 +204,6 @@ def _split_is_legal(joint: JointGraph) -> bool:
         assert state.forward is not None
         assert state.backward is not None
         verify(Split(joint=state.joint, forward=state.forward, backward=state.backward))
-    except Exception:  # a pass may be broken, which may be the failure to reduce
+    except Exception:  # the failure that is being reduced may be an error of a pass
         return False
     return True

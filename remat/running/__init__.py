@@ -1,1 +1,1 @@
-"""Run graphs and steps with real values: random inputs, comparison of results, and memory."""
+"""Run graphs and steps with real values: create random inputs, compare results, measure memory."""

@@ -1,8 +1,9 @@
 """Run many jobs in this process, in worker processes, or in any executor.
 
 An executor is any `concurrent.futures.Executor`, such as a process pool, the result of Dask's
-``Client.get_executor()``, or an executor of Ray. Answers are delivered in the order in which they
-arrive. If a worker process that remat started dies, its jobs are submitted again.
+``Client.get_executor()``, or an executor of Ray. The result of a job is called its answer. Answers
+are delivered in the order in which they arrive. If a worker process that remat started dies, its
+jobs are submitted again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from remat.errors import ProblemError
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
 
-#: Number of times that a job is submitted again after its worker process died.
+#: Number of times that a job that runs alone is submitted again after its worker process died.
 RETRIES = 1
 #: Type of an argument that says where jobs run: None for this process, a number of worker processes, or an executor.
 AnyExecutor = Executor | int | None
@@ -55,9 +56,9 @@ def check_executor(executor: AnyExecutor) -> None:
 
 
 def name_to_send(given: Any, what: str) -> str:
-    """Return a solver or cost model that the user gave by name; refuse an object.
+    """Return the name of a solver or cost model that the user gave by name; refuse an object.
 
-    A name can be sent to a worker process, which creates the object from it.
+    A name can be sent to a worker process, which creates the object that the name stands for.
 
     Args:
         given: the user's argument: a name or an object.
@@ -93,8 +94,8 @@ def run_jobs(
         executor: where the jobs run; see `AnyExecutor`.
         on_answer: called in this process with the index of a job and its answer, in the order of
             arrival.
-        on_death: called in this process with the index of a job and a reason, if remat's own worker
-            processes died repeatedly while running the job.
+        on_death: called in this process with the index of a job and a reason. It is called if worker
+            processes that remat started died repeatedly while running the job.
 
     Raises:
         ProblemError: ``executor`` is invalid, or its workers have died or cannot import a module.
@@ -183,15 +184,17 @@ def _in_processes(
     """
     deaths: Counter[int] = Counter()
     left = list(range(len(jobs)))
-    suspects = 0  # number of first jobs in `left` that may have killed a worker
+    suspects = 0  # the first `suspects` jobs in `left` may have killed a worker
     while left:
         asked = left[:1] if suspects else left
         before, given = multiprocessing.active_children(), os.environ.get(_SAFE_PATH)
-        with _safe_path():  # the pool already starts multiprocessing's resource tracker
+        with (
+            _safe_path()
+        ):  # creating the pool may start a process: multiprocessing's resource tracker
             pool = ProcessPoolExecutor(
                 1 if suspects else count,
                 mp_context=multiprocessing.get_context("spawn"),
-                initializer=_put_safe_path,  # processes that a job starts keep the old value
+                initializer=_put_safe_path,  # so that processes that a job starts get the old value
                 initargs=(given,),
             )
         try:
@@ -229,8 +232,8 @@ def _submitted(
         jobs: all jobs.
         asked: indices of the jobs to submit.
         on_answer: called with the index of a job and its answer.
-        starting: creates a context manager that is entered while jobs are submitted. The executor
-            starts its processes during this time.
+        starting: creates the context manager in which jobs are submitted. The executor starts its
+            processes during this time.
 
     Returns:
         Ascending indices of the jobs that got no answer because the executor broke or was shut

@@ -1,8 +1,8 @@
 """Measure the bytes that are alive while a training step runs.
 
 `remat.graph.liveness` predicts these bytes. There are two methods of measurement. The method
-*storages* observes the results of all operators by a dispatch mode, and the end of each storage by
-a finaliser. The method *allocator* uses the statistics of CUDA's allocator or, on the CPU, the
+*storages* uses a dispatch mode to see the results of all operators, and finalisers to see when each
+storage is freed. The method *allocator* uses the statistics of CUDA's allocator or, on the CPU, the
 profiler's record of allocations. Only the method *allocator* includes memory that an operator
 allocates and frees internally, such as the workspace of a convolution.
 """
@@ -55,10 +55,11 @@ def measure_step(
 ) -> Measured:
     """Run a step until a run compiles nothing, then run it once more and measure its memory.
 
-    A step is one forward and one backward. Every output that requires a gradient gets a gradient of
-    ones, as if a loss outside ``fn`` summed the outputs. Afterwards, buffers, inputs, gradients and
-    the states of the random number generators are restored. Frozen parameters are not restored, but
-    a change of one raises an error.
+    There are at most five runs before the measured run. A run is one forward and one backward.
+    Every output that requires a gradient gets a gradient of ones, as if a loss outside ``fn`` summed
+    the outputs. Afterwards, buffers, inputs, gradients and the states of the random number
+    generators are restored. Frozen parameters (those that require no gradient) are not restored: if
+    the step changes one, an error is raised.
 
     Args:
         fn: a module or function, usually compiled. If ``fn`` is a module, the measured bytes
@@ -96,7 +97,7 @@ def measure_step(
         return known[by](lambda: run_forward(fn, args, named), given, device)
 
 
-#: Pair of the result of a call and an empty tensor, whose ``backward()`` runs backward of all outputs.
+#: Pair: the result of a call, and an empty tensor whose ``backward()`` runs backward of all outputs.
 Result = tuple[Any, torch.Tensor]
 _Step = Callable[[], Result]
 _Way = Callable[[_Step, Sequence[torch.Tensor], torch.device], Measured]
@@ -150,8 +151,8 @@ def as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator
     """Restore buffers, inputs, gradients and random states at the end of the ``with`` block.
 
     When the block begins, all gradients are None, because existing gradients would change the peak.
-    Frozen parameters are not restored. A copy of them might take most of the memory, and a step
-    should only read them.
+    Frozen parameters are not restored, because copies of them might take most of the memory, and a
+    step should only read them.
 
     Args:
         tensors: parameters, buffers and inputs of the step.
@@ -163,7 +164,7 @@ def as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator
     frozen = [(t, _checksum(t)) for t in tensors if _is_frozen(t)]
     values = [(t, t.detach().clone()) for t in tensors if not t.requires_grad and not _is_frozen(t)]
     gradients = [(t, t.grad) for t in tensors if t.requires_grad and t.is_leaf]
-    # With gradients in place, backward would accumulate into them and peak at other bytes.
+    # If gradients existed, backward would add to them, and the peak would differ.
     _forget_gradients(tensors)
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -215,7 +216,7 @@ def _forget_gradients(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _by_storages(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -> Measured:
-    """Run a step and measure its memory by tracking storages, those of ``inputs`` from the start."""
+    """Run a step and measure its memory by tracking storages; those of ``inputs`` count from the start."""
     tracker = StorageTracker()
     for tensor in inputs:
         tracker.add(tensor)
@@ -245,7 +246,9 @@ def allocations() -> Iterator[list[int]]:
     """
     found: list[int] = []
     level = os.environ.get(_LOG_LEVEL)
-    os.environ.setdefault(_LOG_LEVEL, "6")  # read once; else Kineto reports on stderr
+    os.environ.setdefault(
+        _LOG_LEVEL, "6"
+    )  # otherwise Kineto, which reads this once, logs to stderr
     cpu = [torch.profiler.ProfilerActivity.CPU]
     try:
         with torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
@@ -282,12 +285,12 @@ def _bytes_of(tensors: Iterable[torch.Tensor], block: int) -> int:
 
 
 class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that reports when operators return storages, and when these are freed.
+    """Dispatch mode that reports when operators return storages, and when these storages are freed.
 
-    A subclass gets the reports through `found` and `freed`. A storage that existed before the mode
-    is reported only after a call of `add`. Of a higher-order operator, the mode sees only the
-    results. Host copies made by `remat.graph.host_copies` are left out, because they are not in
-    device memory.
+    A subclass gets the reports through `found` and `freed`. If a storage existed before the mode was
+    entered, `add` must be called to report it. The mode sees the results of a higher-order
+    operator, but not the operators inside. Host copies made by `remat.graph.host_copies` are left
+    out, because they are not in device memory.
     """
 
     # Otherwise PyTorch refuses to run higher-order operators under the mode.
@@ -299,18 +302,21 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         self._on_host: set[int] = set()
 
     def found(self, known: Any, nbytes: Any, source: str) -> Any:
-        """Handle a tensor's storage, and return a value to pass to `freed` when the storage is freed.
+        """Handle a storage that an operator returned, or that `add` was given.
 
         Args:
             known: the value that the last call for this storage returned; None for a new storage.
             nbytes: bytes of the storage, which may have been resized since the last call.
             source: name of the operator that returned a tensor on the storage, or the text that
                 `add` was given.
+
+        Returns:
+            A value to pass to `freed`, and as ``known`` to the next call for this storage.
         """
         raise NotImplementedError
 
     def freed(self, known: Any) -> None:
-        """Handle the end of a storage.
+        """Handle the freeing of a storage.
 
         Args:
             known: the value that the last call of `found` for this storage returned.

@@ -23,7 +23,7 @@ from remat.running.measure import StorageTracker
 #: Type of a callable that creates an optimizer for a list of parameters, such as a class of `torch.optim`.
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 _EXAMPLES = "name a class of torch.optim, such as 'adamw' or 'sgd:momentum=0.9'"
-#: The function by which PyTorch's optimizers choose the foreach implementation.
+#: Name of the function with which PyTorch's optimizers decide whether to use their foreach implementation.
 _CHOOSES_FOREACH = "_default_to_fused_or_foreach"
 _WORDS = {"true": True, "false": False, "none": None}
 
@@ -138,8 +138,8 @@ def trace_optimizer(
         parameters: tensors with the shapes, strides and dtypes of the parameters; they are not
             changed.
         without_gradient: indices of the parameters that get no gradient.
-        foreach: whether to select the foreach implementation if the optimizer offers a choice and
-            the user made none, as PyTorch does on a GPU.
+        foreach: whether to select the foreach implementation, as PyTorch does on a GPU. It is
+            selected only if the optimizer has one and the user did not choose an implementation.
 
     Raises:
         ProblemError: the optimizer cannot be read or created, or its step does not run on fake
@@ -163,7 +163,7 @@ def trace_optimizer(
         if foreach:
             _work_at_once(running)
         with tracker:
-            # The first step creates the state, so traffic is taken from the second.
+            # The first step creates the state, so the second step shows the usual traffic.
             for nth in range(2):
                 with torch.no_grad():
                     for i, parameter in enumerate(made):
@@ -193,8 +193,8 @@ def trace_optimizer(
 def _work_at_once(optimizer: torch.optim.Optimizer) -> None:
     """Select an optimizer's foreach implementation, which PyTorch selects by default on a GPU.
 
-    An optimizer without a foreach implementation, or whose user chose an implementation, is not
-    changed.
+    An optimizer is not changed if it has no foreach implementation, or if the user chose an
+    implementation.
     """
     kinds = [k for k in type(optimizer).__mro__ if k not in torch.optim.Optimizer.__mro__]
     modules = (sys.modules.get(kind.__module__) for kind in kinds)
@@ -240,5 +240,5 @@ def _moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def _storages(value: Any) -> dict[int, int]:
-    """Return a dict from a storage's id to the bytes of the tensor on it, for tensors in a value."""
+    """Return a dict with an entry for each tensor in a value: from its storage's id to the tensor's bytes."""
     return {torch_compat.storage_id(v.untyped_storage()): v.nbytes for v in tensors_of(value)}

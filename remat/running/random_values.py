@@ -28,7 +28,7 @@ class RealValues:
         self._storages: dict[int, torch.Tensor] = {}
 
     def constant(self, node: fx.Node) -> Any:
-        """Return the value that a get_attr node reads; if it is fake, a random tensor like it."""
+        """Return the value that a get_attr node reads; for a fake tensor, a random tensor like it."""
         return self.make(attribute_of(node.graph.owning_module, node.target), str(node.target))
 
     def make(self, value: Any, name: str) -> Any:
@@ -104,7 +104,7 @@ class RealValues:
             if key is not None:
                 self._storages[key] = held
         sizes, strides = ([hint(s) for s in x] for x in (value.shape, value.stride()))
-        # An alias may have another dtype than the first tensor on the storage.
+        # Two tensors on one storage may differ in dtype; the stored values have the dtype of the first one.
         whole = held if held.dtype == value.dtype else held.view(torch.uint8).view(value.dtype)
         return whole.as_strided(sizes, strides, hint(value.storage_offset()))
 
@@ -112,9 +112,11 @@ class RealValues:
 def _numbers(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     """Return a tensor of ``count`` random numbers of a dtype.
 
-    They are normally distributed; for integers and booleans, each number is 0 or 1.
+    Floating-point and complex numbers are normally distributed. Integers and booleans are 0 or 1.
     """
-    generator = torch.Generator().manual_seed(seed)  # of the CPU: equal numbers on every device
+    generator = torch.Generator().manual_seed(
+        seed
+    )  # on the CPU, so that all devices get equal numbers
     if dtype.is_complex:
         return torch.randn(count, dtype=torch.complex128, generator=generator).to(dtype)
     if dtype.is_floating_point:

@@ -21,7 +21,7 @@ from remat.running.random_values import RealValues, copy_of
 from remat.torch_compat import pytree
 from remat.units import format_bytes
 
-#: Default limit in bytes on the inputs of a trial, and on any one value.
+#: Default limit in bytes on all inputs of a trial together, and on every single value.
 MAX_BYTES = 2**30
 #: Lock that a run holds, because `_deterministic` changes settings of the whole process.
 _ONE_TRIAL = threading.RLock()
@@ -31,9 +31,9 @@ _ONE_TRIAL = threading.RLock()
 class Trial:
     """Random inputs on which a joint graph, or its forward and backward graphs, can be run.
 
-    Every run starts from copies of the same inputs and from the same generator state.
-    Uninitialised memory is filled with NaN. If the results of two runs differ, the graphs therefore
-    differ.
+    Every run starts from copies of the same inputs and from the same generator state, and
+    uninitialised memory is filled with NaN. If the results of two runs differ, the reason is
+    therefore a difference between the graphs.
 
     Attributes:
         inputs: dict from the target of each placeholder to a real value.
@@ -92,8 +92,8 @@ class Trial:
     ) -> dict[str, Any]:
         """Run a forward graph, then a backward graph on the values that forward saves for backward.
 
-        An input of backward gets the saved value of the same name. An input without a saved value
-        must be a tangent or another input that only backward has.
+        An input of backward gets the saved value of the same name. If no saved value has this name,
+        the input must be a tangent or another input that only backward has.
 
         Args:
             forward: the forward module.
@@ -205,9 +205,9 @@ def _deterministic() -> Iterator[None]:
             torch.use_deterministic_algorithms(before, warn_only=only_warn)
 
 
-#: Operators of Inductor that draw random numbers from a seed, with the position of the seed among
-#: their arguments. Their eager kernels ignore the seed and draw from the generator, whose state
-#: differs between forward and backward.
+#: Dict from the name of an Inductor operator that draws random numbers from a seed, to the position of
+#: the seed among its arguments. The eager kernels of these operators ignore the seed and draw from the
+#: generator, whose state differs between forward and backward.
 _SEEDED = {"prims.inductor_random.default": 1, "prims.inductor_randint.default": 3}
 
 

@@ -3,7 +3,8 @@
 A workspace is the memory that an operator allocates beyond its results and frees before it returns.
 Convolutions, batch norms, pooling, attention and some matrix products copy inputs into another
 layout, or keep partial results. No graph shows this memory, and its size depends on the library,
-the device and the shapes. A call of the operator on tensors of zeros measures the workspace.
+the device and the shapes. To measure a workspace, the operator is called on tensors of zeros. Calls
+of one kind have the same operator, sizes, strides, dtypes, number arguments and thread count.
 
 A large call with a batch is not run. Its workspace is extrapolated from two smaller batches,
 because workspaces grow linearly with the batch size.
@@ -33,12 +34,12 @@ MOST_BYTES = 8 << 20
 _MOST_AT_ONCE = 256 << 20
 #: Fewest samples of the larger of the two batches from which a workspace is extrapolated.
 _LEAST_SAMPLES = 4
-#: The same number for convolutions whose kernel has one element, if they run on one thread. With less than half as many
-#: samples, oneDNN does not run these convolutions.
+#: `_LEAST_SAMPLES` for convolutions whose kernel has one element, on one thread. The smaller batch then has 16 samples.
+#: With fewer samples, oneDNN does not run these convolutions.
 _LEAST_OF_ONE_ELEMENT = 32
-#: Workspaces of at most this many bytes are ignored. PyTorch allocates so many to convert number arguments to tensors.
+#: Workspaces of at most this many bytes are ignored. PyTorch needs them to convert number arguments to tensors.
 _NUMBERS = 16
-#: Parts of names of elementwise operators, whose batch may be any dimension.
+#: Parts of names of elementwise operators. Any dimension of their arguments can serve as the batch.
 _ON_ELEMENTS = ("bernoulli", "dropout")
 #: Prefixes of the names of arguments without a batch dimension.
 _NO_BATCH = ("weight", "bias", "running", "save_mean", "save_invstd", "save_var", "reserve")
@@ -75,7 +76,7 @@ def may_allocate(op: Any, dtype: torch.dtype) -> bool:
 
 
 def workspace_bytes(op: Any, args: Any, kwargs: Any, results: Any) -> int:
-    """Return the workspace bytes of an operator call: the most that it allocates beyond its results.
+    """Return the workspace bytes of an operator call: the peak of its allocations beyond its results.
 
     The result is 0 for an operator that is not known to have a workspace, and for a call that is
     not on a CPU. If the call is too large to run, or while a profiler runs, the result is 0 and a
@@ -96,8 +97,7 @@ def workspace_bytes(op: Any, args: Any, kwargs: Any, results: Any) -> int:
 def _cached(op: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> int:
     """Return the workspace bytes of a call, from a cache with one measurement per kind of call.
 
-    Calls of one kind have the same operator, sizes, strides, dtypes, numbers and thread count. A
-    call whose measurement fails counts as 0 bytes.
+    A call whose measurement fails counts as 0 bytes, and so does a call that is not on a CPU.
 
     Args:
         op: an overload of an operator.
@@ -141,7 +141,7 @@ def _estimated(op: Any, args: Any, kwargs: Any, together: int) -> int:
             if _allocated(of(more)) <= _MOST_AT_ONCE:
                 taken = [_measured(op, *of(n)) for n in (few, more)]
                 return max(0, taken[1] + (taken[1] - taken[0]) * (samples - more) // (more - few))
-    # Arguments with gaps between their elements take more memory than they have elements.
+    # Arguments with gaps between their elements take more memory than the elements alone.
     together = max(together, _allocated((args, kwargs)))
     if together > _MOST_AT_ONCE:
         warn(
@@ -212,8 +212,7 @@ def _batches(
 def _with_samples(value: torch.Tensor, axis: int, n: int) -> torch.Tensor:
     """Return a meta tensor like ``value``, with ``n`` samples along an axis.
 
-    The dimensions have the same order in memory as in ``value``, but there are no gaps between
-    elements.
+    The order of the strides is that of ``value``, but there are no gaps between elements.
     """
     size, stride = map(list, map(_numbers, (value.shape, value.stride())))
     dense, at = [0] * len(size), 1
@@ -227,8 +226,8 @@ def note_workspaces(graph: fx.Graph) -> None:
     """Write the workspace bytes of operators into the metadata of their nodes, under `WORKSPACE`.
 
     Random operators, and operators that are known to allocate, get an entry even if their workspace
-    is 0 bytes. The entry marks operators whose workspace may be larger later: a replayed draw adds
-    the size of its generator state, and another machine may need more memory.
+    is 0 bytes, because their workspace may be larger later. If backward repeats a random draw, the
+    generator state is added, and another machine may need more memory.
     """
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch_compat.OpOverload):
@@ -247,10 +246,10 @@ def note_workspaces(graph: fx.Graph) -> None:
 def _may_take(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether an operator call may have a workspace.
 
-    Only PyTorch's own operators that are not views may have a workspace. An elementwise operator
-    may have one only if it is known to allocate, is random, or has a tensor that is complex or not
-    dense. An operator in `_TAKE_NOTHING` may have one in the same cases, and also if it has a
-    16-bit floating-point tensor.
+    Only PyTorch's own operators that are not views may have a workspace. Of these, two groups have
+    one only in special cases. An elementwise operator has one only if it is known to allocate, is
+    random, or has a tensor that is complex or not dense. An operator in `_TAKE_NOTHING` has one only
+    in these cases, or if it has a 16-bit floating-point tensor.
 
     Args:
         op: an overload of an operator.
@@ -288,8 +287,9 @@ def in_proportion(nbytes: int, values: Any) -> Any:
     """Return a symbolic number of bytes that is proportional to the bytes of tensors.
 
     Args:
-        nbytes: value of the result if each symbolic size has its hint.
-        values: the tensors; if none has a symbolic size, the result is ``nbytes``.
+        nbytes: value of the result if each symbolic size equals its hint.
+        values: values that contain the tensors. If no tensor has a symbolic size, the result is
+            ``nbytes``.
     """
     sizes: list[Any] = [t.numel() * t.element_size() for t in tensors_of(values)]
     together: Any = sum(n for n in sizes if isinstance(n, torch.SymInt))
@@ -339,7 +339,9 @@ def _measured(op: Callable[..., Any], args: Any, kwargs: Any) -> int:
             return made.zero_()
 
         args, kwargs = pytree.tree_map(real, (args, kwargs))
-        op(*args, **kwargs)  # not measured: a first call may allocate memory that stays
+        op(
+            *args, **kwargs
+        )  # not measured, because a first call may allocate memory that is not freed
         with allocations() as events:
             results = op(*args, **kwargs)
     alive = [*accumulate(events)] or [0]

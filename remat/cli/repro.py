@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from remat.passes.instruments.reproducer import Recorded
     from remat.planning.pipelines import PassManager
 
-#: Exit codes of the command: the failure is gone, is reproduced, or is another one. Wrong usage has exit code 2.
+#: Exit codes: no failure, the recorded failure, another failure. 2 is left out, because it means wrong usage.
 GONE, REPRODUCED, ANOTHER = 0, 1, 3
 
 

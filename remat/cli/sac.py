@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from remat.sac.api.checkpointing import Checked
     from remat.sac.solve.plan import SACPlan
 
-#: Values of ``--mode``: runtimes come from a cost model, or each operator's runtime is measured.
+#: Values of ``--mode``. Runtimes come from a cost model with the first, from measurements of each operator with the
+#: second.
 MODES = ("operator-level-cost-model", "operator-level-benchmark")
 
 

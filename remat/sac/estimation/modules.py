@@ -44,7 +44,8 @@ class ModuleStats:
         parent: position in `ModuleTree.modules` of the module that calls this module; -1 for the
             outermost module.
         is_leaf: whether the module has no children. A leaf is never checkpointed.
-        parameter_bytes: bytes of the module's parameters; their gradients take as many bytes.
+        parameter_bytes: bytes of the parameters of the module and its submodules. The gradient of a
+            trainable parameter takes as many bytes as the parameter.
         calls: memory of the module's calls, without calls whose saved tensors backward never reads.
         stats: statistics of the module's operators; None for a leaf, or if the module's calls run
             different operators. Unlike in `SACEstimator`, the bytes of a returned result count if

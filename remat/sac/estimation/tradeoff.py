@@ -116,8 +116,8 @@ def upper_envelope(
     be recomputed. Each line lies on or above all stairs in its range. Among all such fits, the
     result has the least total area below the lines, unless corners are merged (see
     `MOST_CORNERS`). Dynamic programming over the points at which segments begin finds this fit.
-    Consecutive lines need not meet.
-    (PyTorch's estimator computes a least-squares fit, which cuts through the stairs.)
+    Consecutive lines need not meet. (PyTorch's estimator computes a least-squares fit, which cuts
+    through the stairs.)
 
     Args:
         stats: statistics of the module.

@@ -280,7 +280,8 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         if self._converts is None or torch_compat.is_fake(x):
             return x
         fake = self._converts.from_tensor(x)
-        # Keep the fake tensor alive. The fake mode holds only weak references, and would make another copy.
+        # Keep the fake tensor alive, because the fake mode refers to it only weakly. Otherwise, the next call
+        # with the same tensor would get another copy.
         return self._converted.setdefault(id(fake), fake)
 
     def __torch_dispatch__(

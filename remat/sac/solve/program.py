@@ -119,7 +119,7 @@ def least_time(
 def _seconds_left(deadline: float | None) -> float | None:
     """Return the seconds until a deadline; None without a deadline.
 
-    At least 0.1, so that the program can still find a plan.
+    The result is at least 0.1, so that HiGHS can still find a plan after the deadline.
     """
     return None if deadline is None else max(0.1, deadline - time.monotonic())
 
@@ -139,7 +139,8 @@ def _least_peak(
         tree: the modules.
         options: dict from the position of each module that may be checkpointed to its choices.
         plain: bytes alive at each moment without checkpointing.
-        deadline: time of `time.monotonic` in seconds at which to stop; None: no deadline.
+        deadline: time of `time.monotonic` in seconds at which to stop; None: branch-and-bound nodes
+            are limited instead.
     """
     # The last choice of a module stores the fewest bytes; see `choices`.
     program = _Program(tree, {k: c[-1:] for k, c in options.items()}, plain)
@@ -237,7 +238,7 @@ class _Program:
         return row
 
     def _rerun(self, k: int, i: int) -> Ints:
-        """Return the bytes that each choice of each module adds while a module call runs again.
+        """Return the bytes that each choice of each module adds to the peak while a module call runs again.
 
         Args:
             k: position of the module that runs again.

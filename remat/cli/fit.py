@@ -175,7 +175,7 @@ def _stages(progress: Progress) -> Callable[[str], None]:
 
 
 def _calls(model: str, overrides: tuple[str, ...], seq: int | None) -> Callable[[int], Any]:
-    """Return a function from a batch size to a triple: model, positional and keyword arguments.
+    """Return a function that takes a batch size and returns (model, positional arguments, keyword arguments).
 
     The function returns the same model for every batch size, unless MODEL is a user's function that
     takes the batch size.

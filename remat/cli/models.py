@@ -19,7 +19,7 @@ from remat.cli import params
 from remat.cli.example import Example
 from remat.errors import CaptureError, RematError, did_you_mean
 
-#: Bytes of weights from which on `called` prints a note that the user's function allocates them.
+#: If a user's function allocates at least this many bytes of weights, `called` prints a note.
 LARGE = 1 << 30
 FORMS = (
     "expected file.py:function, package.module:function, or hf:TYPE with key=value config overrides"

@@ -65,7 +65,7 @@ def replay(
     """Run a recorded failure again, and return the exception; None if no exception is raised.
 
     Args:
-        joint: the joint graph; it is changed.
+        joint: the joint graph, which passes may change in place.
         recorded: the recorded failure.
         passes: a pipeline to run instead of the recorded pipeline.
     """

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from remat.sac.api.checkpointing import Checked
     from remat.sac.solve.plan import SACPlan
 
-#: Values of ``--mode``. Runtimes come from a cost model with the first, from measurements of each operator with the
-#: second.
+#: Values of ``--mode``: the first takes runtimes from a cost model, the second measures each operator.
 MODES = ("operator-level-cost-model", "operator-level-benchmark")
 
 

@@ -20,7 +20,7 @@ class BeforeAfter:
 
     Attributes:
         peak_bytes: peak of the step under the plan.
-        without_peak_bytes: peak without remat, simulated or estimated as ``peak_bytes`` is; 0 if unknown.
+        without_peak_bytes: peak without remat; 0 if unknown. Both peaks are simulated, or both are estimated.
         step_cost: cost of running every operator of the step once, in ``unit``; 0 if unknown.
         recompute_cost: cost of the operators that the plan runs again, in ``unit``.
         without_recompute_cost: cost of the operators that the step without remat runs again, in ``unit``.

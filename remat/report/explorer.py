@@ -114,7 +114,7 @@ def _added(plan: Plan) -> int:
 
 
 def _knee(frontier: Frontier, plans: Sequence[Plan]) -> int:
-    """Return the position in ``plans`` of the plan whose bytes, then cost, are nearest to those at a frontier's knee."""
+    """Return the position in ``plans`` of the plan nearest to a frontier's knee, by bytes and then by cost."""
     knee = frontier.knee()
     nbytes, cost = frontier.bytes_of(knee), knee.recompute_cost
     return min(

@@ -274,7 +274,7 @@ def _stop(
 def _named(view: StepView, kept: Sequence[Value]) -> list[Value]:
     """Return the values that are drawn one by one: kept values, and other values that are large beside the peak.
 
-    `MOST_KEPT`, `MOST_OTHERS` and `_SMALL` limit their number.
+    Inputs are left out. `MOST_KEPT`, `MOST_OTHERS` and `_SMALL` limit the number of values.
 
     Args:
         view: the step.

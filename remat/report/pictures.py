@@ -42,7 +42,7 @@ class Scale:
 
     @classmethod
     def of(cls, most: float, unit: str) -> Scale:
-        """Return the scale of the largest unit that does not exceed ``most``; if all units do, of the smallest unit.
+        """Return the scale with the largest unit that is not above ``most``; with the smallest unit if all are above.
 
         Args:
             most: largest amount on the axis, in ``unit``.

@@ -53,9 +53,9 @@ def apply(
         ``model`` itself.
 
     Raises:
-        PlanError: the model lacks a module of the plan, two modules of the plan are nested or
-            identical, or an earlier plan still checkpoints a module of the model. The model stays
-            unchanged.
+        PlanError: the model lacks a module of the plan, or two modules of the plan are nested or
+            identical. Also raised if an earlier plan still checkpoints a module of the model. The
+            model stays unchanged.
         ProblemError: ``model`` is not a module, ``plan`` is not a `SACPlan`, or a policy is
             invalid.
         PolicyError: raised when a checkpointed module runs, if its operators differ from the plan

@@ -47,8 +47,8 @@ class SACEstimator:
     * Batch normalisation in training counts as an in-place write to its running statistics.
     * If an operator overwrites a tensor that an earlier operator reads, both operators are stored,
       or both are recomputed.
-    * The result of an operator counts as saved by autograd if autograd saves the result anywhere in
-      the outermost module, not only in the module that runs the operator.
+    * The result of an operator counts as saved by autograd even if another module than the one that
+      runs the operator saves the result, within the outermost module.
 
     Args:
         gpu_type: device of the mode ``"operator-level-cost-model"``: PyTorch's name (``"NVIDIA

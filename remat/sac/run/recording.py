@@ -451,9 +451,9 @@ def without_replays(calls: Sequence[Call], returned: Iterable[fx.Node]) -> list[
     Such a repeated call is a replay. If the model's real tensors are plain, no replay happens in a
     real step, so replays must not be counted.
 
-    A call counts as a replay if it repeats an earlier view after a write to the viewed memory, and
-    only other replays, if any, use the call's result. A result that a module returns counts as
-    used.
+    A call counts as a replay under two conditions. The call repeats an earlier view after a write to
+    the viewed memory. And nothing but other replays uses the call's result; a result that a module
+    returns counts as used.
 
     Args:
         calls: operators that ran, in order.

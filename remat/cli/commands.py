@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _AS_JSON = "remat.json"
 
 
-#: Dict from each section of the help to its commands: a dict from a command's name to an example command line.
+#: Sections of the help, by title. Each section is a dict from the name of a command to an example command line.
 HELP: Mapping[str, Mapping[str, str]] = {
     "Plan": {
         "plan": "remat plan hf:gpt2 --budget peak:0.5 --save plan.json",
@@ -72,7 +72,10 @@ HELP: Mapping[str, Mapping[str, str]] = {
 
 
 class Command(click.Command):
-    """Command that reports a `RematError` about one of its options as wrong usage, with exit code 2."""
+    """Command that reports a `RematError` about one of its options as wrong usage, with exit code 2.
+
+    A `PlanError` is no wrong usage and gives exit code 1, because it depends on the graph.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -81,7 +84,7 @@ class Command(click.Command):
             called = {param.name: param for param in self.params}
             # Some commands take a list: ``--budgets`` for ``budget``.
             param = called.get(error.option) or called.get(f"{error.option}s")
-            # A `PlanError` is due to the graph, for which a valid option does not fit.
+            # A `PlanError` means that a valid option does not fit the graph.
             if param is None or isinstance(error, PlanError):
                 raise
             raise click.BadParameter(params.one_line(error), ctx, param) from None
@@ -104,7 +107,7 @@ class _Group(click.Group):
                 cmd.epilog = f"Example: {examples[name or cmd.name or '']}"
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands for the help: by the sections of `HELP`, then all others."""
+        """Write the list of commands for the help: the sections of `HELP`, then a section of all other commands."""
         grouped = [name for group in HELP.values() for name in group]
         others = [name for name in self.list_commands(ctx) if name not in grouped]
         for title, names in (*HELP.items(), ("More", others)):
@@ -124,7 +127,7 @@ class _Group(click.Group):
         return super().make_context(info_name, args, *more, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # Before parsing, so that errors of parsing are JSON too.
+        # This is set before parsing, so that errors of parsing are printed as JSON, too.
         ctx.meta[_AS_JSON] = asks_for_json(args)
         return super().parse_args(ctx, args)
 
@@ -134,7 +137,7 @@ class _Group(click.Group):
             if not sys.warnoptions:
                 # Warnings of libraries are hidden; `tell_refused_plugins` prints refused plugins.
                 warnings.simplefilter("ignore")
-                # Shown nevertheless: a cache of measured costs that cannot be used, and peaks above expectation.
+                # Two warnings of remat are shown nevertheless: an unusable cache of measured costs, and `PeakWarning`.
                 warnings.filterwarnings("default", message="the cache of measured costs")
                 warnings.simplefilter("default", PeakWarning)
                 warnings.showwarning = show_warning
@@ -190,7 +193,8 @@ def list_option(
         name: name of the option in the plural, without dashes.
         text: help of the option.
         item: type of one value.
-        default: values if the option is not given, as text or as an empty tuple.
+        default: values if the option is not given: comma-separated text, or an empty tuple. None: the
+            command gets None.
     """
     return click.option(
         f"--{name}",
@@ -325,9 +329,9 @@ model_options = options(capture_options, time_limit_option, reread_option)
 def takes_request(command: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a command so that it gets its planning options as one argument ``request``.
 
-    The options are checked first. Apply this decorator directly above the function, below the
-    decorators of its options. If ``budget`` is missing or None, the request has no budget, as from
-    `PlanRequest.without_budget`.
+    The options are checked first, by `PlanRequest`. Apply this decorator directly above the function,
+    below the decorators of its options. If the option ``budget`` is missing or None, the request has
+    no budget (`PlanRequest.without_budget`).
 
     Args:
         command: a command function with an argument ``request``, a `PlanRequest`.
@@ -377,7 +381,7 @@ def users_output() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """The training step of MODEL.
+    """The captured training step of MODEL, the model that the command line names.
 
     Attributes:
         example: the model, and the arguments of the captured call.
@@ -404,7 +408,7 @@ class Captured:
         return f"{self.example.title}: {nodes:,} nodes, captured in {self.seconds:.1f} s"
 
 
-#: Dict from an argument of `remat.capture` to the option of the command that sets this argument.
+#: Dict from an argument of `remat.capture`, as its errors recommend it, to the command's option for this argument.
 _IN_COMMAND = {"fullgraph=False": "--no-fullgraph", "run=True": "--run"}
 
 
@@ -428,7 +432,7 @@ def capture_model(
         lower: ``"inductor"`` to apply Inductor's decompositions to the graphs, ``"eager"`` to apply
             none.
         device: the device to trace for; None: the device of the tensors.
-        fullgraph: whether graph breaks are refused.
+        fullgraph: whether a graph break is an error; if False, the step may have several joint graphs.
         run: whether forward runs once on real tensors during the capture; used only if
             ``fullgraph`` is False.
         options: ``batch`` (batch size) and ``seq`` (sequence length), as in
@@ -446,7 +450,7 @@ def capture_model(
         example = load(model, overrides, **options)
         progress.step(f"capturing {model}")
         start = time.perf_counter()
-        # A dict, because the overloads of `capture` distinguish `fullgraph`.
+        # A dict, because the type checker selects an overload of `capture` by a literal `fullgraph`.
         given: dict[str, Any] = {"fullgraph": fullgraph, "run": run}
         try:
             found = capture(

@@ -41,8 +41,8 @@ def fail(error: RematError, result: Mapping[str, Any] | None) -> NoReturn:
 
     Args:
         error: the reason for the failure.
-        result: the results, to be printed as JSON with the error. None if the results were printed
-            as text.
+        result: the results, to be printed as JSON together with the error. None if the command has
+            already printed its results as text.
 
     Raises:
         RematError: ``error``, if ``result`` is None.

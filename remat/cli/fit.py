@@ -175,9 +175,10 @@ def _stages(progress: Progress) -> Callable[[str], None]:
 
 
 def _calls(model: str, overrides: tuple[str, ...], seq: int | None) -> Callable[[int], Any]:
-    """Return a function from a batch size to a triple: model, positional and keyword arguments.
+    """Return a function that takes a batch size and returns (model, positional arguments, keyword arguments).
 
-    A model that does not depend on the batch size is built once.
+    The function returns the same model for every batch size, unless MODEL is a user's function that
+    takes the batch size.
 
     Args:
         model: MODEL as typed.
@@ -190,7 +191,7 @@ def _calls(model: str, overrides: tuple[str, ...], seq: int | None) -> Callable[
         def of_transformers(batch: int) -> Any:
             example = load(model, overrides, batch=batch, seq=seq)
             models.append(example.model)
-            # One model for all batches: only its inputs depend on the batch.
+            # The first model serves all batch sizes, because only the inputs depend on the batch size.
             return models[0], example.args, example.kwargs
 
         return of_transformers

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from remat.planning.plan import Plan
     from remat.planning.request import PlanRequest
 
-#: Largest number of rows in the tables of all solvers together.
+#: Largest number of rows of all tables together; there is one table per solver.
 ROWS = 20
 
 
@@ -92,7 +92,8 @@ def frontier(
     plain = dataclasses.replace(request, offload=None)
     requests = [plain.by(solver) for solver in dict.fromkeys(solvers)]
     if request.offload is not None:
-        # First, since --budget plans with the first request. The frontiers without offloading follow for comparison.
+        # The request with offloading comes first, because --budget plans with the first request. The frontiers
+        # without offloading follow for comparison.
         requests = [dataclasses.replace(requests[0], offload=request.offload), *requests]
     with Progress() as progress:
         step = capture_model(progress, model, overrides, **options)

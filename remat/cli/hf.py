@@ -111,9 +111,10 @@ def _config(kind: str, overrides: Sequence[str]) -> Any:
             f"the config of hf:{kind} refuses {', '.join(overrides)}: {reason}"
         ) from error
     if hasattr(config, "use_cache"):
-        config.use_cache = False  # the cache serves generation, not training
+        config.use_cache = False  # the cache of keys and values serves generation, not training
     if getattr(config, "architectures", None) is None:
-        # For types with several classes of one kind, transformers then takes the first.
+        # If several classes fit a type and a task, transformers iterates over `architectures`, which must not be None.
+        # With an empty list, transformers takes the first class.
         config.architectures = []
     if getattr(config, "is_encoder_decoder", False):
         # The model shifts labels right with these tokens. Checkpoints set them, default configs may not.
@@ -136,8 +137,8 @@ def _literal(text: str) -> Any:
 def _model(kind: str, auto: Any, config: Any, device: str) -> Any:
     """Build the model on a device.
 
-    A constructor that reads tensor values fails on the meta device. The model is then built with
-    fake tensors.
+    Some constructors read tensor values and therefore fail on the meta device. In this case, the
+    model is built with fake tensors.
 
     Raises:
         CaptureError: `transformers` fails to build the model.
@@ -164,10 +165,10 @@ def _model(kind: str, auto: Any, config: Any, device: str) -> Any:
 
 
 def _trainable(model: Any) -> Any:
-    """Put a model into train mode, set its loss if `transformers` has none for its class, return it.
+    """Return a model in train mode, with the loss ``ForCausalLM`` if `transformers` has none for its class.
 
-    If the loss were not set, `transformers` would choose the same loss when the model runs. It
-    would also log a warning, which Dynamo cannot trace.
+    If the loss were not set, `transformers` would choose ``ForCausalLM`` when the model runs, and
+    log a warning, which Dynamo cannot trace.
     """
     from transformers.loss.loss_utils import LOSS_MAPPING
 

@@ -11,7 +11,7 @@ import click
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Rules to build models for one task, and the inputs of one training step.
+    """Rules for one task: which class to build for a model type, and the inputs of one training step.
 
     Attributes:
         label: the task, such as ``"causal language modelling"``.
@@ -67,7 +67,7 @@ def draw(inputs: Mapping[str, Any], config: Any, device: str) -> dict[str, Any]:
         if like.is_floating_point():
             drawn[name] = torch.randn_like(like, device=device)
             continue
-        is_class = like.dim() == 1  # labels of images; token ids have two dimensions
+        is_class = like.dim() == 1  # labels of images have one dimension, token ids two
         # The first tokens of a vocabulary often mean padding or the end. Padding would require a mask.
         first = 0 if is_class else min(3, config.get_text_config().vocab_size - 1)
         end = config.num_labels if is_class else config.get_text_config().vocab_size
@@ -92,7 +92,7 @@ def _speech(config: Any, batch: int, seq: int, dtype: Any) -> dict[str, Any]:
     positions = getattr(config, "max_source_positions", None)
     if bins is None or positions is None:
         raise _no_recipe(config)
-    frames = 2 * positions  # the encoder's convolutions have stride 2 in all
+    frames = 2 * positions  # the strides of the encoder's convolutions multiply to 2
     features = torch.zeros(batch, bins, frames, dtype=dtype, device="meta")
     return {"input_features": features, "labels": _tokens(batch, seq)}
 
@@ -103,8 +103,8 @@ def _waveform(config: Any, batch: int, seq: int, dtype: Any) -> dict[str, Any]:
     samples_per_frame = getattr(config, "inputs_to_logits_ratio", None)
     if samples_per_frame is None:
         raise _no_recipe(config)
-    # CTC needs two frames per token, because equal neighbours have a blank between them. One more frame, because
-    # convolutions without padding shorten the output.
+    # CTC needs two frames per token, because equal neighbours have a blank between them. The wave is one frame longer,
+    # because convolutions without padding shorten the output.
     wave = torch.zeros(batch, (2 * seq + 1) * samples_per_frame, dtype=dtype, device="meta")
     return {"input_values": wave, "labels": _tokens(batch, seq)}
 
@@ -130,7 +130,7 @@ def _images(config: Any, batch: int, seq: int, dtype: Any) -> dict[str, Any]:
     }
 
 
-# In the order in which they are tried, since many model types fit several recipes.
+# Recipes in the order in which they are tried. Many model types fit several recipes; the first one is taken.
 RECIPES = (
     Recipe(
         "sequence to sequence",

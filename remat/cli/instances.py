@@ -120,7 +120,7 @@ def solve(
     from remat.solvers.instances import load_instance
     from remat.units import Budget
 
-    # Without `takes_request`, which imports PyTorch: solving does not need PyTorch.
+    # The command does not use `takes_request`, which imports PyTorch, because solving does not need PyTorch.
     with about("solver"):
         decider = registry().solver(solver)
     with about("budget"):
@@ -176,7 +176,7 @@ def _solve(
         full = instance.full_bytes or 0
     capacity = problem.capacity
     if budget is not None:
-        # A problem bounds one kind of bytes, so peak bytes and saved bytes mean the same.
+        # A problem bounds only one kind of bytes: saved bytes or the peak. So both forms of a budget mean this kind.
         budget = Budget(share=budget.share, nbytes=budget.peak_bytes or budget.nbytes)
         capacity = budget.capacity(full=full, least=instance.least_bytes or 0)
     solved: Any = run(solver, problem.within(capacity), time_limit=time_limit)
@@ -184,7 +184,7 @@ def _solve(
     def as_cost(objective: int) -> int:
         """Convert an objective to the cost of the values that are not saved.
 
-        The objective of some problems is the value of what is saved, which they maximise.
+        Some problems, such as a knapsack, maximise the total value of the saved items instead.
         """
         return problem.total_value - objective if problem.maximises else objective
 
@@ -224,7 +224,7 @@ def _solve(
 
 
 def figures(instance: Instance) -> dict[str, Any]:
-    """Return name, kind, origin, cost model and sizes of an instance."""
+    """Return name, kind, origin, cost model and sizes of a problem from a file, as a dict for ``--json``."""
     problem: Any = instance.problem
     found: dict[str, Any] = {
         key: getattr(instance, key) for key in ("name", "kind", "source", "cost", "unit")

@@ -63,8 +63,8 @@ def passes(pipeline: bool, as_json: bool) -> None:
         text = str(default_pipeline())
         click.echo(json.dumps({"pipeline": text}) if as_json else text)
         return
-    # `not_after` maps the passes that a pass must not follow to the reasons. `optional` tells whether results are
-    # right without the pass.
+    # `not_after`: dict from each pass after which this pass must not run to the reason. `optional`: whether results
+    # stay right if this pass is left out.
     found: list[Row] = [
         {
             "name": name,
@@ -139,7 +139,7 @@ def costs(as_json: bool) -> None:
 def _options(kind: Any) -> dict[str, str]:
     """Return a dict from each option of a pass or analysis to its default value as text.
 
-    The text is empty for an option without a default, or whose default a pipeline cannot write.
+    The text is empty if the option has no default, or if the text of a pipeline cannot express the default.
     """
     from remat.passes.core.pipeline_text import NESTED, write_option
 
@@ -149,7 +149,7 @@ def _options(kind: Any) -> dict[str, str]:
             continue
         text = "" if f.default is dataclasses.MISSING else write_option(f.default)
         if text == repr(f.default) and dataclasses.is_dataclass(f.default):
-            text = ""  # a pipeline cannot write it
+            text = ""  # the text of a pipeline cannot express this default
         found[f.name.replace("_", "-")] = text
     return found
 

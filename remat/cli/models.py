@@ -19,7 +19,7 @@ from remat.cli import params
 from remat.cli.example import Example
 from remat.errors import CaptureError, RematError, did_you_mean
 
-#: Least size in bytes of a user's weights for which `called` prints a note.
+#: If a user's function allocates at least this many bytes of weights, `called` prints a note.
 LARGE = 1 << 30
 FORMS = (
     "expected file.py:function, package.module:function, or hf:TYPE with key=value config overrides"
@@ -112,7 +112,8 @@ def check(spec: str) -> None:
         check_kind(spec.removeprefix("hf:"))
         return
     with contextlib.suppress(CaptureError), contextlib.redirect_stdout(sys.stderr):
-        function_of(spec)  # an error of the user's code is raised again when the model is built
+        # An error of the user's code is suppressed here. The code raises it again when the model is built.
+        function_of(spec)
 
 
 def called(function: Any, spec: str, *args: Any) -> Example:
@@ -183,7 +184,8 @@ def function_of(spec: str) -> Any:
 
 
 def _import_file(path: Path, spec: str) -> ModuleType:
-    # As with `python file.py`, modules in the same folder can be imported, but none instead of an installed one.
+    # As with `python file.py`, modules in the same folder can be imported. The folder comes last in the search path,
+    # so that these modules hide no installed ones.
     if str(path.resolve().parent) not in sys.path:
         sys.path.append(str(path.resolve().parent))
     # A file `json.py` must not replace the module `json` in `sys.modules`.
@@ -206,7 +208,7 @@ def _import(name: str, spec: str) -> ModuleType:
             return importlib.import_module(name)
     except CaptureError as error:
         cause = error.__cause__
-        # The missing module is the named one or a package around it, not one that its code imports.
+        # True if the named module or a package around it is missing; False if a module that its code imports is.
         if isinstance(cause, ModuleNotFoundError) and f"{name}.".startswith(f"{cause.name}."):
             raise click.UsageError(
                 f"MODEL is '{spec}', but there is no module '{cause.name}'; {FORMS}"
@@ -242,7 +244,10 @@ def users_code(spec: str) -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """Return file and line of the innermost traceback frame outside of installed packages."""
+    """Return file and line of the innermost traceback frame outside of remat and of installed packages.
+
+    If all frames are in installed packages, the innermost of these frames is returned.
+    """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     here = str(Path(__file__).parents[1])

@@ -38,7 +38,7 @@ class _OptCommand(Command):
     """Command that accepts ``--verify-each`` without a value, as ``--verify-each=structure``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # A click option with an optional value would take the argument that follows it.
+        # If the option's value were optional in click, click would take the next argument as the value.
         given = ["--verify-each=structure" if a == "--verify-each" else a for a in args]
         return super().parse_args(ctx, given)
 
@@ -169,7 +169,7 @@ def _from_stdin() -> JointGraph:
     from remat.graph.text import parse_joint
     from remat.graph.text.syntax import MAX_BYTES
 
-    data = sys.stdin.buffer.read(MAX_BYTES + 1)  # more is refused by the parser
+    data = sys.stdin.buffer.read(MAX_BYTES + 1)  # the parser refuses more than MAX_BYTES
     try:
         return parse_joint(data.decode())
     except UnicodeDecodeError as error:
@@ -226,7 +226,8 @@ def _instruments(options: dict[str, Any]) -> Iterator[Instrument]:
         yield made.PrintChanged(write=_note)
     if options["statistics"]:
         yield made.Statistics()
-    if options["time_passes"]:  # last, so that it does not count the work of the others
+    # Timing comes last, so that the time of a pass does not include the work of other instruments.
+    if options["time_passes"]:
         yield made.Timing()
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from remat.planning.pipelines import PassManager
 
     ParamType = click.ParamType[Any]
-else:  # a class without parameters before click 8.4
+else:  # before click 8.4, the class takes no type parameter
     ParamType = click.ParamType
 
 
@@ -107,7 +107,7 @@ def _pipeline(text: str) -> PassManager:
         made = PassManager.parse(text, readers={Solver: _solver})
         check_partitioned(made.passes)
     except RematError as error:
-        # Further lines point at the column, which one line cannot.
+        # The message's further lines mark a column of the text. The command prints errors in one line.
         raise RematError(first_line(error)) from None
     return made
 

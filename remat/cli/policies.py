@@ -114,10 +114,10 @@ def _table(rows: list[ModuleRow], unit: str) -> list[str]:
 
 
 def _below(pattern: str, rows: list[ModuleRow]) -> str:
-    """Return a module pattern without the part that the nearest enclosing row already shows.
+    """Return a module's pattern without the prefix that the row of the nearest enclosing module shows.
 
-    Below the row ``model.layers``, for example, ``model.layers.mlp`` is shown as ``mlp``. The
-    pattern is unchanged if no row encloses it.
+    Below the row ``model.layers``, for example, ``model.layers.mlp`` is shown as ``mlp``. If no row
+    encloses the module, the pattern is returned unchanged.
     """
     names = {row.pattern for row in rows if pattern.startswith(f"{row.pattern}.")}
     return pattern[len(max(names, key=len)) + 1 :] if names else pattern

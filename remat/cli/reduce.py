@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
     from remat.passes.instruments.reproducer import Recorded
 
-#: Dict from an exit code by which a shell says that it did not start a command to the reason.
+#: Exit codes with which a shell reports that it could not start a command, each with the reason.
 _NOT_RUN = {126: "may not execute it", 127: "does not find it"}
-#: Files of a reproducer that describe the original graph, and are wrong for the smaller graph.
+#: Files of a reproducer that describe the original graph. They are not copied, because they are wrong for the
+#: smaller graph.
 _OUTDATED = ("problem.json", "traceback.txt", "README.txt")
 
 
@@ -164,8 +165,8 @@ def _command(command: str, timeout_s: float | None, place: Path) -> Callable[[Jo
     def fails(joint: JointGraph) -> bool:
         nonlocal ran
         write_joint(file, joint)
-        # In a session of its own, so that Ctrl-C interrupts the reduction, not the command. The command and its
-        # child processes are then killed below.
+        # The command gets a session of its own, so that Ctrl-C interrupts the reduction, not the command. The command
+        # and its child processes are then killed below.
         run = subprocess.Popen(
             line,
             shell=True,
@@ -183,7 +184,7 @@ def _command(command: str, timeout_s: float | None, place: Path) -> Callable[[Jo
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(run.pid, signal.SIGKILL)
                 run.wait()
-        # After a first run, an error here would lose the reduction so far.
+        # Only before the first complete run: a later error would lose the reduction so far.
         if code in _NOT_RUN and not ran:
             raise click.UsageError(
                 f"--test '{command}' could not be run: the shell {_NOT_RUN[code]} (exit code {code}); "

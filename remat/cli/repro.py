@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from remat.passes.instruments.reproducer import Recorded
     from remat.planning.pipelines import PassManager
 
-#: Exit codes of the command: the failure is gone, is reproduced, or is another one. Wrong usage has exit code 2.
+#: Exit codes: no failure, the recorded failure, another failure. 2 is left out, because it means wrong usage.
 GONE, REPRODUCED, ANOTHER = 0, 1, 3
 
 
@@ -65,7 +65,7 @@ def replay(
     """Run a recorded failure again, and return the exception; None if no exception is raised.
 
     Args:
-        joint: the joint graph; it is changed.
+        joint: the joint graph, which passes may change in place.
         recorded: the recorded failure.
         passes: a pipeline to run instead of the recorded pipeline.
     """

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from remat.sac.api.checkpointing import Checked
     from remat.sac.solve.plan import SACPlan
 
-#: Values of ``--mode``: runtimes come from a cost model, or each operator's runtime is measured.
+#: Values of ``--mode``: the first takes runtimes from a cost model, the second measures each operator.
 MODES = ("operator-level-cost-model", "operator-level-benchmark")
 
 

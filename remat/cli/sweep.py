@@ -41,7 +41,7 @@ class Named:
     spec: str
 
     def __repr__(self) -> str:
-        return self.spec  # the column `of` of the table has it
+        return self.spec  # the table's column `of` shows this text
 
     def __call__(self) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
         """Build the model, and return it with its positional and keyword arguments.
@@ -157,7 +157,7 @@ def sweep(
 
 
 def _taken(rows: int, output: Path | None) -> str:
-    """Return a text that says how many requested rows the table's file already has.
+    """Return a text such as ``"; 3 rows taken from sweep.jsonl"``: how many rows the table's file already has.
 
     Args:
         rows: number of these rows; for 0, the result is an empty text.

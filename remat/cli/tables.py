@@ -55,8 +55,8 @@ def rows_table(rows: Iterable[tuple[str, str]], title: str) -> Table:
 def cost_text(resolved: str, asked: str) -> str:
     """Return the name of the cost model that was used.
 
-    If the user did not choose a cost model, a hint follows: the option that plans for another
-    device.
+    If the user did not choose a cost model, the text ends with a hint: the option ``--cost`` for
+    another device.
 
     Args:
         resolved: the cost model that was used.
@@ -99,7 +99,7 @@ def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> 
     table.add_column("solver", overflow="fold")
     names = ["saved", "recompute", "gap", "peak", *(["step"] if wide else []), "time"]
     for name in names:
-        # Two blanks, as wide as " *" in the cells.
+        # The header gets two blanks, as wide as the " *" in the cells, so that the figures are aligned.
         shown = f"{name}  " if name == "recompute" else name
         table.add_column(shown, justify="right", no_wrap=True)
     for _, group in groupby(comparison.rows, key=lambda row: row.budget):

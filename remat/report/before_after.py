@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from remat.errors import PeakWarning, warn
 from remat.units import format_apart, format_bytes, format_cost
 
-#: A difference from the peak or the cost of the step at budget 1 counts as none up to this fraction of it.
+#: Fraction of the peak or cost of the step without remat. Smaller differences from this peak or cost are negligible.
 _LITTLE = 0.01
 
 
@@ -15,11 +15,12 @@ _LITTLE = 0.01
 class BeforeAfter:
     """Peak and costs of a step under a plan, and of the same step without remat.
 
-    "Without remat" means under the plan for budget 1, which saves no more than the runtime-optimal partition.
+    "Without remat" means under the plan for budget 1. This plan saves no more bytes than the runtime-optimal
+    partition, which `torch.compile` uses without remat.
 
     Attributes:
         peak_bytes: peak of the step under the plan.
-        without_peak_bytes: peak without remat, simulated or estimated as ``peak_bytes`` is; 0 if unknown.
+        without_peak_bytes: peak without remat; 0 if unknown. Both peaks are simulated, or both are estimated.
         step_cost: cost of running every operator of the step once, in ``unit``; 0 if unknown.
         recompute_cost: cost of the operators that the plan runs again, in ``unit``.
         without_recompute_cost: cost of the operators that the step without remat runs again, in ``unit``.
@@ -48,7 +49,7 @@ class BeforeAfter:
 
     @property
     def more(self) -> float | None:
-        """Cost that the plan adds to the step, as a fraction of the step's cost without remat.
+        """Cost that the plan adds to the step, as a fraction of the step's cost without remat: 0.04 for 4 % more.
 
         Negative if the plan's step costs less; None if cost or peak of the step without remat is unknown.
         """
@@ -100,10 +101,11 @@ class BeforeAfter:
             of_graph: whether the plan is for one graph, which may be one of several in the step.
             is_estimated: whether the peaks are estimates of compiled peaks. If so, the first case
                 holds only if the plan's peak is more than 1 % above the peak without remat.
-            stacklevel: number of frames up to the caller that the warning names; 1 is the direct caller.
+            stacklevel: number of frames from this method up to the caller that the warning names; 1 is
+                the direct caller.
         """
         peak, most, more = self.peak_bytes, self.without_peak_bytes, self.more or 0.0
-        # Estimates of compiled peaks are off by a little, which is no reason to warn.
+        # Estimates of compiled peaks are inexact, so an estimate that is only slightly above is no reason to warn.
         above = peak > most * (1 + _LITTLE * is_estimated)
         if not above and not (more > _LITTLE and most - peak < _LITTLE * most):
             return
@@ -136,5 +138,5 @@ def more_text(share: float, of: str = "") -> str:
         share: the change as a fraction of the amount before it; negative for a decrease.
         of: text before "more" or "less", with a blank at its end, such as ``"of the step "``.
     """
-    rounded = round(share, 3)  # as shown, so that no "0.0% less" appears
+    rounded = round(share, 3)  # to the shown digits, so that -0.0001 does not give "0.0% less"
     return f"{abs(rounded):.1%} {of}{'less' if rounded < 0 else 'more'}"

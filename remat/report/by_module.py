@@ -27,7 +27,7 @@ class Totals:
         nodes: number of nodes.
         saved_bytes: bytes that forward saves on the device.
         offloaded_bytes: bytes that are offloaded to host memory.
-        recompute_cost: summed cost of the nodes' runs after their first run.
+        recompute_cost: summed cost of all runs of a node after the node's first run.
         runs_again: number of nodes that run again.
         cost: summed cost of one run of each node.
     """
@@ -93,14 +93,15 @@ class ModuleRow:
     def treatment(self) -> str:
         """What the plan does with each module of this row: ``save``, ``recompute`` or ``offload``.
 
-        Empty if the plan treats the modules differently, or does several or none of the three in a module.
+        Empty if the plan treats the modules of the row differently. Also empty if the plan mixes save,
+        recompute and offload within a module, or does none of them.
         """
         found = {treatment_of(totals) for totals in self.modules.values()}
         return found.pop() if len(found) == 1 else ""
 
 
 def treatment_of(totals: Totals) -> str:
-    """Return what a plan does in a module: ``save``, ``recompute`` or ``offload``; empty for several or none."""
+    """Return what a plan does in a module: ``save``, ``recompute`` or ``offload``; empty if none or more than one."""
     if totals.recompute_cost:
         return "" if totals.saved_bytes or totals.offloaded_bytes else "recompute"
     if totals.saved_bytes:
@@ -138,7 +139,9 @@ def module_rows(used: Iterable[Use]) -> list[ModuleRow]:
 
 
 def policies_of(rows: Sequence[ModuleRow]) -> dict[str, str]:
-    """Return policies that describe a plan: one for each outermost module to which a single policy applies.
+    """Return policies that describe a plan, such as ``{"layers.*.mlp": "recompute"}``.
+
+    Each outermost module that the plan treats uniformly gets a policy. Modules within it get none.
 
     Args:
         rows: the tree of modules, from `module_rows`.
@@ -155,7 +158,7 @@ def policies_of(rows: Sequence[ModuleRow]) -> dict[str, str]:
             continue
         if row.treatment:
             found[row.pattern] = row.treatment
-        elif len(row.modules) > 1:  # they differ: each by itself
+        elif len(row.modules) > 1:  # the modules differ, so each gets a policy of its own
             each = {name: treatment_of(totals) for name, totals in row.modules.items()}
             found |= each if all(each.values()) else {}
     return found
@@ -164,7 +167,7 @@ def policies_of(rows: Sequence[ModuleRow]) -> dict[str, str]:
 def policy_lines(plan: Plan) -> list[str]:
     """Return a table with a row for each policy: matched modules, saved and offloaded bytes, recompute cost.
 
-    Policies for regions of code are read from the nodes.
+    A policy that the user's code sets with `remat.region` is read from the nodes of this region.
 
     Returns:
         Lines of text; empty if there are no policies.

@@ -30,9 +30,9 @@ from remat.units import columns, format_bytes, format_cost
 if TYPE_CHECKING:
     from remat.planning.plan import Plan
 
-#: Largest number of rows of a table. Further, smaller rows are summed in one row.
+#: Largest number of rows of a table. All smaller rows are summed in one last row.
 MOST_ROWS = 40
-#: Rows below this fraction of a table's total are summed in one row too.
+#: Rows whose bytes or cost are below this fraction of the table's total are summed in the last row, too.
 _LEAST_ROW = 1 / 1000
 #: Largest number of operators for which the text contains a ``declare_pure`` line to paste.
 MOST_DECLARED = 8
@@ -56,8 +56,10 @@ class KeptStorage:
         nbytes: bytes of the storage.
         price: cost of recomputing the value alone from other kept or recomputed values, in the unit of
             the problem; None if the value cannot be recomputed.
-        tagged: name of the user's tag that forbids recomputation; empty if there is none.
-        undeclared: operators that made the value and are not declared pure, so they must not run again.
+        tagged: name of the `CheckpointPolicy` by which the user forbids recomputation, such as
+            ``"MUST_SAVE"``; empty if there is none.
+        undeclared: those operators that made the value and must not run again, because they are not
+            declared pure.
     """
 
     name: str
@@ -80,8 +82,9 @@ class RecomputedNode:
         nbytes: bytes that keeping the node's value would take; 0 if the value takes no memory of
             its own.
         cost: cost of running the node once, in the unit of the problem.
-        why: reason for the run. ``"tagged"``: the user's tag demands it. ``"read"``: backward itself
-            reads the value. ``"on the way"``: only other recomputed nodes read the value.
+        why: reason for the run. ``"tagged"``: a checkpoint policy of the user tags the node for
+            recomputation. ``"read"``: backward itself reads the value. ``"on the way"``: only other
+            recomputed nodes read the value.
     """
 
     name: str
@@ -111,7 +114,7 @@ def kept(plan: Plan) -> list[KeptStorage]:
     }
     found: list[KeptStorage] = []
     for node in handed:
-        if node.target is WAIT_COPIED:  # a copy in host memory takes none of the device's
+        if node.target is WAIT_COPIED:  # a copy in host memory takes no memory of the device
             continue
         fresh = [k for k in sizes.keys(node) if k not in seen]
         seen.update(fresh)
@@ -182,8 +185,8 @@ def price(problem: GraphProblem, there: set[int], i: int) -> int | None:
         i: position in the problem of the kept node.
 
     Returns:
-        The cost in the unit of the problem; None if the node cannot be recomputed. If an input that
-        the recomputation needs cannot be recomputed itself, it counts as kept and adds no cost.
+        The cost in the unit of the problem; None if the node cannot be recomputed. An input of the
+        recomputation that cannot be recomputed itself counts as kept and adds no cost.
     """
     if not problem.recomputable[i]:
         return None
@@ -192,7 +195,8 @@ def price(problem: GraphProblem, there: set[int], i: int) -> int | None:
         v = stack.pop()
         total += problem.cost[v] if problem.in_forward[v] else 0
         for j in problem.inputs[v]:
-            free = problem.savable[j] and not problem.size[j]  # size 0: alive in backward anyway
+            # Values of size 0 are alive in backward in any case, so they count as kept.
+            free = problem.savable[j] and not problem.size[j]
             if j not in seen and j not in there and not free and problem.recomputable[j]:
                 seen.add(j)
                 stack.append(j)
@@ -320,7 +324,7 @@ def grouped(
 
 
 def _most_shown(sizes: Sequence[int]) -> int:
-    """Return how many rows of a table to show; the others are summed in one row.
+    """Return how many rows of a table to show; the caller sums all other rows in one row.
 
     Args:
         sizes: size of each row, largest first.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Largest number of points of a frontier for which the slider has a plan.
 STOPS = 16
-#: Fields of a plan that are lists of node names. Files of plans contain these fields, but pages do not.
+#: Fields of a plan that are lists of node names. A plan's JSON file contains these fields, but a page does not.
 _NAMES = (
     "saved", "recomputed", "snapshots", "fallbacks", "reread", "forward_order", "backward_order",
 )  # fmt: skip
@@ -84,7 +84,7 @@ def explore(
 def _along(frontier: Frontier, plan: Plan, on_step: Callable[[str], None] | None) -> list[Plan]:
     """Return plans at some points of a frontier together with the given plan, fewest bytes first.
 
-    A plan of the frontier that saves, recomputes and offloads the same as the given plan is left out.
+    A plan of the frontier is left out if it saves, recomputes and offloads the same values as the given plan.
 
     Args:
         frontier: the frontier.
@@ -114,7 +114,7 @@ def _added(plan: Plan) -> int:
 
 
 def _knee(frontier: Frontier, plans: Sequence[Plan]) -> int:
-    """Return the position in ``plans`` of the plan at a frontier's knee, else of the plan with the nearest bytes."""
+    """Return the position in ``plans`` of the plan nearest to a frontier's knee, by bytes and then by cost."""
     knee = frontier.knee()
     nbytes, cost = frontier.bytes_of(knee), knee.recompute_cost
     return min(
@@ -135,7 +135,7 @@ def _curve(frontier: Frontier, plans: Sequence[Plan]) -> Curve:
         for p in frontier.points
     ]
     least = min(p[0] for p in points)
-    # A bound at fewer bytes than every point is outside of the picture.
+    # A bound whose vertices all have fewer bytes than every point is not drawn: it may be outside of the picture.
     shown = frontier.bound if any(nbytes >= least for nbytes, _ in frontier.bound) else ()
     return Curve(
         points=points,

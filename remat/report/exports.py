@@ -51,7 +51,7 @@ def memory_viewer(view: StepView) -> bytes:
         ]
         events += [
             _event(action, view.values[i], addresses[i], moment)
-            # Storages alive at the last moment are not freed: they become the segments.
+            # Storages alive at the last moment are not freed: they become the snapshot's segments.
             for i in (over.get(moment, ()) if moment < ends else ())
             for action in ("free_requested", "free_completed")
         ]
@@ -121,9 +121,10 @@ def _frames(value: Value) -> list[dict[str, Any]]:
 def chrome_trace(view: StepView) -> bytes:
     """Return a step as a JSON trace for ``chrome://tracing`` and Perfetto.
 
-    The bytes alive are a counter, and each run of an operator is a slice. Forward, backward, and
-    recomputation are three threads. If costs are times, a slice is as long as its cost. If costs have
-    another unit, one unit is drawn as 1 microsecond. If costs are unknown, each run takes 1 microsecond.
+    The bytes alive are a counter, and each run of an operator is a slice of the trace. Forward,
+    backward, and recomputation are three threads. If costs are times, a slice is as long as its cost.
+    If costs have another unit, one unit is drawn as 1 microsecond. If costs are unknown, each slice is
+    1 microsecond long.
     """
     scale = 10**6 if view.unit == "ps" else 1  # times in a trace are microseconds
     priced = all(run.cost is not None for run in view.runs)
@@ -198,7 +199,7 @@ def model_explorer(view: StepView) -> bytes:
     results: dict[str, dict[str, Any]] = {}
     rows = [(k.name, k.nbytes, KEPT) for k in view.kept]
     rows += [(r.name, r.nbytes, RECOMPUTED) for r in view.recomputed]
-    # Only storages of forward: the copy back in backward belongs to the same value.
+    # Only storages of forward, because the copy back to the device in backward belongs to the same value.
     away = [v for v in view.values if v.state == OFFLOADED and v.first < view.timeline.boundary]
     rows += [(v.name, v.nbytes, OFFLOADED) for v in away]
     for name, nbytes, state in rows:

@@ -30,11 +30,11 @@ _LINES = ("-", "--", ":")
 _SHADE = "#e3e5e8"
 #: An axis is logarithmic if the median of its positive values is below this fraction of its largest value.
 _SQUEEZED = 1 / 100
-#: Number of points drawn for each edge of the bound: a straight edge is a curve on a logarithmic axis.
+#: Number of points drawn for each edge of the bound, because a straight edge is a curve on a logarithmic axis.
 _FINE = 24
 
-#: Largest number of curves for which each legend entry has a second line for the knee, and largest number for
-#: which the legend has a full-size font.
+#: Largest number of curves with a second line for the knee in each legend entry, and largest number of curves with
+#: a full-size font in the legend.
 _TWO_LINES, _ONE_LINE = 7, 16
 
 Point = tuple[int, int]
@@ -217,7 +217,7 @@ def _curve(axes: Axes, curve: Curve, number: int, count: int, x: Scale, y: Scale
 
 
 def _knee_sign(axes: Axes) -> None:
-    """Add an entry to the legend which explains that filled markers are knees."""
+    """Add a legend entry, which explains that filled markers are knees."""
     style: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 7}
     label = "filled: the knee of a curve,\nbeyond it more memory buys little"
     axes.plot([], [], color="#8a8f96", markeredgecolor=INK, label=label, **style)
@@ -241,15 +241,16 @@ def _chosen(axes: Axes, chosen: tuple[str, Point], x: Scale, y: Scale) -> None:
 
 
 def _shares(axes: Axes, full_bytes: int, x: Scale) -> None:
-    """Add a second axis at the top that shows bytes as fractions of ``full_bytes``, if its ticks have room.
+    """Add a second axis at the top that shows bytes as fractions of ``full_bytes``, from 0 to 1.
 
-    No axis is added if ``full_bytes`` is 0, or if the axis of bytes is logarithmic.
+    No axis is added if its ticks have no room, if ``full_bytes`` is 0, or if the axis of bytes is logarithmic.
     """
     if not full_bytes or axes.get_xscale() != "linear":
         return
     full, right = full_bytes / x.size, axes.get_xlim()[1]
     shares = [i / 5 for i in range(6) if full * i / 5 <= right]
-    if full < right / 5 or len(shares) < 3:  # too close to each other, or too few within the axis
+    # Ticks would be too close to each other, or too few within the axis.
+    if full < right / 5 or len(shares) < 3:
         return
     above: Any = axes.secondary_xaxis("top")
     above.set_xticks([full * s for s in shares], [f"{s:g}" for s in shares])

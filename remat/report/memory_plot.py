@@ -39,10 +39,10 @@ LAYERS: tuple[tuple[str, str, tuple[StorageKind, ...]], ...] = (
     ("recomputed", "#e0913f", (StorageKind.RECOMPUTED,)),
     ("temporary", "#efd999", (StorageKind.TEMPORARY,)),
 )
-#: Largest number of columns of the plot. If a step has more moments, each column shows the one moment with the
-#: most bytes among several.
+#: Largest number of columns of the plot. A moment is a run of a node or, in compiled code, of a kernel. If a step has
+#: more moments than columns, each column stands for several moments, and shows the one with the most bytes.
 _COLUMNS = 1200
-#: Height of the plot as a multiple of its highest peak; leaves room for the label of the peak.
+#: Height of the plot as a multiple of its highest peak. The rest is room for the label of the peak.
 _ROOM = 1.16
 _LINES = 8
 #: Largest number of graphs of one step that are drawn.
@@ -59,8 +59,8 @@ class Filling:
         kind: kind of the storages; if they have several kinds, the kind with the most bytes.
         nbytes: bytes of all storages together.
         count: number of storages.
-        module: path of the module that made the storages, with ``*`` for numbers that differ between
-            storages; empty if unknown, or if the paths differ in more than numbers.
+        module: shortened path of the module that made the storages. If the paths differ in numbers only,
+            ``*`` stands for every number. Empty if unknown, or if the paths differ in more than numbers.
     """
 
     source: str
@@ -114,9 +114,10 @@ def _nbytes(alive: Lifetime) -> int:
 
 
 def _module(paths: Sequence[str]) -> str:
-    """Return one shortened path for the paths of several modules, with ``*`` for numbers that differ.
+    """Return one shortened path for the paths of several modules, such as ``"layers.*.mlp"``.
 
-    Empty if the paths differ in anything but numbers.
+    If the paths differ in numbers only, ``*`` replaces every number. If the paths differ in more than
+    numbers, the result is empty.
     """
     first = paths[0]
     if len(set(paths)) > 1:
@@ -214,12 +215,12 @@ def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> 
     """
     chosen = highest_moments(step.nbytes())
     end = len(step.moments)
-    # The last height is repeated, since a step needs a point at its end.
+    # The last height is repeated, since a step function needs a point at its end.
     rows = [
         [sums[i] / scale.size for i in (*chosen, chosen[-1])]
         for sums in (step.nbytes(*kinds) for *_, kinds in LAYERS)
     ]
-    # The first column begins at 0, wherever its highest moment is.
+    # The first column begins at 0, even if its highest moment is a later one.
     axes.stackplot(
         [x.at(0), *(x.at(i) for i in chosen[1:]), x.at(end)],
         rows,
@@ -292,7 +293,7 @@ def _mark_peak(axes: Axes, step: Timeline, scale: Scale, x: _Axis) -> None:
         ha=side,
         va="bottom",
         color=RED,
-        # An outline, since a box would hide the line without remat.
+        # An outline, because a box would hide the line that shows the memory without remat.
         path_effects=[withStroke(linewidth=2.5, foreground="white")],
     )
 
@@ -325,14 +326,14 @@ def _list(axes: Axes, step: Timeline) -> None:
 
 
 def _origin(filling: Filling) -> str:
-    """Return the module and source line of a filling as text.
+    """Return the module and source line of a filling as text, such as ``"layers.*.mlp · model.py:12 …"``.
 
-    A filling without a source line has its kind as source. This source is left out, because `_heading` shows
-    the kind.
+    If a filling has no source line, its ``source`` is its kind. The kind is left out here, because
+    `_heading` shows it.
     """
     return " · ".join(x for x in (filling.module, filling.source) if x and x != filling.kind)
 
 
 def _heading(filling: Filling) -> str:
-    """Return the kind of a filling, with the number of its storages if there are several."""
+    """Return the kind of a filling's storages as text, with the number of storages if there are several."""
     return f"{filling.kind}, × {filling.count}" if filling.count > 1 else str(filling.kind)

@@ -239,7 +239,7 @@ def _timeline(page: Page) -> Any:
 
 
 def _frontier(curve: Curve, knee: Stop) -> Any:
-    """Return the plot of a frontier, its bound and its knee as Bokeh's JSON, with a marker for the plan that is shown."""
+    """Return the plot of a frontier, its bound and its knee as Bokeh's JSON, with a marker for the shown plan."""
     from bokeh.embed import json_item
     from bokeh.models import FixedTicker, Range1d
 

@@ -20,8 +20,8 @@ from remat.units import format_bytes, format_cost
 if TYPE_CHECKING:
     from remat.planning.plan import Plan
 
-#: Largest number of columns of the curve of alive bytes. If a step has more moments, each column shows the one
-#: moment with the most bytes among several.
+#: Largest number of columns of the curve of alive bytes. A moment is a run of an operator or kernel. If a step has
+#: more moments than columns, each column stands for several moments, and shows the one with the most bytes.
 COLUMNS = 500
 #: Largest number of kept values, and of other values, that are drawn one by one. The largest values are drawn,
 #: and all others are summed.
@@ -70,7 +70,7 @@ class Stop:
     def peak_without(self) -> int:
         """The peak without remat to compare with the plan's peak, in bytes; 0 if unknown.
 
-        It is an estimate for compiled code if the plan's step is compiled, else a simulated peak.
+        This peak is an estimate for compiled code if the view shows compiled code, else a simulated peak.
         """
         compiled = self.view.as_compiled
         return self.plan.without_expected_bytes if compiled else self.plan.without_peak_bytes
@@ -84,7 +84,7 @@ class Curve:
         points: (bytes, cost, text to show) of each point.
         bound: vertices (bytes, cost) of a line below which no plan lies; empty if the line is not to
             be drawn.
-        by: the bytes of the frontier: ``"saved"`` or ``"peak"``.
+        by: the bytes of each point: ``"saved"`` for saved bytes, ``"peak"`` for the peak of the step.
         unit: unit of the costs.
         knee: position of the plan at the frontier's knee in `Page.stops`.
     """
@@ -126,7 +126,7 @@ class Page:
 
     @property
     def first(self) -> Stop:
-        """The plan that is shown first. Its step without remat is shown beside all plans."""
+        """The plan that is shown first. Its curve of memory without remat is drawn beside every plan."""
         return self.stops[self.start]
 
     @property
@@ -144,14 +144,14 @@ class Page:
 def page_data(page: Page) -> dict[str, Any]:
     """Return the data of a page as a dict for JSON."""
     texts, curve, first = Texts(), page.curve, page.first
-    # One scale for all plans, so that the axis stays as the slider moves.
+    # All plans have one scale, so that the axis does not change when the slider moves.
     scale = Scale.of(page.highest, "B")
     kinds = list(StorageKind)
     color_of = {
         kind: color for color, (_, _, group) in zip(_COLORS, LAYERS, strict=True) for kind in group
     }
     clock = first.view.clock
-    # The plan shown first determines the unit for all plans, so that the axis does not change.
+    # For the same reason, the plan shown first determines the unit of time for all plans.
     time = Scale.of(clock.starts[-1], clock.unit) if clock else Scale(size=1, unit="")
     x, y = curve.scales if curve else (scale, scale)
     drawn = [_stop(stop, texts, kinds, (x, y), time) for stop in page.stops]
@@ -214,8 +214,8 @@ def _stop(
     kept = sorted((v for v in view.values if v.state == KEPT), key=lambda v: -v.nbytes)
     named = _named(view, kept)
     peak, one_by_one = step.peak, set(map(id, named))
-    # Unnamed values are drawn as areas, one for small values and one for recomputed ones. They lie between
-    # the parameters below and the temporary values above.
+    # All values that are not drawn one by one are summed in two areas: small values, and recomputed values.
+    # These areas lie between the parameters below and the temporary values above.
     apart = (StorageKind.INPUT, StorageKind.RECOMPUTED, StorageKind.TEMPORARY)
     rest = [v for v in view.values if id(v) not in one_by_one]
     small, again = (
@@ -272,7 +272,9 @@ def _stop(
 
 
 def _named(view: StepView, kept: Sequence[Value]) -> list[Value]:
-    """Return the values that are drawn one by one: kept ones, and others that are large compared with the peak.
+    """Return the values that are drawn one by one: kept values, and other values that are large beside the peak.
+
+    Inputs are left out. `MOST_KEPT`, `MOST_OTHERS` and `_SMALL` limit the number of values.
 
     Args:
         view: the step.

@@ -23,7 +23,7 @@ _SETTINGS: dict[str, Any] = {
     "svg.hashsalt": "remat",
     "svg.fonttype": "none",
     "font.size": 9,
-    "font.family": "DejaVu Sans",  # comes with Matplotlib: the same picture everywhere
+    "font.family": "DejaVu Sans",  # Matplotlib contains this font, so pictures are the same everywhere
 }
 _BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 
@@ -42,7 +42,7 @@ class Scale:
 
     @classmethod
     def of(cls, most: float, unit: str) -> Scale:
-        """Return the scale with the largest unit that is at most ``most``, or the smallest unit if there is none.
+        """Return the scale with the largest unit that is not above ``most``; with the smallest unit if all are above.
 
         Args:
             most: largest amount on the axis, in ``unit``.
@@ -133,7 +133,7 @@ def write_picture(path: str | Path, draw: Callable[[], Figure]) -> None:
         ) from error
     picture = io.BytesIO()  # a failed drawing must not leave part of a file
     with matplotlib.rc_context(_SETTINGS):
-        # Matplotlib would write the date, or its own version.
+        # By default, Matplotlib writes the date into an SVG and its version into a PNG, so equal figures differ.
         metadata = {"Date": None} if suffix == ".svg" else {"Software": None}
         draw().savefig(picture, format=suffix[1:], dpi=150, metadata=metadata)
     write_file(path, picture.getvalue(), "picture", PlanError)

@@ -161,7 +161,8 @@ def view_step(plan: Plan, without: MemoryCurve | None, *, as_compiled: bool) -> 
         for node in gm.graph.nodes:
             if node.op != "call_function":
                 continue
-            name = run_of(node)  # a further run has a name of its own
+            # If a graph runs a joint-graph node several times, only one run has the name of the joint-graph node.
+            name = run_of(node)
             runs.append(
                 OperatorRun(
                     name=node.name,
@@ -173,7 +174,8 @@ def view_step(plan: Plan, without: MemoryCurve | None, *, as_compiled: bool) -> 
                 )
             )
             ran.add(name)
-    # By operator and bytes, because an offloaded element of a tuple and its storage have different names.
+    # By the node that made the storage and by bytes. The name of an offloaded value does not identify its storage:
+    # an element of a tuple has another name than the node that made the tuple's storages.
     sent = {
         (run_of(maker_of(nodes[value.name])), value.nbytes): value.name
         for value in plan.offloads
@@ -204,7 +206,7 @@ def view_step(plan: Plan, without: MemoryCurve | None, *, as_compiled: bool) -> 
                 shape=_shape(node),
             )
         )
-    # The lengths differ if forward or backward has no operator: it still counts as one moment.
+    # The lengths differ if forward or backward has no operator: a graph without operators counts as one moment.
     clock = None
     if any(run.cost for run in runs) and not as_compiled and len(runs) == len(timeline.moments):
         own = [costs.get(name, 0) for name in (without.runs if without else ())]

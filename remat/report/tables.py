@@ -25,7 +25,7 @@ def console() -> Console:
 
 
 def show(table: Table) -> None:
-    """Print a table to standard output; unless that is a terminal, trailing blanks are removed."""
+    """Print a table to standard output. If standard output is no terminal, trailing blanks are removed."""
     out = console()
     if out.is_terminal:
         out.print(table)

@@ -18,7 +18,7 @@ from remat.sac.solve.plan import ModulePlan, SACPlan
 
 M = TypeVar("M", bound=nn.Module)
 
-#: Key in a model's ``__dict__`` by which `remove` sees that a plan without modules was applied.
+#: Key that `apply` sets in a model's ``__dict__`` for a plan without modules, so that `remove` finds an applied plan.
 _APPLIED_NOTHING = "_remat_applied_nothing"
 
 
@@ -53,8 +53,9 @@ def apply(
         ``model`` itself.
 
     Raises:
-        PlanError: the model lacks a module of the plan, two modules of the plan are nested or
-            identical, or a plan is already applied to the model. The model stays unchanged.
+        PlanError: the model lacks a module of the plan, or two modules of the plan are nested or
+            identical. Also raised if an earlier plan still checkpoints a module of the model. The
+            model stays unchanged.
         ProblemError: ``model`` is not a module, ``plan`` is not a `SACPlan`, or a policy is
             invalid.
         PolicyError: raised when a checkpointed module runs, if its operators differ from the plan
@@ -72,7 +73,7 @@ def apply(
         "strict": strict,
         "allow_cache_entry_mutation": allow_cache_entry_mutation,
     }
-    # All are built before the first is set, so that an invalid policy leaves the model unchanged.
+    # All replacements are built before the first is set, so that an invalid policy leaves the model unchanged.
     made = [(module, Checkpointed(module, m, policies, options)) for m, module in chosen]
     for module, checkpointed in made:
         set_forward(module, checkpointed)
@@ -104,8 +105,8 @@ class Checkpointed:
     """Replacement for a module's ``forward``: runs the original ``forward`` under checkpointing.
 
     In eval mode, or if gradients are disabled, the original ``forward`` runs without checkpointing.
-    The replacement is an object rather than a closure. A copied model then runs its own modules
-    instead of the original's, and a model can be pickled.
+    The replacement is an object rather than a closure, so that a model can be pickled and copied. A
+    closure in a copied model would still run the modules of the original.
 
     Attributes:
         before: the ``forward`` that was set on the instance before `apply`; None if the module used
@@ -123,14 +124,14 @@ class Checkpointed:
         self._module = module
         self._made_of = (plan, policies, options)
         self._contexts = policy(plan, *policies, **options)
-        # Without stored results, a policy would change nothing, but would run in Python for each operator.
+        # Plain checkpointing recomputes every operator. A policy would only add Python code for each operator.
         self._is_plain = not plan.stored and not policies
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not (self._module.training and torch.is_grad_enabled()):
             return self._forward(*args, **kwargs)
         more: dict[str, Any] = {"context_fn": self._contexts}
-        # A compiler needs the policy even then, because it reads the plan's verdicts from the policy.
+        # A compiler needs the policy even for plain checkpointing, to read the plan's verdicts from the policy.
         if self._is_plain and not torch.compiler.is_compiling() and not is_traced():
             more = {}
         return checkpoint(self._forward, *args, use_reentrant=False, **more, **kwargs)
@@ -156,7 +157,7 @@ def _find(model: nn.Module, name: str) -> nn.Module:
     Raises:
         PlanError: the model has no such module; the message suggests similar names.
     """
-    # With duplicates: a shared module has several names, and the plan may use any of them.
+    # A shared module has several names, and the plan may use any of them. So duplicates are kept.
     names: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     if name in names:
         return names[name]
@@ -172,8 +173,8 @@ def _find(model: nn.Module, name: str) -> nn.Module:
 def _check(model: nn.Module, chosen: list[tuple[ModulePlan, nn.Module]]) -> None:
     """Raise a PlanError if a module would be checkpointed more than once.
 
-    That is the case if a plan is already applied to the model, or if two planned modules are nested
-    or the same.
+    That is the case if an earlier plan still checkpoints a module of the model, or if two planned
+    modules are nested or the same.
 
     Args:
         model: the model.

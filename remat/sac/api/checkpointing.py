@@ -52,9 +52,10 @@ def check(
 ) -> Checked:
     """Measure the peak, time and gradients of a training step without checkpointing and under a plan.
 
-    The step runs several times without checkpointing and several times under the plan. PyTorch's
-    allocator measures the peaks. Afterwards, `check` restores the model, its gradients, and the
-    states of random generators.
+    The step runs several times without checkpointing and several times under the plan. The peaks
+    come from the statistics of CUDA's allocator or, on a CPU, from the profiler's record of
+    allocations. Afterwards, `check` restores the model, its gradients, and the states of random
+    generators.
 
     Args:
         model: the model, to which no plan has been applied.

@@ -117,20 +117,21 @@ class _Planned:
     """Policy that looks up each operator in a module's plan, by the operator's position in forward.
 
     A compiler that traces the module sees slightly different operators: dropout, for example, is
-    a single operator. During tracing, the policy therefore looks up operators by name. It answers
-    PREFER_RECOMPUTE for an operator that the plan lacks, and the compiler's partitioner decides.
+    one operator in a trace and several in eager code. During tracing, the policy therefore looks up
+    operators by name. For an operator that the plan lacks, the policy answers PREFER_RECOMPUTE, and
+    the compiler's partitioner decides.
     """
 
     def __init__(self, plan: ModulePlan, *, firm: bool, strict: bool) -> None:
         self._plan = plan
-        # In eager mode, an operator found by name may not be the planned one. Its verdict is a PREFER, so
-        # that it can be adjusted to the verdicts of other operators.
+        # A lookup by name may find another operator than the planned one. So its verdict in eager code is a
+        # PREFER, which `remat.sac.policies.consistency` may change to fit the verdicts of other operators.
         self._save, self._again = _FIRM if firm and (strict or is_traced()) else _WISHES
         self._stored = frozenset(plan.stored)
         self._by_index = strict and not is_traced()
         self._made_of = {"firm": firm, "strict": strict}
         self._met = 0
-        # The plan's positions of each operator that have not run yet; only for a search by name.
+        # For lookups by name: for each operator's name, the positions in the plan that are not matched yet.
         self._left: dict[str, Iterator[int]] = {}
         if not self._by_index:
             positions: dict[str, list[int]] = {}
@@ -179,7 +180,7 @@ class _Planned:
         return index
 
     def _index_by_name(self, name: str) -> int | None:
-        """Return the plan's position of the next operator ``name``; None if the plan lists no more."""
+        """Return the plan's next unmatched position of operator ``name``; None if there is none left."""
         return next(self._left.get(name, iter(())), None)
 
     def __str__(self) -> str:

@@ -24,11 +24,11 @@ class CallStats:
         activation_bytes: bytes of the storages that the call allocates and does not return, and
             that are still alive at ``back``.
         input_bytes: bytes of the call's inputs that the step allocates and, without checkpointing,
-            frees by ``back``. Checkpointing keeps these inputs for recomputation.
+            frees at or before ``back``. Checkpointing keeps these inputs for recomputation.
         gradient_bytes: most bytes alive in the step from ``back`` to ``back_end``, minus the bytes
             alive at ``back``.
-        made: array with an entry for each moment of the call's forward: the alive bytes of the
-            storages that the call allocates.
+        made: array with an entry for each moment of the call's forward: bytes, alive at that moment,
+            of the storages that the call allocates.
         freed_at: for each operator of the call, a pair: the moment at which the operator ran, and
             the moment at which its result is freed. An operator that allocates nothing counts as
             freed one moment after it ran.
@@ -60,7 +60,7 @@ def call_stats(step: Lifetimes, span: ModuleSpan) -> CallStats:
     made = step.made(span)
     # A returned storage stays alive in any case, so checkpointing does not free it.
     crosses = [k for k in made if k not in span.outputs and step.died[k] > span.back_begin]
-    # Checkpointing keeps the inputs for recomputation, even those that would be freed.
+    # Checkpointing keeps the inputs for recomputation, even inputs that would be freed otherwise.
     lost = [k for k in span.inputs if step.born[k] >= 0 and step.died[k] <= span.back_begin]
     back = step.total[span.back_begin : span.back_end + 1]
     died: dict[int, int] = {}
@@ -86,8 +86,8 @@ def as_checkpointed(step: Lifetimes, span: ModuleSpan, stats: SACStats) -> SACSt
     """Return the statistics of a module's operators for the case that the module is checkpointed.
 
     Two fields change. First, ``memory`` includes the bytes of a result that the module returns, if
-    the result is freed before the backward of the call. Second, operators after the call's last
-    saved tensor take no time, because recomputation stops at that tensor.
+    the step frees the result before the call's backward. Second, operators after the call's last
+    saved tensor get runtime 0, because recomputation stops at that tensor.
 
     Args:
         step: lifetimes of the step's storages.

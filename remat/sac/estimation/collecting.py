@@ -48,13 +48,13 @@ def model_of(mode: str, cost: CostModel | None = None) -> CostModel:
 
 
 def runtimes(calls: Iterable[Call], model: CostModel) -> dict[fx.Node, float]:
-    """Return the runtimes, in milliseconds, of the nodes in the `Call.parts` of all given calls.
+    """Return a dict from FX node to milliseconds for the operators that calls really run.
 
-    Skipped calls are left out.
+    These nodes are `Call.parts`. Calls that checkpointing ignores are left out.
 
     With the cost model `Profile`, which measures operators, views take time: about a microsecond
     each on a CPU. With any other cost model, the runtime is 0 for views and for operators that
-    allocate memory without writing to it.
+    allocate memory without writing to it, such as ``empty``.
     """
     parts = [(c, part) for c in calls if not c.skipped for part in c.parts]
     asked = [
@@ -62,7 +62,7 @@ def runtimes(calls: Iterable[Call], model: CostModel) -> dict[fx.Node, float]:
         for c, part in parts
         if isinstance(model, Profile) or not (c.view is not None or ops.is_uninitialised(part))
     ]
-    with torch_compat.disable_current_modes():  # a model may make tensors of its own
+    with torch_compat.disable_current_modes():  # a cost model may create tensors of its own
         costs = model.costs(asked)
     taken = {part: ps / PS_PER_MS for part, ps in zip(asked, costs, strict=True)}
     return {part: 0.0 for _, part in parts} | taken
@@ -98,8 +98,8 @@ def collect(
             i for i, c in enumerate(shown) if c.returns and all(k in saved for k in c.returns)
         ],
         inplace_ops=sorted(pair for pair in together if pair[0] not in again),
-        # An opaque operator is stored, so it draws nothing when the module runs again. Recomputed random
-        # operators would then draw other numbers.
+        # An operator that is not declared pure is stored, so it draws nothing when the module runs again.
+        # Random operators that run again would then draw other numbers, so all of them are stored.
         force_store_random=span.no_tensor or any(c.is_opaque for c in shown),
     )
 
@@ -107,11 +107,12 @@ def collect(
 def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[int, int]], set[int]]:
     """Return pairs of operators that share a decision, and operators that must be recomputed.
 
-    The decision for an operator is whether its result is stored or recomputed. Every operator that
-    writes to a storage shares the decision of the first operator that returned or wrote the
-    storage. So does every operator that read the storage before a write. If the writing operator
-    were stored and the reader recomputed, the reader would read the written value. An operator that
-    writes to a copy made by ``clone`` must be recomputed, because recomputation makes a new copy.
+    The decision for an operator is whether its result is stored or recomputed. In-place writes to a
+    storage tie three kinds of operators together: the first operator that returned or wrote the
+    storage, every operator that writes to it, and every operator that read it before a write. If
+    the writing operator were stored and the reader recomputed, the reader would read the written
+    value. An operator that writes to a copy made by ``clone`` must be recomputed: ``clone`` always
+    runs again, and the new copy must be written to as well.
 
     Args:
         calls: operators of a module call, including skipped ones.
@@ -155,9 +156,9 @@ def _repeated(
 ) -> set[int]:
     """Return the operators of ``copied``, and all operators that must be recomputed because of them.
 
-    If one operator of a pair must be recomputed, so must the other. Pairs in which the first
-    operator on the storage is a view are left out. If one random operator must be recomputed, so
-    must all random operators.
+    If one operator of a pair in ``together`` must be recomputed, so must the other operator. Pairs
+    whose first operator on the storage returns a view are ignored. If one random operator must be
+    recomputed, so must all random operators.
 
     Args:
         copied: operators that must be recomputed because they write to copies made by ``clone``.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Largest number of operator names in a row of a table.
 _NAMED = 4
-#: Colours in the plot: greedy curve, lines fitted above the curve, exact frontier.
+#: Colours in the plot, in this order: greedy curve, lines fitted above this curve, exact frontier.
 _GREEDY, _LINES, _EXACT = "#2f5d9e", "#d06a1b", "#3b8057"
 
 Point = tuple[float, float]
@@ -37,8 +37,8 @@ def print_table(table: Table, *, ruled: bool = False) -> None:
 
     Args:
         table: the table.
-        ruled: whether to draw a box around the table if standard output is a terminal. Otherwise,
-            as in a file, the table has no lines.
+        ruled: whether to draw a box around the table, instead of one line below its header. If
+            standard output is no terminal, such as a file, the table has no lines in either case.
     """
     table.box = (box.ROUNDED if ruled else box.SIMPLE_HEAD) if sys.stdout.isatty() else None
     show(table)

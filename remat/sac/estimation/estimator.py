@@ -1,4 +1,4 @@
-"""Estimator of selective checkpointing from one forward pass, with the interface of PyTorch's one."""
+"""Estimator of selective checkpointing from one forward pass, with the interface of PyTorch's ``SACEstimator``."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class SACEstimator:
     * Batch normalisation in training counts as an in-place write to its running statistics.
     * If an operator overwrites a tensor that an earlier operator reads, both operators are stored,
       or both are recomputed.
-    * The result of an operator counts as saved by autograd if any module inside of the outermost
-      module saves the result.
+    * The result of an operator counts as saved by autograd even if another module than the one that
+      runs the operator saves the result, within the outermost module.
 
     Args:
         gpu_type: device of the mode ``"operator-level-cost-model"``: PyTorch's name (``"NVIDIA
@@ -58,8 +58,8 @@ class SACEstimator:
         ProblemError: the device is unknown.
 
     Attributes:
-        sac_mod_stats: dict from module name to the statistics of the module's first call. The
-            outermost module is named by its class, every other module by its path:
+        sac_mod_stats: dict from module name to the statistics of the module's first call in the
+            latest run. The outermost module is named by its class, every other module by its path:
             ``Model.layers.0``.
         sac_mod_greedy_order_meta: dict from module name to the module's greedy order: operators by
             freed bytes per recompute time, largest first.
@@ -67,8 +67,8 @@ class SACEstimator:
             recompute time over freed memory along the greedy order, and straight lines fitted above
             this curve. Empty until `pwlf_sac_tradeoff_curve` is called.
         sac_mod_calls: dict from module name to the number of the module's calls.
-        sac_mod_unsteady: dict from the name of each module whose calls run different operators to
-            an error message. Such a module is in none of the first three dicts, and no plan
+        sac_mod_unsteady: dict from module name to error message, for the modules of which two calls
+            ran different operators. Such a module is in none of the first three dicts, and no plan
             checkpoints it.
         mode: name of the mode in which runtimes are estimated.
         cost: the cost model in use.
@@ -248,7 +248,7 @@ class SACEstimator:
         return StepRecorder(given, self._conclude)
 
     def _conclude(self, recorder: StepRecorder, position: int) -> None:
-        """Add the statistics of an outermost module call and of all module calls within this call.
+        """Add to this estimator the statistics of an outermost module call and of all calls within it.
 
         Args:
             recorder: recorder of the run.

@@ -30,7 +30,7 @@ from remat.sac.run.module_calls import check_module
 from remat.sac.run.recording import ModuleSpan
 from remat.torch_compat import pytree
 
-#: Number of operators in one timed run, and number of runs, to measure the time of a policy per operator.
+#: For the measurement of a policy's time per operator: number of operators in one timed run, and number of runs.
 _CHAIN, _RUNS = 100, 9
 
 
@@ -44,8 +44,9 @@ class ModuleStats:
         parent: position in `ModuleTree.modules` of the module that calls this module; -1 for the
             outermost module.
         is_leaf: whether the module has no children. A leaf is never checkpointed.
-        parameter_bytes: bytes of the module's parameters; their gradients take as many bytes.
-        calls: memory of each call of the module that saves a tensor which backward reads.
+        parameter_bytes: bytes of the parameters of the module and its submodules. The gradient of a
+            trainable parameter takes as many bytes as the parameter.
+        calls: memory of the module's calls, without calls whose saved tensors backward never reads.
         stats: statistics of the module's operators; None for a leaf, or if the module's calls run
             different operators. Unlike in `SACEstimator`, the bytes of a returned result count if
             the result is freed before the module's backward. Operators after the module's last
@@ -74,7 +75,7 @@ class ModuleStats:
 
     @property
     def can_run_again(self) -> bool:
-        """Whether the module may be checkpointed: it is not the model, has ``stats``, and no ``why_not``."""
+        """Whether the module may be checkpointed: it is not the model itself, has ``stats`` and no ``why_not``."""
         return bool(self.fqn) and not self.why_not and self.stats is not None
 
     @property
@@ -198,7 +199,8 @@ def estimate(
     with contextlib.ExitStack() as stack:
         if fake:
             fake_mode = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
-            # PyTorch chooses operators by device, so tensors on the meta device become fakes of the CPU.
+            # PyTorch chooses some operators, such as those of attention, by device. So tensors on the meta
+            # device become fake tensors on the CPU.
             faker = Faker(fake_mode, None)
             args, named = pytree.tree_map(faker, (args, named))
             stack.enter_context(fake_parameters(model, faker))

@@ -30,17 +30,16 @@ class SACStats:
         runtimes: milliseconds of each operator.
         memory: bytes of the storages that each operator allocates. Views count as 0 bytes. Storages
             that the module returns count as 0, because they stay alive in any case.
-        view_like_ops: operators that are always recomputed: operators that return views, operators
-            that write to a copy made by ``clone``, and operators that must be recomputed with one
-            that writes to such a copy.
-        rand_ops: operators that draw random numbers, and operators that may draw some because they
-            are not declared pure (`remat.declare_pure`).
+        view_like_ops: operators that are always recomputed. They return views, write to a copy made
+            by ``clone``, or share a decision with an operator that writes to such a copy.
+        rand_ops: operators that draw random numbers, and custom operators that may draw some because
+            they are not declared pure (`remat.declare_pure`).
         saved_autograd_ops: operators whose results autograd saves for backward.
         inplace_ops: pairs (operator, first operator on the same storage) that share a decision
             because of in-place writes. An operator that writes to an argument of the module is
             paired with itself, unless an earlier operator returned or wrote the same storage.
         force_store_random: whether results of random operators must be stored. True if the module
-            has no tensor among its arguments, or if an operator is not declared pure.
+            has no tensor among its arguments, or runs a custom operator that is not declared pure.
     """
 
     func_names: list[str]
@@ -163,10 +162,10 @@ class Grouping:
 def group(stats: SACStats) -> Grouping:
     """Group the operators of a module that share a decision: in-place groups, and random operators.
 
-    An in-place group is made from the pairs in `SACStats.inplace_ops` for one storage. The group is
-    always stored if the module did not allocate the storage. That is the case if the first operator
-    on the storage writes in place or returns a view. If the group were recomputed, it would write
-    to the caller's memory twice.
+    An in-place group contains the operators of all pairs in `SACStats.inplace_ops` for one storage.
+    The group is always stored if the storage belongs to the caller of the module. A recomputed group
+    would write to this storage twice. The storage counts as the caller's if the first operator on
+    it writes in place or returns a view.
 
     All random operators form one group. This group is always stored if
     `SACStats.force_store_random` is set. Groups with a common operator are merged.

@@ -20,8 +20,8 @@ from remat.sac.estimation.stats import (
 from remat.solvers.frontier import KnapsackFrontier, knapsack_frontier
 from remat.solvers.problem import KnapsackProblem
 
-#: Largest number of a curve's corners in a fit. If the curve has more, neighbouring corners are merged,
-#: because the time of a fit grows at least with the square of the number of corners.
+#: Largest number of corners of a staircase curve in a fit. A corner is the upper left end of a stair. If a curve
+#: has more, neighbouring corners are merged, because a fit's time grows at least with the square of their number.
 MOST_CORNERS = 400
 
 Point = tuple[float, float]
@@ -113,10 +113,11 @@ def upper_envelope(
     """Fit up to ``n_segments`` straight lines above the greedy curve of a module.
 
     The curve is a staircase: between two of its points, all candidates up to the later point must
-    be recomputed. Each line lies above all stairs in its range. Among all such fits, the result has
-    the least total area below the lines, unless corners are merged (see `MOST_CORNERS`). Dynamic
-    programming over the beginnings of segments finds this fit. Consecutive lines need not meet.
-    (PyTorch's estimator computes a least-squares fit, which cuts through the stairs.)
+    be recomputed. Each line lies on or above all stairs in its range. Among all such fits, the
+    result has the least total area below the lines, unless corners are merged (see
+    `MOST_CORNERS`). Dynamic programming over the points at which segments begin finds this fit.
+    Consecutive lines need not meet. (PyTorch's estimator computes a least-squares fit, which cuts
+    through the stairs.)
 
     Args:
         stats: statistics of the module.
@@ -151,8 +152,9 @@ def upper_envelope(
 def merge_corners(corners: Sequence[Point], most: int) -> list[Point]:
     """Merge neighbouring corners of a rising staircase, so that at most ``most`` remain.
 
-    A corner is a point (x, y). Each merged corner is no further right and no lower than the corners
-    that it replaces. So a rising line above the merged corners is above all given corners.
+    A corner is the upper left end (x, y) of a stair. Each merged corner is no further right and no
+    lower than the corners that it replaces. So a rising line above the merged corners is above all
+    given corners.
     """
     if len(corners) <= most:
         return list(corners)
@@ -197,8 +199,9 @@ def _best_lines(
     """For each corner from ``first`` on, return the best line above corners ``first`` to that corner.
 
     The best line has the least area below it. The area below a line is the width of the line's
-    range times the line's height at the middle of the range. So the best line contains the edge of
-    the corners' upper hull that lies above the middle.
+    range times the line's height at the middle of the range. So the best line extends that edge of
+    the corners' upper convex hull which spans the middle. If the middle is right of the last corner,
+    or there is only one corner, the line is horizontal.
 
     Args:
         corners: corners (x, y) of a rising staircase, from left to right.
@@ -221,7 +224,7 @@ def _best_lines(
             # A falling line would cut the last stair, which reaches to the end.
             slope, intercept = 0.0, y
         else:
-            # -1.0 is below every y, so that only x decides.
+            # -1.0 is below every y, so that the search compares x only.
             k = max(bisect_left(hull, (middle, -1.0)), 1)
             (x0, y0), (x1, y1) = hull[k - 1], hull[k]
             slope = (y1 - y0) / (x1 - x0)

@@ -35,8 +35,9 @@ def compose(*policies: PolicyLike) -> Policy:
     PREFER_RECOMPUTE holds. So a policy without a preference for an operator should answer
     PREFER_RECOMPUTE.
 
-    A policy may have a method ``fresh()``. Each forward of checkpointed code then uses the policy
-    that ``fresh()`` returns. The composed policy has this method as well.
+    A policy that counts operators may have two methods, which the composed policy has as well. Each
+    forward of checkpointed code uses the new policy that ``fresh()`` returns. At the end of this
+    forward, the new policy's ``end()`` is called.
 
     Args:
         policies: policies, or lists of operators that must be saved.

@@ -9,9 +9,9 @@ neither draws random numbers nor writes to its arguments. This leads to three ru
 
 * Random operators: recomputation starts from the generator state at the beginning of the region,
   and saved operators do not advance that state. So a random operator may be recomputed only if no
-  earlier random operator is saved. An operator that is not declared pure counts as random and may
-  have other side effects. Such an operator is saved, unless a MUST verdict forbids this or the
-  operator writes in place.
+  earlier random operator is saved. A custom operator that is not declared pure
+  (`remat.declare_pure`) counts as random and may have other side effects. Such an operator is
+  saved, unless a MUST verdict forbids this or the operator writes in place.
 * In-place writes to a tensor made in the region: the writing operator and the operator that made
   the tensor must both be saved, or both be recomputed. If both are saved, every earlier reader of
   the tensor must be saved as well. A recomputed reader would read the written value.
@@ -54,9 +54,9 @@ class RandomOps:
     ) -> CheckpointPolicy:
         """Return an operator's verdict, adjusted to the verdicts for earlier random operators.
 
-        PREFER_RECOMPUTE becomes PREFER_SAVE if recomputing the operator would draw other numbers
-        than in forward. It also becomes PREFER_SAVE for an operator that is not declared pure and
-        does not write in place.
+        A PREFER verdict becomes PREFER_SAVE if recomputing the operator would draw other numbers
+        than in forward. It also becomes PREFER_SAVE for a custom operator that is not declared pure
+        and does not write in place.
 
         Args:
             verdict: the policy's verdict for the operator.
@@ -107,8 +107,9 @@ class Writes:
     """Track the tensors of one run of a region, to keep in-place writes to these tensors consistent."""
 
     def __init__(self) -> None:
-        # Keys are storage ids. `_made` holds a tensor's maker and whether the maker is saved, `_read` the
-        # last recomputed reader, and `_versions` the first recomputed reader with the version it read.
+        # Keys are storage ids. `_made`: the operator that made the tensor, and whether this operator is saved.
+        # `_read`: the last recomputed reader. `_written`: storages that saved operators wrote to.
+        # `_versions`: the first recomputed reader, and the version that the tensor had then.
         self._made: dict[int, tuple[Any, bool]] = {}
         self._read: dict[int, Any] = {}
         self._written: set[int] = set()
@@ -121,10 +122,10 @@ class Writes:
     ) -> CheckpointPolicy:
         """Return an operator's verdict, adjusted to the tensors that the operator writes to in place.
 
-        If the written tensor was made in the region, the operator is saved or recomputed as the
-        tensor's maker is. If the tensor is from outside the region, the operator is saved, unless a
-        recomputed operator has read the tensor. Only PREFER verdicts change. `record` raises an
-        error for a MUST verdict that is inconsistent.
+        If an operator of the region made the written tensor, the writing operator gets the same
+        decision: both are saved, or both are recomputed. If the tensor is from outside the region,
+        the writing operator is saved, unless a recomputed operator has read the tensor. Only PREFER
+        verdicts change. `record` raises an error for a MUST verdict that is inconsistent.
 
         Args:
             verdict: the policy's verdict for the operator.
@@ -166,20 +167,21 @@ class Writes:
         """
         given = _storages([*args, *kwargs.values()])
         saved = verdict in SAVE
+        # Inference tensors have no version counter, so they are left out.
         for key, tensor in given.items():
             if key not in self._made and key not in self._outside and not tensor.is_inference():
-                self._outside[key] = weakref.ref(tensor)  # inference tensors count no writes
+                self._outside[key] = weakref.ref(tensor)
         for key in _keys(declared_writes(op, args, kwargs)):
             self._write(op, key, verdict)
         returned = _keys([out])
-        # `lift_fresh` returns its argument, but each run creates that constant anew.
+        # `lift_fresh` returns its argument. It counts as made here, because each run creates the constant anew.
         made = [k for k in returned if k not in given or op is _CONSTANT]
-        for key in made:  # a freed storage may have had the same id
+        for key in made:  # forget an earlier, freed storage with the same id
             self._made[key] = (op, saved)
             self._read.pop(key, None)
             self._outside.pop(key, None)
             self._versions.pop(key, None)
-        if not saved and (made or not returned):  # a view reads no elements
+        if not saved and (made or not returned):  # views are left out, since they read no elements
             changed = _keys(written(op, args, kwargs))
             for key in given:
                 self._read[key] = op
@@ -237,13 +239,13 @@ class Writes:
                 )
 
     def accept(self, cache: dict[Any, dict[int, Any]]) -> None:
-        """Update version numbers in PyTorch's cache, so that writes within the region are no error.
+        """Update version numbers in PyTorch's cache of saved results, to permit writes in the region.
 
         In backward, PyTorch compares the version of each saved tensor with the version in the
-        tensor's cache entry. After this call, only later writes to a saved tensor raise an error.
-        Results of in-place operators are exempt: for these, PyTorch returns the operator's argument
-        and ignores the cached result. So a step counter that the region increments may change again
-        before backward.
+        tensor's cache entry. After this call, writes by saved operators of the region are no error,
+        but later writes are. Results of in-place operators are exempt: for these, PyTorch returns
+        the operator's argument and ignores the cached result. So a step counter that the region
+        increments may change again before backward.
 
         Args:
             cache: PyTorch's saved results: a dict from each operator to a dict from the number of

@@ -36,9 +36,10 @@ def context_fn(
 
     A region is the code that one call of ``checkpoint`` runs. A verdict is a policy's answer for an
     operator. Unlike PyTorch's own context managers, those of this function keep the verdicts in a
-    region consistent. A random operator is saved instead of recomputed if an earlier random
-    operator is saved. An operator that writes in place to a saved tensor is saved as well. If a
-    MUST verdict forbids saving, running the region raises a `PolicyError`.
+    region consistent. For example, a random operator is saved if an earlier random operator is
+    saved. An operator that writes in place to a saved tensor is saved as well. If a MUST verdict
+    forbids saving, running the region raises a `PolicyError`. `remat.sac.policies.consistency`
+    lists all rules.
 
     A saved operator of the region may write to a saved tensor. Any other change to a saved tensor
     is an error in backward.
@@ -107,7 +108,7 @@ class _Run:
             verdict = ask(self._policy, ctx, op, args, kwargs)
             if self._writes is not None:
                 verdict = self._writes.settle(verdict, op, args, kwargs)
-            # After the writes, whose adjustment may have saved a random operator.
+            # The adjustment for writes may have saved a random operator, so it comes first.
             if self._random is not None:
                 verdict = self._random.settle(verdict, op, args, kwargs)
             if self._writes is not None:
@@ -157,17 +158,17 @@ def _forward(mode: Any, run: _Run) -> Iterator[None]:
     """Enter PyTorch's context manager for forward; call `_Run.end` if forward raises no exception."""
     with mode:
         yield
-    # Not reached after an exception: then, missing operators of a plan are no error of their own.
+    # Not reached after an exception in forward. Otherwise, operators that did not run would be a second error.
     run.end(mode.storage)
 
 
 class _Recompute:
-    """Context manager that calls `_Run.check` and then enters PyTorch's one for recomputation."""
+    """Call `_Run.check`, then enter PyTorch's context manager for recomputation."""
 
     def __init__(self, mode: Any, run: _Run) -> None:
         self._mode = mode
         self._run = run
-        self.storage = mode.storage  # an attribute of PyTorch's own context, too
+        self.storage = mode.storage  # PyTorch's context manager has this attribute
 
     def __enter__(self) -> Any:
         self._run.check()

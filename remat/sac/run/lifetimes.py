@@ -78,8 +78,8 @@ class Lifetimes:
         """Return the bytes of the chosen storages that are alive at each moment."""
         at = np.fromiter(chosen, dtype=np.int64)
         change = np.zeros(self.moments + 1, dtype=np.int64)
-        # Not change[...] += …, which would count a repeated moment once.
-        # Births before the step are negative, hence the maximum.
+        # change[...] += … would count a moment that occurs several times only once.
+        # The maximum, because storages from before the step have a negative moment of allocation.
         np.add.at(change, np.maximum(self.born[at], 0), self.nbytes[at])
         np.subtract.at(change, self.died[at], self.nbytes[at])
         return np.cumsum(change)[:-1]
@@ -106,11 +106,11 @@ def given_tensors(
 
 
 def loss_only(model: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a model and returns a result from whose loss backward can start.
+    """Wrap a model, so that backward starts from the loss in the model's output if there is one.
 
-    If the model's output has a ``loss`` that requires a gradient, the function returns a pair: the
-    loss, and a list of all tensors of the output, detached. So backward starts from the loss only.
-    Otherwise the function returns the model's output unchanged.
+    The result is a function that takes the model's arguments. If the model's output has a ``loss``
+    that requires a gradient, the function returns a pair: the loss, and a list of all tensors of the
+    output, detached. Otherwise the function returns the model's output unchanged.
     """
 
     def step(*args: Any, **kwargs: Any) -> Any:

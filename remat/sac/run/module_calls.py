@@ -1,4 +1,4 @@
-"""Report when the forward of each module begins and ends, with a name for each module.
+"""Report to a watcher when the forward of each module begins and ends, with a name for each module.
 
 All code of `remat.sac` that replaces a module's ``forward`` calls `set_forward` of this file.
 """
@@ -140,15 +140,16 @@ class _Watch:
         self._watcher = watcher
         self._thread: int | None = threading.get_ident()
         self._roots: dict[str, nn.Module] = {}
-        # By id. The dict keeps modules alive, so that no id is reused.
+        # Adopted modules by id. The dict keeps the modules alive, so that no id is reused.
         self._known: dict[int, nn.Module] = {}
         self._undo: list[Callable[[], None]] = []
-        # Modules in their first call, which hooks report, with the depth of recursive calls.
+        # For each module (by id) whose first call is running: number of its calls that have not ended.
+        # The module's ``forward`` reports later calls; hooks report the first one.
         self._depth: dict[int, int] = {}
         self._handles: list[RemovableHandle] = []
 
     def adopt(self, module: nn.Module) -> str:
-        """Report future calls of a module and all its submodules; return the name of the module."""
+        """Wrap a module and all its submodules, to report their future calls; return the name of the module."""
         name = self._place(module)
         if name is None:
             name = kind = type(module).__name__
@@ -173,7 +174,7 @@ class _Watch:
             undo()
 
     def met(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Adopt a module at its first call, unless it is adopted already.
+        """Call `adopt` for a module at its first call, unless the module is adopted already.
 
         PyTorch calls this method as a global forward pre-hook, before each call of any module.
 
@@ -210,8 +211,8 @@ class _Watch:
 
         self._watcher.begin(call)
         self._depth[id(module)] = 1
-        # prepend: the end is reported before the user's forward hooks run. always_call: also after an
-        # exception, unless that is the one which the caller was already handling.
+        # prepend: the end is reported before the user's forward hooks run. always_call: the hook also runs
+        # after an exception. An exception that the caller handled before the call is no failure of the call.
         self._handles.append(
             module.register_forward_hook(ended, prepend=True, with_kwargs=True, always_call=True)
         )
@@ -221,7 +222,7 @@ class _Watch:
         return threading.get_ident() == self._thread and not in_backward()
 
     def _place(self, module: nn.Module) -> str | None:
-        """Return the name of a module by its path in an adopted outermost module; None if in none.
+        """Return the name of a module that an adopted outermost module contains, else None.
 
         This also finds a submodule that was added to an outermost module after `adopt`.
         """

@@ -14,7 +14,7 @@ from remat.graph.storages import storage_of
 from remat.graph.writes import written_places
 from remat.torch_compat import pytree
 
-#: Ignored operators that are not in PyTorch's ``SAC_IGNORED_OPS``, as in its ``sac_estimator``.
+#: Further ignored operators, beside PyTorch's ``SAC_IGNORED_OPS``. PyTorch's ``sac_estimator`` ignores them, too.
 _ALSO = frozenset([torch.ops.aten.lift_fresh.default, torch.ops.aten.clone.default])
 #: Block size in bytes of CUDA's caching allocator: ``kMinBlockSize`` in CUDACachingAllocator.
 CUDA_BLOCK_BYTES = 512
@@ -53,7 +53,8 @@ def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
 def storages(x: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield (identity, plain tensor) for each storage behind a tensor; see `plain_parts`.
 
-    A tensor without a storage, such as a sparse one, has an identity of its own.
+    The identity is an int: the id of the storage or, for a tensor without one, such as a sparse
+    tensor, the ``id`` of the tensor.
     """
     for part in plain_parts(x):
         storage = storage_of(part)
@@ -83,7 +84,7 @@ def allocated_bytes(nbytes: int, device: torch.device) -> int:
 
 
 def written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the tensor arguments whose values an operator modifies, even if its schema omits this."""
+    """Return the tensor arguments whose values an operator modifies, also if its schema does not say so."""
     if op in _STATISTICS:
         places, switch = _STATISTICS[op]
         return tensors_in([args[k] for k in places]) if args[switch] else []

@@ -21,7 +21,7 @@ from remat.sac.run.module_calls import ModuleCall, in_backward, watching
 from remat.sac.run.operators import allocated_bytes, is_skipped, storages, tensors_in, written
 from remat.torch_compat import pytree
 
-#: Value of `StepRecorder.born` for a storage whose bytes are not counted: it existed before the step, was
+#: Value of `StepRecorder.born` for a storage whose bytes are not counted. The storage existed before the step, was
 #: not among the given tensors, and no operator has returned it.
 _UNCOUNTED = -2
 
@@ -227,7 +227,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
                 self.born.append(_UNCOUNTED)
                 self.died.append(-1)
                 self.nbytes.append(0)
-                # On the storage, not the tensor: memory stays allocated as long as any view of it lives.
+                # On the storage, not the tensor, because memory stays allocated as long as any view of it lives.
                 weakref.finalize(storage_of(part) or part, self._freed, key).atexit = False
             if self.born[number] == _UNCOUNTED != born:
                 self.born[number], self.nbytes[number] = born, _bytes(part)
@@ -267,7 +267,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
                 span.back_begin, first = self.now, True
             span.back_end = self.now
             position = span.parent
-        # A moment of its own, at which a checkpointed module would run again.
+        # The first read takes a moment of its own, at which a checkpointed module would run again.
         self.now += first
         return x
 
@@ -280,7 +280,8 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         if self._converts is None or torch_compat.is_fake(x):
             return x
         fake = self._converts.from_tensor(x)
-        # Held here, because the fake mode remembers its conversions only weakly.
+        # Keep the fake tensor alive, because the fake mode refers to it only weakly. Otherwise, the next call
+        # with the same tensor would get another copy.
         return self._converted.setdefault(id(fake), fake)
 
     def __torch_dispatch__(
@@ -298,7 +299,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
             out = func(*args, **kwargs)
         results = tensors_in(out)
         if skipped and not results:
-            return out  # a query of metadata, which is no moment
+            return out  # a query of metadata takes no moment
         if again:
             self._number(results, self.now)
         else:
@@ -414,10 +415,10 @@ class _Nodes:
         return value
 
     def _made(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a fake tensor of the same size, strides, dtype and device as a tensor.
+        """Return a fake tensor with the size, strides, dtype and device of ``x``.
 
-        Tensors that agree in these share one fake tensor. A tensor that is not strided or is
-        quantized is returned unchanged.
+        Tensors with equal size, strides, dtype and device share one fake tensor. A tensor that is
+        not strided or is quantized is returned unchanged.
         """
         if x.layout is not torch.strided or x.is_quantized:
             return x
@@ -450,8 +451,9 @@ def without_replays(calls: Sequence[Call], returned: Iterable[fx.Node]) -> list[
     Such a repeated call is a replay. If the model's real tensors are plain, no replay happens in a
     real step, so replays must not be counted.
 
-    A call counts as a replay if it repeats an earlier view after a write to the viewed memory, and
-    nothing uses the call's result. A result that a module returns counts as used.
+    A call counts as a replay under two conditions. The call repeats an earlier view after a write to
+    the viewed memory. And nothing but other replays uses the call's result; a result that a module
+    returns counts as used.
 
     Args:
         calls: operators that ran, in order.
@@ -460,7 +462,7 @@ def without_replays(calls: Sequence[Call], returned: Iterable[fx.Node]) -> list[
     suspects = _made_again(calls)
     used = set(returned)
     found = list(calls)
-    # From the end, so that a replay which only other replays use is found, too.
+    # From the end, because a replay may be used by later replays only. Those must be found first.
     for i, call in reversed(list(enumerate(calls))):
         if i in suspects and used.isdisjoint(call.results):
             found[i] = replace(call, skipped=True)

@@ -74,7 +74,7 @@ get_optimal_checkpointing_policy_per_module = optimal_checkpointing_policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleChoice:
-    """Set of operators whose results a checkpointed module may store, with bytes and recompute time.
+    """One set of operators whose results a checkpointed module stores, with bytes and recompute time.
 
     Attributes:
         stored: operators whose results are stored.
@@ -95,7 +95,7 @@ def choices(
     Args:
         stats: statistics of the module's operators.
         most_kept: bytes that checkpointing frees if no results are stored. Each choice stores fewer
-            bytes than this, because storing as many would free no memory.
+            bytes than this: storing ``most_kept`` bytes would free no memory.
         solver: knapsack solver that finds the choices. None: the choices are points of the exact
             Pareto frontier.
     """
@@ -104,7 +104,7 @@ def choices(
     room = most_kept - fixed - 1  # a choice that stores `most_kept` bytes frees none
     if room < 0:
         return ()
-    # Also with a given solver, which is asked for the frontier's budgets.
+    # A given solver needs the exact frontier, too: it is run once for each selected point's bytes.
     frontier = knapsack_frontier(as_knapsack(grouping, room))
     found: list[ModuleChoice] = []
     for point in _points(frontier, MOST_CHOICES if solver is None else ASKED):
@@ -113,7 +113,7 @@ def choices(
         else:
             picked = run(solver, as_knapsack(grouping, int(frontier.weights[point]))).saved
         choice = _choice(grouping, [grouping.free[i] for i in picked])
-        # A heuristic solver may find nothing better with more bytes.
+        # A heuristic solver may find no shorter recomputation although it may store more bytes.
         if not found or choice.recompute_ps < found[-1].recompute_ps:
             found.append(choice)
     return tuple(reversed(found))
@@ -142,8 +142,8 @@ def _points(frontier: KnapsackFrontier, most: int) -> list[int]:
     """Select at most ``most`` points of a frontier, and return their sorted positions.
 
     Points on the convex hull are preferred, because the linear relaxation of the integer program
-    uses them. The remaining points are evenly spaced by position. With these points, a plan can use
-    more of the budget than with points on the hull alone.
+    uses them. The remaining points are evenly spaced by position. They offer byte counts between
+    those of the hull's points, so a plan can use more of its budget.
     """
     count = len(frontier)
     if count <= most:

@@ -22,7 +22,7 @@ from remat.solvers.base import Solver
 from remat.solvers.run import check_time_limit
 from remat.units import Budget
 
-#: Relative optimality gap at which the integer program stops: less than the error of estimated times.
+#: Relative optimality gap at which the integer program stops. Estimated times have a larger error than this.
 GAP = 0.005
 
 
@@ -132,11 +132,11 @@ def read_memory(memory: object) -> int | float:
 
 
 def _without_policy(tree: ModuleTree, k: int, choice: ModuleChoice, gap: float) -> ModuleChoice:
-    """Return plain checkpointing if ``choice`` saves too little time over it, else ``choice``.
+    """Return plain checkpointing if it recomputes hardly longer than ``choice``, else ``choice``.
 
     Plain checkpointing stores no results and needs no policy. A policy runs Python code for every
-    operator. So ``choice`` must save more time than its policy takes, if this time was measured. It
-    must also save more than ``gap`` times the recompute time of ``choice``. Plain checkpointing
+    operator. So ``choice`` must save more time than its policy takes, if this time was measured.
+    ``choice`` must also save more than ``gap`` times its own recompute time. Plain checkpointing
     stores nothing, so memory does not increase.
 
     Args:
@@ -157,10 +157,10 @@ def _without_policy(tree: ModuleTree, k: int, choice: ModuleChoice, gap: float) 
 def _options(
     tree: ModuleTree, chosen: Sequence[int], solver: Solver | None
 ) -> dict[int, tuple[ModuleChoice, ...]]:
-    """Return a dict from the position of each module that can free memory to the module's choices.
+    """Return the choices of each module, as a dict by the module's position in ``tree.modules``.
 
-    Positions are those in ``tree.modules``. Modules with equal statistics share one tuple of
-    choices.
+    A module that frees no memory with any choice is left out. Modules with equal statistics share
+    one tuple of choices.
 
     Args:
         tree: the modules.
@@ -215,7 +215,7 @@ def _plan(tree: ModuleTree, result: Outcome, memory_bytes: int, world_size: int)
         plain_peak_bytes=tree.peak_bytes(world_size),
         recompute_ms=spent / PS_PER_MS,
         step_ms=tree.step_ms,
-        # HiGHS's bound is inexact, and no bound may exceed the cost of this plan.
+        # HiGHS's bound is inexact. A lower bound above the cost of this plan would be wrong.
         bound_ms=min(result.bound_ps, float(spent)) / PS_PER_MS,
         world_size=world_size,
         solver="highs",

@@ -55,11 +55,11 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
             memory[forward] += held_longer(call, stored, forward)[0]
             memory[call.end : call.back + 1] += choice.kept_bytes - call.freeable_bytes
             memory[call.begin : call.back_end + 1] += tree.state_bytes
-            # PyTorch forks the generator for a rerun: its current state is kept beside that of forward.
+            # For a rerun, PyTorch keeps the generator's current state beside its state in forward.
             own = int(rerun_peaks(call, stored)[0]) + tree.state_bytes
-            # The stored results are in `memory` already.
+            # `memory` contains the stored results already.
             reruns[k, i] = own - choice.kept_bytes
-    # Only now, because `memory` at a rerun depends on the decisions for all other modules.
+    # `memory` is added last, because its value at a rerun depends on the decisions for all modules.
     for k, i in reruns:
         reruns[k, i] += int(memory[tree.modules[k].calls[i].back])
     peak = max([int(memory.max(initial=0)), *reruns.values()])
@@ -69,8 +69,8 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
 def rerun_peaks(call: CallStats, stored: Ints) -> Ints:
     """Return, for each set of stored results, the peak bytes of a module's storages in recomputation.
 
-    A stored result is alive from the start of recomputation on. Other results are allocated and
-    freed as in forward.
+    A stored result is alive from the start of recomputation on. Recomputation allocates and frees
+    all other storages as forward does.
 
     Args:
         call: the module call that runs again.
@@ -102,7 +102,7 @@ def held_longer(call: CallStats, stored: Ints, moments: Ints) -> Ints:
 
 
 def stored_bytes(stats: SACStats, choices: Sequence[ModuleChoice]) -> Ints:
-    """Return a matrix with a row per choice and a column per operator: the bytes of its result if it is stored."""
+    """Return a matrix of bytes with a row per choice and a column per operator; 0 for a result that is not stored."""
     found = np.zeros((len(choices), len(stats)), dtype=np.int64)
     for row, choice in zip(found, choices, strict=True):
         row[list(choice.stored)] = [stats.memory[i] for i in choice.stored]

@@ -18,7 +18,7 @@ from remat.units import columns, format_bytes, some_of
 _NAMED = 4
 
 
-#: Attributes of `ModulePlan`, then of `SACPlan`, that must be at least 0 and less than 2**100.
+#: Attributes that must be at least 0 and less than 2**100: those of `ModulePlan`, then those of `SACPlan`.
 _OF_MODULE = ("stored_bytes", "discarded_bytes", "recompute_ms")
 _OF_STEP = (
     "budget_bytes", "peak_bytes", "plain_peak_bytes", "recompute_ms", "step_ms", "bound_ms",
@@ -142,7 +142,7 @@ class SACPlan(Record):
 
 
 def _alike(plan: SACPlan) -> dict[ModulePlan, list[str]]:
-    """Return a dict from each distinct module plan, with an empty name, to the names of its modules."""
+    """Group modules with equal plans: return a dict from each plan, with an empty name, to the modules' names."""
     found: dict[ModulePlan, list[str]] = {}
     for m in plan.modules:
         found.setdefault(replace(m, name=""), []).append(m.name)

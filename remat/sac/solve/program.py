@@ -1,10 +1,11 @@
 """Integer program over a whole step: which modules to checkpoint, and which results each stores.
 
 A choice is a set of operators whose results a checkpointed module stores. The program has a 0/1
-variable for each choice of each module. A program point is a moment of the step, or the rerun of
-one module call. Memory at each program point is linear in the variables. Most solutions exceed the
-budget at few program points. So the program limits memory only at program points at which an
-earlier solution exceeded the budget. Each such limit is a row of the program.
+variable for each choice of each module. A program point is a moment of the step, such as the return
+of an operator, or the rerun of one module call. Memory at each program point is linear in the
+variables. Most solutions exceed the budget at few program points. So the program limits memory only
+at program points at which an earlier solution exceeded the budget. Each such limit is a row of the
+program.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from remat.units import format_bytes
 #: Largest number of branch-and-bound nodes for a program without a time limit. Unlike a time limit, this
 #: limit gives the same plan on every machine.
 NODES = 200
-#: Largest number of solutions of the program for one plan. After each solution, the rows that it
-#: violates are added.
+#: Largest number of times that one program is solved. After each solution, rows are added for the program points
+#: at which the solution exceeds the budget.
 ROUNDS = 60
 #: Largest coefficient to which rows and the objective are scaled. The program is scaled because HiGHS's
 #: tolerances are absolute.
@@ -92,18 +93,19 @@ def least_time(
         answer = program.solve(limit, gap, _seconds_left(deadline))
         if answer is None:
             break
-        # The bound for a budget that was lowered below is no bound for the given budget.
+        # A bound for a lowered `limit` is no bound for the given budget.
         bound = max(bound, answer.bound) if limit == budget else bound
         if answer.decision is None:
             break
         simulated = simulate(tree, answer.decision, plain)
         if simulated.peak_bytes <= budget:
             return Outcome(decision=answer.decision, simulated=simulated, bound_ps=bound)
-        # No new row: HiGHS's tolerance let a row be exceeded, so the limit is lowered by the excess.
+        # If there is no new row, HiGHS's tolerance let a row be exceeded. The limit is lowered by the excess.
         if not program.add_rows(simulated, budget):
             limit -= max(1, simulated.peak_bytes - budget)
     found = _least_peak(tree, options, plain, deadline)
-    if found.simulated.peak_bytes <= budget:  # HiGHS ended at its limit
+    # The decision may fit although the search above found none: HiGHS stopped at its limit of time or nodes.
+    if found.simulated.peak_bytes <= budget:
         return Outcome(decision=found.decision, simulated=found.simulated, bound_ps=bound)
     least = found.simulated.peak_bytes
     raise BudgetError(
@@ -117,7 +119,7 @@ def least_time(
 def _seconds_left(deadline: float | None) -> float | None:
     """Return the seconds until a deadline; None without a deadline.
 
-    At least 0.1, so that the program can still find a plan.
+    The result is at least 0.1, so that HiGHS can still find a plan after the deadline.
     """
     return None if deadline is None else max(0.1, deadline - time.monotonic())
 
@@ -130,14 +132,15 @@ def _least_peak(
 ) -> Outcome:
     """Return the decision with the lowest peak among at most `ROUNDS` solutions of a program.
 
-    Between two solutions, `_Program.add_rows` adds rows to the program. Every checkpointed module
-    takes the choice with the fewest stored bytes.
+    Between two solutions, `_Program.add_rows` adds rows to the program. To lower the peak, only the
+    choice with the fewest stored bytes is considered for each module.
 
     Args:
         tree: the modules.
         options: dict from the position of each module that may be checkpointed to its choices.
         plain: bytes alive at each moment without checkpointing.
-        deadline: time of `time.monotonic` in seconds at which to stop; None: no deadline.
+        deadline: time of `time.monotonic` in seconds at which to stop; None: branch-and-bound nodes
+            are limited instead.
     """
     # The last choice of a module stores the fewest bytes; see `choices`.
     program = _Program(tree, {k: c[-1:] for k, c in options.items()}, plain)
@@ -220,7 +223,7 @@ class _Program:
         return bool(rows)
 
     def _at(self, moment: int) -> Ints:
-        """Return the bytes that each choice of each module adds at a moment; below 0 if it frees some."""
+        """Return the bytes that each choice of each module adds at a moment; negative if the choice frees bytes."""
         row = np.zeros(self._count, dtype=np.int64)
         for k, columns in self._columns.items():
             module = self._tree.modules[k]
@@ -235,7 +238,7 @@ class _Program:
         return row
 
     def _rerun(self, k: int, i: int) -> Ints:
-        """Return the bytes that each choice of each module adds while a module call runs again.
+        """Return the bytes that each choice of each module adds to the peak while a module call runs again.
 
         Args:
             k: position of the module that runs again.
@@ -313,10 +316,10 @@ class _Program:
         return LinearConstraint(csr_array(np.stack(rows)), ub=-self._plain[moments] / unit_bytes)
 
     def _nesting(self) -> Any:
-        """Return the constraints that no module is checkpointed twice or within another one.
+        """Return the constraints that each module takes at most one choice, and that planned modules are not nested.
 
-        For each module, one constraint limits the choices that are taken for the module and its
-        ancestors to one in total.
+        For each module, one constraint states: of all choices of the module and its ancestors, at
+        most one is taken.
         """
         from scipy.optimize import LinearConstraint
         from scipy.sparse import lil_array

@@ -17,7 +17,7 @@ _PLANNED = "#2f5d9e"
 
 
 def simulate_plan(tree: ModuleTree, plan: SACPlan) -> Simulated:
-    """Simulate the memory of a step under a plan.
+    """Simulate the memory of a step under a plan; see `simulate`.
 
     Raises:
         ProblemError: the plan names a module that is not in the tree.

@@ -190,7 +190,8 @@ def _calls(model: str, overrides: tuple[str, ...], seq: int | None) -> Callable[
 
         def of_transformers(batch: int) -> Any:
             example = load(model, overrides, batch=batch, seq=seq)
-            models.append(example.model)
+            if not models:
+                models.append(example.model)
             # The first model serves all batch sizes, because only the inputs depend on the batch size.
             return models[0], example.args, example.kwargs
 

@@ -191,11 +191,11 @@ def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFro
 
 
 class DynamicMemoryBudget(Solver):
-    """Choice at the knee of the Pareto frontier up to the capacity: more memory adds little value.
+    """Choice at the knee of the Pareto frontier, beyond which more memory adds little value.
 
     PyTorch's solver of the same name sweeps a hundred budgets. This solver computes the frontier
-    once, and returns the choice at its knee. This choice deliberately saves fewer bytes than the
-    capacity allows.
+    up to the capacity once, and returns the choice at its knee. The choice deliberately saves fewer
+    bytes than the capacity allows.
     """
 
     __slots__ = ()

@@ -32,10 +32,10 @@ _TABLE_CELLS = 50_000_000
 _MOST_ITEMS = 3_000
 #: For each round on a graph problem: the number of prefixes (partial decisions) that the beam
 #: search keeps, and an amount of work in the kernel's units. In each round, the kernel's exact
-#: enumeration gets twice this amount, and HiGHS about ten times. A hundred million units take the
+#: enumeration gets twice this amount, and HiGHS ten times or more. A hundred million units take the
 #: kernel one to three seconds.
 _TURNS = ((500, 200_000), (1_500, 1_000_000), (3_000, 3_000_000))
-#: One more round, for graphs of more than `_MOST_NODES` nodes; the same two numbers.
+#: One more round, for graphs of more than `_MOST_NODES` nodes; the two numbers are as in `_TURNS`.
 _LONG_TURN = (4_000, 30_000_000)
 _MOST_NODES = 1_000
 #: Work of HiGHS at the root of its search tree, in the kernel's units. The total is this number

@@ -23,7 +23,8 @@ class Solver:
     A subclass sets `name` and defines at least one of ``solve``, ``solve_graph`` and
     ``solve_schedule``. Class attributes state what the solver can do, so that remat can list
     solvers without creating them. A subclass imports its back end, such as OR-Tools, inside these
-    methods. Solvers hold no run state: instances are interchangeable and compare equal by class.
+    methods. Solvers hold no run state, so all instances of a class are equal. A subclass that is a
+    dataclass may have options as fields; its instances are equal if these fields are.
 
     Attributes:
         name: the name under which users select the solver, in kebab-case.
@@ -32,7 +33,8 @@ class Solver:
             its status is FEASIBLE, or its bound is above the value of its items.
         deterministic: whether the same problem gets the same answer in every process, unless an
             answer sets ``by_clock``.
-        time_limit: whether the solver returns soon after the time limit passed to it.
+        time_limit: whether the solver respects the argument ``time_limit``: it returns soon after
+            that many seconds.
         integer_limit: the largest sum of weights, sum of values or capacity that the solver
             accepts. `refuses` rejects larger problems. None: no limit below 2**63 - 1.
         requires: names of the modules that the solver imports.
@@ -62,7 +64,7 @@ class Solver:
             for kind in KINDS
             if getattr(cls, kind.method) is not getattr(Solver, kind.method)
         )
-        # Not by getattr: a subclass of another solver must not inherit its summary.
+        # Do not use getattr: a subclass of another solver must not inherit that solver's summary.
         if "summary" not in cls.__dict__:
             cls.summary = (cls.__doc__ or "").strip().partition("\n")[0]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from remat.solvers.kernel import kernel
 
-if TYPE_CHECKING:  # `problem` imports this module for its limits
+if TYPE_CHECKING:  # `problem` imports this module, so an import at run time would be circular
     from remat.solvers.problem import KnapsackProblem
 
 

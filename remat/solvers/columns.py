@@ -83,7 +83,7 @@ def integer(label: str, value: object, low: int = 0, high: int = INT64_MAX) -> i
 
 
 def capacity(label: str, value: object) -> int | None:
-    """Return a capacity, an integer of at least 0 or None for no limit, or raise `ProblemError`."""
+    """Return a capacity: an integer of at least 0, or None for no limit; else raise `ProblemError`."""
     return None if value is None else integer(label, value)
 
 

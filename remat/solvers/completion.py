@@ -1,9 +1,9 @@
 """Choose the nodes to save in a graph problem with a solver that solves only knapsacks.
 
 The items of the knapsack are the nodes that cost something to recompute. The items that the solver
-picks must not be recomputed. A minimum cut over bytes finds the values to save for this with the
-fewest bytes. These bytes are at most the weight of the picked items plus the fewest bytes that any
-decision saves. The first knapsack therefore gets the capacity less these fewest bytes.
+picks must not be recomputed. A minimum cut over bytes then finds the decision that saves the fewest
+bytes under this condition. These bytes are at most the weight of the picked items plus the fewest
+bytes that any decision saves. The first knapsack therefore gets the capacity less the latter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from remat.solvers.problem import KnapsackProblem
 from remat.solvers.solution import GraphSolution, Solution
 from remat.solvers.verify import verify
 
-#: Largest number of knapsacks solved in a row, each with the bytes that the previous cut left unused.
+#: Largest number of rounds. In each round but the first, the knapsack's capacity grows by the bytes
+#: that the previous minimum cut left unused.
 ROUNDS = 4
 
 
@@ -57,9 +58,9 @@ def by_knapsack(
     items = [i for i in range(len(core)) if core.cost[i] and weight[i]]
     sets = [items]
     if scored:
-        # `known` starts with the strictest rules, which recompute least. If any known decision fits, use
-        # the nodes that the strictest one recomputes, although that one may not fit. If none fits, use
-        # those of the loosest one.
+        # `known` starts with the strictest rules, which recompute least. If any known decision fits, leave
+        # out the nodes that the strictest one recomputes, although that one may not fit. If none fits,
+        # leave out those of the loosest one.
         again = set(scored[0 if fitting else -1][1].recomputed)
         sets.append([i for i in items if reduction.kept[i] not in again])
     elapsed_s, deterministic = 0.0, True
@@ -124,9 +125,9 @@ def _weights(core: GraphProblem) -> list[int]:
     """Return, for each node, its *weight*: a number of bytes that suffices to avoid its recomputation.
 
     The weight of a savable node is the node's size. A node that cannot be saved, such as an
-    operator with several results, has the summed weights of its readers, because saving all of them
-    avoids its recomputation. The weight is 0 if saving cannot avoid the recomputation, or if the
-    node may not be recomputed at all.
+    operator with several results, has the summed weights of its readers. The reason is that saving
+    all readers avoids its recomputation. The weight is 0 if saving cannot avoid the recomputation,
+    or if the node may not be recomputed at all.
     """
     readers: list[list[int]] = [[] for _ in core.names]
     for i, reads in enumerate(core.inputs):

@@ -109,13 +109,13 @@ def problem_from_floats(
 
 
 def _scale(numbers: Sequence[Fraction]) -> Fraction | None:
-    """Return the least factor that makes all numbers integers; None if their sum exceeds int64."""
+    """Return the least factor that makes all numbers integers; None if the integers' sum exceeds int64."""
     exact = math.lcm(*(x.denominator for x in numbers))
     return Fraction(exact) if sum(numbers, Fraction()) * exact <= INT64_MAX else None
 
 
 def _coarse_scale(numbers: Sequence[Fraction], most: int) -> Fraction:
-    """Return a factor whose products with the numbers, rounded up, sum to at most ``most``."""
+    """Return a factor for the numbers: the products, each rounded up, sum to at most ``most``."""
     return (most - len(numbers)) / (sum(numbers, Fraction()) or Fraction(1))
 
 

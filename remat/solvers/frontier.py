@@ -1,9 +1,9 @@
 """Compute all Pareto-optimal (weight, value) pairs of a knapsack in one run.
 
-One run replaces a sweep over capacities, because the best choice for any capacity is the heaviest
-pair that fits. The compiled kernel computes the frontier or, if the kernel is missing, NumPy. Both
-use the algorithm of Nemhauser and Ullmann (1969), which adds one item after another. The kernel also
-groups identical items.
+One run replaces a sweep over capacities, because the best value for any capacity is that of the
+heaviest pair that fits. The compiled kernel computes the frontier or, if the kernel is missing,
+NumPy. Both use the algorithm of Nemhauser and Ullmann (1969), which adds one item after another. The
+kernel also groups identical items.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def evaluate(problem: GraphProblem, saved: Iterable[int]) -> Evaluation:
 
 
 def always_saved(problem: GraphProblem) -> tuple[int, ...]:
-    """Return the savable nodes that every decision should save: not recomputable, or 0 bytes large.
+    """Return the savable nodes that every decision should save: not recomputable, or of 0 bytes.
 
     Nodes that backward does not read are included; `evaluate` leaves these out.
     """
@@ -243,7 +243,7 @@ def conflict(problem: GraphProblem, fixed: Sequence[bool] | None = None) -> tupl
 
 
 def infeasible(capacity: int, least_bytes: int) -> BudgetError:
-    """Build the error that every decision saves more than ``capacity`` bytes.
+    """Build the error for a problem in which every decision saves more than ``capacity`` bytes.
 
     Args:
         capacity: bytes that may be saved.

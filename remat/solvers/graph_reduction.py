@@ -1,7 +1,7 @@
 """Reduce a graph problem to its *core*: the nodes for which there is a decision to make.
 
-Most values of a captured graph are never worth saving: views, values in a chain whose next value is
-smaller, values that cost nothing. About a quarter of the nodes remain.
+Most values of a captured graph are never worth saving: views, values that cost nothing, and values
+whose only reader is smaller. About a quarter of the nodes remain.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def reduce_graph(problem: GraphProblem) -> Reduction[GraphProblem]:
       it costs nothing and reads free nodes only. Free nodes are left out of the core.
     - A recomputable node that costs nothing and cannot be saved is replaced by its inputs.
     - A recomputable node with a single reader is not worth saving if the reader takes no more
-      bytes, because saving the reader avoids more cost. If the node is not saved, it is merged into
-      the reader. Nodes that backward reads itself are exempt from this rule.
+      bytes. The reason is that saving the reader avoids more cost. If the node is not saved, it is
+      merged into the reader. A node that backward reads directly is exempt from this rule.
     - A recomputable node that costs nothing is not worth saving if it has a single input, and this
       input takes no more bytes.
     """

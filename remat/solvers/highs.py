@@ -53,7 +53,7 @@ def milp(*args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def quiet_stdout() -> Iterator[None]:
-    """Drop HiGHS's debug lines from standard output during a ``with`` block; other output comes after it."""
+    """Drop HiGHS's debug lines from standard output in a ``with`` block; print other output at its end."""
     if os.name != "posix":
         yield
         return

@@ -133,7 +133,7 @@ class Hull:
         return core
 
     def edge(self, capacity: int) -> Edge:
-        """Return the edge around a capacity: its ``fits`` is the last vertex within these bytes.
+        """Return the edge around a capacity, whose ``fits`` is the last vertex within the capacity.
 
         Args:
             capacity: bytes, at least `least_bytes`.

@@ -1,8 +1,8 @@
 """JSON format of problem instances, written compactly; reading checks every entry.
 
-A file is one JSON object. Its first keys, version, kind and those of `HEAD`, describe the problem.
-The problem follows, with one line for each column: one entry per node or item. A column of bools is
-a string of ``0`` and ``1``::
+A file is one JSON object. Its first keys describe the problem: the version of the format, the kind,
+and the keys of `HEAD`. The problem follows, with one line for each field. Most fields are columns:
+lists with one entry for each node or item. A column of bools is a string of ``0`` and ``1``::
 
     {"remat_instance":1,
     "kind":"graph",

@@ -114,13 +114,14 @@ class Search:
         )
 
     def repair(self, best: Incumbent, *, most: int = BEAM) -> Incumbent:
-        """Run a beam search near the hull, and return the best decision known afterwards.
+        """Run up to two beam searches near the hull, and return the best decision known afterwards.
 
-        Without the kernel, ``best`` is returned unchanged.
+        The searches end early at a gap of `TOLERANCE`, or if the time is up. Without the kernel,
+        ``best`` is returned unchanged.
 
         Args:
             best: the best decision known so far.
-            most: width of the beam: number of partial decisions that are kept.
+            most: width of the beam: number of prefixes (partial decisions) kept after each node.
         """
         for share in BEAM_SHARES:
             if best.gap <= TOLERANCE or self.late() or kernel() is None:

@@ -1,4 +1,4 @@
-"""The compiled kernel as a solver: exact on 64-bit integers, and the fastest here on most problems."""
+"""The compiled kernel as a solver: exact, in 64-bit integers, and on most problems the fastest."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Native(Solver):
         return missing()
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        # `search` lowers the capacity to the total weight, so the capacity itself need not fit.
+        # `search` lowers the capacity to the total weight, so a larger capacity is no reason to refuse.
         return super().refuses(problem.within(min(problem.capacity, problem.total_weight)))
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:

@@ -77,7 +77,7 @@ class Prices:
         self._window: dict[tuple[bool, int, int], float] = {}
         self._host = 0.0  # price of a byte in the host's memory
         edge = whole.boundary
-        # Time at the start of each run, to find the run during which a copy ends that starts at once.
+        # Time at the start of each run. It tells during which run a copy ends if the link is free.
         self._starts = [0, *itertools.accumulate(problem.times[v] for v in whole.sequence)]
         runs, moments = whole.sequence, whole.moments
         self._time_scale = max(1, self._starts[-1] // 2)

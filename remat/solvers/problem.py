@@ -53,8 +53,7 @@ class Problem(Generic[S]):
         bound_text: text that precedes a bound in error messages.
         own_text: text that precedes the objective of the solver's answer in error messages.
         maximises: whether a larger objective is better.
-        by_capabilities: whether the `Solver` attributes ``refuses`` and ``exact`` apply to this
-            kind.
+        by_capabilities: whether `Solver.refuses` and `Solver.exact` apply to this kind.
     """
 
     __slots__ = ()
@@ -128,7 +127,7 @@ class Problem(Generic[S]):
         return self._with(known=tuple(map(tuple, known)))
 
     def _with(self: P, **changes: Any) -> P:
-        # Without `__post_init__`, because the unchanged fields are already checked.
+        # Skip `__post_init__`, because the unchanged fields are already checked.
         same = object.__new__(type(self))
         for f in fields(self):  # type: ignore[arg-type]
             object.__setattr__(same, f.name, changes.get(f.name, getattr(self, f.name)))
@@ -249,7 +248,7 @@ class KnapsackProblem(Problem[Solution]):
 
     def within(self, capacity: int | None) -> KnapsackProblem:
         """Return the same items with another capacity; None: the total weight of all items."""
-        # Not by `super()`, which fails without arguments in a dataclass with slots.
+        # Do not use `super()`: without arguments it fails in a dataclass with slots.
         return Problem.within(self, self.total_weight if capacity is None else capacity)
 
     def read(self, entries: list[Any]) -> tuple[int, ...]:

@@ -313,7 +313,7 @@ class ScheduleEvaluation:
     """Memory and cost of a schedule.
 
     Attributes:
-        cost: summed cost of all runs.
+        cost: summed cost of all runs, in the problem's unit.
         peak_bytes: most bytes alive at one time.
         peak_at: position of the first run that reaches the peak; 0 for a schedule without runs.
         boundary: position at which backward begins; the number of runs if no run belongs to
@@ -464,9 +464,9 @@ class ScheduleEvaluator:
 def least_peak(problem: ScheduleProblem) -> tuple[int, int]:
     """Return a lower bound on the peak of every schedule, and the node whose run takes these bytes.
 
-    During a run, memory holds at least its inputs, results and extra bytes, the resident bytes, and
-    the values that exist from the start to the end. At the end of the schedule, all values in
-    ``to_end`` are in memory.
+    During a run, memory holds at least the run's inputs, results and extra bytes. It also holds the
+    resident bytes, and the values that exist from the start to the end. At the end of the schedule,
+    all values in ``to_end`` are in memory.
 
     Returns:
         The bytes, and the node. If the end of the schedule takes the most bytes, -1 replaces the

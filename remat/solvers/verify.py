@@ -164,8 +164,8 @@ def _claimed_bound(
 def _proven_value(problem: KnapsackProblem, reached: int) -> int:
     """Return an upper bound on the value of any choice, proven by a short search of the kernel.
 
-    If the kernel is missing or refuses the problem, the bound is the value of all items. Only
-    `_proven_cost` needs the argument ``reached``.
+    If the kernel is missing or refuses the problem, the bound is the value of all items. The
+    argument ``reached`` is unused: all functions in `_PROOFS` have the same signature.
     """
     native = Native()
     if native.cannot_run() is not None or native.refuses(problem) is not None:

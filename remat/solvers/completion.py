@@ -2,8 +2,8 @@
 
 The items of the knapsack are the nodes that cost something to recompute. The items that the solver
 picks must not be recomputed. A minimum cut over bytes then finds the decision that saves the fewest
-bytes under this condition. These bytes are at most the weight of the picked items plus the fewest
-bytes that any decision saves. The first knapsack therefore gets the capacity less the latter.
+bytes under this condition. Let B be the fewest bytes that any decision saves. The minimum cut saves
+at most B more bytes than the picked items weigh. So the first knapsack gets the capacity less B.
 """
 
 from __future__ import annotations

@@ -24,11 +24,12 @@ def reduce_graph(problem: GraphProblem) -> Reduction[GraphProblem]:
     - A savable value of 0 bytes is *free*: it is always saved. A recomputable node is free too if
       it costs nothing and reads free nodes only. Free nodes are left out of the core.
     - A recomputable node that costs nothing and cannot be saved is replaced by its inputs.
-    - A recomputable node with a single reader is not worth saving if the reader takes no more
-      bytes. The reason is that saving the reader avoids more cost. If the node is not saved, it is
-      merged into the reader. A node that backward reads directly is exempt from this rule.
+    - A recomputable node with a single reader is not worth saving if the reader can be saved and
+      takes no more bytes. The reason is that saving the reader avoids more cost. If the node is not
+      saved, it is merged into the reader. A node that backward reads directly is exempt from this
+      rule.
     - A recomputable node that costs nothing is not worth saving if it has a single input, and this
-      input takes no more bytes.
+      input can be saved and takes no more bytes.
     """
     work = _Work(problem)
     work.drop_free()

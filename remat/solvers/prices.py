@@ -36,7 +36,7 @@ def search_by_prices(
     most: int,
     cuts: int,
 ) -> T:
-    """Return the best decision found while prices move along subgradients (Lagrangian search).
+    """Return the best decision found while prices move along subgradients (a Lagrangian search).
 
     Args:
         best: a decision; returned if no better one is found.

@@ -3,7 +3,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-# Returns (saved, value, bound, optimal, by_clock). `seconds` 0: no clock.
+# Solve a knapsack. Returns (saved, value, bound, optimal, by_clock). `seconds` 0 means no clock. `work` and
+# `states` limit the states (partial choices) created in total and kept at one time.
 def solve(
     weights: Sequence[int],
     values: Sequence[int],
@@ -13,7 +14,7 @@ def solve(
     states: int,
 ) -> tuple[list[int], int, int, bool, bool]: ...
 
-# Returns (order, bound, saved, value), as in `remat.solvers.bounds.Relaxation`.
+# Compute the linear relaxation. Returns (order, bound, saved, value), as in `remat.solvers.bounds.Relaxation`.
 def relax(
     weights: Sequence[int], values: Sequence[int], capacity: int
 ) -> tuple[list[int], int, list[int], int]: ...
@@ -31,13 +32,13 @@ class GraphCore:
         flows: Sequence[int],
         price: int,
     ) -> None: ...
-    # Returns (found, complete, bytes, loss, saved, work, by_clock) for the cheapest decision within the
-    # capacity whose loss is at most `limit`. `most` is the number of prefixes kept.
+    # Find the cheapest decision within the capacity whose loss is at most `limit`. Returns (found, complete,
+    # bytes, loss, saved, work, by_clock). `most` limits the prefixes (partial decisions) kept after each node.
     def run(
         self, capacity: int, limit: int, work: int, most: int, seconds: float
     ) -> tuple[bool, bool, int, int, list[int], int, bool]: ...
 
-# The columns of a `remat.solvers.step_core.StepCore`.
+# A step problem in the kernel's form; the arguments are those of `remat.solvers.step_core.StepCore.columns`.
 class StepGraph:
     def __init__(
         self,
@@ -49,8 +50,8 @@ class StepGraph:
         maker: Sequence[int],
         size: Sequence[int],
     ) -> None: ...
-    # Each turn is (seed, moves, hot, cold, wide, narrow, price). Returns (feasible, by_clock, cost, peak,
-    # sequence) for each turn.
+    # Run one annealing search for each turn (seed, moves, hot, cold, wide, narrow, price). Returns (feasible,
+    # by_clock, cost, peak, sequence) for each turn.
     def anneal(
         self,
         start: Sequence[int],
@@ -64,7 +65,7 @@ class Frontier:
     def __init__(
         self, weights: Sequence[int], values: Sequence[int], capacity: int, most: int
     ) -> None: ...
-    # Returns the items of the choice at point `i`.
+    # Returns the sorted indices of the items of the choice at point `i`.
     def items(self, i: int) -> list[int]: ...
     # Returns the weights and the values of all points.
     def points(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...

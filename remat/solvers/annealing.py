@@ -1,7 +1,8 @@
 """Solve the step problem (see `ScheduleProblem`) by simulated annealing in the compiled C++ kernel.
 
-A schedule is a sequence of runs of nodes. One edit of annealing moves a run, or adds or removes a
-recomputation: a second or later run of a node.
+A schedule is a sequence of runs of nodes. One edit moves a run, or adds or removes a recomputation:
+a second or later run of a node. A *turn* is one annealing search of the kernel, from a given
+schedule, with a given number of edits.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, n
 from remat.solvers.solution import ScheduleAnswer
 from remat.solvers.step_core import StepCore, step_core
 
-#: Number of edits in one turn (see `anneal`): for each node of the problem, and at most in total.
+#: Number of edits in one turn of `anneal`: `_MOVES` for each node of the problem, at most `_MOST`.
 _MOVES, _MOST = 30_000, 10_000_000
-#: The turns that start from the best known schedule. The numbers of each turn are the first and
-#: last temperature (in mean costs of a node), the first and last margin below the capacity (as a
-#: fraction), and the first price of excess bytes. The kernel runs two turns at a time. Which turn
-#: ends with the lowest cost differs from graph to graph, so several are needed.
+#: The turns that start from the best known schedule; one row of numbers for each turn. A row has the
+#: first and last temperature, in mean costs of a node, and the first and last margin. Bytes are
+#: penalised from this margin below the capacity on; margins are fractions of the capacity. The last
+#: number is the first price of excess bytes: the price of a mean node's bytes, in mean costs of a
+#: node. The kernel runs two turns at a time. Several turns are needed: none is best on every graph.
 _FRESH = (
     (1.0, 1e-3, 0.1, 0.01, 0.01),
     (3.0, 1e-2, 0.1, 0.01, 0.002),
     (1.0, 1e-3, 0.1, 0.01, 0.0005),
     (0.3, 1e-3, 0.2, 0.01, 0.01),
 )
-#: The turns that start from the best schedule of the turns above; same numbers.
+#: The turns that start from the best schedule that `_FRESH` found; the same columns.
 _AGAIN = ((0.3, 1e-3, 0.05, 0.005, 0.05), (0.1, 1e-3, 0.02, 0.002, 0.25))
-#: The turns that start from a nearly feasible schedule; same numbers. Their temperature is lower,
-#: so that they stay near this schedule.
+#: The turns of `improve`, which start from a nearly feasible schedule; the same columns. Their
+#: temperatures are lower, so that the search stays near this schedule.
 _NEAR = ((0.5, 1e-3, 0.05, 0.002, 0.05), (0.1, 1e-3, 0.02, 0.002, 0.25))
 
 
@@ -47,8 +49,8 @@ def anneal(
     A *turn* is one annealing search of the kernel. The first turns start from the best of these
     schedules: every node once, the schedule from `evicting`, and those in ``problem.known``. The
     last turns start from the best schedule found so far. During a turn, a schedule may exceed the
-    capacity, but each excess byte adds a price to its cost. The answer's bound is the cost of
-    running each node once.
+    capacity, but excess bytes add a penalty to its cost. The answer's bound is the cost of running
+    each node once.
 
     Args:
         compiled: the kernel module.
@@ -69,20 +71,20 @@ def anneal(
 
     start = best = min(_starts(problem, core), key=rank)
     by_clock = False
-    # A schedule within the capacity that runs each node once cannot be cheaper: nothing to search.
+    # A schedule within the capacity that runs each node once is optimal: no search is needed.
     if rank(best)[:2] != (False, least):
         graph = compiled.StepGraph(*core.columns())
         capacity = core.capacity >> core.shift
         deadline = None if time_limit is None else time.monotonic() + time_limit
         moves = min(_MOST, _MOVES * len(problem) + 1_000)
         for rows in (_FRESH[:2], _FRESH[2:], _AGAIN):
-            # To the kernel, 0 seconds mean no clock, so a spent limit becomes a millisecond.
+            # The kernel takes 0 seconds as "no clock", so a time limit that has passed becomes 1 ms.
             left = 0.0 if deadline is None else max(0.001, deadline - time.monotonic())
             turns = [(seed, moves, *row) for seed, row in enumerate(rows, 1)]
             found = graph.anneal(best if rows is _AGAIN else start, capacity, turns, left)
             by_clock = any(clock for _, clock, *_ in found)
             best = min((best, *(tuple(sequence) for *_, sequence in found)), key=rank)
-            # A turn that the clock ended has used up the time of the next ones.
+            # If the clock ended a turn, no time is left for the next turns.
             if rank(best)[:2] == (False, least) or by_clock:
                 break
     over, _, peak = rank(best)
@@ -111,8 +113,8 @@ def improve(
         moves: number of edits that each annealing search tries.
 
     Returns:
-        The best schedule found, and the position in it at which backward begins. That is the
-        earliest legal position if the schedule fits the capacity with it.
+        The best schedule found, and the position in it at which backward begins. This is the
+        earliest legal position, unless the schedule would then exceed the capacity.
     """
     core = step_core(problem)
     best = (tuple(sequence), boundary)
@@ -139,8 +141,8 @@ def _rank(
         boundary: position in ``runs`` at which backward begins; None: as late as possible.
 
     Returns:
-        Three entries. The first is True if the peak exceeds the capacity. The second is then the
-        peak in bytes, otherwise the cost. The third is always the peak in bytes.
+        Three entries. The first is True if the peak exceeds the capacity. The second is the peak in
+        bytes if it exceeds the capacity, and the cost if not. The third is the peak in bytes.
     """
     done = evaluate_schedule(problem, runs, boundary)
     over = problem.capacity is not None and done.peak_bytes > problem.capacity
@@ -161,13 +163,13 @@ def _starts(problem: ScheduleProblem, core: StepCore) -> list[tuple[int, ...]]:
     """Return the sequences from which annealing may start, as node numbers of ``core``.
 
     ``core`` is the problem in the kernel's form. The first sequence runs each node once. The others
-    are the problem's known schedules and the schedule from `evicting`. Schedules that cannot run
-    are left out.
+    are the problem's known schedules and the schedule from `evicting`. Illegal schedules, such as
+    one that lacks a node, are left out.
     """
     evicted = evicting(problem)
     found = [core.start]
     for known in (*problem.known, *((evicted,) if evicted else ())):
-        with contextlib.suppress(ProblemError):  # `known` is unchecked: it may not be able to run
+        with contextlib.suppress(ProblemError):  # `known` is unchecked: it may be no legal schedule
             evaluate_schedule(problem, known)
             found.append(core.apply(problem, known))
     return found

@@ -1,4 +1,4 @@
-"""The portfolio solver: cheap proofs first, strong searches later; the best answer wins."""
+"""The portfolio solver: runs other solvers, the cheapest first, and returns the best answer."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from remat.solvers.schedule_problem import ScheduleProblem
 from remat.solvers.solution import Answer, ScheduleAnswer, Solution, Status
 from remat.solvers.verify import verify
 
-#: Most cells (items times capacity) of a table for dynamic programming. A table of this size is
-#: filled in well under a second.
+#: Largest table for dynamic programming, in cells: items times capacity. Filling this table takes
+#: well under a second.
 _TABLE_CELLS = 50_000_000
-#: Most items for CP-SAT and HiGHS. With more items, these solvers take 100 MB or more, and prove
-#: nothing.
+#: Largest number of items for CP-SAT and HiGHS. With more items, these solvers take 100 MB or more,
+#: and prove nothing.
 _MOST_ITEMS = 3_000
 #: For each round on a graph problem: the number of prefixes (partial decisions) that the beam
-#: search keeps, and the work of each kernel search. A few hundred million units of work take a
-#: second.
+#: search keeps, and an amount of work in the kernel's units. In each round, the kernel's exact
+#: enumeration gets twice this amount, and HiGHS ten times or more. A hundred million units take the
+#: kernel one to three seconds.
 _TURNS = ((500, 200_000), (1_500, 1_000_000), (3_000, 3_000_000))
-#: One more round, for graphs of more than `_MOST_NODES` nodes.
+#: One more round, for graphs of more than `_MOST_NODES` nodes; the two numbers are as in `_TURNS`.
 _LONG_TURN = (4_000, 30_000_000)
 _MOST_NODES = 1_000
-#: Work of HiGHS at the root of its search tree, per node and edge of the graph, in the kernel's units.
-#: Each further node of the tree takes about an eighth of the root.
+#: Work of HiGHS at the root of its search tree, in the kernel's units. The total is this number
+#: times the number of nodes and edges of the graph. Each further tree node takes about an eighth.
 _ROOT_WORK = 12_000
 
 
@@ -58,7 +59,7 @@ class Auto(Solver):
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
         """Run one solver after another until the best value equals the tightest upper bound."""
         deadline = None if time_limit is None else time.monotonic() + time_limit
-        # If the kernel proves nothing, the other members need the rest of the time.
+        # If the kernel does not prove an optimum, the other solvers need the rest of the time.
         answer = _kernel_answer(problem, None if time_limit is None else 0.6 * time_limit)
         if answer is not None and answer.status is Status.OPTIMAL:
             return answer  # not verified here: `run` verifies the answer of `Auto` itself
@@ -82,16 +83,17 @@ class Auto(Solver):
         )
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
-        """Solve a graph problem in rounds of growing work, with the best answer of all solvers.
+        """Solve a graph problem in rounds of growing work, and return the best answer.
 
-        A round runs a beam search, the kernel's exact enumeration, and HiGHS. The kernel is fast if
-        few values are alive at a time, and HiGHS if many are. On the wrong kind of graph, either
-        solver can take a hundred times as long. So neither gets much work before the other had a
-        little. HiGHS cannot be interrupted at the root of its search tree. So HiGHS is left out of
-        rounds that are small compared with the work at the root.
+        A round runs a beam search, the kernel's exact enumeration, and HiGHS. The rounds end early
+        if the gap is at most 0.1 %. The kernel is fast if few values are alive at a time, and HiGHS
+        if many are. On the wrong kind of graph, either solver can take a hundred times as long. The
+        first rounds are therefore short, so that each solver gets its turn early. HiGHS cannot be
+        interrupted at the root of its search tree. Rounds that allow HiGHS less work than the root
+        needs leave HiGHS out.
         """
         search = Search(problem, time_limit=time_limit)
-        # All members work on the same `Search`, so the hull is computed once.
+        # All solvers share one `Search`, so the hull is computed once.
         with_highs, best = unavailable(GraphMilp) is None, search.start()
         root = _ROOT_WORK * (len(search.core) + sum(map(len, search.core.inputs)))
         for most, work in (*_TURNS, _LONG_TURN) if len(problem) > _MOST_NODES else _TURNS:
@@ -107,9 +109,9 @@ class Auto(Solver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Solve a step problem with the kernel; if it is missing, with CP-SAT.
+        """Solve a step problem with the kernel or, if the kernel is missing, with CP-SAT.
 
-        `Greedy` solves the problem if CP-SAT is missing too, or refuses a problem of this size.
+        If CP-SAT is missing too, or refuses a problem of this size, `Greedy` solves the problem.
         """
         if unavailable(Native) is None:
             return Native().solve_schedule(problem, time_limit=time_limit)
@@ -131,7 +133,7 @@ def _kernel_answer(problem: KnapsackProblem, limit: float | None) -> Answer | No
         return None
     try:
         return native.solve(problem, time_limit=limit)
-    except Exception:  # other members can still answer
+    except Exception:  # other solvers can still answer
         return None
 
 
@@ -173,12 +175,12 @@ def _members(core: KnapsackProblem, *, again: bool) -> Iterator[tuple[Solver, fl
 
     Args:
         core: the reduced knapsack.
-        again: whether to yield the kernel first, because the kernel gave no answer to the unreduced
-            problem but may answer the core.
+        again: whether to yield the kernel first. True if the kernel gave no valid answer to the
+            unreduced problem; the kernel may still solve the smaller core.
     """
     if again:
         yield Native(), 0.6
-    # With as many steps as capacities, the dynamic program is exact.
+    # With one step per unit of capacity, the dynamic program is exact.
     if len(core) * core.capacity <= _TABLE_CELLS:
         yield DynamicProgram(steps=core.capacity), 1.0
     if len(core) <= _MOST_ITEMS:
@@ -197,6 +199,6 @@ def _try(member: Solver, core: KnapsackProblem, limit: float | None) -> Solution
 
 
 def is_auto(solver: Solver) -> bool:
-    """Return whether a solver is `Auto`, or an `Isolated` one that runs `Auto` in a process."""
-    # By name: an `Isolated` portfolio has the name of `Auto`, but another class.
+    """Return whether a solver is `Auto`, or an `Isolated` solver that runs `Auto` in a process."""
+    # Compare names: an `Isolated` solver has the name of the solver that it runs, but another class.
     return solver.name == Auto.name

@@ -13,7 +13,7 @@ from remat.solvers.schedule_problem import ScheduleProblem
 from remat.solvers.solution import Answer, ScheduleAnswer
 
 AnyProblem = KnapsackProblem | GraphProblem | ScheduleProblem
-#: The kinds of problems, in the order in which tables list them.
+#: Classes of the kinds of problems, in the order in which tables list the kinds.
 KINDS: tuple[type[Problem[Any]], ...] = (KnapsackProblem, GraphProblem, ScheduleProblem)
 
 
@@ -23,21 +23,23 @@ class Solver:
     A subclass sets `name` and defines at least one of ``solve``, ``solve_graph`` and
     ``solve_schedule``. Class attributes state what the solver can do, so that remat can list
     solvers without creating them. A subclass imports its back end, such as OR-Tools, inside these
-    methods. Solvers hold no run state: instances are interchangeable and compare equal by class.
+    methods. Solvers hold no run state, so all instances of a class are equal. A subclass that is a
+    dataclass may have options as fields; its instances are equal if these fields are.
 
     Attributes:
         name: the name under which users select the solver, in kebab-case.
         summary: one line for tables; the first line of the class docstring by default.
-        exact: whether answers to knapsacks are optimal. An `Answer` is an exception if its status
-            is FEASIBLE, or if its bound is not the value of its items.
+        exact: whether answers to knapsacks are optimal, unless an `Answer` itself says otherwise:
+            its status is FEASIBLE, or its bound is above the value of its items.
         deterministic: whether the same problem gets the same answer in every process, unless an
             answer sets ``by_clock``.
-        time_limit: whether the solver returns soon after the time limit passed to it.
+        time_limit: whether the solver respects the argument ``time_limit``: it returns soon after
+            that many seconds.
         integer_limit: the largest sum of weights, sum of values or capacity that the solver
             accepts. `refuses` rejects larger problems. None: no limit below 2**63 - 1.
         requires: names of the modules that the solver imports.
         extra: the argument of ``pip install`` that installs these modules, such as
-            ``"my-package[highs]"``. By default it is the name of the missing module.
+            ``"my-package[highs]"``. By default, the missing module's top-level package.
         solves: the kinds of problems that the class has a method for: ``"knapsack"`` for ``solve``,
             ``"graph"`` for ``solve_graph``, ``"schedule"`` for ``solve_schedule``. Set when the
             class is created.
@@ -62,7 +64,7 @@ class Solver:
             for kind in KINDS
             if getattr(cls, kind.method) is not getattr(Solver, kind.method)
         )
-        # Not by getattr: a subclass of another solver must not inherit its summary.
+        # Do not use getattr: a subclass of another solver must not inherit that solver's summary.
         if "summary" not in cls.__dict__:
             cls.summary = (cls.__doc__ or "").strip().partition("\n")[0]
 
@@ -75,8 +77,8 @@ class Solver:
 
         Args:
             problem: the knapsack to solve.
-            time_limit: seconds after which to return the best choice found so far. None: no clock;
-                a search that needs a limit counts its operations instead.
+            time_limit: seconds after which to return the best choice found so far. None: no clock.
+                A solver that must stop early then limits its number of operations.
 
         Returns:
             Indices of the items to save, or an `Answer` with further claims such as a bound.
@@ -86,10 +88,11 @@ class Solver:
     def solve_graph(
         self, problem: GraphProblem, *, time_limit: float | None = None
     ) -> Answer | Iterable[int]:
-        """Choose nodes to save whose total bytes stay within the problem's capacity; optional.
+        """Choose nodes to save whose total bytes stay within the problem's capacity.
 
-        If a solver lacks this method, its ``solve`` gets knapsacks whose items are nodes. A minimum
-        cut then turns the choice into a set of saved nodes (see `remat.solvers.completion`).
+        A solver need not define this method. Without it, ``solve`` gets knapsacks whose items are
+        nodes, and a minimum cut turns the chosen items into saved nodes (see
+        `remat.solvers.completion`).
 
         Args:
             problem: the graph problem to solve; a capacity of None sets no limit.
@@ -103,10 +106,10 @@ class Solver:
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer | Iterable[int]:
-        """Choose the order in which nodes run and which nodes run again; optional.
+        """Choose the order in which nodes run and which nodes run again.
 
-        The peak memory of the schedule must stay within the problem's capacity. Without this
-        method, the solver cannot solve step problems.
+        The peak memory of the schedule must stay within the problem's capacity. A solver need not
+        define this method. Without it, `remat.solvers.run.run` refuses step problems for the solver.
 
         Args:
             problem: the step problem to solve; a capacity of None sets no limit.
@@ -114,7 +117,7 @@ class Solver:
                 clock.
 
         Returns:
-            Nodes in the order in which they run, or a `ScheduleAnswer`, which also has a bound.
+            Nodes in the order in which they run, or a `ScheduleAnswer`, which may add a bound.
 
         Raises:
             remat.errors.BudgetError: no schedule within the capacity exists, or none was found.
@@ -122,10 +125,10 @@ class Solver:
         raise NotImplementedError(f"solver '{self.name}' does not solve step problems")
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        """Return why the solver cannot take a knapsack; None if it can.
+        """Return why the solver cannot solve this knapsack; None if it can.
 
-        remat calls this method before ``solve``. The default implementation refuses sums and
-        capacities above ``integer_limit``.
+        remat calls this method before ``solve``. The default implementation refuses a sum of
+        weights, a sum of values or a capacity above ``integer_limit``.
         """
         limit = self.integer_limit
         if limit is None:
@@ -158,14 +161,14 @@ class Solver:
 def built_in(solver: Solver) -> bool:
     """Return whether a solver is remat's own, so that its bounds count as proven.
 
-    A subclass that is defined outside `remat.solvers` is not built in. An `Isolated` solver is
-    built in if the solver that it wraps is.
+    A subclass that is defined outside `remat.solvers` is not built in. An `Isolated` solver runs
+    another solver in its own process. It is built in if that other solver is.
     """
     kind = type(solver)
-    if kind.__module__ == "remat.solvers.isolation":  # `isolated` made the class
+    if kind.__module__ == "remat.solvers.isolation":  # `isolated` created this class
         inner = getattr(solver, "inner", None)
         return isinstance(inner, Solver) and built_in(inner)
-    # A plugin can set `__module__` on its class, so the module must really have this very class.
+    # A plugin can set `__module__` on its class, so check that the module really contains the class.
     ours = kind.__module__.startswith("remat.solvers.")
     return ours and getattr(sys.modules[kind.__module__], kind.__qualname__, None) is kind
 

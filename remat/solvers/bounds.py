@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from remat.solvers.kernel import kernel
 
-if TYPE_CHECKING:  # `problem` imports this module for its limits
+if TYPE_CHECKING:  # `problem` imports this module, so an import at run time would be circular
     from remat.solvers.problem import KnapsackProblem
 
 
@@ -46,8 +46,9 @@ def efficiency_order(problem: KnapsackProblem) -> tuple[int, ...]:
     Ratios are compared exactly. Items of weight 0 come first.
     """
     weights, values = problem.weights, problem.values
-    # Two distinct fractions with denominators below 2**k differ by more than 2**-2k, so their
-    # floors differ after a shift by 2k bits, and equal fractions stay equal.
+    # Sort by integer quotients, because float division could confuse close ratios. Two distinct
+    # fractions with denominators below 2**k differ by more than 2**-2k. So their floors differ after
+    # a shift by 2k bits, and equal fractions stay equal.
     shift = 2 * max(weights, default=0).bit_length()
     top = 1 << (shift + 64)  # above every quotient, so items of weight 0 come first
     keys = [-((v << shift) // w) if w else -top for w, v in zip(weights, values, strict=True)]
@@ -55,7 +56,16 @@ def efficiency_order(problem: KnapsackProblem) -> tuple[int, ...]:
 
 
 def fill(problem: KnapsackProblem, order: Iterable[int], room: int) -> list[int]:
-    """Take each item in the given order that fits into the rest of ``room``; return these items."""
+    """Go through items in the given order, and take each one that fits into the room still left.
+
+    Args:
+        problem: the knapsack.
+        order: indices of the items.
+        room: total weight that the taken items may have.
+
+    Returns:
+        The indices of the taken items, in the given order.
+    """
     weights, taken = problem.weights, []
     for i in order:
         if weights[i] <= room:
@@ -102,7 +112,8 @@ def relax_in_python(problem: KnapsackProblem) -> Relaxation:
         room -= weights[i]
         bound += values[i]
     picked = fill(problem, order, capacity)
-    # Only the better of the greedy choice and the best single item is worth half the optimum.
+    # The greedy choice alone may be arbitrarily bad. The better of this choice and the most valuable
+    # item has at least half the optimal value.
     if max((values[i] for i in order), default=0) > problem.value_of(picked):
         best = max(order, key=lambda i: (values[i], -weights[i], -i))
         picked = [best, *fill(problem, (i for i in order if i != best), capacity - weights[best])]

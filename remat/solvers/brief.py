@@ -1,7 +1,7 @@
-"""Instances of the solvers that search, each limited to a twentieth of its usual work.
+"""Instances of the search solvers, each limited to a twentieth of its usual work.
 
 Tables that compare all solvers use these instances. A solver that searches until it has a proof may
-take minutes for one plan of a few hundred nodes. With these limits a table takes seconds. The
+take minutes for one graph of a few hundred nodes. With these limits a table takes seconds. The
 limits count operations instead of seconds, so the same input always gives the same plans.
 """
 
@@ -17,11 +17,11 @@ from remat.solvers.lagrangian import Lagrangian
 from remat.solvers.milp import Milp
 from remat.solvers.pulp_cbc import PulpCbc
 
-#: Divisor of the usual work; the command's help and its tables show this number.
+#: Number by which the usual work is divided; the help and tables of the command line show it.
 PARTS = 20
 
-#: The search solvers with less work, by name. Limits on nodes stay ints, and CP-SAT's limit in
-#: seconds stays a float.
+#: The search solvers with less work, by name. A limit keeps its type: CP-SAT's limit in
+#: deterministic seconds is a float, and the other limits are ints.
 BRIEF: Mapping[str, Solver] = {
     solver.name: replace(solver, **{limit: type(of)(of / PARTS)})
     for solver, limit in (

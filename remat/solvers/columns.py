@@ -44,7 +44,7 @@ def short(value: object) -> str:
 def sequence(
     label: str, values: Any, length: int | None = None, *, each: str = "name"
 ) -> tuple[Any, ...]:
-    """Return the entries of an ordered iterable.
+    """Return the entries of an ordered iterable as a tuple.
 
     Args:
         label: name of the value in error messages.
@@ -83,7 +83,7 @@ def integer(label: str, value: object, low: int = 0, high: int = INT64_MAX) -> i
 
 
 def capacity(label: str, value: object) -> int | None:
-    """Return a capacity, an integer of at least 0 or None for no limit, or raise `ProblemError`."""
+    """Return a capacity: an integer of at least 0, or None for no limit; else raise `ProblemError`."""
     return None if value is None else integer(label, value)
 
 
@@ -93,8 +93,9 @@ def integers(
     """Return the entries of a column if all are integers from ``low`` to ``high``.
 
     Raises:
-        ProblemError: an entry is no such integer. The message has ``label``, the index of the
-            entry, and the entry of ``names`` at this index unless ``names`` is empty.
+        ProblemError: an entry is not an integer in this range, or ``values`` is not an ordered
+            iterable. The message has ``label`` and the entry's index. If ``names`` is given, the
+            message also has the name at this index.
     """
     entries = sequence(label, values)
     # Fast path: checking each entry on its own takes ten times as long.
@@ -106,12 +107,12 @@ def integers(
 
 
 def amounts(label: str, values: Any, names: Sequence[str] | None = None) -> tuple[int, ...]:
-    """Check that a column has integers of at least 0 whose sum is at most 2**63 - 1, and return it as a tuple.
+    """Check a column of non-negative integers whose sum is at most 2**63 - 1; return a tuple.
 
     Args:
         label: name of the column in error messages.
         values: the entries.
-        names: names of the nodes; if given, there must be one entry for each.
+        names: names of the nodes. If given, the column must have one entry for each name.
 
     Raises:
         ProblemError: an entry is invalid, the sum is too large, or the length is wrong.
@@ -126,7 +127,7 @@ def amounts(label: str, values: Any, names: Sequence[str] | None = None) -> tupl
 
 
 def flags(label: str, values: Any, names: Sequence[str]) -> tuple[bool, ...]:
-    """Return the entries of a column if they are bools, one per name; else raise `ProblemError`."""
+    """Return the entries of a column of bools, one for each name; else raise `ProblemError`."""
     entries = sequence(label, values, len(names))
     if not set(map(type, entries)) <= {bool}:
         i, bad = next((i, x) for i, x in enumerate(entries) if type(x) is not bool)

@@ -1,9 +1,9 @@
 """Choose the nodes to save in a graph problem with a solver that solves only knapsacks.
 
-The items of the knapsack are the nodes worth saving. The items that the solver picks must not be
-recomputed. A minimum cut over bytes finds the values to save with the fewest bytes, so that no
-picked item is recomputed. Saving exactly the picked nodes is one such cut. So the minimum cut saves
-no more bytes than the picked items weigh.
+The items of the knapsack are the nodes that cost something to recompute. The items that the solver
+picks must not be recomputed. A minimum cut over bytes then finds the decision that saves the fewest
+bytes under this condition. Let B be the fewest bytes that any decision saves. The minimum cut saves
+at most B more bytes than the picked items weigh. So the first knapsack gets the capacity less B.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from remat.solvers.problem import KnapsackProblem
 from remat.solvers.solution import GraphSolution, Solution
 from remat.solvers.verify import verify
 
-#: Most rounds in which the solver gets the bytes that the completing cut left unused.
+#: Largest number of rounds. In each round but the first, the knapsack's capacity grows by the bytes
+#: that the previous minimum cut left unused.
 ROUNDS = 4
 
 
@@ -30,8 +31,8 @@ def by_knapsack(
 
     The solver first gets knapsacks whose items are all nodes of the reduced problem that cost
     something to recompute. If ``problem.known`` has decisions, the solver then gets knapsacks
-    without the nodes that one known decision recomputes. The known decisions come from a compiler's
-    rules, which save expensive nodes. Expensive nodes are often the better items.
+    without the nodes that one of these decisions recomputes. The known decisions follow a
+    compiler's rules, which save expensive nodes. Expensive nodes are often the better items.
 
     Args:
         solver: the knapsack solver; the solution and errors name it.
@@ -39,7 +40,7 @@ def by_knapsack(
         pick: a function that runs ``solver`` on a knapsack and returns the verified solution.
 
     Raises:
-        BudgetError: no decision keeps to the capacity.
+        BudgetError: every decision saves more bytes than the capacity.
         SolverError: the solver fails; see `remat.solvers.run.run`.
     """
     reduction = reduce_graph(problem)
@@ -51,14 +52,15 @@ def by_knapsack(
         raise infeasible(capacity, least_bytes)
     scored = [(d, evaluate(problem, d)) for d in problem.known]
     fitting = [d for d, e in scored if e.saved_bytes <= capacity]
-    # The cut of fewest bytes fits whenever any decision does, so there is always an answer.
+    # The cut of fewest bytes fits if any decision fits, so `found` always has an answer.
     found = [verify(problem, solver, d) for d in (reduction.invert(least), *fitting)]
     weight = _weights(core)
     items = [i for i in range(len(core)) if core.cost[i] and weight[i]]
     sets = [items]
     if scored:
-        # `known` starts with the strictest rules, which recompute least. If any known decision fits, the
-        # strictest one is the aim, although it may not fit itself; otherwise the loosest one.
+        # `known` starts with the strictest rules, which recompute least. If any known decision fits, leave
+        # out the nodes that the strictest one recomputes, although that one may not fit. If none fits,
+        # leave out those of the loosest one.
         again = set(scored[0 if fitting else -1][1].recomputed)
         sets.append([i for i in items if reduction.kept[i] not in again])
     elapsed_s, deterministic = 0.0, True
@@ -82,7 +84,7 @@ def _rounds(
     capacity: int,
     offered: int,
 ) -> Iterator[tuple[Solution, tuple[int, ...] | None]]:
-    """Solve knapsacks round by round, and turn each choice of items into saved nodes by a cut.
+    """Solve knapsacks in rounds, and compute a cut that turns each choice into saved nodes.
 
     The minimum cut often saves fewer bytes than the picked items weigh. The bytes left over are
     added to the knapsack's capacity in the next round.
@@ -112,20 +114,20 @@ def _rounds(
         saved = Network(core, fixed=fixed).cut(core.size).saved
         room = capacity - sum(core.size[i] for i in saved)
         yield picked, saved if room >= 0 else None
-        # Less than a percent is left, or no item is: another round can hardly gain anything.
+        # Stop if all items were picked, or if less than 1 % of the capacity is left: another round
+        # could hardly gain anything.
         if room < 0 or room * 100 < capacity or len(picked.saved) == len(items):
             return
         offered += room
 
 
 def _weights(core: GraphProblem) -> list[int]:
-    """Return, for each node, the bytes that suffice to avoid its recomputation.
+    """Return, for each node, its *weight*: a number of bytes that suffices to avoid its recomputation.
 
-    These bytes are the node's weight. The weight is 0 if saving cannot avoid the recomputation, or
-    if the node is never recomputed. The weight of a savable node is its own size. For a node that
-    cannot be saved, such as an operator with several results, saving all values computed from the
-    node avoids the recomputation. Its weight is then the sum of the weights of the nodes that read
-    it.
+    The weight of a savable node is the node's size. A node that cannot be saved, such as an
+    operator with several results, has the summed weights of its readers. The reason is that saving
+    all readers avoids its recomputation. The weight is 0 if saving cannot avoid the recomputation,
+    or if the node may not be recomputed at all.
     """
     readers: list[list[int]] = [[] for _ in core.names]
     for i, reads in enumerate(core.inputs):

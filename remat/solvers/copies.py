@@ -1,10 +1,11 @@
 """Offload copies as nodes of the step problem, so that its solvers count the copies' memory.
 
-An offloaded value keeps its memory until its copy to the host has ended. It takes memory again when
-its fetch begins. Three extra nodes for each value model this. An *away* node is a second result of
-the value's maker and holds the offloaded bytes in forward. A *send* node reads the away node last,
-after the run during which the copy to the host ended. A *fetch* node in backward takes the memory
-again, before the run during which the copy back began.
+An offloaded value keeps its memory until its copy to the host has ended. The value takes memory
+again when the copy back begins. Three extra nodes for each offloaded value model this. The *away*
+node is a second result of the operator that makes the value. It holds the offloaded bytes in
+forward. The *send* node is the last reader of the away node, after the run during which the copy to
+the host ends. The *fetch* node in backward takes the memory again, before the run during which the
+copy back begins.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ def with_copies(
 ) -> WithCopies:
     """Add copies as nodes to a step problem, and add the runs of these nodes to a schedule.
 
-    In the extended problem, only backward nodes read a fetched value. If a forward node runs again
-    in backward, the bytes of the fetched values that it reads are not counted. The cause is that
-    ``inputs`` has one entry for all runs of a node.
+    In the extended problem, only backward nodes read a fetched value. A forward node that runs
+    again in backward may also read fetched values, but these bytes are not counted. The cause is
+    that ``inputs`` has one entry for all runs of a node.
 
     Args:
         problem: the step problem.
@@ -93,8 +94,9 @@ def with_copies(
     for v, row in enumerate(problem.inputs):
         read = [fetch_of[u] for u in row if u in fetch_of] if v in late else []
         inputs.append((*(u + k for u in row), *read))
-    # The run before which a fetch begins reads the fetched value too, so a search cannot move the fetch
-    # behind that run. A send reads the run after which its memory is free, so it cannot move before it.
+    # A search must not move a fetch behind the run before which the copy begins, so that run's node also
+    # reads the fetch node. Nor may a send move before the run after which its memory is free, so the send
+    # node reads that run's node.
     for f, c in enumerate(copies):
         reader = sequence[c.fetched]
         if reader in late and f not in inputs[reader + k]:

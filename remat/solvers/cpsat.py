@@ -40,7 +40,7 @@ class CpSat(CoreSolver):
     requires: ClassVar[tuple[str, ...]] = ("ortools",)
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        """Return why the reduced knapsack's sums are too large for CP-SAT; None if they are not."""
+        """Return why CP-SAT cannot add up the weights or values of the reduced knapsack; None if it can."""
         core = reduce(problem).core
         for what, total in (("weights", core.total_weight), ("values", core.total_value)):
             if total > _SUM_LIMIT:
@@ -48,7 +48,7 @@ class CpSat(CoreSolver):
         return None
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Run CP-SAT from the greedy choice until the optimum is proven or a limit is reached.
+        """Run CP-SAT, with the greedy choice as a hint, to a proven optimum or to its limit.
 
         The limit is ``time_limit`` in seconds, or `work` if ``time_limit`` is None.
         """
@@ -72,7 +72,7 @@ class CpSat(CoreSolver):
             found = [i for i, pick in enumerate(picks) if solver.boolean_value(pick)]
             if (
                 status == cp_model.FEASIBLE
-            ):  # an interrupted search may leave room for further items
+            ):  # a search that was cut short may leave capacity for further items
                 found = list(repair(core, found))
             if core.value_of(found) >= relaxed.value:
                 saved = tuple(found)
@@ -115,10 +115,10 @@ class CpSat(CoreSolver):
         status = solver.solve(model)
         by_clock = time_limit is not None and status != cp_model.OPTIMAL
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            # Positions are distinct but may have gaps, where absent runs would stand.
+            # Positions are distinct, but unused ones leave gaps: a model has more positions than runs.
             runs = sorted((solver.value(t), v) for v, p, t in rows if solver.boolean_value(p))
             found = core.invert([v for _, v in runs])[0]
-            # An interrupted search may end with a schedule that is worse than its hint.
+            # A search that was cut short may end with a schedule that is worse than its hint.
             if start is None or _cost(problem, found) <= _cost(problem, start):
                 return ScheduleAnswer(found, by_clock=by_clock)
         if start is None:

@@ -16,10 +16,11 @@ from remat.solvers.solution import Answer
 class CutSolver(Solver):
     """First minimum cut that fits the capacity: strict compiler rules first, fewest bytes last.
 
-    The rules ban operators such as reductions from recomputation. A `GraphProblem` does not know
-    its operators. So its ``known`` has the cuts that follow the rules, strictest rules first. If
-    ``known`` is empty, the cut of least cost is tried instead. If none of these fits the capacity,
-    the solver takes the decision that saves the fewest bytes of all. The solver proves no bound.
+    The rules ban operators such as reductions from recomputation. A `GraphProblem` has no
+    operators, so the solver cannot apply such rules itself. The caller puts the cuts into the
+    problem's ``known``, those under the strictest rules first. If ``known`` is empty, the solver
+    tries the cut of least cost. If no cut fits the capacity, the solver takes the decision that
+    saves the fewest bytes of all. The solver proves no bound.
     """
 
     __slots__ = ()
@@ -41,6 +42,6 @@ class CutSolver(Solver):
         if capacity < hull.least_bytes:
             raise infeasible(capacity, hull.least_bytes)
         fewest, cheapest = hull.ends
-        # If rules gave cuts and none fits, only the cut of fewest bytes is left.
+        # If `known` has cuts and none fits, only the cut of fewest bytes is left.
         free = not problem.known and cheapest.saved_bytes <= capacity
         return Answer(hull.reduction.invert((cheapest if free else fewest).saved))

@@ -24,8 +24,8 @@ class DynamicProgram(CoreSolver):
     """Dynamic programming over the capacity in steps; exact if the steps are fine enough.
 
     Attributes:
-        steps: number of different capacities in the table. Time and memory grow with the number of
-            items times this number.
+        steps: number of equal steps into which the capacity is divided. Time and memory grow with
+            the number of items times this number.
     """
 
     steps: int = 10_000
@@ -44,8 +44,8 @@ class DynamicProgram(CoreSolver):
         the last item, or if weights were rounded, a greedy choice may be returned instead.
         """
         deadline = None if time_limit is None else time.monotonic() + time_limit
-        unit = -(-core.capacity // self.steps)  # 1, and so exact, if the steps suffice
-        # In multiples of `unit`: weights rounded up, the capacity down.
+        unit = -(-core.capacity // self.steps)  # 1 (no rounding) if capacity <= steps
+        # In multiples of `unit`. Weights are rounded up and the capacity down, so that a choice always fits.
         coarse = KnapsackProblem(
             weights=tuple(-(-w // unit) for w in core.weights),
             values=core.values,
@@ -55,7 +55,7 @@ class DynamicProgram(CoreSolver):
         picked, done = _fill_table(coarse, relaxed.order, deadline)
         saved = tuple(sorted(picked))
         if unit > 1 or not done:
-            saved = repair(core, picked)  # rounding, or the deadline, left room
+            saved = repair(core, picked)  # rounding or the deadline may leave capacity unused
         value = core.value_of(saved)
         if value < relaxed.value:
             saved, value = relaxed.saved, relaxed.value

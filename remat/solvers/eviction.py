@@ -40,7 +40,7 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
     backward, crossed = set(problem.backward), False
     runs: list[int] = []
     most = MOST_RUNS_PER_NODE * len(problem)  # `ScheduleProblem.read` refuses longer schedules
-    gone = set(given)  # nodes that cannot run, or not again
+    gone = set(given)  # nodes that cannot run: given ones, and those of `once` after their run
 
     def room(bytes_wanted: int, pinned: set[int], position: int) -> bool:
         nonlocal now

@@ -1,15 +1,15 @@
-"""Adapter between solvers and the float signature in which PyTorch's partitioner poses a knapsack.
+"""Adapter from remat's solvers to the function signature of PyTorch's knapsack solvers, in floats.
 
 The signature is ``(memory, runtimes, max_memory) -> (total runtime saved, indices to save, indices
 to allow recomputing)``, as in ``torch/_functorch/_activation_checkpointing/knapsack.py``. This
 module differs from PyTorch's functions in two points:
 
-- A float counts as the decimal that it prints as, so three items of 0.1 fit into 0.3. The decimals
-  are scaled to integers. Scaling is exact if the integers fit into 63 bits, and otherwise rounds so
-  that the choice still fits.
-- PyTorch computes shares of memory by divisions that round, so a sum of shares may exceed the
-  capacity by the rounding error. An item of 0.5000000000000001 therefore fits into 0.5 (see
-  `TOLERANCE`).
+- A float counts as the decimal that Python prints for it, so three items of 0.1 fit into 0.3. The
+  decimals are scaled to integers. Scaling is exact if the sum of these integers fits into 63 bits.
+  Otherwise they are rounded so that the choice still fits.
+- PyTorch divides each item's memory by a total, and the quotient is rounded. A sum of quotients may
+  therefore exceed the capacity by the rounding error. To allow for this error, an item of
+  0.5000000000000001 fits into 0.5 (see `TOLERANCE`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from remat.solvers.problem import KnapsackProblem
 from remat.solvers.run import run
 
 KnapsackFn = Callable[[Sequence[float], Sequence[float], float], tuple[float, list[int], list[int]]]
-#: Fraction by which a sum of weights may exceed the capacity: eight halves of a unit in the last
-#: place of a double. A weight of PyTorch is a size divided by 10^9 and by a difference of sums; its
-#: rounding error is up to about five such halves. The tolerance is less than one byte as long as
-#: there are fewer than 2^50 bytes.
+#: Fraction by which a sum of weights may exceed the capacity: 8 · 2^-53, where 2^-53 is the rounding
+#: error of one operation on doubles. PyTorch computes a weight with about five such errors: a size
+#: divided by 10^9 and by a difference of sums. The tolerance is less than one byte as long as the
+#: total is below 2^50 bytes.
 TOLERANCE = Fraction(1, 2**50)
-#: Largest sums of rounded weights and of rounded values. Up to the first, a rounding error is less
-#: than a byte; up to the second, sums are exact in a double.
+#: Largest sum of rounded weights, and of rounded values. With the first, a unit of weight is less than
+#: a byte for totals below 2^60 bytes. With the second, sums of values are exact in a double.
 _COARSE_WEIGHTS, _COARSE_VALUES = 2**60, 2**53 - 1
 
 
@@ -65,11 +65,11 @@ def problem_from_floats(
 ) -> KnapsackProblem:
     """Convert floats to a knapsack problem in integers.
 
-    Each float is read as the shortest decimal that prints like it. If any weight or the capacity is
-    not a whole number, the capacity is raised by the fraction `TOLERANCE`. The numbers are scaled
-    to integers. If the sum of the exact integers would exceed 63 bits, they are rounded instead:
-    memory and runtimes up, the capacity down. The sum of memory then stays within 60 bits, or the
-    sum of runtimes within 53 bits.
+    Each float is read as the decimal that Python prints for it. If any weight or the capacity is
+    not a whole number, the capacity is raised by the fraction `TOLERANCE`. Memory is scaled to
+    integers by one factor, and runtimes by another. If the exact integers of either would sum to
+    more than 63 bits, they are rounded: memory and runtimes up, the capacity down. Rounded memory
+    sums to at most 60 bits, and rounded runtimes to at most 53 bits.
 
     Args:
         memory: memory of each item, in any unit.
@@ -94,7 +94,8 @@ def problem_from_floats(
     all_fit = everything <= capacity  # a capacity above the total weight changes nothing
     capacity = min(capacity, everything)
     weight_scale, value_scale = _scale(weights), _scale(values)
-    if weight_scale is None:  # items that fit in no case may weigh less here, for a finer unit
+    if weight_scale is None:
+        # An item heavier than the capacity never fits, so lower its weight: the unit gets finer.
         weights = [min(w, 2 * capacity) for w in weights] if capacity else weights
         weight_scale = _coarse_scale(weights, _COARSE_WEIGHTS)
     if value_scale is None:
@@ -108,13 +109,13 @@ def problem_from_floats(
 
 
 def _scale(numbers: Sequence[Fraction]) -> Fraction | None:
-    """Return the least factor that makes all numbers integers; None if their sum exceeds int64."""
+    """Return the least factor that makes all numbers integers; None if the integers' sum exceeds int64."""
     exact = math.lcm(*(x.denominator for x in numbers))
     return Fraction(exact) if sum(numbers, Fraction()) * exact <= INT64_MAX else None
 
 
 def _coarse_scale(numbers: Sequence[Fraction], most: int) -> Fraction:
-    """Return a factor whose products with the numbers, rounded up, sum to at most ``most``."""
+    """Return a factor for the numbers: the products, each rounded up, sum to at most ``most``."""
     return (most - len(numbers)) / (sum(numbers, Fraction()) or Fraction(1))
 
 
@@ -131,7 +132,7 @@ def _decimal(name: str, number: object) -> Fraction:
             raise ProblemError(f"{name} must be a number, got {number!r}") from None
         if not math.isfinite(as_float):
             raise ProblemError(f"{name} must be finite, got {as_float!r}")
-        # By way of `repr`: the exact binary value of 0.1 is slightly more than a tenth.
+        # `repr` gives the decimal 0.1; the double's exact binary value is slightly more than a tenth.
         fraction = Fraction(repr(as_float))
     if fraction < 0:
         raise ProblemError(f"{name} must not be negative, got {number!r}")

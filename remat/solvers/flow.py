@@ -1,4 +1,4 @@
-"""Minimum cuts of a graph problem, by OR-Tools' push-relabel maximum flow in 64-bit integers.
+"""Minimum cuts of a graph problem, computed with OR-Tools' push-relabel maximum flow in int64.
 
 Each node is split into an *in* and an *out* vertex. If *in* is on the sink side of the cut, the
 node is recomputed in backward. If *out* is on the sink side, the node's value is available in
@@ -20,7 +20,7 @@ from remat.solvers.columns import INT64_MAX
 from remat.solvers.graph_problem import GraphProblem, conflict
 
 _SOURCE, _SINK = 0, 1
-#: Scaled prices sum to less than this, so that every flow fits 64-bit integers.
+#: `Network.cut_at` scales prices to a sum of at most this, so that every flow fits 64-bit integers.
 _ROOM = 2**58
 
 
@@ -39,9 +39,10 @@ class MinimumCut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """Value of a minimum cut, and the *loss* of each choice: how much it adds to this value.
+    """Value of a minimum cut, and the *loss* of each choice: how much the choice adds to this value.
 
-    The total price of a decision is ``value`` plus the losses of all its choices.
+    The total price of a decision is ``value`` plus the losses of all its choices, including those
+    in ``edges``.
 
     Attributes:
         value: capacity of the cut: the smallest total price of any decision.
@@ -76,9 +77,9 @@ class InfeasibleCutError(ProblemError):
 
 
 class Network:
-    """Flow network of one graph problem, whose cuts are the decisions which nodes to save.
+    """Flow network of one graph problem. Each finite cut is a decision which nodes to save.
 
-    Each call of `cut` or `losses` passes the prices of saving and recomputing, in any unit.
+    Each call of `cut` or `losses` passes the prices of saving and recomputing, in one common unit.
 
     Args:
         problem: the nodes and edges, with the nodes that may be saved or recomputed.
@@ -113,8 +114,8 @@ class Network:
         if fixed is not None:
             free = [r and not f for r, f in zip(free, fixed, strict=True)]
         inputs = problem.inputs
-        # Only nodes that backward can reach upwards through recomputable nodes take part. The loop runs in
-        # reverse topological order, because a reader gives vertices to its inputs.
+        # A node gets vertices only if backward reads it, or if a recomputable node with vertices does. The
+        # loop runs in reverse topological order, because a reader gives vertices to its inputs.
         for i in range(n - 1, -1, -1):
             if out[i] == -1:
                 continue
@@ -172,17 +173,16 @@ class Network:
         return MinimumCut(value=int(flow[0].optimal_flow()), saved=tuple(sorted(saved.tolist())))
 
     def cut_at(self, weight: Sequence[float], penalty: Sequence[float]) -> tuple[int, ...]:
-        """Return the saved nodes of `cut` for prices in floating point, which are scaled to integers."""
+        """Return the nodes that `cut` saves at prices in floating point, which are scaled to integers."""
         scale = min(2.0**20, _ROOM / max(1.0, sum(weight) + sum(penalty)))
         scaled = ([int(x * scale) for x in prices] for prices in (weight, penalty))
         return self.cut(*scaled).saved
 
     def losses(self, weight: Any, penalty: Any) -> Losses:
-        """Return how much each choice to save or recompute adds to the minimum cut's price.
+        """Return the *loss* of each choice: how much the choice adds to the minimum cut's price.
 
-        The amounts, the losses, follow from the maximum flow. The total price of any decision
-        equals the value of the cut plus the losses of the decision's choices. Every loss is at
-        least 0.
+        The losses follow from the maximum flow, and every loss is at least 0. The total price of
+        any decision equals the value of the cut plus the losses of the decision's choices.
 
         Args:
             weight: price of saving each node of the problem, as non-negative ints.
@@ -226,9 +226,9 @@ class Network:
             return None
         weights = np.asarray(weight, dtype=np.int64)
         penalties = None if penalty is None else np.asarray(penalty, dtype=np.int64)
-        # Summed as doubles, because a sum in int64 would overflow without an error.
+        # Sum in doubles, because a sum in int64 would overflow without an error.
         total = sum(int(x.sum(dtype=np.float64)) for x in (weights, penalties) if x is not None)
-        infinite = 2 * total + 1  # more than any cut that exists
+        infinite = 2 * total + 1  # more than the price of any decision
         if infinite > INT64_MAX // 2:
             raise ProblemError(
                 f"the prices of the cut sum to about {total}; expected less than {INT64_MAX // 4}: "

@@ -1,9 +1,9 @@
 """Compute all Pareto-optimal (weight, value) pairs of a knapsack in one run.
 
-One run replaces a sweep over capacities, because the best choice for any capacity is the last point
-that fits. The compiled kernel computes the frontier if it was built, otherwise NumPy does. Kernel
-and NumPy use the algorithm of Nemhauser and Ullmann (1969): item by item, with identical items
-grouped in the kernel.
+One run replaces a sweep over capacities, because the best value for any capacity is that of the
+heaviest pair that fits. The compiled kernel computes the frontier or, if the kernel is missing,
+NumPy. Both use the algorithm of Nemhauser and Ullmann (1969), which adds one item after another. The
+kernel also groups identical items.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-#: A frontier of more points is thinned. After four million merged points, the kernel thins a frontier of
-#: more than 32,768 points.
+#: Largest number of points. Points of a larger frontier are dropped, down to half this number.
+#: After four million merged points, the kernel drops points of any frontier above 32,768 points.
 MOST_POINTS = 200_000
 
 
@@ -71,8 +71,8 @@ class KnapsackFrontier:
     def knee(self, *, by: str = "origin") -> int:
         """Return the index of the point beyond which more weight adds little value.
 
-        The *loss* of a point is the value that it lacks to the most valuable point. Weight and loss
-        are scaled to [0, 1] over the frontier.
+        The *loss* of a point is the greatest value on the frontier less the value of the point.
+        Weight and loss are scaled to [0, 1] over the frontier.
 
         Args:
             by: ``"origin"``: the point nearest to zero scaled weight and zero scaled loss.
@@ -150,7 +150,7 @@ def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFro
         fits = weight <= capacity - w
         all_w = np.concatenate([weight, weight[fits] + w])
         all_v = np.concatenate([value, value[fits] + v])
-        # -1 marks the empty choice; -2 - k marks a new point that adds this item to point k.
+        # -1 is the empty choice, and -2 - k is a new point that adds this item to point k.
         all_n = np.concatenate([node, -2 - np.flatnonzero(fits)])
         order = np.lexsort((-all_v, all_w))
         all_w, all_v, all_n = all_w[order], all_v[order], all_n[order]
@@ -162,7 +162,7 @@ def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFro
             while True:
                 level = np.floor(np.log(np.maximum(all_v, 1)) / np.log1p(step))
                 first = np.concatenate([[True], np.diff(level) > 0])
-                if first.sum() <= most // 2:  # half the limit, so that not every item thins again
+                if first.sum() <= most // 2:  # half, so that the next item stays below `most`
                     break
                 step *= 4
             all_w, all_v, all_n = all_w[first], all_v[first], all_n[first]
@@ -191,10 +191,11 @@ def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFro
 
 
 class DynamicMemoryBudget(Solver):
-    """Choice at the knee of the frontier below the capacity, where more memory adds little value.
+    """Choice at the knee of the Pareto frontier, beyond which more memory adds little value.
 
     PyTorch's solver of the same name sweeps a hundred budgets. This solver computes the frontier
-    once and takes its knee. It deliberately saves fewer bytes than the capacity allows.
+    up to the capacity once, and returns the choice at its knee. The choice deliberately saves fewer
+    bytes than the capacity allows.
     """
 
     __slots__ = ()
@@ -202,7 +203,8 @@ class DynamicMemoryBudget(Solver):
     name: ClassVar[str] = "dynamic_memory_budget_dp"
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> list[int]:
-        # Enough points to find a knee, but no more than can be merged in about a second or the time limit.
+        # Enough points to find a knee, but few enough to be fast: at most 2e8 merged points over all items,
+        # and 4e7 for each second of a time limit.
         merged = 2e8 if time_limit is None else min(2e8, 4e7 * time_limit)
         most = max(16, min(32_768, int(merged / max(1, len(problem)))))
         frontier = knapsack_frontier(problem, most_points=most)

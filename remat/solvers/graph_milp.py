@@ -1,13 +1,14 @@
 """Solve the graph problem as a mixed-integer program with HiGHS, called through SciPy.
 
-For each node, a binary variable says whether the node is saved, and a second variable whether it is
-recomputed. The recompute variables may be continuous, because their values follow from the save
-variables. The cost may not exceed that of the best known decision.
+For each node, a binary variable says whether the node is saved, and a second variable whether the
+node is recomputed. The recompute variables may be continuous, because their values follow from the
+save variables. A constraint excludes decisions that cost more than the best known one.
 
-The lower convex hull of the problem makes the program smaller. It gives a lower bound on the cost
-and a price of a byte (see `remat.solvers.hull`). At this price, each choice, to save or to
-recompute a node, has a loss: it raises the bound by that much. If the loss exceeds the gap between
-the best known decision and the bound, the choice's variable is fixed to 0.
+The lower convex hull of the problem makes the program smaller. The hull gives a lower bound on the
+cost and a price of a byte (see `remat.solvers.hull`). A choice saves or recomputes one node. The
+*loss* of a choice is how much it raises the bound at this price. If the loss exceeds the gap
+between the best known cost and the bound, the choice cannot be part of a better decision. Its
+variable is then fixed to 0.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _MARGIN = 2e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class GraphMilp(Solver):
-    """HiGHS on the whole graph; a Lagrangian bound fixes the variables that it decides.
+    """HiGHS on the whole graph; a Lagrangian bound first fixes as many variables as it can.
 
     Attributes:
         nodes: the most branch-and-bound nodes to open if there is no time limit.
@@ -54,7 +55,7 @@ class GraphMilp(Solver):
         return search.answer(self.improve(search, search.repair(search.start())))
 
     def improve(self, search: Search, best: Incumbent) -> Incumbent:
-        """Run HiGHS; return the cheaper of its decision and ``best``, with the tighter bound.
+        """Run HiGHS, and return the cheaper of HiGHS's decision and ``best``, with the tighter bound.
 
         Args:
             search: the problem, with its capacity, hull and deadline.
@@ -73,7 +74,7 @@ class GraphMilp(Solver):
         if result.mip_dual_bound is not None and math.isfinite(result.mip_dual_bound):
             dual = result.mip_dual_bound - _MARGIN * max(1.0, abs(result.mip_dual_bound))
             bound = max(bound, min(best.cost, math.ceil(dual * unit)))  # costs are integers
-        elif result.status == 2:  # infeasible: no decision is as cheap as the program demands
+        elif result.status == 2:  # infeasible: no decision costs less than the best known one
             bound = best.cost
         saved, cost = best.saved, best.cost
         if result.x is not None:
@@ -85,9 +86,12 @@ class GraphMilp(Solver):
 
 
 def _program(search: Search, best: Incumbent) -> tuple[dict[str, Any], float]:
-    """Return the mixed-integer program as arguments of `milp`, and the cost that one unit of the objective stands for.
+    """Build the mixed-integer program of a graph problem.
 
     The columns are the save variables of all nodes, then the recompute variables of all nodes.
+
+    Returns:
+        The arguments of `milp`, and the cost, in the problem's unit, of one unit of the objective.
     """
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint
@@ -126,7 +130,7 @@ def _program(search: Search, best: Incumbent) -> tuple[dict[str, Any], float]:
     program = {
         "c": objective,
         "constraints": LinearConstraint(matrix, np.asarray(low), math.inf),
-        # Recompute variables are continuous: fewer integer variables to branch on, with the same optimum.
+        # Recompute variables are continuous: the optimum is the same, with fewer variables to branch on.
         "integrality": np.concatenate([np.ones(n), np.zeros(n)]),
         "bounds": Bounds(0, np.asarray([*may_save, *may_again], dtype=np.float64)),
     }

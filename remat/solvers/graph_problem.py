@@ -1,8 +1,8 @@
-"""The graph problem: choose the values of a training step to save for backward, in integers.
+"""The graph problem: choose the values of a training step to save for backward.
 
-Every value that can be computed from the inputs of the training step is a node. A decision names
-the *saved* nodes. All other nodes that backward reads are *recomputed* from the saved nodes.
-`evaluate` defines the bytes and the cost of a decision, by following it through the graph.
+Every value that can be computed from the inputs of the training step is a node. A *decision* is a
+set of saved nodes. All other nodes that backward reads are *recomputed* from the saved nodes.
+`evaluate` defines the bytes and the cost of a decision, both integers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from remat.solvers.solution import GraphSolution
 class GraphProblem(Problem[GraphSolution]):
     """Choose the nodes to save within a capacity, so that recomputation costs least.
 
-    A node is a value of the training step. The nodes are in topological order. A node's index is
-    its position in this order. Sequences may be any ordered iterables and are stored as tuples. The
-    sum of ``cost`` and the sum of ``size`` may not exceed 2**63 - 1.
+    A node is a value of the training step. The nodes are in topological order, and a node's index
+    is its position in this order. Arguments may be any ordered iterables; they are stored as
+    tuples. The sum of ``cost`` and the sum of ``size`` may not exceed 2**63 - 1.
 
     Attributes:
         names: name of each node, for messages.
@@ -110,7 +110,7 @@ class Evaluation:
     """Bytes and cost of a decision.
 
     Attributes:
-        saved: the saved nodes that backward really reads, in node order.
+        saved: the saved nodes that backward reads, in node order; other saved nodes are left out.
         recomputed: the nodes that run again in backward, in node order.
         saved_bytes: total bytes of ``saved``.
         recompute_cost: total cost of the second runs of nodes, in the problem's unit. A recomputed
@@ -124,7 +124,9 @@ class Evaluation:
 
 
 def evaluate(problem: GraphProblem, saved: Iterable[int]) -> Evaluation:
-    """Compute the bytes and the cost of a decision by following it through the graph.
+    """Compute the bytes and the cost of a decision.
+
+    The function follows the reads of backward up the graph, through every node that is not saved.
 
     Args:
         problem: the graph problem.
@@ -132,8 +134,8 @@ def evaluate(problem: GraphProblem, saved: Iterable[int]) -> Evaluation:
             bytes.
 
     Raises:
-        ProblemError: a node in ``saved`` cannot be saved, or backward reads a node that is neither
-            saved nor recomputable. The message names the node.
+        ProblemError: an entry of ``saved`` is no node or cannot be saved, or backward reads a node
+            that is neither saved nor recomputable. The message names the node.
     """
     n = len(problem)
     keep = bytearray(n)
@@ -160,7 +162,8 @@ def evaluate(problem: GraphProblem, saved: Iterable[int]) -> Evaluation:
         again[i] = 1
         stack.extend(problem.inputs[i])
     kept = tuple(i for i in range(n) if keep[i] and read[i])
-    # A saved node outside forward runs in forward, with its inputs, so running these again has a cost.
+    # A saved node with `in_forward` False runs in forward after all, with its inputs. If backward runs one
+    # of them again, that second run has a cost.
     forward = bytearray(problem.in_forward)
     stack = [i for i in kept if not forward[i]]
     while stack:
@@ -178,7 +181,7 @@ def evaluate(problem: GraphProblem, saved: Iterable[int]) -> Evaluation:
 
 
 def always_saved(problem: GraphProblem) -> tuple[int, ...]:
-    """Return the nodes to save under every decision: not recomputable, or of no bytes.
+    """Return the savable nodes that every decision should save: not recomputable, or of 0 bytes.
 
     Nodes that backward does not read are included; `evaluate` leaves these out.
     """
@@ -190,11 +193,14 @@ def always_saved(problem: GraphProblem) -> tuple[int, ...]:
 
 
 def worth_saving(problem: GraphProblem, saved: Iterable[int]) -> list[int]:
-    """Return the recomputed nodes of a decision that would cost less if it saved them, highest cost per byte first.
+    """Return the recomputed nodes of a decision that could be saved instead to lower its cost.
 
     Args:
         problem: the graph problem.
         saved: positions of the nodes that the decision saves.
+
+    Returns:
+        Positions of savable nodes whose second run has a cost, highest cost per byte first.
     """
     again = (
         i
@@ -207,8 +213,8 @@ def worth_saving(problem: GraphProblem, saved: Iterable[int]) -> list[int]:
 def conflict(problem: GraphProblem, fixed: Sequence[bool] | None = None) -> tuple[int, ...] | None:
     """Return a chain of nodes that makes the problem infeasible; None if the problem is feasible.
 
-    The first node of the chain may be neither saved nor recomputed, and backward reads the last
-    one. The nodes after the first cannot be saved, so each must be recomputed from the node before.
+    The first node of the chain can be neither saved nor recomputed. Each later node cannot be saved,
+    so it must be recomputed from the node before it. Backward reads the last node.
 
     Args:
         problem: the graph problem.
@@ -237,7 +243,7 @@ def conflict(problem: GraphProblem, fixed: Sequence[bool] | None = None) -> tupl
 
 
 def infeasible(capacity: int, least_bytes: int) -> BudgetError:
-    """Build the error that every decision saves more than ``capacity`` bytes.
+    """Build the error for a problem in which every decision saves more than ``capacity`` bytes.
 
     Args:
         capacity: bytes that may be saved.

@@ -1,7 +1,7 @@
 """Reduce a graph problem to its *core*: the nodes for which there is a decision to make.
 
-Most values of a captured graph are never worth saving: views, values in a chain whose next value is
-smaller, values that cost nothing. About a quarter of the nodes remain.
+Most values of a captured graph are never worth saving: views, values that cost nothing, and values
+whose only reader is smaller. About a quarter of the nodes remain.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from remat.solvers.reduction import Reduction
 def reduce_graph(problem: GraphProblem) -> Reduction[GraphProblem]:
     """Remove nodes that an optimal decision need not save, and return the reduced problem.
 
-    The reduced problem is called the *core*. Every optimum of the core extends to an optimum of the
-    problem. Every node of the core counts as run by forward, and keeps its name. Nodes outside
-    forward (``in_forward`` is False) get cost 0 in the core, so a lower bound for the core also
-    holds for the whole problem. A decision may run such a node in forward and in backward; only
-    `evaluate` on the whole problem counts that cost.
+    The reduced problem is called the *core*. Every node of the core has ``in_forward`` True, and
+    keeps its name. A node whose ``in_forward`` was False gets cost 0 in the core. So a lower bound
+    for the core also holds for the whole problem. A decision may run such a node in forward and
+    again in backward; only `evaluate` on the whole problem counts that cost. If there is no such
+    node, every optimum of the core extends to an optimum of the problem.
 
     These rules are applied, the first one once and the others until nothing changes:
 
-    - A savable value of 0 bytes is free, and is always saved. A node computed only from free nodes
-      at no cost is free too. Free nodes are left out of the core.
-    - A node that cannot be saved and costs nothing is replaced by its inputs.
-    - A node whose only reader takes no more bytes is not worth saving, because saving the reader
-      avoids more cost. A node that cannot be saved is merged into its only reader.
-    - A node that costs nothing and has a single input of no more bytes is not worth saving.
+    - A savable value of 0 bytes is *free*: it is always saved. A recomputable node is free too if
+      it costs nothing and reads free nodes only. Free nodes are left out of the core.
+    - A recomputable node that costs nothing and cannot be saved is replaced by its inputs.
+    - A recomputable node with a single reader is not worth saving if the reader can be saved and
+      takes no more bytes. The reason is that saving the reader avoids more cost. If the node is not
+      saved, it is merged into the reader. A node that backward reads directly is exempt from this
+      rule.
+    - A recomputable node that costs nothing is not worth saving if it has a single input, and this
+      input can be saved and takes no more bytes.
     """
     work = _Work(problem)
     work.drop_free()
@@ -66,13 +69,12 @@ class _Work:
     def drop_free(self) -> None:
         """Apply the first rule of `reduce_graph`: remove free nodes.
 
-        Free are savable values of 0 bytes, and nodes computed from free nodes alone at no cost.
-        Nodes that backward does not need, directly or through others, are removed too.
+        Nodes that backward does not need, neither directly nor for recomputation, are removed too.
         """
         p = self.problem
         free = [s and b == 0 for s, b in zip(p.savable, p.size, strict=True)]
         for i, reads in enumerate(p.inputs):
-            # Backward never runs a node that is not recomputable, so its inputs do not matter.
+            # Backward never runs a node that is not recomputable, so such a node needs no inputs here.
             if not free[i] and p.recomputable[i]:
                 self.inputs[i] = [j for j in dict.fromkeys(reads) if not free[j]]
                 free[i] = not self.inputs[i] and self.cost[i] == 0
@@ -82,7 +84,7 @@ class _Work:
         self._drop_unread()
 
     def simplify(self) -> bool:
-        """Apply each rule of `reduce_graph` except the first; return whether the graph changed."""
+        """Apply each rule of `reduce_graph` but the first, once; return whether the graph changed."""
         changed = self._merge_into_readers()
         changed |= self._skip_worthless()
         changed |= self._inline()
@@ -90,10 +92,10 @@ class _Work:
         return changed
 
     def order(self) -> list[int]:
-        """Return the remaining nodes in the order for the kernel's `GraphCore`.
+        """Return the remaining nodes in an order that makes the kernel's search `GraphCore` small.
 
-        A node with ``in_forward`` False comes right after the last of its inputs. So few values are
-        alive at any position, which keeps the search of `GraphCore` small.
+        A node with ``in_forward`` False comes right after the last of its inputs, so that few values
+        are alive at any position. All other nodes keep their order.
         """
         anchor: dict[int, int] = {}
         for i in self.alive:
@@ -116,7 +118,7 @@ class _Work:
             for j in self.inputs[i]:
                 readers[j].add(i)
         gone = set[int]()
-        # In reverse order, a chain merges into its last reader in one pass.
+        # In reverse order, one pass merges a whole chain of nodes into the chain's last reader.
         for i in reversed(self.alive):
             if self.needed[i] or len(readers[i]) != 1 or not p.recomputable[i]:
                 continue

@@ -1,4 +1,4 @@
-"""Greedy solver: items by value per weight, and evictions for step problems."""
+"""Greedy solver: takes items by value per weight, and solves step problems by evicting values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remat.solvers.solution import Answer
 class Greedy(CoreSolver):
     """Items by value per weight, best first; the choice has at least half the optimal value.
 
-    The guarantee holds because the solver returns the better of two choices, the second of which
+    The guarantee holds because the solver returns the better of two choices. The second choice
     starts with the most valuable item.
     """
 

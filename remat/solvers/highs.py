@@ -4,8 +4,8 @@ HiGHS prints debug lines from C++ regardless of its options, and other programs 
 output. During a call, file descriptor 1 therefore points to a temporary file, **for all threads of
 this process**. A lock admits one call at a time. Lines that other threads print during the call
 appear after it. A process forked during the call has the real standard output. If another thread
-starts a ``subprocess`` during the call with inherited standard output, that program's output may be
-lost, so give it a pipe.
+starts a ``subprocess`` during the call, and the program inherits standard output, the program's
+output may be lost. Give such a program a pipe.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOISE = b"HighsMipSolverData::"
 
 
 class _Redirect:
-    """State of the redirection of file descriptor 1: its lock, and the real standard output."""
+    """State of the redirection of file descriptor 1: a lock, and a copy of the real descriptor."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -31,7 +31,7 @@ class _Redirect:
 
     def end_in_child(self) -> None:
         """End the redirection in a forked child, where the redirecting thread does not exist."""
-        # The old lock may be held by a thread that the child does not have.
+        # A thread that does not exist in the child may hold the old lock.
         self.lock = threading.Lock()
         if self.true_stdout is not None:
             os.dup2(self.true_stdout, 1)
@@ -53,7 +53,7 @@ def milp(*args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def quiet_stdout() -> Iterator[None]:
-    """Drop HiGHS's debug lines from the output to file descriptor 1 during a ``with`` block."""
+    """Drop HiGHS's debug lines from standard output in a ``with`` block; print other output at its end."""
     if os.name != "posix":
         yield
         return

@@ -1,8 +1,9 @@
 """Lower convex hull of a graph problem's (bytes, cost) frontier: a proven bound for every capacity.
 
-If each saved byte has a price, and no capacity limits the bytes, the best decision is a minimum
-cut. The decisions that are best at some price are the vertices of the lower hull of the (bytes,
-cost) pairs of all decisions. No decision lies below the line between two neighbouring vertices.
+Without a capacity, but with a price for each saved byte, the best decision is a minimum cut. The
+decisions that are best at some price are the vertices of the lower hull of the (bytes, cost) pairs
+of all decisions. No decision lies below the line between two neighbouring vertices. So this line
+bounds the cost at every capacity between the two.
 
 Source: H. Everett, "Generalized Lagrange multiplier method", Operations Research 11 (1963), for the
 bound. The search for the price follows M. J. Eisner and D. G. Severance, Journal of the ACM 23
@@ -23,13 +24,13 @@ from remat.solvers.graph_reduction import reduce_graph
 from remat.solvers.kernel import kernel
 from remat.solvers.pareto import lower_hull, pareto
 
-#: Bytes and costs times their prices sum to less than this, so that every flow fits 64-bit integers.
+#: Limit on the sum of all bytes and costs times their prices, so that every flow fits 64-bit integers.
 ROOM = 2**60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vertex:
-    """A decision on the hull: its saved bytes, cost, and saved nodes of the reduced problem."""
+    """A decision on the hull: its bytes, its cost, and the nodes of the reduced problem that it saves."""
 
     saved_bytes: int
     cost: int
@@ -63,20 +64,21 @@ class Edge:
 
 #: The fields that determine a problem's hull: all but names, unit, capacity and known decisions.
 _SHAPE = ("inputs", "cost", "size", "savable", "recomputable", "in_forward", "needed")
-#: Hulls that are still referenced, by the ids of the `_SHAPE` fields of their problems.
+#: Cache of the hulls that are still in use, by the ids of the `_SHAPE` fields of their problems.
 _HULLS: weakref.WeakValueDictionary[tuple[int, ...], Hull] = weakref.WeakValueDictionary()
 
 
 class Hull:
     """Lower convex hull of the (saved bytes, cost) pairs of all decisions of a graph problem.
 
-    An edge of the hull is computed when it is first needed.
+    Edges are computed on demand: by `edge` for one capacity, by `vertices` for all.
 
     Args:
         problem: the graph problem; its capacity is ignored.
 
     Attributes:
-        reduction: the reduction of the problem to its core, the smaller problem that is cut.
+        reduction: the reduction of the problem to its *core*, a smaller graph problem. All minimum
+            cuts are cuts of the core.
         least_bytes: the fewest bytes that any decision saves.
     """
 
@@ -96,22 +98,23 @@ class Hull:
         least = self._vertex(1, 0)[0]
         scale = max(1, (ROOM - self._total_size) // max(1, self._total_cost))
         self._vertices = [least]
-        # The first cut has least cost and, among those, the fewest bytes. If 64 bits leave no room for a
-        # large enough `scale`, only the second cut is sure to have least cost.
+        # The first of these two cuts has the least cost and, among such cuts, the fewest bytes. In 64 bits,
+        # `scale` may be too small for that. Then only the second cut is sure to have the least cost.
         self._insert(self._vertex(1, scale)[0])
         self._insert(self._vertex(0, 1)[0])
         self.least_bytes = least.saved_bytes
 
     @classmethod
     def of(cls, problem: GraphProblem) -> Hull:
-        """Return a problem's hull; copies of the problem with another capacity share this hull.
+        """Return a problem's hull from a cache, or compute it.
 
-        A hull is shared as long as any caller holds a reference to it.
+        Copies of the problem with another capacity get the same hull. The cache holds weak
+        references, so a hull stays in it only while some caller holds the hull.
         """
         key = tuple(id(getattr(problem, f)) for f in _SHAPE)
         hull = _HULLS.get(key)
         if hull is None:
-            hull = _HULLS[key] = cls(problem)  # it keeps the fields alive, so no id is reused
+            hull = _HULLS[key] = cls(problem)  # the hull keeps the fields alive, so no id is reused
         return hull
 
     def compiled(self, edge: Edge) -> Any:
@@ -125,12 +128,12 @@ class Hull:
         module = kernel()
         assert module is not None
         core = module.GraphCore(*_columns(self.core, self.losses(edge)), edge.price)
-        # One assignment, because another thread may ask for another edge in the meantime.
+        # One assignment of key and result, because another thread may ask for another edge meanwhile.
         self._compiled = (key, core)
         return core
 
     def edge(self, capacity: int) -> Edge:
-        """Return the edge whose ``fits`` vertex is the last vertex within ``capacity`` bytes.
+        """Return the edge around a capacity, whose ``fits`` is the last vertex within the capacity.
 
         Args:
             capacity: bytes, at least `least_bytes`.
@@ -165,11 +168,11 @@ class Hull:
         return tuple(self._vertices)
 
     def losses(self, edge: Edge) -> Losses:
-        """Return how much each choice to save or recompute a node adds to ``edge.value``."""
+        """Return how much each choice to save or recompute a node of the core adds to ``edge.value``."""
         return self._network.losses(edge.price * self._size, edge.scale * self._cost)
 
     def _refine(self, fits: Vertex, over: Vertex) -> None:
-        """Insert a vertex below the line between two vertices; if there is none, store an edge."""
+        """Insert a vertex below the line between two vertices; if none exists, store the line as an edge."""
         price, scale = self._prices(fits.cost - over.cost, over.saved_bytes - fits.saved_bytes)
         vertex, value = self._vertex(price, scale)
         of_line = min(price * v.saved_bytes + scale * v.cost for v in (fits, over))

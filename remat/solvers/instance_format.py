@@ -1,7 +1,8 @@
 """JSON format of problem instances, written compactly; reading checks every entry.
 
-A file is one JSON object. The keys of `HEAD` come first and describe the problem. The problem
-follows, one line per column. Columns of flags are text of ``0`` and ``1``::
+A file is one JSON object. Its first keys describe the problem: the version of the format, the kind,
+and the keys of `HEAD`. The problem follows, with one line for each field. Most fields are columns:
+lists with one entry for each node or item. A column of bools is a string of ``0`` and ``1``::
 
     {"remat_instance":1,
     "kind":"graph",
@@ -33,12 +34,12 @@ from remat.solvers.problem import KnapsackProblem
 
 #: Version of the format; files of other versions are refused.
 VERSION = 1
-#: Most bytes of a file.
+#: Largest size of a file, in bytes.
 MAX_BYTES = 128 * 2**20
-#: Most characters of a name or another text in a file.
+#: Largest number of characters of a name or another string in a file.
 MAX_TEXT = 1_000
 
-#: Keys that come before the problem, in addition to version and kind.
+#: Keys that come after version and kind, and before the problem.
 HEAD = ("name", "source", "cost", "unit", "full_bytes", "least_bytes")
 #: Columns of bools.
 _FLAGS = ("savable", "recomputable", "in_forward")
@@ -79,8 +80,9 @@ def parse(text: str) -> tuple[dict[str, Any], AnyProblem]:
     """Parse the text of `dump`, or a published graph in node-link JSON.
 
     Returns:
-        The description (the keys of `HEAD` with their values, unchecked), and the problem. The
-        problem is checked except for the length and printability of its names.
+        The description and the problem. The description has the keys of `HEAD`; its values are
+        unchecked, except for the unit. The problem is checked, except for the length and
+        printability of its names.
 
     Raises:
         ProblemError: the text is not a complete instance of this version, has unknown keys, or has
@@ -112,10 +114,10 @@ def parse(text: str) -> tuple[dict[str, Any], AnyProblem]:
 
 
 def _problem(kind: Any, columns: Any, unit: str) -> Any:
-    """Build a problem of class ``kind`` from the JSON object of a file.
+    """Build a problem of class ``kind`` from the JSON object ``columns`` of a file.
 
-    This function checks the keys and that their values have the right type. The constructor of
-    ``kind`` checks the entries. Both raise `ProblemError`.
+    This function checks the keys, and the JSON types of their values. The constructor of ``kind``
+    checks the entries. Both raise `ProblemError`.
     """
     if type(columns) is not dict:
         raise ProblemError(f"problem is {short(columns)}; expected an object")
@@ -129,7 +131,7 @@ def _problem(kind: Any, columns: Any, unit: str) -> Any:
 
 
 def text_of(label: str, value: object) -> str:
-    """Return a printable text of at most `MAX_TEXT` characters; else raise `ProblemError`."""
+    """Return ``value`` if it is printable text of at most `MAX_TEXT` characters; else raise `ProblemError`."""
     if type(value) is not str or len(value) > MAX_TEXT or not value.isprintable():
         raise ProblemError(
             f"{label} is {short(value)}; expected printable text of at most {MAX_TEXT} characters"
@@ -147,7 +149,7 @@ def _object(text: str) -> dict[str, Any]:
     def refuse(constant: str) -> None:
         raise ProblemError(f"{constant} stands where only integers may")
 
-    # Of duplicate keys, json would silently take the last.
+    # Python's `json` silently takes the last of duplicate keys.
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in pairs:

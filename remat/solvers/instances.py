@@ -1,4 +1,4 @@
-"""Instances: problems with a record of their origin, stored in files that contain only data."""
+"""Instances: problems with a record of their origin, stored in files that contain no code."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Instance:
     Attributes:
         name: name of the instance.
         problem: the problem. The ``unit`` of a graph problem must equal ``unit`` below.
-        full_bytes: for a graph problem, the bytes that the runtime-optimal partition saves (see the
-            page on concepts). A budget of 0.5 is half of these bytes. None for a knapsack: a budget
-            of 0.5 is half the weight of all items. None for a step problem: a budget of 0.5 is half
-            the peak of the schedule that runs each node once in the problem's order.
-        least_bytes: the fewest bytes that any plan saves. None for a knapsack and a step problem.
+        full_bytes: the bytes to which a budget ratio refers. For a graph problem, these are the
+            bytes that the runtime-optimal partition saves (see docs/concepts.md). None for other
+            kinds: for a knapsack, a budget ratio refers to the weight of all items; for a step
+            problem, to the peak of the schedule that runs each node once in the problem's order.
+        least_bytes: for a graph problem, the fewest bytes that any plan saves; None for other kinds.
         cost: the cost model behind the costs or values, such as ``"roofline:h100"``.
         unit: unit of the costs or values.
         source: description of the model and input behind the problem, for readers.

@@ -1,10 +1,10 @@
 """Run a solver in its own process, so that its crash does not end the planner.
 
-`isolated` wraps a solver. Its process is a fresh interpreter, not a fork. It starts immediately and
-stays alive between calls, so start-up does not count in the solver's time. The process's output is
-captured and its memory is limited. A process that does not return in time is killed, together with
-all processes that it started. Each of these failures raises a `SolverError` that names the cause,
-and the next call starts a new process.
+`isolated` wraps a solver. The solver's process is a fresh interpreter, not a fork. The process
+starts immediately and stays alive between calls, so start-up does not count in the solver's time.
+The process's output is captured and its memory is limited. A process that does not return in time
+is killed, together with all processes that it started. A crash, a lack of memory and a kill each
+raise a `SolverError` that names the cause. The next call starts a new process.
 
 Isolation protects against accidents, not against attacks: the process has the user's rights.
 """
@@ -34,7 +34,7 @@ from remat.solvers.problem import KnapsackProblem, Problem
 from remat.solvers.schedule_problem import ScheduleProblem
 from remat.solvers.solution import Answer, ScheduleAnswer, Status
 
-_START_S = 120.0  # importing a plugin may import torch
+_START_S = 120.0  # long, because importing a plugin may import torch
 _ASK_S = 60.0
 _TAIL_BYTES = 2_000
 
@@ -54,11 +54,13 @@ def isolated(
         memory_bytes: bytes that the process may allocate after its imports; None: no limit. Not
             enforced on macOS.
         grace_s: seconds beyond a call's time limit after which the process is killed.
-        hang_s: seconds after which the process is killed if a call has no time limit; None: never.
+        hang_s: seconds after which the process is killed, for calls without a time limit; None:
+            such calls may take any time.
         environment: environment variables of the process, in addition to those of this process.
 
     Returns:
-        A solver with the same name and capabilities.
+        A solver with the same name and capabilities. A solver that is already isolated is returned
+        unchanged.
 
     Raises:
         SolverError: the solver cannot run in its own process; the message says why.
@@ -84,7 +86,8 @@ def isolated(
         "cannot_run": classmethod(lambda cls: kind.cannot_run()),
     }
     wrapper: type[Isolated] = type(f"Isolated{kind.__name__}", (Isolated,), namespace)
-    # After the class is created, because `__init_subclass__` would derive `solves` from `Isolated`.
+    # Set capabilities after the class is created: `__init_subclass__` derives `solves` from `Isolated`,
+    # which has the methods for all kinds of problems.
     for capability in Solver.__annotations__:
         setattr(wrapper, capability, getattr(kind, capability))
     made = wrapper(solver, _Limits(memory_bytes, grace_s, hang_s, environment))
@@ -109,7 +112,7 @@ def obstacle(solver: Solver) -> str | None:
 
 
 class _Limits(NamedTuple):
-    """Limits and environment of a solver's process: the arguments of `isolated` of the same names."""
+    """Limits and environment of a solver's process; see the arguments of `isolated`."""
 
     memory_bytes: int | None
     grace_s: float
@@ -132,7 +135,7 @@ class Isolated(Solver):
         self._lock = threading.Lock()
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        """Return why the solver, in its process, refuses a knapsack; None if it accepts."""
+        """Ask the solver in the process why it refuses a knapsack; return None if it accepts."""
         reason: str | None = self._ask(("refuses", problem, None), _ASK_S)["reason"]
         return reason
 
@@ -167,8 +170,8 @@ class Isolated(Solver):
     def _choose(self, problem: Problem[Any], time_limit: float | None) -> Answer:
         """Run the solver on a problem in the process, and return its unverified answer.
 
-        The solver's process parses the answer with `remat.solvers.verify.read`. The caller's
-        process verifies it later.
+        The solver's process parses the answer with `remat.solvers.verify.read`. The process of the
+        caller verifies the answer later.
         """
         within_s, when = self._limits.hang_s, ""
         if time_limit is not None:
@@ -191,7 +194,8 @@ class Isolated(Solver):
         Args:
             question: name of the solver's method, the problem and the time limit.
             within_s: seconds after which the process is killed; None: no limit.
-            when: text for error messages that says in which situation the process failed.
+            when: text for error messages that says when the process failed, such as
+                ``" (time limit 5 s)"``; it follows the description of the failure.
 
         Raises:
             BudgetError: the solver found no answer within the capacity.
@@ -222,7 +226,8 @@ class Isolated(Solver):
             self._fail(process, f"ended its process{when}: {process.death()}")
         except ValueError as error:
             self._fail(process, f"garbled the reply of its process{when}: {error}")
-        except BaseException:  # an interrupt: a late reply must not answer the next question
+        except BaseException:
+            # An interrupt. Kill the process, or its late reply would answer the next question.
             self._end()
             raise
         if reply.get("exhausted"):
@@ -276,7 +281,7 @@ class _Process:
         self._owner = os.getpid()
         self._printed = deque[int](maxlen=_TAIL_BYTES)
         assert self._child.stdout is not None
-        # Read all the time: a full pipe would block a solver that prints much.
+        # Read the output all the time: a full pipe would block a solver that prints much.
         self._drain = threading.Thread(
             target=_drain, args=(self._child.stdout, self._printed), daemon=True
         )
@@ -304,13 +309,14 @@ class _Process:
             OSError: the process has ended.
         """
         deadline = time.monotonic() + (float("inf") if within_s is None else within_s)
-        # Kills a process that does not read the message, or stops in the middle of its reply.
+        # `send` and `recv_bytes` have no time limit. The watchdog kills a process that does not read the
+        # message, or that stops in the middle of its reply.
         watchdog = threading.Timer(within_s or 0.0, _kill, (self._child,))
         watchdog.daemon = True
         if within_s is not None:
             watchdog.start()
         try:
-            # With the limit, because the process sets an alarm in case this process dies.
+            # Send the limit too: the child sets an alarm, which ends it even if this process dies.
             self._connection.send((within_s, message))
             if self._connection.poll(within_s):
                 return self._connection.recv_bytes()
@@ -335,7 +341,7 @@ class _Process:
             return f"signal {-code}"
 
     def tail(self) -> str:
-        """Return the last part of what the process printed. Call this only after the process has exited."""
+        """Return the end of the process's output, up to 2,000 bytes. Call this only after its exit."""
         self._drain.join(timeout=1)
         return bytes(self._printed).decode(errors="replace").strip()
 
@@ -359,7 +365,8 @@ def _end(child: subprocess.Popen[bytes], owner: int, connection: Connection[Any,
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
     try:
-        os.killpg(child.pid, signal.SIGKILL)  # its own session, so its group has no others
+        # The child leads a new session, so its group has no process but the child's own ones.
+        os.killpg(child.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         child.kill()
 

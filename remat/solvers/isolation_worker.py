@@ -1,7 +1,8 @@
 """Code that runs inside a solver's own process; `remat.solvers.isolation` is the parent's side.
 
-Standard output and standard error belong to the solver. Questions and replies go through one
-connection. Questions are pickled, because the worker trusts the parent. Replies are JSON.
+Questions from the parent and replies to it go through one connection, because the solver may print
+to standard output and standard error. Questions are pickled, because the worker trusts the parent.
+Replies are JSON, so that a garbled reply runs no code in the parent.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from remat.solvers.verify import read
 
 _EXHAUSTED = json.dumps(
     {"exhausted": True}
-).encode()  # built now, because later no memory may be left
+).encode()  # built at import, because after a lack of memory even this may fail
 _ORPHAN_S = 30.0
 
 
@@ -36,9 +37,7 @@ def main(fd: int) -> None:
     Args:
         fd: file descriptor of the connection to the parent.
     """
-    os.set_inheritable(
-        fd, False
-    )  # processes that the solver starts must not keep the connection open
+    os.set_inheritable(fd, False)  # child processes of the solver must not keep the connection open
     faulthandler.enable()
     connection: Connection[Any, Any] = Connection(fd)
     with contextlib.suppress(EOFError):
@@ -53,8 +52,9 @@ def main(fd: int) -> None:
 def _receive(connection: Connection[Any, Any]) -> bytes:
     """Return the next message, and set an alarm that ends this process if the reply is late.
 
-    The message comes with a limit in seconds; None sets no alarm. The parent kills a late process
-    before the alarm does. The alarm works even if the parent is gone.
+    The message comes with a limit in seconds; None sets no alarm. The alarm is set 30 s later than
+    this limit, because the parent usually kills a late process at the limit. The alarm is for the
+    case that the parent has died.
     """
     within_s, message = connection.recv()
     if within_s is not None:  # the operating system's alarm also ends C code that hangs
@@ -78,7 +78,7 @@ def _set_up(message: bytes) -> tuple[Solver | None, bytes]:
     try:
         if (
             main_file is not None
-        ):  # named `__mp_main__`, so its `if __name__ == "__main__"` is false
+        ):  # imported as `__mp_main__`, so code under `if __name__ == "__main__"` does not run
             spawn.import_main_path(main_file)
         solver: Solver = pickle.loads(pickled)
     except (Exception, SystemExit) as error:
@@ -133,7 +133,7 @@ def _answer(solver: Solver, message: bytes) -> bytes:
         if not isinstance(cause, MemoryError):
             notes = ["".join(traceback.format_exception(cause))]
             return _fault(str(error), notes, refused=isinstance(error, RefusalError))
-    # Reference cycles may hold memory that the next question needs.
+    # Out of memory. Reference cycles may hold memory that the next question needs.
     gc.collect()
     return _EXHAUSTED
 

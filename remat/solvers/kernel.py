@@ -1,4 +1,4 @@
-"""Access to the compiled kernel, which is optional."""
+"""Import the *kernel*: the solvers' optional C++ extension module `remat.solvers._kernel`."""
 
 from __future__ import annotations
 

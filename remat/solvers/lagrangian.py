@@ -1,12 +1,12 @@
 """Solve the graph problem with Lagrange multipliers, and search for decisions near the hull.
 
 The module `remat.solvers.hull` computes the lower convex hull of the (bytes, cost) pairs of all
-decisions. For every budget, the hull gives a lower bound on the cost and a price of a byte. The
-hull also gives a decision that fits but may not use the whole budget. At that price of a byte, each
-decision has a total of priced bytes and cost. The *loss* of a decision is the difference between
-its total and the least total of any decision. The compiled kernel enumerates the decisions of
-little loss, node by node in topological order. A *prefix* is a decision on the first nodes of that
-order. The kernel keeps all prefixes if they are few, and otherwise a beam of the best ones.
+decisions. For every capacity, the hull gives a lower bound on the cost, a price of a byte, and a
+decision that fits but may leave bytes unused. The *total* of a decision is its cost plus its bytes
+at this price. The *loss* of a decision is its total less the least total of any decision. The
+compiled kernel enumerates the decisions of little loss, node by node in topological order. A
+*prefix* is a decision on the first nodes of that order. The exact enumeration keeps all prefixes of
+little loss. The beam search keeps only a limited number of them, the *beam*.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from remat.solvers.hull import Edge, Hull
 from remat.solvers.kernel import kernel
 from remat.solvers.solution import Answer
 
-#: Number of prefixes that a beam keeps.
+#: Number of prefixes that a beam search keeps after each node.
 BEAM = 4_000
-#: Largest loss of a prefix in each of the successive beams, as a fraction of the bound.
+#: Largest loss of a prefix in the first and in the second beam search, as a fraction of the bound.
 BEAM_SHARES = (0.002, 0.01)
 #: Gap at which a search ends, as a fraction of the cost.
 TOLERANCE = 0.001
-#: Cores of up to `SMALL` nodes are searched to a gap of zero, with at most `LAST_WORK` units of
-#: work, which take milliseconds.
+#: Reduced problems of up to `SMALL` nodes are searched to a gap of zero, with at most `LAST_WORK` units
+#: of work, which take milliseconds.
 SMALL, LAST_WORK = 500, 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incumbent:
-    """The best decision found so far for a problem's core, with its cost and a lower bound.
+    """The best decision found so far for a problem's *core*, with its cost and a lower bound.
 
-    The core is the problem without the nodes that need no decision.
+    The core is the reduced problem, without the nodes that need no decision.
 
     Attributes:
         saved: positions of the saved nodes in the core.
         cost: cost of the decision in the core, where nodes with ``in_forward`` False cost nothing.
         bound: lower bound on the cost of every decision within the capacity.
-        by_clock: whether a clock, not counted work, ended a search.
+        by_clock: whether a time limit, not a limit on counted work, ended a search.
     """
 
     saved: tuple[int, ...]
@@ -58,11 +58,11 @@ class Incumbent:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Lagrangian(Solver):
-    """Parametric minimum cut with a proven bound at every budget, then enumeration near the hull.
+    """Minimum cuts at varying byte prices, with a proven bound, then enumeration near the hull.
 
     Attributes:
         work: limit on the enumeration, in the kernel's units. A hundred million units take one to
-            three seconds. With 0, only beam search runs, and a short enumeration on small graphs.
+            three seconds. With 0, only beam search runs, and on small graphs a short enumeration.
         gap: the difference between cost and lower bound at which to stop, as a fraction of the
             cost.
     """
@@ -92,7 +92,8 @@ class Search:
         time_limit: seconds from now until the searches stop; None: no clock, only work is counted.
 
     Raises:
-        BudgetError: no decision keeps to the capacity; the message has the least possible bytes.
+        BudgetError: every decision saves more bytes than the capacity. The message has the fewest
+            possible bytes.
     """
 
     def __init__(self, problem: GraphProblem, *, time_limit: float | None = None) -> None:
@@ -113,13 +114,14 @@ class Search:
         )
 
     def repair(self, best: Incumbent, *, most: int = BEAM) -> Incumbent:
-        """Run a beam search near the hull, and return the best decision known afterwards.
+        """Run up to two beam searches near the hull, and return the best decision known afterwards.
 
-        Without the kernel, ``best`` is returned unchanged.
+        The searches end early at a gap of `TOLERANCE`, or if the time is up. Without the kernel,
+        ``best`` is returned unchanged.
 
         Args:
             best: the best decision known so far.
-            most: width of the beam: number of partial decisions that are kept.
+            most: width of the beam: number of prefixes (partial decisions) kept after each node.
         """
         for share in BEAM_SHARES:
             if best.gap <= TOLERANCE or self.late() or kernel() is None:
@@ -129,19 +131,18 @@ class Search:
         return best
 
     def exact(self, best: Incumbent, *, work: int, tolerance: float = TOLERANCE) -> Incumbent:
-        """Enumerate all decisions that could be better than ``best``; return the best one known.
+        """Enumerate the decisions that could be better than ``best``; return the best one known.
 
-        The lower bound of the returned decision rises with the enumeration. The enumeration ends
-        early if the gap reaches the tolerance, or if the work or the time is spent. Without the
-        kernel, ``best`` is returned unchanged.
+        The enumeration also raises the lower bound. It ends early if the gap reaches the tolerance,
+        or if the work or the time is spent. Without the kernel, ``best`` is returned unchanged.
 
         Args:
             best: the best decision known so far.
             work: limit on the enumeration, in the kernel's units.
             tolerance: the gap at which to stop, as a fraction of the cost.
         """
-        # The limit on the loss grows in steps: a better decision found early makes later steps needless, and
-        # each finished step proves a bound. No beam, because a dropped prefix would void the proof.
+        # The limit on the loss grows in steps. A better decision found early makes later steps needless, and
+        # each finished step proves a bound. All prefixes are kept: dropping one would void the proof.
         floor, share = max(1, self.edge.bound(self.capacity)), 0.0
         while kernel() is not None and best.gap > 0 and work > 0 and not self.late():
             all_of_it = (best.cost - floor) / floor
@@ -161,8 +162,8 @@ class Search:
     def answer(self, found: Incumbent) -> Answer:
         """Extend a decision for the core to an answer for the whole problem.
 
-        A core of at most `SMALL` nodes is first searched for the optimum. If answers are optimal, a
-        larger budget never gives a higher cost.
+        A core of at most `SMALL` nodes is first searched for the optimum. With optimal answers, a
+        larger budget never leads to a higher cost.
         """
         if len(self.core) <= SMALL:
             found = self.exact(found, work=LAST_WORK, tolerance=0.0)
@@ -181,12 +182,12 @@ class Search:
         Args:
             best: the best decision known so far.
             share: the largest loss, as a fraction of the bound.
-            most: number of partial decisions to keep.
+            most: number of prefixes (partial decisions) to keep after each node.
             work: limit on the enumeration, in the kernel's units.
 
         Returns:
             The best decision known afterwards, the work done, and whether the enumeration was
-            complete.
+            complete: no prefix within the limit on the loss was dropped.
         """
         edge = self.edge
         limit = int(max(1, edge.bound(self.capacity)) * share) * edge.scale
@@ -196,7 +197,7 @@ class Search:
         cost, proven = best.cost, best.bound
         if found:
             cost = (edge.value + loss - edge.price * saved_bytes) // edge.scale
-        if complete:  # all other decisions lose more than the limit
+        if complete:  # all decisions that were not enumerated lose more than the limit
             proven = max(proven, -((edge.price * self.capacity - edge.value - limit) // edge.scale))
         better = found and cost < best.cost
         cost = min(cost, best.cost)

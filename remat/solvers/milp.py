@@ -1,8 +1,8 @@
 """Solver of knapsacks with HiGHS, through ``scipy.optimize.milp``.
 
-HiGHS computes in floating point. The capacity is raised by half a unit, so a choice that fills the
-capacity exactly is not cut off. The chosen items are checked and completed in integers. HiGHS's
-bound is used only as far as the precision of doubles justifies.
+HiGHS computes in floating point. The capacity is raised by half a unit, so that rounding does not
+exclude a choice that fills the capacity exactly. `remat.solvers.tolerances` then repairs the choice
+in integers, and loosens HiGHS's bound by the possible rounding error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Milp(ToleranceSolver):
     requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
 
     def attempt(self, problem: KnapsackProblem, time_limit: float | None) -> Attempt:
-        """Run HiGHS to proven optimality, or until its limit on time or nodes."""
+        """Run HiGHS to proven optimality, or to its limit: time, or nodes if there is no time limit."""
         import numpy as np
         from scipy.optimize import Bounds, LinearConstraint
 

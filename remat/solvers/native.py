@@ -1,4 +1,4 @@
-"""The compiled kernel as a solver: exact on 64-bit integers, and the fastest here on most problems."""
+"""The compiled kernel as a solver: exact, in 64-bit integers, and on most problems the fastest."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from remat.solvers.problem import KnapsackProblem
 from remat.solvers.schedule_problem import ScheduleProblem
 from remat.solvers.solution import Answer, ScheduleAnswer, Status
 
-#: Number of states (partial choices of items) that one search may create, and number that it may
-#: keep at one time. The latter take at most 100 MB.
+#: A *state* is a partial choice of items. One search may create `WORK` states in total, and keep
+#: `STATES` of them at one time, which take at most 100 MB.
 WORK = 400_000_000
 STATES = 400_000
-#: With sums of weights and values up to this number, products and shifts fit the integers of the
-#: kernel.
+#: Largest sum of weights, and of values. Up to this sum, no product or shift in the kernel
+#: overflows.
 LARGEST_SUM = 2**60
 
 
@@ -30,8 +30,9 @@ class Native(Solver):
     so far, grows around the break item, and upper bounds prune the choices (Pisinger 1997). For
     larger problems, one bound uses the capacity and the number of items together (after Martello,
     Pisinger, Toth 1999). Another bound is the cost of capacity that no set of items can fill (a
-    group relaxation, after Gomory 1969). The remaining choices are enumerated from both ends of the
-    core. Limits count work, so the answer repeats unless a time limit is set.
+    group relaxation, after Gomory 1969). The items are sorted by how much the opposite decision
+    lowers the bound. The remaining choices are enumerated from both ends of this order. Limits
+    count work, so the answer repeats unless a time limit is set.
     """
 
     __slots__ = ()
@@ -45,7 +46,7 @@ class Native(Solver):
         return missing()
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        # `search` lowers the capacity to the total weight, so the capacity itself need not fit.
+        # `search` lowers the capacity to the total weight, so a larger capacity is no reason to refuse.
         return super().refuses(problem.within(min(problem.capacity, problem.total_weight)))
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
@@ -67,14 +68,12 @@ class Native(Solver):
     def search(
         self, problem: KnapsackProblem, *, work: int, states: int, time_limit: float | None = None
     ) -> Answer:
-        """Solve a knapsack within a limit on work and states.
+        """Solve a knapsack within limits on the number of states (partial choices of items).
 
         Args:
             problem: the knapsack.
-            work: number of states (partial choices of items) that the search may create; `WORK` is
-                the usual number.
-            states: number of states that the search may keep at one time; `STATES` is the usual
-                number.
+            work: number of states that the search may create; `solve` passes `WORK`.
+            states: number of states that the search may keep at one time; `solve` passes `STATES`.
             time_limit: seconds; None: no clock.
 
         Raises:

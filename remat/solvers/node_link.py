@@ -1,9 +1,9 @@
 """Read step problems from published graphs in networkx's node-link JSON.
 
-Two kinds of files are supported. Checkmate's files have ``cost_cpu``, ``cost_ram`` and edges from
-``source`` to ``target``; the nodes run in networkx's topological order. MOCCASIN's random layered
-graphs have ``duration``, ``out_cost`` and edges from ``"0"`` to ``"1"``; ``graph.order`` has the
-order.
+Two formats are supported. In Checkmate's files, nodes have the keys ``cost_cpu`` and ``cost_ram``,
+and edges have ``source`` and ``target``. The nodes are ordered by networkx's topological sort. In
+MOCCASIN's random layered graphs, nodes have ``duration`` and ``out_cost``, edges have ``"0"`` and
+``"1"``, and ``graph.order`` lists the nodes in order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _EDGES = (("source", "target"), ("0", "1"))
 
 
 def is_node_link(data: Any) -> bool:
-    """Return whether a JSON value looks like a node-link graph."""
+    """Return whether a parsed JSON value looks like a node-link graph: it has nodes and edges."""
     if not isinstance(data, dict) or "remat_instance" in data:
         return False
     return isinstance(data.get("nodes"), list) and _links(data) is not None
@@ -28,8 +28,8 @@ def is_node_link(data: Any) -> bool:
 def read_node_link(data: dict[str, Any]) -> ScheduleProblem:
     """Convert a node-link graph to a step problem without a capacity.
 
-    The nodes are in the order that ``graph.order`` in the file gives. Without this entry, they are
-    sorted topologically.
+    The nodes are in the order of the list ``graph.order`` in the file. If the file has no such
+    list, the nodes are sorted topologically.
 
     Raises:
         ProblemError: a node has no cost or size under a supported key, an edge leads to a missing
@@ -71,7 +71,8 @@ def read_node_link(data: dict[str, Any]) -> ScheduleProblem:
     if sorted(order) != list(range(len(nodes))):
         raise ProblemError("graph.order must name every node once")
     at = {v: i for i, v in enumerate(order)}
-    # Names in a file may repeat, but those of a `ScheduleProblem` must differ; ids do.
+    # Names in a file may repeat, but a `ScheduleProblem` needs different names. If they repeat, use the
+    # ids, which differ.
     names = [str(nodes[v].get("name", ids[v])) for v in order]
     if len(set(names)) < len(names):
         names = [str(ids[v]) for v in order]

@@ -1,10 +1,11 @@
 """Lagrange multipliers for offloading, and the decision that is cheapest under them.
 
-A *moment* is a position in the joint graph. The moment of a forward run is the position of its
-node. The moment of a backward run, which may be a recomputation, is the position of the next node
-that backward runs in every decision. A *window* is a range of moments in which runs wait for the
-host link, in one direction of the link. Each moment has a multiplier, the price of a byte. Each
-window has another one, the price of a unit of copy time.
+A *program point*, called ``moment`` in the code, is a position in the joint graph. The program
+point of a forward run is the position of the run's node. A backward run may be a recomputation. Its
+program point is the position of the next node that backward runs in every decision. A *window* is a
+range of program points in which runs wait for the host link, in one direction of the link. Each
+program point has a multiplier: the price of a byte on the device. Each window has a multiplier: the
+price of a unit of copy time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.offload_problem import CarriedSchedule, OffloadChoice, OffloadProblem
 from remat.solvers.prices import price_between
 
-#: Most windows of the link with a multiplier, in each direction.
+#: Largest number of windows that have a multiplier, for each direction of the link.
 _WINDOWS = 12
 
 
@@ -27,13 +28,13 @@ _WINDOWS = 12
 class Lives:
     """Lifetimes of the values of a graph problem; one entry per node.
 
-    A *moment* is a position in the joint graph.
+    All entries are program points: positions in the joint graph.
 
     Attributes:
-        begin: the moment at which the value is computed.
-        ready: the moment of its last use in forward.
-        first: the moment of its first use in backward.
-        last: the moment of its last use in backward.
+        begin: the program point at which the value is computed.
+        ready: the program point of the value's last use in forward.
+        first: the program point of the value's first use in backward.
+        last: the program point of the value's last use in backward.
     """
 
     begin: Sequence[int]
@@ -43,10 +44,12 @@ class Lives:
 
 
 class Prices:
-    """Lagrange multipliers: prices of a byte at a *moment*, and of copy time in a range of moments.
+    """Lagrange multipliers: prices of memory, and of copy time on the host link.
 
-    A moment is a position in the joint graph. The prices start at 0, and rise where a decision
-    exceeds the capacity or waits for the host link.
+    A byte on the device has a price at each program point, a position in the joint graph. A unit of
+    copy time has a price in each window, a range of program points in which runs wait for the link.
+    A byte on the host has one price. All prices start at 0. They rise where a decision exceeds a
+    capacity or waits for the link.
 
     Args:
         problem: the step problem with its copy times.
@@ -54,7 +57,8 @@ class Prices:
         node_of: for each node of the graph problem, the node of the step problem; -1 for none.
         lives: lifetimes of the values of the graph problem.
         capacity: limit on the peak memory of the device, in bytes.
-        whole: the schedule of the decision that saves every savable value, with its moments.
+        whole: the schedule of the decision that saves every savable value, with the program point
+            of each run.
     """
 
     def __init__(
@@ -73,7 +77,7 @@ class Prices:
         self._window: dict[tuple[bool, int, int], float] = {}
         self._host = 0.0  # price of a byte in the host's memory
         edge = whole.boundary
-        # Time at the start of each run: tells when a copy that is sent without delay has ended.
+        # Time at the start of each run. It tells during which run a copy ends if the link is free.
         self._starts = [0, *itertools.accumulate(problem.times[v] for v in whole.sequence)]
         runs, moments = whole.sequence, whole.moments
         self._time_scale = max(1, self._starts[-1] // 2)
@@ -91,17 +95,19 @@ class Prices:
             end = self._starts[r + 1] + problem.copy_time[v]
             k = min(edge, bisect_left(self._starts, end)) - 1
             self._sent[i] = max(lives.ready[i], moments[max(0, min(k, len(runs) - 1))])
-            # In backward, moments never fall from run to run, so bisection works.
+            # In backward, program points never fall from run to run, so bisection works.
             start = self._starts[f] - problem.copy_time[v]
             k = max(edge, bisect_right(self._starts, start) - 1)
             self._fetched[i] = min(lives.first[i], moments[min(k, len(runs) - 1)])
 
     def decision(self) -> tuple[tuple[int, ...], list[int]]:
-        """Return the cheapest decision at the current prices of bytes.
+        """Return the cheapest decision at the current prices.
+
+        A saved value is offloaded if this costs less than to keep the value on the device.
 
         Returns:
             Two items: the nodes of the graph problem to save, and the nodes of the step problem whose
-            values are offloaded. A saved value is offloaded if that costs less than keeping it on the device.
+            values are offloaded.
         """
         graph, problem, lives = self._graph, self._problem, self._lives
         at, priced = bool(self._moment), price_between(self._moment)
@@ -137,11 +143,12 @@ class Prices:
 
         Args:
             choice: the decision that is cheapest under the current multipliers.
-            most: cost of the best decision known, or an estimate; the step size grows with it.
-            step: number by which the step size is multiplied.
+            most: cost of the best decision known, or an estimate. A larger number gives longer
+                steps.
+            step: factor by which Polyak's step size is multiplied.
 
         Returns:
-            False if the subgradient is zero, so that the multipliers stay; True otherwise.
+            False if the subgradient is zero, so that the multipliers do not change; True otherwise.
         """
         capacity, bytes_scale, time_scale = self._capacity, self._byte_scale, self._time_scale
         highest: dict[int, int] = {}
@@ -162,7 +169,7 @@ class Prices:
         length = sum(s * s for s in (*slope.values(), *behind.values(), host))
         if not length:
             return False
-        # Exposed time is left out of the cost, because the link's multipliers stand for it.
+        # The cost without exposed time, because the link's multipliers already charge for this time.
         value = float(choice.cost - choice.exposed)
         value += sum(self._moment.get(m, 0.0) * s * bytes_scale for m, s in slope.items())
         value += sum(self._window[w] * s * time_scale for w, s in behind.items())
@@ -177,10 +184,10 @@ class Prices:
         return True
 
     def _open_windows(self, choice: OffloadChoice) -> None:
-        """Add a multiplier of 0 for each window in which runs of a decision waited for the link.
+        """Add a multiplier of 0 for each new window in which runs of a decision wait for the link.
 
-        A window is a range of moments and a direction of the link. Windows with the longest waits
-        come first. Each direction has at most `_WINDOWS` windows.
+        A window is a range of program points and a direction of the link. Windows with the longest
+        waits are added first, until the direction has `_WINDOWS` windows.
         """
         placed, moments = choice.placement, choice.schedule.moments
         last = len(moments) - 1
@@ -193,11 +200,11 @@ class Prices:
     def _behind(self, window: tuple[bool, int, int], choice: OffloadChoice) -> float:
         """Return the time of the copies in a window, less the time of the runs in the window.
 
-        The result is negative if the runs take longer.
+        The result is negative if the runs take longer than the copies.
 
         Args:
-            window: three entries: True for fetches and False for sends, the first moment, and the
-                last moment.
+            window: three entries: True for fetches and False for sends, the first program point,
+                and the last program point.
             choice: the decision whose copies and runs are counted.
         """
         back, low, high = window

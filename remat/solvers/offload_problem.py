@@ -30,7 +30,8 @@ class OffloadProblem:
         copy_time: for each node, the time of the copy of its value to the host, which is also the
             time of the copy back; -1 if the value must not be offloaded.
         host_capacity: bytes that may lie in the host's memory at one time; None: no limit.
-        always: nodes whose values are offloaded in every decision that carries them into backward.
+        always: nodes whose values are offloaded in every decision, if backward reads the values
+            that forward made.
     """
 
     step: ScheduleProblem
@@ -40,7 +41,7 @@ class OffloadProblem:
     always: tuple[int, ...] = ()
 
     def host_over(self, host_bytes: int) -> int:
-        """Return the bytes by which ``host_bytes`` exceed the host's capacity; 0 within it."""
+        """Return by how many bytes ``host_bytes`` exceed the host's capacity; 0 if they fit."""
         return 0 if self.host_capacity is None else max(0, host_bytes - self.host_capacity)
 
 
@@ -55,7 +56,8 @@ class CarriedSchedule:
         evaluation: memory and cost of the schedule without offloads.
         idle: for each value that forward makes and backward reads, by node: the positions in
             ``sequence`` of its last use in forward and of its first use in backward.
-        moments: the moment of each run, see `remat.solvers.offload_prices`; empty if unknown.
+        moments: the program point of each run: a position in the joint graph, as defined in
+            `remat.solvers.offload_prices`. Empty if unknown.
     """
 
     sequence: tuple[int, ...]
@@ -83,7 +85,7 @@ class OffloadChoice:
         host_bytes: most bytes in the host's memory at one time. All copies to the host end before
             backward begins, and no copy back begins earlier, so these are all offloaded bytes.
         over: bytes above the capacities of the device and of the host, summed over all positions of the
-            schedule; 0 if it fits.
+            schedule; 0 if the decision fits.
         placement: the copies' positions in the schedule, with the memory and the waits.
     """
 
@@ -103,7 +105,7 @@ class OffloadChoice:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Sort key ``(over, cost)``; the smallest is best: within the capacity, then cheapest."""
+        """Sort key ``(over, cost)``; the smallest is best: fewest bytes above capacities, then least cost."""
         return self.over, self.cost
 
 
@@ -113,13 +115,15 @@ def carried(
     boundary: int | None = None,
     moments: Sequence[int] = (),
 ) -> CarriedSchedule:
-    """Return a schedule with the values that its forward makes and its backward reads.
+    """Evaluate a schedule without offloads, and find the values that it carries into backward.
+
+    These are the values that forward makes and backward reads.
 
     Args:
         problem: the step problem with its copy times.
         sequence: the nodes in the order in which they run.
         boundary: position in ``sequence`` at which backward begins; None: as late as possible.
-        moments: the moment of each run, for the result.
+        moments: the program point of each run (see `CarriedSchedule`), for the result.
 
     Raises:
         ProblemError: the schedule cannot run.
@@ -139,7 +143,8 @@ def carried(
                 needed[u] = at
         for u in made[v]:
             if u not in needed:
-                ready.pop(u, None)  # backward reads the value of this run, not the one of forward
+                # Backward recomputes the value before reading it, so forward's value is not carried over.
+                ready.pop(u, None)
     idle = {
         i: (ready[i], needed[i])
         for i in sorted(needed)
@@ -180,7 +185,7 @@ def evaluate_offloads(
         if problem.copy_time[v] < 0:
             raise ProblemError(f"'{step.names[v]}' is offloaded, and must not be")
         first, last = idle[v]
-        # `place` adds the bytes back for as long as the copies take.
+        # The bytes are gone between the two uses. `place` adds them again while the copies run.
         change[first + 1] -= step.size[v]
         change[last] += step.size[v]
         transfers.append(
@@ -195,14 +200,15 @@ def evaluate_offloads(
     times = [problem.times[v] for v in schedule.sequence]
     placed = place(times, schedule.boundary, alive, transfers, capacity)
     host_bytes, most = sum(step.size[v] for v in used), placed.bytes_alive
-    # Offloaded bytes lie on the host throughout, so that neither memory's excess outweighs the other's.
+    # The device's excess is summed over all positions of the schedule, so count the host's excess at each
+    # position too. Otherwise the device's excess would outweigh it.
     over = problem.host_over(host_bytes) * len(most)
     if capacity is not None:
         over += sum(b - capacity for b in most if b > capacity)
     return OffloadChoice(
         saved=saved,
         schedule=schedule,
-        # The first run of each node is not recomputation.
+        # Without the cost of the first run of each node, which is no recomputation.
         cost=evaluation.cost - sum(step.cost) + placed.exposed_time,
         peak_bytes=max(most, default=evaluation.peak_bytes),
         offloaded=used,

@@ -1,11 +1,11 @@
 """Choose the values to save and to offload, so that peak memory stays within a capacity.
 
 The search uses Lagrange multipliers first, then local moves. The multipliers are prices of a byte
-at each moment, and of copy time (see `remat.solvers.offload_prices`). Under these prices each saved
-value stays on the device or is offloaded, whichever is cheaper. A minimum cut decides which values
-to save. The multipliers rise where a schedule exceeds the capacity and where it waits for the link.
-Local moves then change one value of the best decisions at a time, as long as this improves them.
-Problems with few decisions are enumerated completely.
+at each program point, and of copy time (see `remat.solvers.offload_prices`). Under these prices a
+saved value stays on the device or is offloaded, whichever is cheaper. A minimum cut decides which
+values to save. The multipliers rise where a schedule exceeds the capacity and where runs wait for
+the host link. Local moves then take the best decisions and change one value at a time, as long as
+the decision improves. Problems with few decisions are enumerated completely.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from remat.solvers.offload_problem import (
 )
 from remat.solvers.prices import search_by_prices
 
-#: Most minimum cuts, one for each move of the Lagrange multipliers.
+#: Largest number of minimum cuts; there is one cut for each move of the Lagrange multipliers.
 _CUTS = 30
-#: A search ends when the schedules that it evaluated have `_WORK` runs together, but not before
-#: `_LEAST` evaluations.
+#: A search ends after `_LEAST` evaluations of schedules, but not before the evaluated schedules have
+#: `_WORK` runs in total.
 _WORK, _LEAST = 1_500_000, 250
 #: `settled` and `sent` change only which values are offloaded, so each gets this fraction of
 #: `_WORK` and `_LEAST`.
 _AROUND = 0.2
-#: Up to this number of decisions, all are enumerated.
+#: Problems with at most this number of decisions are enumerated completely.
 WHOLE = 4_096
 #: Maximum number of values that `_mended` tries to offload, and to recompute, in each step.
 _MENDS = 12
-#: Rates in bytes per unit of time count as equal if they differ by less than a factor of about 2**(1/8).
+#: `greedy` rounds rates (bytes per unit of copy time) to powers of 2**(1/8); similar rates become equal.
 _ALIKE = 8
 #: Number of best decisions that local moves improve.
 _IMPROVED = 2
 
-#: A schedule: its runs, the moment of each run, and the position at which backward begins.
+#: A schedule: its runs, the program point of each run, and the position at which backward begins.
 Scheduled = tuple[Sequence[int], Sequence[int], int]
 
 
@@ -59,8 +59,8 @@ class OffloadSearch:
             those of the step problem.
         node_of: for each node of the graph problem, the node of the step problem; -1 for none.
         schedule: a function that takes the saved nodes and returns a schedule: its runs, the
-            position in the joint graph of each run (its *moment*, see
-            `remat.solvers.offload_prices`), and the position at which backward begins.
+            program point of each run (a position in the joint graph, see
+            `remat.solvers.offload_prices`), and the position of the run at which backward begins.
         lives: lifetimes of the values of the graph problem.
         capacity: limit on the peak memory of the device, in bytes.
     """
@@ -102,10 +102,10 @@ class OffloadSearch:
         return self.evaluated(kept, known, offloaded)
 
     def settled(self, choice: OffloadChoice) -> OffloadChoice:
-        """Improve which values a decision offloads, without a change of its saved nodes.
+        """Change the set of offloaded values to improve a decision; return the improved decision.
 
-        Values are offloaded until the schedule fits the capacity. Then each offload is dropped if
-        the decision is better without it. The improved decision is returned.
+        The saved nodes stay the same. Values are offloaded until the schedule fits the capacity.
+        Then each offload is dropped if the decision is better without it.
         """
         self._grant(_AROUND)
         return self._dropped(self._mended(choice, again=False))
@@ -117,7 +117,7 @@ class OffloadSearch:
         boundary: int,
         offloaded: Iterable[int],
     ) -> OffloadChoice:
-        """Evaluate a decision on another schedule, and return it as an `OffloadChoice`.
+        """Evaluate a decision whose runs are in a given order, and return it as an `OffloadChoice`.
 
         Args:
             saved: positions of the saved nodes in the graph problem.
@@ -130,9 +130,10 @@ class OffloadSearch:
     def sent(self, saved: tuple[int, ...], sequence: Sequence[int], boundary: int) -> OffloadChoice:
         """Offload values of a schedule until it fits the capacity, and return the decision.
 
-        Values whose last use in forward is earliest come first. At first, only offloads that add no
-        exposed transfer time are taken. If the schedule still exceeds the capacity, other offloads
-        follow. Last, each offload is dropped if the decision is better without it.
+        The values are tried in the order of their last uses in forward. At first, only offloads
+        that add no exposed transfer time are taken. If the schedule still exceeds the capacity,
+        other offloads follow. At the end, each offload is dropped if the decision is better without
+        it.
 
         Args:
             saved: positions of the saved nodes in the graph problem.
@@ -166,12 +167,13 @@ class OffloadSearch:
         return evaluate_offloads(self._problem, schedule, offloaded, self.capacity, saved)
 
     def copies(self, choice: OffloadChoice, *, at_once: bool) -> list[Copy]:
-        """Return, for each offloaded value of a decision, when it is not in device memory.
+        """Return, for each offloaded value of a decision, between which runs it is off the device.
 
         Args:
             choice: the decision.
-            at_once: True: copies take no time, so a value is away from its last use in forward to
-                its first use in backward. False: copies take the time that the link needs.
+            at_once: True: copies take no time, so a value is off the device from its last use in
+                forward to its first use in backward. False: copies take the time that the host link
+                needs.
         """
         offloaded, placement = choice.offloaded, choice.placement
         places = [*zip(placement.freed, placement.fetched, strict=True)]
@@ -201,12 +203,14 @@ class OffloadSearch:
         If no decision found fits, the one with the smallest `OffloadChoice.over` is returned.
 
         Args:
-            starts: sets of nodes to save from which the search starts; at least one.
+            starts: decisions from which the search starts, each a set of nodes to save; at least
+                one.
         """
         if self._count() <= WHOLE:
             return self.whole()
         self._grant(1.0)
-        # Local moves only find nearby decisions, so start from several kinds.
+        # Local moves only find nearby decisions, so start from decisions without offloads, with greedy
+        # offloads, and from Lagrange multipliers.
         begun = [self.choice(saved, ()) for saved in starts]
         begun += [self.greedy(c) for c in begun]
         best = min(begun, key=lambda c: c.rank)
@@ -244,7 +248,7 @@ class OffloadSearch:
                 continue
             least = start.cost - start.exposed
             if start.saved in seen or (best and not best.over and least >= best.cost):
-                continue  # offloads can only add to the cost of the recomputation
+                continue  # offloads can only add exposed time to `least`
             seen.add(start.saved)
             nodes = [v for v in start.schedule.idle if self.may_offload(v)]
             for away in itertools.product((False, True), repeat=len(nodes)):
@@ -259,8 +263,8 @@ class OffloadSearch:
     def greedy(self, start: OffloadChoice) -> OffloadChoice:
         """Offload values of a decision until it fits the capacity; return the new decision.
 
-        Values with the most bytes per unit of copy time come first. Among values with similar
-        rates, those with the earliest last use in forward come first. A binary search finds how
+        The values are sorted by bytes per unit of copy time, highest first. Values with similar
+        rates are sorted by their last use in forward, earliest first. A binary search finds how
         many values from the start of this order must be offloaded.
         """
         problem, rates = self._problem, []
@@ -275,7 +279,8 @@ class OffloadSearch:
             more = 0 if v in start.offloaded else problem.step.size[v]
             if not problem.host_over(host_bytes + more):
                 order, host_bytes = [*order, v], host_bytes + more
-        low, high = 0, len(order)  # bisects for the shortest prefix that fits, or the whole list
+        # Bisect for the shortest prefix of `order` that fits; take the whole list if no prefix fits.
+        low, high = 0, len(order)
         best = start
         while low < high:
             middle = (low + high) // 2
@@ -316,8 +321,8 @@ class OffloadSearch:
     def improved(self, best: OffloadChoice) -> OffloadChoice:
         """Improve a decision by changes of one value at a time, and return the improved decision.
 
-        A change saves, recomputes or offloads the value instead. The search ends if no change
-        improves the decision, or if the work is spent.
+        A change moves one value to another policy: save, recompute or offload. The search ends if
+        no change improves the decision, or if the work is spent.
         """
         while not self._spent():
             before = best
@@ -328,7 +333,7 @@ class OffloadSearch:
         return best
 
     def _mended(self, best: OffloadChoice, *, again: bool = True) -> OffloadChoice:
-        """Improve a decision while its schedule exceeds the capacity, and return it.
+        """Improve a decision while its schedule exceeds the capacity; return the improved decision.
 
         Each step offloads a value that is in memory at the peak but not used there. If no offload
         improves the decision and ``again`` is True, a saved value is recomputed instead.
@@ -359,8 +364,8 @@ class OffloadSearch:
     def _of_nodes(self, nodes: Iterable[int]) -> list[int]:
         """Convert nodes of the step problem to nodes of the graph problem.
 
-        Only recomputable nodes whose value takes memory are returned. Those that are cheapest to
-        recompute per byte come first.
+        Only recomputable nodes whose value takes memory are returned. They are sorted by recompute
+        cost per byte, lowest first.
         """
         p, wanted = self._graph, set(nodes)
         found = [
@@ -371,9 +376,9 @@ class OffloadSearch:
         return sorted(found, key=lambda i: (p.cost[i] / p.size[i], i))
 
     def _given_up(self, best: OffloadChoice, nodes: Sequence[int]) -> OffloadChoice:
-        """Recompute one of the given nodes instead of saving it, and return the decision.
+        """Recompute one of the given nodes instead of saving it, and return the new decision.
 
-        The nodes are tried one by one, until the decision is better than ``best``.
+        The nodes are tried one by one, until a new decision is better than ``best``.
 
         Args:
             best: the decision to improve; returned if no change improves it.
@@ -391,7 +396,7 @@ class OffloadSearch:
         return best
 
     def _dropped(self, best: OffloadChoice) -> OffloadChoice:
-        """Keep each offloaded value on the device if that is better, and return the decision.
+        """Drop each offload without which the decision is better; return the resulting decision.
 
         Values with the longest copies are tried first.
         """

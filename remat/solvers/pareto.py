@@ -14,7 +14,7 @@ def pareto(found: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
     """Return the Pareto-optimal items by (bytes, cost), fewest bytes first.
 
     Args:
-        found: the items; of items with equal figures, the first is returned.
+        found: the items; of items with equal (bytes, cost), the first is returned.
         of: function that returns the (bytes, cost) of an item.
     """
     best: list[T] = []
@@ -25,10 +25,10 @@ def pareto(found: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
 
 
 def lower_hull(best: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
-    """Return the vertices of the lower convex hull of Pareto-optimal items; arguments as in `pareto`.
+    """Return the vertices of the lower convex hull of Pareto-optimal items, fewest bytes first.
 
     Args:
-        best: the items, fewest bytes first.
+        best: the Pareto-optimal items, fewest bytes first, as `pareto` returns them.
         of: function that returns the (bytes, cost) of an item.
     """
     hull: list[T] = []
@@ -67,7 +67,7 @@ def knee(points: Sequence[tuple[int, int]], by: str) -> int:
 
     def distance(k: int) -> float:
         x, y = (points[k][0] - least) / wide, (points[k][1] - least_cost) / high
-        # The chord is x + y = 1, so the farthest point below has the least sum.
+        # The chord is the line x + y = 1, so the point farthest below has the least x + y.
         return x * x + y * y if by == "origin" else x + y
 
     return min(range(len(points)), key=distance)

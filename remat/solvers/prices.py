@@ -1,4 +1,4 @@
-"""Searches by Lagrange multipliers, which are prices of a byte at moments of a schedule."""
+"""Search with Lagrange multipliers: prices of a byte at program points (``moments``)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ T = TypeVar("T")
 
 
 def price_between(prices: Mapping[int, float]) -> Callable[[int, int], float]:
-    """Return a function that sums the prices from one moment to another, both included.
+    """Return a function that sums the prices from one program point to another, both included.
 
     Args:
-        prices: price of one byte at each moment; other moments have no price.
+        prices: price of one byte at each program point, a position in the joint graph; 0 at points
+            that are not in the mapping.
     """
     moments = sorted(prices)
     sums = [0.0, *accumulate(prices[m] for m in moments)]
@@ -35,7 +36,7 @@ def search_by_prices(
     most: int,
     cuts: int,
 ) -> T:
-    """Return the best decision found while prices move along subgradients.
+    """Return the best decision found while prices move along subgradients (a Lagrangian search).
 
     Args:
         best: a decision; returned if no better one is found.
@@ -43,8 +44,9 @@ def search_by_prices(
         cheapest: returns the cheapest decision at the current prices.
         move: moves the prices. Its arguments are the cheapest decision, an estimate of the optimal
             cost, and a factor of the step size. It returns False to end the search.
-        most: the first estimate of the optimal cost. The cost of the best decision within the limits replaces it.
-        cuts: maximum number of moves of the prices.
+        most: the first estimate of the optimal cost. The cost of the best decision within the
+            limits replaces this estimate once there is such a decision.
+        cuts: maximum number of calls of ``cheapest``, each of which computes a minimum cut.
     """
     step, idle = 1.0, 0
     for _ in range(cuts):
@@ -55,7 +57,7 @@ def search_by_prices(
             if not over:
                 most = max(1, cost)
         else:
-            # Shorter steps after some cuts without progress, as usual in subgradient searches.
+            # As usual in subgradient searches, halve the step after four cuts without progress.
             idle += 1
             if idle % 4 == 0:
                 step /= 2

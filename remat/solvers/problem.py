@@ -1,7 +1,8 @@
-"""Base class of the three kinds of problems, and the 0/1 knapsack problem, in integers.
+"""Base class of the three kinds of problems, and the 0/1 knapsack problem.
 
-The kinds differ in data: the solver's method, the format of its answer, the figures of a choice,
-and the bound that holds without a search. `remat.solvers.run.run` works for every kind.
+All numbers of a problem are integers. A kind of problem is a subclass of `Problem`. The subclass
+names the solver method to call, checks and evaluates answers, and gives a bound that needs no
+search. `remat.solvers.run.run` therefore works for every kind.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from remat.solvers.bounds import relax
 from remat.solvers.columns import as_integer
 from remat.solvers.solution import Answer, Checked, ScheduleAnswer, Solution
 
-#: The checked answer to a kind of problem.
+#: Class of the verified answers to a kind of problem, such as `Solution` for knapsacks.
 S = TypeVar("S", bound=Checked)
 P = TypeVar("P", bound="Problem[Any]")
 
@@ -27,7 +28,8 @@ class Limits(NamedTuple):
 
     Attributes:
         bound: no answer has a better value or cost than this number.
-        reachable: a value or cost that some answer is known to reach; None if none is known.
+        reachable: the value or cost of an answer that is known to exist, such as a greedy choice;
+            None if no answer is known.
     """
 
     bound: int
@@ -37,11 +39,13 @@ class Limits(NamedTuple):
 class Problem(Generic[S]):
     """Base class of the kinds of problems: knapsack, graph and step problems.
 
+    A *choice* is the tuple of ints that a solver chooses: items, saved nodes, or runs of nodes.
+
     Attributes:
         kind: name of the kind in files and tables.
         method: name of the `Solver` method that solves the kind.
-        answer: class of the answers that also claim something, such as a bound. The method may
-            instead return the choice alone: an iterable of ints.
+        answer: class that the method may return: a choice with claims, such as a bound. The method
+            may instead return the choice alone, as an iterable of ints.
         expected: text for error messages about what the method must return.
         solution: class of a verified answer.
         objective: attribute of ``solution`` that is optimised.
@@ -49,8 +53,7 @@ class Problem(Generic[S]):
         bound_text: text that precedes a bound in error messages.
         own_text: text that precedes the objective of the solver's answer in error messages.
         maximises: whether a larger objective is better.
-        by_capabilities: whether the `Solver` attributes ``refuses`` and ``exact`` apply to this
-            kind.
+        by_capabilities: whether `Solver.refuses` and `Solver.exact` apply to this kind.
     """
 
     __slots__ = ()
@@ -74,15 +77,15 @@ class Problem(Generic[S]):
 
     @property
     def most_entries(self) -> int:
-        """Most entries that an answer may have. No more are read, because some iterables never end."""
+        """Largest number of entries in an answer; the limit stops iterables that never end."""
         return len(self)
 
     def read(self, entries: list[Any]) -> tuple[int, ...]:
         """Check the entries of a solver's answer, and return them as ints.
 
         Raises:
-            ProblemError: an entry is invalid; the message continues a sentence that starts with the
-                solver's name.
+            ProblemError: an entry is invalid. The message, such as "returned index 3 twice", lacks
+                the subject: the caller puts the solver's name before it.
         """
         raise NotImplementedError
 
@@ -92,13 +95,13 @@ class Problem(Generic[S]):
         The keys of the dict are names of attributes of ``solution``.
 
         Raises:
-            ProblemError: the choice is not possible; the message continues a sentence that starts
-                with the solver's name.
+            ProblemError: the choice cannot be carried out. The caller puts the solver's name before
+                the message, as for `read`.
         """
         raise NotImplementedError
 
     def excess(self, figures: Mapping[str, Any]) -> str:
-        """Describe an answer above the capacity for an error message.
+        """Describe an answer that exceeds the capacity, as part of an error message.
 
         Args:
             figures: the figures of the answer, as returned by `measure`.
@@ -106,7 +109,7 @@ class Problem(Generic[S]):
         raise NotImplementedError
 
     def limits(self) -> Limits:
-        """Return a bound on the objective of all answers, and an objective that some answer has."""
+        """Return a bound that no answer's objective can beat, and an objective known to be reachable."""
         raise NotImplementedError
 
     def refuse_infeasible(self) -> None:
@@ -117,11 +120,14 @@ class Problem(Generic[S]):
         return self._with(capacity=columns.capacity(self._label("capacity"), capacity))
 
     def knowing(self: P, known: Iterable[Sequence[int]]) -> P:
-        """Return the same problem with other ``known`` answers to start from, which are not checked."""
+        """Return the same problem with other ``known`` answers, from which a solver may start.
+
+        The answers are not checked. A knapsack has no field ``known``, so they are ignored.
+        """
         return self._with(known=tuple(map(tuple, known)))
 
     def _with(self: P, **changes: Any) -> P:
-        # Without `__post_init__`, because the unchanged fields are already checked.
+        # Skip `__post_init__`, because the unchanged fields are already checked.
         same = object.__new__(type(self))
         for f in fields(self):  # type: ignore[arg-type]
             object.__setattr__(same, f.name, changes.get(f.name, getattr(self, f.name)))
@@ -157,7 +163,7 @@ def read_indices(entries: list[Any], count: int, what: str) -> tuple[int, ...]:
     """
     if entries and set(map(type, entries)) == {
         int
-    }:  # fast path: the loop takes three times as long
+    }:  # fast path: the loop below takes three times as long
         entries.sort()
         if entries[0] >= 0 and entries[-1] < count and len(set(entries)) == len(entries):
             return tuple(entries)
@@ -242,7 +248,7 @@ class KnapsackProblem(Problem[Solution]):
 
     def within(self, capacity: int | None) -> KnapsackProblem:
         """Return the same items with another capacity; None: the total weight of all items."""
-        # Not by `super()`, which fails without arguments in a dataclass with slots.
+        # Do not use `super()`: without arguments it fails in a dataclass with slots.
         return Problem.within(self, self.total_weight if capacity is None else capacity)
 
     def read(self, entries: list[Any]) -> tuple[int, ...]:

@@ -69,10 +69,10 @@ class PulpCbc(ToleranceSolver):
 
 
 def _engine(**options: Any) -> Any:
-    """Create a PuLP object that runs CBC: the binary that comes with PuLP, or one on the search path if there is none."""
+    """Create a PuLP object that runs CBC: PuLP's own binary or, without one, a binary on the search path."""
     pulp = load_pulp()
-    # A path of None makes PuLP look for a CBC on the search path. By default CBC runs in one thread. If it is told to
-    # use one, it may sleep ten seconds at the end.
+    # A path of None makes PuLP look for CBC on the search path. Pass no number of threads: CBC uses one thread by
+    # default, and with an explicit number it may sleep ten seconds at the end.
     own = getattr(getattr(pulp, "PULP_CBC_CMD", None), "pulp_cbc_path", None)
     return pulp.COIN_CMD(path=own, msg=False, **options)
 

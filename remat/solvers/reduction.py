@@ -1,4 +1,4 @@
-"""Reduce a knapsack to its undecided core, and extend an answer for the core to the whole problem."""
+"""Reduce a knapsack to its *core*, the undecided items, and extend answers to the whole problem."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Reduction(Generic[P]):
     """A problem without the items or nodes that need no search, and the data to undo the reduction.
 
     Attributes:
-        core: the problem of the remaining items or nodes; may be empty.
+        core: the problem of the remaining items or nodes, of which there may be none.
         kept: for every item or node of the core, its index in the original problem.
         always: indices, in the original problem, of the removed items or nodes that are saved.
         always_value: for a knapsack, the total value of ``always``.
-        value_unit: number of units of value or cost of the original problem that make one unit of
+        value_unit: number of units of value or cost, in the original problem, that make one unit in
             the core.
     """
 
@@ -47,11 +47,11 @@ class Reduction(Generic[P]):
 
 
 def reduce(problem: KnapsackProblem) -> Reduction[KnapsackProblem]:
-    """Decide the trivial items of a knapsack; the other items are the *core* of the result.
+    """Decide the trivial items of a knapsack; the other items form the core of the result.
 
-    Items of weight 0 are saved. Items that do not fit on their own or have value 0 are not saved.
-    If all remaining items fit together, they are saved. Common divisors of the weights and of the
-    values are divided out. An optimum of the core extends to an optimum of the problem.
+    Items of weight 0 are saved. Other items are not saved if they do not fit on their own or have
+    value 0. If all remaining items fit together, they are saved. Common divisors of the weights and
+    of the values are divided out. An optimum of the core extends to an optimum of the problem.
     """
     weights, values, capacity = problem.weights, problem.values, problem.capacity
     always = [i for i, w in enumerate(weights) if w == 0]
@@ -78,15 +78,15 @@ def reduce(problem: KnapsackProblem) -> Reduction[KnapsackProblem]:
 
 
 def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[KnapsackProblem]:
-    """Decide every item whose opposite decision cannot lead to a better answer than ``relaxed``.
+    """Fix items as in the linear relaxation if the opposite cannot beat the greedy choice.
 
     The *break item* is the first item in order of value per weight that no longer fits. Its value
     per weight is the price of capacity. At this price, the relaxation saves the items that are
-    worth more than their weight costs. The *loss* of an item is how much the opposite decision
-    lowers the relaxation's bound. If the bound less the loss is at most ``relaxed.value``, the item
-    is decided as in the relaxation. On problems of ten thousand items, a few dozen items remain. An
-    optimum of the remaining items extends to an optimum of the core, unless ``relaxed.saved`` is
-    already optimal.
+    worth more than their weight costs. The *loss* of an item is how much the opposite decision for
+    this item lowers the relaxation's bound. If the bound less the loss is at most the greedy value
+    ``relaxed.value``, the opposite is no improvement, and the item is decided. On problems of ten
+    thousand items, a few dozen items remain. An optimum of the remaining items extends to an
+    optimum of the core, unless ``relaxed.saved`` is already optimal.
 
     Source: R. S. Dembo, P. L. Hammer, "A reduction algorithm for knapsack problems", Methods of
     Operations Research 36 (1980).
@@ -106,11 +106,11 @@ def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[Knaps
         room -= weights[i]
         worth += values[i]
         prefix.add(i)
-    weight, value = weights[i], values[i]  # of the break item; it exists, as not all items fit
+    weight, value = weights[i], values[i]  # of the break item, which exists: not all items fit
     top = (
         worth * weight + value * room
     )  # optimum of the relaxation, times `weight` to stay an integer
-    most_loss = top - (relaxed.value + 1) * weight  # with a larger loss, no better answer exists
+    most_loss = top - (relaxed.value + 1) * weight  # a larger loss rules out an improvement
     kept = [
         j
         for j, (w, v) in enumerate(zip(weights, values, strict=True))
@@ -130,11 +130,11 @@ def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[Knaps
 
 
 class CoreSolver(Solver):
-    """Base class of knapsack solvers that get only items that reduction leaves undecided.
+    """Base class of knapsack solvers that search only the items that `reduce` leaves undecided.
 
     A subclass defines ``search`` instead of ``solve``. The knapsack that ``search`` gets has at
     least two items. Every item has a weight and a value above 0 and fits the capacity on its own,
-    and not all items fit together.
+    but the items do not all fit together.
     """
 
     __slots__ = ()
@@ -147,9 +147,9 @@ class CoreSolver(Solver):
         return reduction.invert_answer(self.solve_core(reduction.core, time_limit=time_limit))
 
     def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Run `search` on the items that `fix_variables` leaves open, and return its answer.
+        """Run `search` on the items that `fix_variables` leaves undecided; return an answer for the core.
 
-        A greedy choice is returned instead if it has a greater value.
+        If a greedy choice has a greater value, it is returned instead.
 
         Args:
             core: the core that `reduce` returned.
@@ -165,7 +165,8 @@ class CoreSolver(Solver):
             found = self.search(inner.core, time_limit=time_limit)
         answer = fixed.invert_answer(inner.invert_answer(found))
         bound = relaxed.bound if answer.bound is None else min(answer.bound, relaxed.bound)
-        # The core fixed for answers better than `relaxed` may have a bound below `relaxed.value`.
+        # `fix_variables` keeps only choices better than `relaxed`, so the bound of the remaining items may
+        # be below `relaxed.value` if no such choice exists.
         bound = max(bound, relaxed.value)
         if core.value_of(answer.saved) < relaxed.value:
             answer = replace(answer, saved=relaxed.saved)
@@ -177,7 +178,10 @@ class CoreSolver(Solver):
         """Solve the knapsack of the undecided items; subclasses define this method.
 
         Args:
-            core: the core of `reduce`, reduced further by `fix_variables`.
+            core: the knapsack of the undecided items, after `reduce` and `fix_variables`.
             time_limit: seconds; None: no clock.
+
+        Returns:
+            An answer whose indices refer to ``core``.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Run a solver on any kind of problem, and verify its answer.
+"""Run a solver on any kind of problem, and verify the answer.
 
 `run` checks that the solver is available and accepts the problem, calls its method, and evaluates
 the answer.
@@ -34,9 +34,9 @@ def run(
 ) -> S:
     """Solve a problem with a solver, and verify the answer.
 
-    The solver gets the problem unreduced, so a refusal refers to the problem that the caller gave.
+    The solver gets the caller's problem unchanged, so the numbers in a refusal are the caller's.
     Solvers that want trivial items removed derive from `remat.solvers.reduction.CoreSolver`. For a
-    solver that knows only knapsacks, a graph problem is converted to knapsacks: see
+    solver of knapsacks only, a graph problem is converted to knapsacks: see
     `remat.solvers.completion`.
 
     Args:
@@ -51,9 +51,9 @@ def run(
 
     Raises:
         ProblemError: an argument is invalid.
-        BudgetError: no answer keeps to the capacity (the message has the least possible bytes). For
-            a step problem also: no schedule within the capacity was found (the message has the
-            lowest peak found).
+        BudgetError: every answer exceeds the capacity; the message has the least possible bytes. For
+            a step problem also: no schedule within the capacity was found; the message has the
+            lowest peak found.
         SolverError: the solver cannot run here, refuses the problem, raises, or returns a wrong
             answer.
     """
@@ -78,7 +78,7 @@ def run(
         given = _contents(problem)
         with solver_errors(solver) as elapsed:
             answer = getattr(solver, problem.method)(problem, time_limit=time_limit)
-            claim = read(problem, solver, answer)  # timed too: a generator does its work here
+            claim = read(problem, solver, answer)  # timed too: generators work here
             elapsed_s = elapsed()
         if given != _contents(problem):
             refuse(solver, "changed the problem it was given")
@@ -125,7 +125,7 @@ def check_time_limit(time_limit: object) -> None:
 def solver_errors(solver: Solver) -> Iterator[Callable[[], float]]:
     """Convert exceptions in a ``with`` block to a `SolverError` that names the solver.
 
-    A `BudgetError`, and a `SolverError` that already names the solver, stay as they are.
+    A `BudgetError` passes unchanged, and so does a `SolverError` that already names the solver.
 
     Yields:
         A function that returns the seconds since the ``with`` block began.

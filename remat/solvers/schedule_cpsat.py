@@ -1,11 +1,11 @@
 """Model of the step problem for CP-SAT.
 
-Each possible run has a position in the schedule, and each value an interval of positions during
-which it is in memory.
+Each possible run has a position in the schedule. Each value that a run makes has an interval of
+positions during which the value is in memory.
 
 Source: M. Bartan, H. Li, H. Teague, C. Lott, B. Dilkina, "Moccasin: Efficient tensor
-rematerialization for neural networks", ICML 2023. Unlike in that paper, the order of the nodes is
-free as far as the problem allows.
+rematerialization for neural networks", ICML 2023. In that paper, the order of the nodes is fixed.
+Here CP-SAT also chooses the order, as far as the problem allows.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 from remat.solvers.step_core import StepCore
 
-#: Most nodes of a model. The size of a model grows fast: it has one variable for each edge and each
-#: pair of a run of the input and a run of the reader.
+#: Largest number of nodes. The model grows fast: an edge between two nodes that may run twice has four
+#: variables, one for each pair of a run of the input and a run of the reader.
 MOST_NODES = 300
-#: Most runs of one node.
+#: Largest number of runs of one node.
 _RUNS = 2
 
 
@@ -50,7 +50,7 @@ def schedule_model(core: StepCore, start: Sequence[int]) -> tuple[Any, list[Any]
             if core.extra[v]:
                 memory.append(moment)
                 bytes_of.append(core.extra[v])
-            if k:  # ordered runs: their permutations would be the same schedule
+            if k:  # order a node's runs: a permutation would be the same schedule
                 model.add_implication(there[v][k], there[v][k - 1])
                 model.add(at[v][k] > at[v][k - 1]).only_enforce_if(there[v][k])
     model.add_no_overlap(moments)

@@ -1,9 +1,8 @@
 """The step problem: choose the order in which nodes run, and which nodes run again.
 
-The peak of memory must stay within a capacity. A *schedule* is a sequence of runs. A node may occur
-in it several times. A later run recomputes the node's value, so memory need not hold the value
-between its uses. `evaluate_schedule` defines the bytes and the cost of a schedule, by following its
-runs.
+The peak memory must stay within a capacity. A *schedule* is a sequence of runs of nodes. A node may
+occur several times. A later run recomputes the node's value, so memory need not hold the value
+between its uses. `evaluate_schedule` defines the bytes and the cost of a schedule.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from remat.solvers.columns import as_integer
 from remat.solvers.problem import Limits, Problem
 from remat.solvers.solution import Schedule, ScheduleAnswer
 
-#: Most runs per node of a schedule, on average. A longer schedule is refused as a solver's mistake.
+#: Largest number of runs per node of a schedule, on average. Longer schedules are refused as a
+#: solver's mistake.
 MOST_RUNS_PER_NODE = 64
 
 
@@ -33,10 +33,9 @@ class ScheduleProblem(Problem[Schedule]):
     any ordered iterables and are stored as tuples of ``int``. The sums of ``cost``, ``size`` and
     ``extra`` may each not exceed 2**63 - 1.
 
-    Each run of a node makes a new value. A run reads, of each input, the value that the latest
-    earlier run of this input made. During a run, memory holds the values that were made before and
-    that this run or a later run reads, the run's results, its ``extra`` bytes, and the ``resident``
-    bytes.
+    Each run of a node makes a new value. A run reads, for each input, the value that the input's
+    latest run before it made. During a run, memory holds the run's results, its ``extra`` bytes, the
+    ``resident`` bytes, and earlier values. An earlier value is held until the last run that reads it.
 
     The *boundary* is the position in a schedule at which backward begins.
 
@@ -46,19 +45,22 @@ class ScheduleProblem(Problem[Schedule]):
         cost: cost of one run of each node, in ``unit``.
         size: bytes of the value that a run of each node makes.
         capacity: bytes that may be alive at one time; None: no limit.
-        part_of: for each node, the node whose run also makes its value, as for an operator with
-            several results; -1 for a node with runs of its own. Parts have no inputs, cost or extra
-            bytes. Empty: there are no parts.
+        part_of: for each node, -1 if the node has runs of its own. Otherwise the node is a *part*:
+            an additional result of another node's run, as for an operator with several results.
+            The entry is that other node. Parts have no inputs, cost or extra bytes. Empty: there
+            are no parts.
         extra: bytes that a run of each node takes besides its inputs and results. Empty: none.
         once: nodes that may not run a second time.
         ordered: nodes whose first runs must come in this order.
-        at_start: nodes that never run. Their values exist from the start to their last use.
+        at_start: nodes that never run. Their values exist from the start to the last run that reads
+            them.
         forward: nodes whose first run must come before the boundary.
         backward: nodes that run only after the boundary. The constructor adds nodes that read a
             value available only after the boundary, and nodes that ``ordered`` places behind such
             nodes. The boundary is at the latest right before the first run of these nodes.
-        at_boundary: nodes that never run. Their values exist from the boundary to their last use.
-        to_end: nodes whose value stays from its last run to the end.
+        at_boundary: nodes that never run. Their values exist from the boundary to the last run that
+            reads them.
+        to_end: nodes whose value stays in memory to the end, from the node's last run on.
         resident: bytes that are alive all the time.
         unit: unit of ``cost``.
         known: schedules that a solver may start from, which may exceed the capacity. Problems that
@@ -184,7 +186,7 @@ class ScheduleProblem(Problem[Schedule]):
                 raise self._misnamed("forward", i, why)
 
     def _late(self) -> bytearray:
-        """Return, for each node, whether its value is available only after the boundary."""
+        """Return one byte per node: 1 if its value is available only after the boundary, else 0."""
         late = bytearray(len(self))
         for i in (*self.backward, *self.at_boundary):
             late[i] = 1
@@ -205,7 +207,7 @@ class ScheduleProblem(Problem[Schedule]):
 
     @property
     def given(self) -> frozenset[int]:
-        """Nodes that never run: inputs, which exist from the start, and tangents, which exist from the start of backward."""
+        """Nodes that never run: inputs such as parameters, in `at_start`, and tangents, in `at_boundary`."""
         return frozenset((*self.at_start, *self.at_boundary))
 
     @property
@@ -226,7 +228,7 @@ class ScheduleProblem(Problem[Schedule]):
 
     @property
     def results(self) -> list[list[int]]:
-        """For each node, the nodes whose values its run makes, its own first."""
+        """For each node, the nodes whose values its run makes: first the node, then its parts."""
         made = [[i] for i in range(len(self))]
         for i in sorted(self.parts):
             made[self.part_of[i]].append(i)
@@ -237,7 +239,7 @@ class ScheduleProblem(Problem[Schedule]):
         return self.extra[node] if self.extra else 0
 
     def maker(self, node: int) -> int:
-        """Return the node whose run makes a node's value: itself, or the one that it is part of."""
+        """Return the node whose run makes a node's value: another node for a part, else the node itself."""
         return self.part_of[node] if self.part_of and self.part_of[node] >= 0 else node
 
     @property
@@ -301,7 +303,7 @@ class ScheduleProblem(Problem[Schedule]):
             )
 
 
-#: Marks of `ScheduleEvaluator`: nodes that may run only once, and nodes without runs of their own.
+#: Marks in `ScheduleEvaluator`: a node that may run only once, and a node without runs of its own.
 _ONCE, _NEVER = 1, 2
 _SETS = ("once", "ordered", "at_start", "forward", "backward", "at_boundary", "to_end")
 
@@ -311,9 +313,9 @@ class ScheduleEvaluation:
     """Memory and cost of a schedule.
 
     Attributes:
-        cost: summed cost of all runs.
+        cost: summed cost of all runs, in the problem's unit.
         peak_bytes: most bytes alive at one time.
-        peak_at: position of the first run with the peak; 0 for a schedule without runs.
+        peak_at: position of the first run that reaches the peak; 0 for a schedule without runs.
         boundary: position at which backward begins; the number of runs if no run belongs to
             backward.
         bytes_alive: bytes alive during each run.
@@ -355,7 +357,7 @@ class ScheduleEvaluator:
         self._problem, self._results = problem, problem.results
         self._runnable = problem.runnable
         self._backward, given, used = set(problem.backward), problem.given, problem.used
-        #: Bytes of given values; an unused given value takes no memory.
+        #: Bytes of the values that exist without a run; a value outside of `used` takes no memory.
         self._idle_bytes = sum(problem.size[i] for i in given & used)
         self._held = [i for i in range(len(problem)) if i in used or i not in given]
         #: For each node: `_NEVER`, `_ONCE`, or 0 if the node may run any number of times.
@@ -405,7 +407,7 @@ class ScheduleEvaluator:
                         f"'{problem.names[u]}' is there"
                     )
                 ended[u] = position
-            # A later run starts a new lifetime; the earlier one has ended with its last reader.
+            # A later run starts a new lifetime of the value. The previous lifetime ended at its last reader.
             for made in results[v]:
                 if started[made] >= 0:
                     change[started[made]] += size[made]
@@ -460,16 +462,17 @@ class ScheduleEvaluator:
 
 
 def least_peak(problem: ScheduleProblem) -> tuple[int, int]:
-    """Return a lower bound on the peak of every schedule, and the node whose run needs it.
+    """Return a lower bound on the peak of every schedule, and the node whose run takes these bytes.
 
-    During a run, its inputs, results, extra bytes and the resident bytes are in memory. At the end
-    of the schedule, all values in ``to_end`` are in memory.
+    During a run, memory holds at least the run's inputs, results and extra bytes. It also holds the
+    resident bytes, and the values that exist from the start to the end. At the end of the schedule,
+    all values in ``to_end`` are in memory.
 
     Returns:
-        The bytes, and the node. If the end of the schedule needs that many bytes, -1 stands in the
-        node's place.
+        The bytes, and the node. If the end of the schedule takes the most bytes, -1 replaces the
+        node.
     """
-    # A value that stays but is made by a run may not exist yet during other runs.
+    # A value in `to_end` that a run makes may not exist yet during other runs.
     stays = set(problem.to_end)
     always = {i for i in problem.at_start if i in stays}
     base = problem.resident + sum(problem.size[i] for i in always)

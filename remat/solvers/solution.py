@@ -17,7 +17,9 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer of a solver that states more than indices. remat checks every claim in it.
+    """A solver's answer with claims, such as a bound, in addition to the chosen indices.
+
+    `remat.solvers.verify.verify` checks the claims.
 
     Attributes:
         saved: indices of the items (for a graph problem: nodes) to save, in any order.
@@ -25,11 +27,11 @@ class Answer:
             upper bound on the value of any choice. For a graph problem it is a lower bound on the
             cost of any decision.
         value: the total value of ``saved`` (for a graph problem: the cost), as computed by the
-            solver; None if it states none. An answer with a wrong value is refused.
-        status: ``OPTIMAL`` if the solver has proven its answer optimal. An answer with neither
-            status nor bound counts as ``OPTIMAL`` if the solver declares ``exact``.
-        by_clock: whether a clock, not counted work, ended the search, so that the next run may
-            differ.
+            solver; None if not stated. An answer with a wrong value is refused.
+        status: ``OPTIMAL`` if the solver has proven its answer optimal. An answer to a knapsack
+            with neither status nor bound counts as ``OPTIMAL`` if the solver declares ``exact``.
+        by_clock: whether a time limit ended the search. The next run may then give another answer.
+            A limit on counted work does not set this flag.
     """
 
     saved: Iterable[int]
@@ -40,20 +42,20 @@ class Answer:
 
     @property
     def choice(self) -> Iterable[int]:
-        """Same as ``saved``; every class of answers has this attribute."""
+        """Same as ``saved``; `ScheduleAnswer` has an attribute of this name too."""
         return self.saved
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleAnswer:
-    """Answer of a solver to a step problem that states more than the sequence of runs.
+    """A solver's answer to a step problem with claims, such as a bound, in addition to the schedule.
 
     Attributes:
         sequence: nodes in the order in which they run.
         bound: a lower bound on the cost of any schedule, proven by the solver; None if the solver
             has proven none.
-        by_clock: whether a clock, not counted work, ended the search, so that the next run may
-            differ.
+        by_clock: whether a time limit ended the search. The next run may then give another answer.
+            A limit on counted work does not set this flag.
     """
 
     value: ClassVar[None] = None
@@ -65,7 +67,7 @@ class ScheduleAnswer:
 
     @property
     def choice(self) -> Iterable[int]:
-        """Same as ``sequence``; every class of answers has this attribute."""
+        """Same as ``sequence``; `Answer` has an attribute of this name too."""
         return self.sequence
 
 
@@ -79,8 +81,8 @@ class Checked:
         status: ``OPTIMAL`` if it is proven that no better answer exists.
         solver: name of the solver.
         elapsed_s: seconds that the solver took.
-        deterministic: False if a clock ended the search, or if the solver declares that its answers
-            may differ.
+        deterministic: False if a time limit ended the search, or if the solver declares that its
+            answers may differ from run to run.
         claimed_bound: a bound claimed by a solver that is not built in, if it is tighter than
             ``bound`` and remat could not prove it; otherwise None.
     """

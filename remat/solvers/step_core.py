@@ -1,9 +1,10 @@
 """Convert a step problem to the form that the compiled kernel's search reads.
 
-This form is called the *core* of the problem. In it, all rules of the problem are nodes that read
-and make values. A first node makes the values that exist from the start. A last node reads the
-values that stay to the end. The boundary, where backward begins, is a node of its own. If one node
-must run before another one, the second reads a value of no bytes from the first.
+This form is called the *core* of the problem. The core has only nodes that read and make values. It
+expresses the other rules of the problem by additional nodes and values. A first node makes the
+values that exist from the start. A last node reads the values that stay to the end. The boundary,
+where backward begins, is a node too. If one node must run before another, the second node reads a
+value of 0 bytes that the first node makes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from itertools import accumulate, chain, pairwise
 
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
 
-#: Sums of bytes or costs up to this are exact in the kernel's search, which uses doubles.
+#: Sums of bytes or costs up to this number are exact in the kernel's search, which uses doubles.
 _EXACT = 2**52
 
 
@@ -30,7 +31,8 @@ class StepCore:
         maker: for each value, the node that makes it.
         size: bytes of each value.
         capacity: bytes that may be alive, without the resident bytes; 0 if there is no capacity.
-        start: a legal sequence: every node once, in the problem's order.
+        start: a legal sequence of the core: every node with runs of its own once, in the problem's
+            order.
         nodes: number of the problem's own nodes.
         boundary: index of the boundary node; -1 for a problem without backward nodes.
     """
@@ -115,7 +117,7 @@ def step_core(problem: ScheduleProblem) -> StepCore:
         maker[i] = head
     for i in problem.at_boundary:
         maker[i] = boundary
-    for i in problem.given - problem.used:  # never read, so never in memory
+    for i in problem.given - problem.used:  # neither read nor kept to the end: no memory
         size[i] = 0
     reads: list[tuple[int, ...]] = [tuple(dict.fromkeys(row)) for row in problem.inputs]
     reads += [()] * (count - n)
@@ -129,8 +131,8 @@ def step_core(problem: ScheduleProblem) -> StepCore:
 
     runnable = problem.runnable
     begun = token(head)
-    # Only reads order the runs, so nodes without inputs read from the first node, and the last node reads
-    # from every node (below).
+    # In the kernel only reads order the runs. So nodes without inputs read a value of the first node, and
+    # the last node reads a value of every node (below).
     for v in runnable:
         if not reads[v]:
             reads[v] = (begun,)

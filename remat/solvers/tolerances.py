@@ -1,13 +1,13 @@
 """Run floating-point solvers on scaled knapsacks, and repair and bound their answers in integers.
 
 A solver that accepts a constraint within a millionth may return a choice that is one byte too
-heavy. Items are then dropped, those of little value per weight first. The solver's bound is used
-only as far as the precision of doubles justifies.
+heavy. Items are then dropped, those with the least value per weight first. The solver's bound is
+raised by the possible rounding error before it is used.
 
-Large numbers are divided: weights and the capacity rounded down, values rounded up. A choice that
-fits the original problem also fits the scaled one and is worth no less there, so the scaled bounds
-hold. Without scaling, for weights of a billion, CBC was seen to return choices of half the optimal
-value as optimal.
+Large numbers are divided. Weights and the capacity are rounded down, values are rounded up. A choice
+that fits the original problem then also fits the scaled problem, and its value is no lower there. So
+the upper bound for the scaled problem also holds for the original one. Without scaling, with weights
+of a billion, CBC returned choices of half the optimal value as optimal.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from remat.solvers.problem import KnapsackProblem
 from remat.solvers.reduction import CoreSolver
 from remat.solvers.solution import Answer
 
-_WEIGHT_LIMIT = 10**8  # see the module's docstring on weights of a billion
-_RELATIVE_TRUST = 1e-6  # relative; HiGHS's bounds were seen 1e-7 too low
+_WEIGHT_LIMIT = 10**8  # well below the weights of a billion in the module's docstring
+_RELATIVE_TRUST = 1e-6  # fraction added to an upper bound; HiGHS's bounds were seen 1e-7 too low
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +51,13 @@ class ToleranceSolver(CoreSolver):
     value_limit: ClassVar[int] = 2**53
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Run ``attempt`` once on the scaled core, and repair the result to fit the capacity."""
+        """Run ``attempt`` once on the scaled core, and repair the choice so that it fits the capacity."""
         scaled, value_unit = scale_down(
             core, weight_limit=_WEIGHT_LIMIT, value_limit=self.value_limit
         )
         relaxed, attempt = relax(core), self.attempt(scaled, time_limit)
         bound = relaxed.bound
-        if math.isfinite(attempt.upper):  # loosened by the possible rounding error
+        if math.isfinite(attempt.upper):  # raise the bound by the possible rounding error
             margin = max(0.5, abs(attempt.upper) * _RELATIVE_TRUST)
             bound = min(bound, value_unit * math.floor(attempt.upper + margin))
         saved = max(relaxed.saved, repair(core, attempt.picked), key=core.value_of)

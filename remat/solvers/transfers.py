@@ -1,10 +1,10 @@
 """Place copies to and from the host in a schedule, and compute the exposed transfer time.
 
-Each direction of the link is a queue. Values are sent in the order of their last uses in forward,
-each after its last use. The memory of a value is free once its copy has ended. Values are fetched
-in the order of their first uses in backward. A value takes memory again when its fetch begins.
-Copies overlap with runs. If a run needs memory or a value before its copy has ended, the schedule
-waits for the link.
+Each direction of the host link is a queue of copies. Values are sent to the host in the order of
+their last uses in forward, each after its last use. The memory of a value is free once its copy has
+ended. Values are fetched from the host in the order of their first uses in backward. A value takes
+memory again when its fetch begins. Copies overlap with runs. If a run needs a value that is still
+being fetched, or memory that is still being sent, the schedule waits for the link.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _Copy = tuple[int, int, int, int]
 class Wait:
     """A pause of the schedule, because a copy on the link has not ended.
 
-    In forward, the schedule waits before the run ``at``. The link has then been busy without a
-    pause since the run ``begin`` ended. At the end of forward, the schedule waits after its last
+    In forward, the schedule waits before the run ``at``. Up to then the link has been busy without
+    a pause since the end of the run ``begin``. A wait at the end of forward comes after the last
     run, and ``at`` is that run. Backward is the mirror image in time: the schedule waits after the
     run ``at``, and the link stays busy until the run ``begin`` starts.
 
     Attributes:
-        begin: position of a run: where the busy period of the link begins in forward, or ends in
-            backward.
+        begin: position of the run at which the busy period of the link begins (in forward) or ends
+            (in backward).
         at: position of the run next to the wait.
         time: length of the wait, in the unit of the times of runs.
     """
@@ -91,12 +91,12 @@ def place(
 ) -> Placement:
     """Place copies in a schedule so that runs wait as little for the link as the capacity allows.
 
-    Memory of a sent value is free once the runs during its copy have taken as long as the copy. If
-    memory is needed sooner, the schedule waits. Fetches are placed like sends with time reversed.
-    All sends end before forward ends, and no fetch begins before backward.
+    The memory of a sent value is free once the runs during its copy have taken as long as the copy.
+    If memory is needed sooner, the schedule waits. Fetches are placed like sends with time reversed.
+    All sends end before forward ends, and no fetch begins before backward begins.
 
-    No other placement with the same order of copies waits less: each copy starts as early as
-    possible, and an earlier start delays no other copy.
+    No other placement with the same order of copies waits less. The reason is that each send starts
+    as early as possible, each fetch ends as late as possible, and neither delays another copy.
 
     Args:
         times: time of each run.
@@ -133,8 +133,8 @@ def exposed_time_at(
 ) -> int:
     """Compute the exposed transfer time of a schedule whose copies are placed at given positions.
 
-    That is the total time for which runs wait for the link. The copies queue in the order that
-    `place` uses.
+    The exposed transfer time is the total time for which runs wait for the link. The copies queue
+    in the same order as in `place`.
 
     Args:
         times: time of each run.
@@ -176,7 +176,7 @@ def _exposed_time(times: Sequence[int], queue: Sequence[tuple[int, int, int]]) -
             its duration, and the position of the run at whose end it must have ended.
     """
     now = idle_from = exposed_time = entered = 0
-    due: dict[int, int] = {}  # by run: the time at which the copies that leave after it have ended
+    due: dict[int, int] = {}  # for each run, the time at which the copies due at its end have ended
     for at, time in enumerate(times):
         now += time
         while entered < len(queue) and queue[entered][0] == at:
@@ -200,7 +200,7 @@ def _through(
     Args:
         times: time of each run.
         alive: bytes alive at each run; the bytes of copies in the queue are added in place.
-        queue: the copies.
+        queue: the copies, in the order in which the link carries them.
         capacity: bytes that may be alive; None: no limit.
 
     Returns:
@@ -213,7 +213,7 @@ def _through(
     waits: list[Wait] = []
     last = len(times) - 1
     for at in range(len(times) + 1):
-        room = capacity if at <= last else -1  # at the end, -1 forces every copy out
+        room = capacity if at <= last else -1  # after the last run, -1 makes every copy end
         while inside:
             end, nbytes, which, begun = inside[0]
             full = room is not None and held > room - (alive[at] if at <= last else 0)

@@ -1,6 +1,6 @@
-"""Verify every answer: evaluate it again in integers, and refuse a wrong one.
+"""Verify the answers of solvers: evaluate each one in integers, and refuse wrong ones.
 
-The error names the solver.
+Each refusal is a `SolverError` that names the solver and the fault.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from remat.solvers.native import Native
 from remat.solvers.problem import KnapsackProblem, Problem, S
 from remat.solvers.solution import Answer, Status
 
-#: Limits on the search that checks a plugin's claimed bound: work of either kernel search, and
-#: states of the knapsack search. The search takes hundredths of a second and proves the bound of
-#: nearly all problems of a few hundred items.
+#: Limits on the kernel search that checks a plugin's claimed bound: the work, and for knapsacks the
+#: number of states kept. The search takes hundredths of a second, and proves the bound of nearly all
+#: problems with a few hundred items.
 _WORK = 2_000_000
 _STATES = 50_000
 
@@ -34,10 +34,10 @@ def verify(problem: Problem[S], solver: Solver, answer: object) -> S:
         answer: an iterable of indices or runs, or an object of the problem's ``answer`` class.
 
     Returns:
-        The solution. Its bound is the one that is known without a search, or a tighter one that a
-        built-in solver claims. If a plugin's solver claims a tighter bound for a knapsack or a
-        graph problem, a short search tries to prove it. If the claimed bound remains unproven, it
-        becomes the solution's ``claimed_bound``.
+        The solution. Its bound is the problem's bound that needs no search (`Problem.limits`), or a
+        tighter bound that a built-in solver claims. If a plugin claims a tighter bound for a
+        knapsack or a graph problem, a short search tries to prove the claim. A claimed bound that
+        remains unproven becomes the solution's ``claimed_bound``.
 
     Raises:
         SolverError: the answer is malformed, cannot be carried out, exceeds the capacity, or makes
@@ -47,7 +47,9 @@ def verify(problem: Problem[S], solver: Solver, answer: object) -> S:
 
 
 def read(problem: Problem[Any], solver: Solver, answer: object) -> Answer:
-    """Read a solver's answer to any kind of problem as plain ints, without evaluating the answer.
+    """Convert a solver's answer to an `Answer` of plain ints, without evaluating the answer.
+
+    The choice is in ``saved``, for step problems too.
 
     Raises:
         SolverError: the answer has the wrong type, or an entry is invalid.
@@ -60,7 +62,7 @@ def read(problem: Problem[Any], solver: Solver, answer: object) -> Answer:
         refuse(solver, f"returned {type(claim.choice).__name__} where {problem.expected}")
     entries = list(
         islice(claim.choice, problem.most_entries + 1)
-    )  # one more shows an excess; generators may be endless
+    )  # one entry too many shows an excess; generators may be endless
     try:
         choice = problem.read(entries)
     except ProblemError as error:
@@ -111,7 +113,7 @@ def judge(problem: Problem[S], solver: Solver, claim: Answer, *, elapsed_s: floa
                 solver,
                 f"claims that {problem.bound_text} {bound}, but {problem.own_text} {reached}",
             )
-        # A false bound may only show against a better choice than the solver's own.
+        # A false bound may contradict a greedy choice that is better than the solver's own answer.
         if reachable is not None and tighter(bound, reachable) != reachable:
             refuse(
                 solver,
@@ -163,7 +165,7 @@ def _proven_value(problem: KnapsackProblem, reached: int) -> int:
     """Return an upper bound on the value of any choice, proven by a short search of the kernel.
 
     If the kernel is missing or refuses the problem, the bound is the value of all items. The
-    argument ``reached`` is not used.
+    argument ``reached`` is unused: all functions in `_PROOFS` have the same signature.
     """
     native = Native()
     if native.cannot_run() is not None or native.refuses(problem) is not None:
@@ -185,7 +187,8 @@ def _proven_cost(problem: GraphProblem, reached: int) -> int:
     return search.exact(known, work=_WORK, tolerance=0.0).bound
 
 
-#: By kind of problem, a function of the problem and the solver's objective that proves a bound quickly.
+#: By kind of problem, a function that proves a bound quickly. Its arguments are the problem, and the
+#: value or cost that the solver's answer reaches.
 _PROOFS: Mapping[str, Callable[[Any, int], int]] = {
     "knapsack": _proven_value,
     "graph": _proven_cost,

@@ -1,13 +1,13 @@
-// Simulated annealing over schedules of the step problem: sequences of runs in which a node may stand
-// several times. An edit moves one run, adds a further one, or drops one.
+// Simulated annealing over schedules of the step problem. A schedule is a sequence of runs in which a node
+// may occur several times. An edit moves one run, adds a recomputation, or drops a run.
 //
 // Memory is stored per gap: gap[p] holds the bytes that are alive between positions p and p + 1. During
-// the run at position p, memory holds gap[p - 1] and the results of the run. An edit is evaluated on the
-// positions that it changes, before the state is changed.
+// the run at position p, memory holds gap[p - 1], the results of the run and its extra bytes. An edit is
+// evaluated on the positions that it changes, before the state is changed.
 //
 // Bytes over the capacity have an adaptive price, which rises while a position is over the capacity and
 // falls otherwise. The price applies from a margin below the capacity on; the margin shrinks as the search
-// cools. Without the margin, orders would stay near the capacity, as nearly all orders do.
+// cools. Without the margin, schedules would stay near the capacity, because nearly all schedules do.
 #pragma once
 
 #include <algorithm>
@@ -20,16 +20,16 @@
 namespace remat {
 
 // Nodes read values and make values. Every other constraint of a problem (values that exist from the start
-// or stay to the end, fixed orders) is expressed by further nodes and by values of no bytes. The first and
+// or stay to the end, fixed orders) is expressed by additional nodes and by values of 0 bytes. The first and
 // the last node of a sequence never move.
 struct StepGraph {
   std::vector<double> cost;                // of one run, by node
-  std::vector<double> extra;               // bytes while it runs, by node
-  std::vector<std::int64_t> once;          // may not run again, by node
-  std::vector<std::vector<int>> reads;     // values, by node
-  std::vector<std::vector<int>> makes;     // values, by node
-  std::vector<std::vector<int>> readers;   // nodes, by value
-  std::vector<int> maker;                  // by value
+  std::vector<double> extra;               // bytes that a run takes besides inputs and results, by node
+  std::vector<std::int64_t> once;          // 1 if it may not run again, by node
+  std::vector<std::vector<int>> reads;     // the values that it reads, by node
+  std::vector<std::vector<int>> makes;     // the values that it makes, by node
+  std::vector<std::vector<int>> readers;   // the nodes that read it, by value
+  std::vector<int> maker;                  // the node that makes it, by value
   std::vector<double> size;                // bytes, by value
 
   int nodes() const { return static_cast<int>(cost.size()); }
@@ -41,9 +41,9 @@ class Annealer {
   struct Limits {
     std::int64_t moves;  // edits tried
     double seconds;      // 0: no clock
-    double hot, cold;    // temperatures, in costs of a mean node
-    double wide, narrow; // margins below the capacity, in shares of it
-    double price;        // first price of a mean node's bytes over the capacity, in costs of a mean node
+    double hot, cold;    // first and last temperature, in mean costs of a node
+    double wide, narrow; // first and last margin below the capacity, as fractions of the capacity
+    double price;        // first price of a mean node's bytes over the capacity, in mean costs of a node
   };
   struct Result {
     bool feasible = false;  // if false, `sequence` is the one with the lowest peak
@@ -70,7 +70,7 @@ class Annealer {
     mean_bytes_ = std::max(1.0, bytes / static_cast<double>(std::max<std::size_t>(1, n)));
   }
 
-  // `start` must be a legal sequence. `stop` ends the search in the same way as the clock.
+  // `start` must be a legal sequence. If another thread sets `stop`, the search ends as if time were up.
   Result run(const std::vector<int>& start, const Limits& limits, const std::atomic<bool>& stop) {
     load(start);
     const auto began = std::chrono::steady_clock::now();
@@ -78,7 +78,7 @@ class Annealer {
     margin(limits.wide);
     note();
     const std::int64_t turn = std::max<std::int64_t>(200, g_.nodes() / 2);
-    // The price changes slowly enough for the search to follow, and by a factor of up to e^10 in all.
+    // The price changes slowly enough for the search to follow, by a factor of at most e^10 in total.
     const double factor = std::exp(10.0 * static_cast<double>(turn) / static_cast<double>(limits.moves));
     for (std::int64_t done = 0; done < limits.moves && !(best_.feasible && best_.cost <= least_); done += turn) {
       const double share = static_cast<double>(done) / static_cast<double>(limits.moves);
@@ -160,7 +160,7 @@ class Annealer {
     over_ = 0;
   }
 
-  // The ascending positions of a node's runs. Nearly all nodes run once and need no list.
+  // The ascending positions of a node's runs. Nearly all nodes run once, and their only position is in `first_`.
   struct Runs {
     const int *from, *to;
     const int* begin() const { return from; }
@@ -170,7 +170,7 @@ class Annealer {
   };
   Runs runs(int v) const {
     if (count_[v] > 1) return {runs_[v].data(), runs_[v].data() + runs_[v].size()};
-    return {&first_[v], &first_[v] + count_[v]};  // parts and given nodes have no runs
+    return {&first_[v], &first_[v] + count_[v]};  // a node without runs of its own gives an empty range
   }
 
   void put(int v, int p) {  // record a further run of v at p
@@ -203,7 +203,7 @@ class Annealer {
     blocks(0, length() - 1);
   }
 
-  // The most bytes in each block of positions; blocks below the priced range are skipped.
+  // The largest number of bytes in each block of positions. `changed` skips blocks that stay below the margin.
   void blocks(int from, int to) {
     most_.resize((sequence_.size() + kBlock - 1) / kBlock);
     for (int b = from / kBlock; b <= to / kBlock; ++b) {
@@ -243,7 +243,8 @@ class Annealer {
   }
 
   // ---- what an edit changes -----------------------------------------------------------------------
-  // The position of a run after the edit. A run that moves or is dropped leaves its position to the next.
+  // The position after the edit of the run at p. For the run that the edit moves or drops, the result is its
+  // old position, which another run then takes.
   static int moved(const Edit& e, int p) {
     switch (e.kind) {
       case Kind::add: return p + (p >= e.j);
@@ -254,8 +255,8 @@ class Annealer {
     return p + (p >= e.j && p < e.i);
   }
 
-  // Compute the sorted lifetimes of value x in positions after the edit: `before_` has the present
-  // lifetimes, which the gaps still count, and `after_` the new ones.
+  // Compute the sorted lifetimes of value x, all in positions after the edit. `before_` gets the lifetimes
+  // without the edit, which the gaps still count, and `after_` the lifetimes with the edit.
   void spans(int x, const Edit& e) {
     const int m = g_.maker[x];
     const Runs makes = runs(m);
@@ -326,7 +327,8 @@ class Annealer {
     }
   }
 
-  // The change of all penalties by an edit. Stores the changes of the gaps in `steps_`, by new positions.
+  // Return by how much an edit changes the sum of the penalties. The changes of the gaps go to `steps_`, by
+  // positions after the edit.
   double judge(const Edit& e) {
     steps_.clear();
     low_ = e.kind == Kind::move ? std::min(e.i, e.j) : e.kind == Kind::add ? e.j : e.i;
@@ -341,7 +343,7 @@ class Annealer {
     for (int t = low_; t <= high_;) {
       while (k < steps_.size() && steps_[k].first < t) more += steps_[k++].second;
       int to = k < steps_.size() ? std::min(high_, steps_[k].first) + 1 : high_ + 1;
-      if (t == e.j || t == e.i) {  // this run, or the one before it, was elsewhere
+      if (t == e.j || t == e.i) {  // at the edited positions, compute the run's load anew
         const int from = source_run(e, t);
         const double gap = t == 0 ? 0.0 : gap_[source_gap(e, t - 1)];
         sum += penalty(gap + more + own_[from < 0 ? e.node : sequence_[from]]) - (from < 0 ? 0.0 : excess_[from]);
@@ -358,7 +360,7 @@ class Annealer {
     return sum;
   }
 
-  // The change of the penalties if the positions from .. to - 1 hold that many bytes more.
+  // Return by how much the penalties change if the positions from .. to - 1 hold `more` additional bytes.
   double changed(int from, int to, double more) const {
     if (more == 0) return 0;
     const double clear = floor_ - std::max(more, 0.0);
@@ -372,7 +374,8 @@ class Annealer {
     return sum;
   }
 
-  // The position before the edit of gap t, or of the run at t; -1 for the added run.
+  // `source_gap`: the position that gap t had before the edit. `source_run`: the position that the run at t
+  // had before the edit; -1 if the edit adds the run.
   static int source_gap(const Edit& e, int t) {
     switch (e.kind) {
       case Kind::add: return t - (t >= e.j);
@@ -413,7 +416,7 @@ class Annealer {
       return;
     }
     std::size_t k = 0;
-    for (const Span& a : before_) {  // spans with the same start differ at most in their end
+    for (const Span& a : before_) {  // lifetimes with the same start can differ only in their end
       while (k < after_.size() && after_[k].from < a.from) {
         differ(after_[k].from, after_[k].to, bytes);
         ++k;
@@ -446,7 +449,7 @@ class Annealer {
         sequence_[e.j] = v;
         if (count_[v] == 1) {
           first_[v] = last_[v] = e.j;
-        } else {  // a run moves between the node's earlier and later runs
+        } else {  // a run never moves past another run of its node, so the list stays sorted
           *std::find(runs_[v].begin(), runs_[v].end(), e.i) = e.j;
           ends(v);
         }
@@ -488,7 +491,7 @@ class Annealer {
     if (over_ == 0 || !best_.feasible) note();
   }
 
-  // Record that the run of node w moved from position p to q. The order of w's runs stays.
+  // Record that the run of node w moved from position p to q, without passing another run of w.
   void place(int w, int p, int q) {
     if (count_[w] == 1) {
       first_[w] = last_[w] = q;
@@ -558,7 +561,8 @@ class Annealer {
     return g_.size[x] == 0 || g_.once[g_.maker[x]] ? 0 : q;
   }
 
-  // Whether a further run of v at j may be worth its cost, if its value is freed after its last use.
+  // Whether a recomputation of v at j may be worth its cost. The gain is estimated as if v's values were freed
+  // between position `last`, their last use before j, and j.
   bool may_pay(int v, int last, int j, double room) const {
     const double bytes = own_[v] - g_.extra[v], worth = g_.cost[v] - room;
     double gain = 0;
@@ -586,8 +590,8 @@ class Annealer {
     again_.push_back(v);
   }
 
-  // Add a run right before its reader, and recursively runs for its inputs that are not in memory. Added
-  // one by one, such runs would not improve the schedule.
+  // Recompute a value right before its reader, and recursively some inputs of this recomputation. Added one
+  // by one, such runs would not improve the schedule: each alone keeps the values that it reads alive.
   void add_chain(double room) {
     int x = 0;
     const int q = pick(x);
@@ -598,7 +602,7 @@ class Annealer {
     chain_.push_back(g_.maker[x]);
     double worse = 0;
     std::size_t done = 0;
-    for (; done < chain_.size(); ++done) {  // each run before its reader, so always at q
+    for (; done < chain_.size(); ++done) {  // each run comes right before its reader, so always at q
       const int v = chain_[done];
       for (int y : g_.reads[v])
         if (first_[g_.maker[y]] >= q) return undo(done, q);
@@ -630,7 +634,7 @@ class Annealer {
     const Runs mine = runs(v);
     const int k = below(static_cast<int>(mine.size())), i = mine[k];
     if (i == 0 || i == length() - 1) return;  // the first and last nodes never move
-    if (k == 0)  // readers of the first run will read the second
+    if (k == 0)  // readers before the second run need the first one
       for (int x : g_.makes[v])
         for (int w : g_.readers[x])
           if (first_[w] < mine[1]) return;
@@ -646,17 +650,17 @@ class Annealer {
   std::uint64_t random_;
   double least_ = 0, mean_cost_ = 1, mean_bytes_ = 1;
   double price_ = 1, floor_ = 0, scale_ = 1;
-  std::vector<double> own_;  // bytes that a run makes or takes itself, by node
+  std::vector<double> own_;  // bytes of a run's results and its extra bytes, by node
   std::vector<int> sequence_;
-  std::vector<int> count_, first_, last_;  // runs of each node: how many, and where the first and the last are
-  std::vector<std::vector<int>> runs_;     // positions, rising, of nodes that run several times
-  std::vector<double> gap_, load_, excess_;  // load_: bytes while the run at a position goes on
+  std::vector<int> count_, first_, last_;  // by node: number of runs, and positions of the first and last run
+  std::vector<std::vector<int>> runs_;     // ascending positions of the runs, for nodes that run several times
+  std::vector<double> gap_, load_, excess_;  // load_: bytes alive during the run at each position
   static constexpr int kBlock = 64;
-  std::vector<double> most_;  // by block
+  std::vector<double> most_;  // largest load, by block of `kBlock` positions
   std::vector<char> over_at_;
-  std::vector<int> again_;  // a node for each of its runs beyond the first
+  std::vector<int> again_;  // each node once for every run beyond its first
   double cost_ = 0;
-  int over_ = 0;  // positions over the capacity
+  int over_ = 0;  // number of positions over the capacity
   Result best_;
   std::vector<Span> before_, after_;
   std::vector<std::pair<int, double>> steps_;

@@ -22,11 +22,11 @@ namespace remat::border {
 namespace py = pybind11;
 
 constexpr i64 kLargest = std::numeric_limits<i64>::max();
-// Up to this sum, the products and shifts of `Solver` fit its integers.
+// Up to this sum of weights or values, no product or shift in `Solver` overflows.
 constexpr i64 kLargestSolved = i64{1} << 60;
 // Up to this sum, doubles hold integers exactly.
 constexpr i64 kLargestExact = i64{1} << 53;
-// Positions are counted in 32 bits, and sums of two of them must fit.
+// Positions are 32-bit integers, and the sum of two positions must fit.
 constexpr std::size_t kMostEntries = std::size_t{1} << 30;
 
 inline std::string text(i64 number) {
@@ -38,8 +38,8 @@ inline std::string text(i64 number) {
 
 inline std::string at(const std::string& name, std::size_t i) { return name + "[" + std::to_string(i) + "]"; }
 
-// Replaces the TypeError that Python has just raised by one that names the argument; other errors come from
-// the argument itself and pass.
+// If Python has just raised a TypeError, raise one that names the argument instead. Any other error comes
+// from the argument's own code and is passed on.
 [[noreturn]] inline void wrong_type(const std::string& name, const py::handle& got, const char* expected) {
   if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) throw py::error_already_set();
   PyErr_Clear();
@@ -63,7 +63,7 @@ inline i64 integer(const py::handle& number, const char* name, i64 low = 0, i64 
   return integer(number, low, high, [&] { return std::string(name); });
 }
 
-// A number of 0 or more, or above 0.
+// A finite number of at least 0 (`zero` is true) or above 0 (`zero` is false).
 template <class Name>
 double real(const py::handle& number, bool zero, const Name& name) {
   double out = PyFloat_AsDouble(number.ptr());
@@ -81,7 +81,7 @@ inline double seconds(const py::handle& number) {
   return real(number, true, [] { return std::string("seconds"); });
 }
 
-// A sequence as a tuple, which no `__index__` of an entry can change while it is read.
+// A copy of a sequence as a tuple. Reading an entry may call its `__index__`, which could change the original.
 inline py::tuple entries(const py::handle& sequence, const std::string& name) {
   if (!PySequence_Check(sequence.ptr())) wrong_type(name, sequence, "a sequence");
   auto out = py::reinterpret_steal<py::tuple>(PySequence_Tuple(sequence.ptr()));
@@ -114,7 +114,7 @@ inline void has_length(std::size_t length, const char* name, std::size_t expecte
                         std::to_string(expected) + ", " + each);
 }
 
-// Refuses numbers that sum, on top of `before`, to more than `most`; returns the sum.
+// Return `before` plus the sum of the numbers; refuse a result above `most`.
 inline i64 sum(const std::vector<i64>& numbers, const std::string& name, i64 most, i64 before = 0) {
   i64 total = before;
   for (const i64 number : numbers) {
@@ -166,8 +166,8 @@ inline std::vector<i64> row_starts(const py::handle& starts, std::size_t nodes, 
   return numbers;
 }
 
-// Nodes come as columns; `sources` and `flows` hold the inputs of all nodes one after the other,
-// node v's from `starts[v]` up to `starts[v + 1]`.
+// The arguments are columns with one entry per node, except for `sources` and `flows`. These two hold the
+// inputs of all nodes one after the other: those of node v from `starts[v]` up to `starts[v + 1]`.
 inline GraphCore graph_core(const py::handle& sizes, const py::handle& save_losses, const py::handle& recompute_losses,
                             const py::handle& flags, const py::handle& starts, const py::handle& sources,
                             const py::handle& flows, const py::handle& price) {
@@ -207,7 +207,8 @@ inline GraphCore graph_core(const py::handle& sizes, const py::handle& save_loss
   return core;
 }
 
-// `reads` holds the values that all nodes read one after the other, node v's from `starts[v]` on.
+// `reads` lists the values that the nodes read, for one node after the other: those of node v start at
+// `starts[v]`.
 inline StepGraph step_graph(const py::handle& cost, const py::handle& extra, const py::handle& once,
                             const py::handle& starts, const py::handle& reads, const py::handle& maker,
                             const py::handle& size) {
@@ -275,7 +276,7 @@ struct Turn {
   Annealer::Limits limits;
 };
 
-// Rows of (seed, moves, hot, cold, wide, narrow, price).
+// Convert rows (seed, moves, hot, cold, wide, narrow, price); see `Annealer::Limits`.
 inline std::vector<Turn> turns_of(const py::handle& turns, double clock) {
   const py::tuple rows = entries(turns, "turns");
   std::vector<Turn> out;

@@ -1,6 +1,7 @@
-// Two branches on the number of items of an improving solution, after COMBO's cardinality bound (Martello,
-// Pisinger, Toth 1999), each with Lagrangian multipliers for capacity and cardinality. Items are decided
-// in the order of their reduced profits.
+// Branch on the number of items (cardinality) of an improving solution: at most k, or at least k + 1. This
+// follows COMBO's cardinality bound (Martello, Pisinger, Toth 1999). Each branch has Lagrange multipliers for
+// the capacity and for the cardinality, and decides items in the order of their loss: how much the opposite
+// decision lowers the bound.
 #pragma once
 
 #include <algorithm>
@@ -22,13 +23,14 @@ class Cardinality : public Halves {
  protected:
   struct Multipliers {
     int shift = 0;
-    i64 lambda = 0, mu = 0;  // scaled by 2^shift; value of a unit of weight, of an item held
-    i64 k = 0;               // at most (mu >= 0) or at least (mu <= 0) so many items
+    i64 lambda = 0, mu = 0;  // prices of a unit of weight and of an item in the solution, times 2^shift
+    i64 k = 0;               // limit on the number of items: an upper one (mu >= 0) or a lower one (mu <= 0)
     bool at_most = true;
     i64 bound = 0;
   };
 
-  // LP over values p - mu·count: the efficiency at which the capacity is used up, and the items held.
+  // Linear relaxation with the values p - mu·count: the value per weight of its break item, at which the
+  // capacity is used up, and the number of items in its solution.
   struct Relaxed {
     double lambda, held;
   };
@@ -71,7 +73,7 @@ class Cardinality : public Halves {
     return {scratch[lo].first, held + static_cast<double>(item.count) * room / static_cast<double>(item.w)};
   }
 
-  // The multipliers that give the least bound for one branch.
+  // Bisect for the multipliers that give one branch the lowest upper bound.
   Multipliers multipliers(i64 k, bool at_most) {
     std::vector<std::pair<double, std::int32_t>> scratch;
     scratch.reserve(items_.size());
@@ -93,7 +95,7 @@ class Cardinality : public Halves {
     }
     Multipliers best;
     best.bound = std::numeric_limits<i64>::max();
-    // The rounding of multipliers moves the bound a little: try the neighbourhood on whole numbers too.
+    // Rounding the multipliers changes the bound a little, so try whole numbers near the optimum too.
     for (const double m : {mu, std::round(mu)}) {
       const double l = m == mu ? lambda : relax(m, scratch).lambda;
       for (const double x : {l, std::round(l)}) {
@@ -128,8 +130,8 @@ class Cardinality : public Halves {
            static_cast<i128>(m.mu) * item.count;
   }
 
-  // One branch: its multipliers, what flipping each item away from the best relaxed choice loses, and
-  // the items by that loss.
+  // One branch. `base` is the best choice under the multipliers. `loss` is, by item, how much the bound falls
+  // if the item is decided differently from `base`. `order` has the items by rising loss.
   struct Branch {
     Multipliers m;
     std::vector<i128> loss;
@@ -152,7 +154,8 @@ class Cardinality : public Halves {
     return {start(few), start(many)};
   }
 
-  // Some lifts and a search in each branch; the bound falls to that of the unfinished branches.
+  // Try to improve the incumbent in each branch with `lift`, then search each branch. The upper bound falls to
+  // the highest bound of the branches whose search did not finish.
   void close(std::vector<Branch>& branches, int first, int until, std::size_t states) {
     auto open = [&](const Branch& b) { return !b.done && b.m.bound > z_ && bound_ > z_ && !out_of_work(); };
     for (Branch& b : branches)
@@ -184,10 +187,10 @@ class Cardinality : public Halves {
     return b;
   }
 
-  // A choice with about as many items and as much weight as the branch allows: the items worth taking,
-  // and of the nearly indifferent ones, sorted by weight, the run that comes closest. `order` names the
-  // items to exchange first: indifferent ones near the ends of the run, in turns inside and outside of
-  // it, so that a few exchanges can fill the room that is left.
+  // A choice with about as many items and as much weight as the branch allows. It has all items with a clear
+  // gain. The other items, of little loss, are sorted by weight per counted item, and a contiguous range of them
+  // is chosen that comes closest. `order` lists the items to exchange first: those near the ends of this range,
+  // alternately inside and outside of it. A few such exchanges can fill the capacity that is left.
   struct Filling {
     std::vector<char> chosen;
     std::vector<std::int32_t> order;
@@ -215,8 +218,8 @@ class Cardinality : public Halves {
       const double p = lean(a), q = lean(b);
       return p != q ? p < q : a < b;
     });
-    // The run [from, to): items are added at the top while the cardinality is short, and the run
-    // moves up while there is room.
+    // The range [from, to) grows at its upper end while items are missing. Then it moves up, to heavier items,
+    // while they fit.
     std::size_t from = 0, to = 0;
     while (to < loose.size() && k < b.m.k && w + items_[loose[to]].w <= c_) {
       w += items_[loose[to]].w;
@@ -242,21 +245,22 @@ class Cardinality : public Halves {
         const double p = far(a), q = far(b);
         return p != q ? p < q : a < b;
       });
-      // Every attempt draws other items, from pools of other sizes.
+      // Each attempt shuffles differently, and takes its first items from a pool of a different size.
       const double reach = static_cast<double>((c_ - w) >> (attempt % 4 + 1));
       std::size_t pool = std::min<std::size_t>(side.size(), 24 << (attempt % 3));
       while (pool < side.size() && far(side[pool]) <= reach) ++pool;
       shuffle(side.begin(), side.begin() + static_cast<std::ptrdiff_t>(pool),
               static_cast<std::uint64_t>(attempt) * 0xD1342543DE82EF95ull);
     }
-    // Two at a time, so that each of the two lists, which take every second item, gets both kinds.
+    // Alternate in pairs: `lift` splits `order` into two lists of every second item, and each list should get
+    // items from both sides.
     for (std::size_t i = 0; i < std::max(sides[0].size(), sides[1].size()); i += 2)
       for (const auto& side : sides)
         for (std::size_t j = i; j < std::min(i + 2, side.size()); ++j) f.order.push_back(side[j]);
     return f;
   }
 
-  // Decides items in the order of their loss; true when the branch is exhausted.
+  // Decide the items by rising loss. True if the branch was searched completely; false if a limit ended it.
   bool decide(const Branch& b, std::size_t states) {
     const Multipliers& m = b.m;
     const std::size_t n = items_.size();
@@ -271,13 +275,13 @@ class Cardinality : public Halves {
       z_ = root.p;
       best_ = b.base;
     }
-    // The Lagrangian value of a whole choice; what is undecided is at its best already.
+    // The Lagrangian bound of a state. Undecided items are as in `base`, which is their best decision.
     const i128 whole = static_cast<i128>(m.lambda) * c_ + static_cast<i128>(m.mu) * m.k;
     auto value = [&](const State& s) {
       return (static_cast<i128>(s.p) << m.shift) - static_cast<i128>(m.lambda) * s.w -
              static_cast<i128>(m.mu) * s.k + whole;
     };
-    // The most by which undecided items can still lower the weight and raise the value.
+    // How much weight the undecided items can still remove, and how much value they can still add.
     i64 removable = root.w, addable = 0;
     for (std::size_t j = 0; j < n; ++j)
       if (!b.base[j]) addable += items_[j].p;
@@ -291,7 +295,7 @@ class Cardinality : public Halves {
     std::size_t joined = 4096;
     for (std::size_t i = 0; i < n; ++i) {
       const std::int32_t at = b.order[i];
-      if (top - b.loss[at] < static_cast<i128>(z_ + 1) << m.shift) return true;  // later items lose even more
+      if (top - b.loss[at] < static_cast<i128>(z_ + 1) << m.shift) return true;  // this and all later items lose too much
       if (out_of_work()) return false;
       const Item& item = items_[at];
       const i64 sign = b.base[at] ? -1 : 1;

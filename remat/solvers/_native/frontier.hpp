@@ -1,8 +1,8 @@
 // All Pareto-optimal (weight, value) pairs of a 0/1 knapsack, after Nemhauser and Ullmann (1969).
 //
-// Item by item, the list of undominated pairs is merged with itself shifted by the item. Where the list
-// outgrows its limit it is thinned: a pair is dropped when one that weighs no more is worth nearly as
-// much; the factor by which any point may then fall short is reported.
+// For each item, the list of undominated pairs is merged with a copy of the list to which the item is added.
+// If the list becomes too long, it is thinned: a pair is dropped if a lighter pair has nearly the same value.
+// `tolerance` gives the resulting relative error of the values.
 #pragma once
 
 #include <algorithm>
@@ -33,8 +33,8 @@ class Frontier {
       }
     }
     points_.push_back({0, free_value_, 0, Arena::none});
-    // Identical items are taken in order, so that k of them are one choice and not many: bundles of
-    // 1, 2, 4, … of them reach every k.
+    // Only the number of identical items matters, not which of them are taken. So they are grouped into bundles
+    // of 1, 2, 4, … items, which can make up any number.
     for (const auto& [kind, members] : groups) {
       std::int64_t left = static_cast<std::int64_t>(members.size());
       std::size_t at = 0;
@@ -54,7 +54,7 @@ class Frontier {
         points_.swap(next_);
         listen();
         work_ += points_.size();
-        // After many merged points, fewer are kept, so that the remaining items do not take too long.
+        // After many merged points, keep fewer points, so that the remaining items do not take too long.
         if (work_ > kMuchWork) most_ = std::min(most_, kFewPoints);
         if (points_.size() > most_) thin();
         arena_.tidy(points_);
@@ -89,8 +89,8 @@ class Frontier {
   std::vector<State> points_, next_;
   Arena arena_;
 
-  // Points that are worth more than `1 + step` times the one before; calls `take` with the place and the
-  // index of each, and returns how many there are.
+  // Go through the points, and keep each one whose value is above `1 + step` times the last kept value. Calls
+  // `take` with the new and the old index of each kept point but the first; returns the number of kept points.
   template <class Take>
   std::size_t walk_steps(double step, Take take) {
     std::size_t kept = 1;
@@ -105,7 +105,7 @@ class Frontier {
   }
 
   void thin() {
-    // The last step is a good guess for this one.
+    // Start near the step of the previous thinning, which is a good guess.
     for (double step = std::max(1e-9, step_ / 16);; step *= 4) {
       std::size_t kept = walk_steps(step, [](std::size_t, std::size_t) {});
       if (kept > most_ / 2) continue;

@@ -1,12 +1,14 @@
-// Every decision of a graph problem whose Lagrangian loss is within a limit, by dynamic programming.
+// Enumerate the decisions of a graph problem whose Lagrangian loss is within a limit, by dynamic programming.
 //
-// At a price p per byte and q per unit of cost, a maximum flow proves a lower bound on q*cost + p*bytes of
-// any decision. A decision lies above the bound by the sum of its losses: for each arc that it cuts, the
-// capacity that the flow leaves; for each arc that it crosses backwards, the flow. No loss is below 0, so a
-// prefix of decisions that has lost more than the limit is dropped. Nodes are decided in topological order.
-// The key of a prefix is the set of values that later nodes read and that it has available in backward; of
-// prefixes with one key, the undominated ones in bytes and cost are kept. MINKNAP's core does the same for
-// the knapsack.
+// At a price p per byte and q per unit of cost, a maximum flow proves a lower bound on q*cost + p*bytes of any
+// decision. A decision exceeds this bound by the sum of its losses. For an arc that the decision cuts, the loss
+// is the capacity that the flow leaves unused. For an arc that crosses the cut backwards, the loss is the flow.
+// Every loss is at least 0.
+//
+// Nodes are decided in topological order. A prefix is a decision on the first nodes; a prefix that has lost
+// more than the limit is dropped. The key of a prefix is a set of values: those that are available in backward
+// and that later nodes read. Of all prefixes with the same key, those not dominated in bytes and cost are kept.
+// MINKNAP's core does the same for the knapsack.
 #pragma once
 
 #include <algorithm>
@@ -23,16 +25,16 @@ namespace remat {
 
 struct GraphCore {
   struct Node {
-    i64 size = 0;           // bytes of saving it
-    i64 save_loss = 0;      // loss of saving it
-    i64 recompute_loss = 0; // loss of recomputing it
+    i64 size = 0;           // bytes that saving the node takes
+    i64 save_loss = 0;      // loss if the node is saved
+    i64 recompute_loss = 0; // loss if the node is recomputed
     bool savable = false, recomputable = false, needed = false;
-    std::vector<std::pair<int, i64>> inputs;  // nodes before it, and the flow towards it
+    std::vector<std::pair<int, i64>> inputs;  // earlier nodes that it reads, and the flow from each
   };
   struct Result {
     bool complete = true;   // no prefix within the limit was dropped
-    bool by_clock = false;  // the clock ended it
-    i64 work = 0;           // in units of a prefix
+    bool by_clock = false;  // the clock ended the search
+    i64 work = 0;           // number of prefixes, see `kKey`
     i64 loss = 0;
     bool found = false;
     i64 bytes = 0;
@@ -42,15 +44,15 @@ struct GraphCore {
   std::vector<Node> nodes;
   i64 price = 0;  // p
 
-  // Total over all nodes; fits 64 bits.
+  // Total size of all nodes; fits 64 bits.
   i64 bytes() const {
     i64 total = 0;
     for (const Node& node : nodes) total += node.size;
     return total;
   }
 
-  // The cheapest decision within a capacity that loses at most `limit`. Losses are subtracted from the limit
-  // instead of added, because their sums may not fit 64 bits.
+  // Find the cheapest decision within a capacity whose loss is at most `limit`. Losses are subtracted from the
+  // limit instead of added up, because their sum may exceed 64 bits.
   Result run(i64 capacity, i64 limit, i64 work_limit, std::size_t most_prefixes, double seconds) const {
     Result out;
     std::vector<Event> events;
@@ -62,7 +64,7 @@ struct GraphCore {
           list.reserve(states.size());
           for (const State& s : states) {
             if (s.loss > limit - loss) continue;
-            if (s.bytes + bytes > capacity) break;  // by bytes
+            if (s.bytes + bytes > capacity) break;  // states are sorted by bytes
             list.push_back({s.bytes + bytes, s.loss + loss, s.event, saves});
           }
           add(next, index, key, std::move(list));
@@ -114,8 +116,8 @@ struct GraphCore {
 
 
  private:
-  // Work is counted in prefixes, so that a unit takes some 12 ns whatever the graph. A key takes as long
-  // as this many prefixes.
+  // Work is counted in prefixes, so that a unit takes about 12 ns on every graph. Handling one key takes as
+  // long as this number of prefixes.
   static constexpr i64 kKey = 64;
   static constexpr int kSlots = 128;
   static constexpr std::size_t kEvents = 12'000'000;
@@ -124,15 +126,15 @@ struct GraphCore {
   struct State {
     i64 bytes;
     i64 loss;
-    std::int32_t event;  // the last save
-    bool saves;          // whether the node being decided is saved: becomes an event if it survives
+    std::int32_t event;  // index of the last event: the last node that the prefix saves
+    bool saves;          // whether the current node is saved; it becomes an event if the state is kept
   };
   struct Event {
     std::int32_t before, node;
   };
   struct Group {
     Key key;
-    std::vector<std::vector<State>> lists;  // each by bytes; one list once merged
+    std::vector<std::vector<State>> lists;  // each sorted by bytes; a single list after `merge`
   };
   struct Hash {
     std::size_t operator()(const Key& k) const {
@@ -143,10 +145,11 @@ struct GraphCore {
   using Groups = std::vector<Group>;  // in order of first appearance, so that runs repeat
   using Index = std::unordered_map<Key, std::size_t, Hash>;
 
-  i64 cost(const State& s) const { return s.loss - price * s.bytes; }  // up to a constant, times q
+  i64 cost(const State& s) const { return s.loss - price * s.bytes; }  // q times the cost, up to a constant
 
-  // Decides node after node. `emit` makes the states of one choice, `settle` merges what led to the
-  // same key, `end` looks at what is left; `out.complete` is cleared where something was given up.
+  // Decide one node after another. `emit` makes the states of one choice for a node. `settle` merges the states
+  // with the same key. `end` gets the states that are left after the last node. If the walk ends early,
+  // `out.complete` becomes false.
   template <class Emit, class Settle, class End>
   void walk(Result& out, i64 work_limit, double seconds, const Emit& emit, const Settle& settle,
             const End& end) const {
@@ -187,7 +190,7 @@ struct GraphCore {
       index.reserve(2 * groups.size());
       for (const Group& group : groups) {
         bool all = true;
-        i64 idle = 0;  // lost where an input is available and the node is not recomputed
+        i64 idle = 0;  // loss if the node is not recomputed: the flow from its available inputs
         for (const auto& [u, flow] : node.inputs) {
           if (group.key >> slot[static_cast<std::size_t>(u)] & 1) {
             idle += flow;
@@ -225,7 +228,7 @@ struct GraphCore {
     groups[at->second].lists.push_back(std::move(list));
   }
 
-  // Leaves one list, by bytes, in which more bytes always mean less cost; every list is one already.
+  // Merge the lists into one. In each list before and after, states have rising bytes and falling cost.
   void merge(Group& group) const {
     auto& lists = group.lists;
     while (lists.size() > 1) {
@@ -236,9 +239,10 @@ struct GraphCore {
     }
   }
 
-  // Leaves about `most` prefixes: of those of one group with about equal bytes the one that lost least.
+  // Reduce the prefixes to about `most`. Of the prefixes in a group with similar bytes, keep the one that has
+  // lost least.
   static void thin(Groups& groups, std::size_t total, std::size_t most) {
-    if (groups.size() > most / 4) {  // the groups that have lost least, in their old order
+    if (groups.size() > most / 4) {  // keep the groups with the least loss, in their old order
       std::vector<i64> least;
       for (const Group& group : groups) least.push_back(least_loss(group));
       std::vector<i64> sorted = least;

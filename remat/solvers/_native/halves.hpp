@@ -1,9 +1,11 @@
-// The budget is what an improving solution may lose against the relaxation. It is widened in steps. Few
-// exchanges fit a budget; they are enumerated from both ends: one half starts with those that lose least,
-// the other with those that lose most. Every state of a half must leave room that the items outside of
-// the half can fill within the budget (residual.hpp). Where the halves meet, one sweep over both ends the
-// step (Horowitz, Sahni 1974). A step proves that no better solution is within its budget, or finds one,
-// so the first incumbent need not be good.
+// Enumerate solutions from two halves of the items (Horowitz, Sahni 1974), within a budget that grows in steps.
+//
+// An *exchange* flips one item of the break solution, and loses value against the linear relaxation. The
+// budget limits the total loss of a solution. Few exchanges fit a budget. One half decides the items whose
+// exchange loses least first, the other half those that lose most first. A state of a half is dropped if the
+// items outside of the half cannot fill the remaining capacity within the budget (residual.hpp). When the two
+// halves together have decided all items, one sweep over both joins their states. Each step finds a better
+// solution, or proves that none is within its budget. So the first incumbent need not be good.
 #pragma once
 
 #include <algorithm>
@@ -20,14 +22,15 @@ class Halves : public Lists {
   using Lists::Lists;
 
  protected:
-  // True when the incumbent is proven optimal; false when a half outgrew `most`, or the work `until`.
+  // True if the incumbent is proven optimal. False if a half has more than `most` states, or if the work exceeds
+  // `until`.
   bool deepen(std::size_t most, i64 until) {
     const Break at = around_break();
     Residual all;
     price(all, at, at.order, 0, at.order.size());
     const i64 top = static_cast<i64>((at.relaxed - static_cast<i128>(all.at(c_ - break_w_))) / at.w);
     bound_ = std::min(bound_, top);
-    // The first budget admits the first few exchanges.
+    // The first budget is the loss of the thirteenth cheapest exchange, so that some exchanges fit.
     const std::size_t few = std::min<std::size_t>(at.order.size() - 1, 12);
     if (step_ == 0) step_ = std::max<i64>(1, static_cast<i64>(at.loss[at.order[few]] / at.w));
     while (z_ < bound_) {
@@ -43,10 +46,10 @@ class Halves : public Lists {
   static constexpr std::size_t kSample = 60'000;
   static constexpr int kSamples = 8;
 
-  i64 step_ = 0;  // how far below the bound the budget reaches
+  i64 step_ = 0;  // the budget: how far below the bound the value of a solution may be
 
-  // The break solution, and what each exchange with it loses. Losses and budgets are in units of value
-  // divided by the weight of the break item, and so exact.
+  // The break solution, and the loss of each exchange with it. Losses and budgets are multiplied by the weight of
+  // the break item, so that they are exact integers.
   struct Break {
     i64 w, p;                         // of the break item: p / w is the price of capacity
     std::vector<char> base;           // the break solution
@@ -74,7 +77,8 @@ class Halves : public Lists {
     return at;
   }
 
-  // The cost of unused capacity if only items in order[from, to) can be exchanged.
+  // Compute in `rest` a lower bound on the cost of unused capacity, if only items in order[from, to) can be
+  // exchanged.
   void price(Residual& rest, const Break& at, const std::vector<std::int32_t>& order, std::size_t from,
              std::size_t to) {
     std::vector<Residual::Exchange> exchanges;
@@ -87,10 +91,10 @@ class Halves : public Lists {
     work_ += Residual::kWork;
   }
 
-  // The scaled value that a solution must reach to count in this step.
+  // The least value of a solution that this step looks for, times the weight of the break item.
   i128 goal(const Break& at, i64 target) const { return static_cast<i128>(std::max(target, z_) + 1) * at.w; }
 
-  // Looks for solutions worth more than `target` and the incumbent; true when none is left.
+  // Look for solutions whose value exceeds `target` and the incumbent. True if the search was complete.
   bool within(const Break& at, const Residual& all, i64 target, std::size_t most, i64 until) {
     std::vector<std::int32_t> order = at.order;
     Residual rest = all;
@@ -105,7 +109,7 @@ class Halves : public Lists {
     return meet(at, order, rest, target, most, until);
   }
 
-  // Drops the items whose exchange costs more than the budget; true when those were many.
+  // Drop the items whose exchange loses more than the budget. True if more than a tenth of them was dropped.
   bool fix(const Break& at, std::vector<std::int32_t>& order, Residual& rest, i64 target) {
     const i128 need = goal(at, target);
     const std::size_t before = order.size();
@@ -120,7 +124,7 @@ class Halves : public Lists {
     return order.size() * 10 < before * 9;
   }
 
-  // Joins lists over samples of ever more items, to lift the incumbent; true if it was.
+  // Join lists of exchanges over samples of more and more items, to improve the incumbent. True if it improved.
   bool sample(const Break& at, const std::vector<std::int32_t>& order, i64 target) {
     const i64 was = z_;
     int whole = 0;
@@ -140,12 +144,12 @@ class Halves : public Lists {
     return z_ > was;
   }
 
-  // Solutions that differ from the break solution in decided items only.
+  // The states of one half: solutions that differ from the break solution only in items that the half decided.
   struct Half {
     std::vector<State> list, next;
     Arena arena;
-    Residual rest;                   // cost of unused capacity with the items outside
-    i64 removable = 0, addable = 0;  // weight and value that those items can still remove and add
+    Residual rest;                   // cost of unused capacity with the items that this half did not decide
+    i64 removable = 0, addable = 0;  // weight and value that these items can still remove and add
     std::size_t priced = 256;        // number of states at which `rest` is recomputed
   };
 

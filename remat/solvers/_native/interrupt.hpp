@@ -1,15 +1,16 @@
-// Ends searches on Ctrl-C. Searches do not depend on Python: they call `listen` regularly, and the module
-// defines its effect.
+// End searches on Ctrl-C. The searches do not depend on Python. They call `listen` regularly, and module.cpp
+// sets `heed`, which `listen` calls to check for an interrupt.
 #pragma once
 
 #include <chrono>
 
 namespace remat {
 
-// Throws to end the search. Set in the thread that receives signals, and null in other threads.
+// Checks for an interrupt, and throws to end the search. Set in the thread that imported the module; null in
+// all other threads.
 inline thread_local void (*heed)() = nullptr;
 
-// Calls `heed`, twenty times a second at most.
+// Call `heed`, at most twenty times a second.
 inline void listen() {
   thread_local std::chrono::steady_clock::time_point next{};
   if (heed == nullptr) return;

@@ -2,15 +2,16 @@
 //
 // Four stages, each exact if no limit ends it:
 //
-//   core      MINKNAP (Pisinger 1997): undominated states around the break item, widened by one item to
-//             the right and one to the left in turn, pruned by linear bounds.
-//   lift      two lists of exchanges around the break solution, joined in one sweep (lists.hpp). Lifts
+//   core      MINKNAP (Pisinger 1997): undominated states over a growing range of items around the break
+//             item. The range grows by one item to the right and one to the left. Linear bounds prune states.
+//   lift      two lists of exchanges around the break solution, joined in one sweep (lists.hpp). Improves
 //             the incumbent; on correlated items mostly to the bound.
-//   deepen    Gomory's group relaxation prices the room that the break solution leaves; the solutions
-//             within a budget of that bound are enumerated from both ends (residual.hpp, halves.hpp).
-//   close     two branches on how many items an improving solution holds (cardinality.hpp).
+//   deepen    Gomory's group relaxation prices the capacity that the break solution leaves unused. The
+//             solutions within a budget of that bound are enumerated in two halves (residual.hpp, halves.hpp).
+//   close     two branches on the number of items in an improving solution (cardinality.hpp).
 //
-// Work is counted in states, so that an answer repeats; a clock may be set as well.
+// The break solution takes items in order of value per weight, up to the first item that does not fit: the
+// break item. Limits count states, so that answers repeat; a time limit may be set as well.
 #pragma once
 
 #include <algorithm>
@@ -52,7 +53,7 @@ class Solver : private Cardinality {
     if (stopped_) return;
     lift(near, base_at_break(), 60000);
     if (z_ >= bound_) return;
-    // A few lifts and a small search settle most problems; the others get larger limits.
+    // A few lifts and a small search solve most problems; the rest gets larger limits.
     std::vector<Branch> branches = branch();
     close(branches, 0, 3, 200'000);
     if (z_ >= bound_ || stopped_) return;
@@ -64,7 +65,7 @@ class Solver : private Cardinality {
 
   static constexpr std::size_t kCoreStates = 60'000;
 
-  // True when the incumbent is proven optimal; false when the list outgrew `most`.
+  // True if the incumbent is proven optimal; false if the list has more than `most` states or work ran out.
   bool core(std::size_t most) {
     const std::size_t n = items_.size();
     const std::vector<char> base = base_at_break();
@@ -74,7 +75,8 @@ class Solver : private Cardinality {
     std::ptrdiff_t s = static_cast<std::ptrdiff_t>(break_) - 1;
     std::size_t t = break_;
     const i128 slack = static_cast<i128>(c_ - break_w_) * b.p;
-    // Worth flipping item j: its best bound, (p̄ ± p_j) + (c - w̄ ∓ w_j)·p_b/w_b, beats the incumbent.
+    // Flipping item j is worthwhile if the bound (p̄ ± p_j) + (c - w̄ ∓ w_j)·p_b/w_b beats the incumbent. Here p̄
+    // and w̄ are the value and weight of the break solution, and b is the break item.
     auto worth = [&](const Item& item, int sign) {
       const i128 left = slack - static_cast<i128>(sign) * item.w * b.p;
       const i128 need = static_cast<i128>(z_ + 1 - break_p_ - sign * item.p) * b.w;

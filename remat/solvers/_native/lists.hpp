@@ -1,9 +1,9 @@
-// Lists of states, and the operations on them: extending a list by an item, and joining two lists.
+// Lists of states, and the operations on them. An *exchange* flips the decision for one or more items.
 //
-//   expand    merges a list with the same list shifted by an exchange, without dominated and hopeless
-//             states.
-//   exchanges all undominated exchanges over a few items.
-//   join      two lists in one sweep: 10^9 pairs are looked at in a millisecond.
+//   expand    merges a list with a copy of the list shifted by an exchange, without states that are dominated
+//             or cannot improve the incumbent.
+//   exchanges lists all undominated exchanges over a few items.
+//   join      finds the best pair of states of two lists in one sweep: 10^9 pairs take a millisecond.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ class Lists : public Search {
   using Search::Search;
 
  protected:
-  // Positions by the loss that flipping an item away from the break solution brings.
+  // Item positions by rising loss: how much the linear bound falls if the item is flipped.
   std::vector<std::int32_t> by_reduced_profit() const {
     const std::size_t n = items_.size();
     std::vector<std::int32_t> order(n);
@@ -38,15 +38,16 @@ class Lists : public Search {
     return order;
   }
 
-  // An improved solution found while a list is expanded, until it can be written down.
+  // An improved solution that `expand` found; `note` copies its items to `best_`.
   struct Found {
     bool any = false;
     u32 parent = Arena::none;
     std::int32_t item = -1;
   };
 
-  // in ∪ (in shifted by an exchange) without what is dominated or cannot improve, sorted by weight.
-  // `low_k` says which of two states with equal weight and value to keep.
+  // Write to `out` the states of `in` and the same states shifted by an exchange, sorted by weight. Dominated
+  // states and states without `keep` are left out. Of two states with equal weight and value, keep the one with
+  // the lower count k if `low_k` is true, else the one with the higher count.
   template <class Keep>
   void expand(const std::vector<State>& in, std::vector<State>& out, Arena& arena, std::int32_t item, i64 dw,
               i64 dp, i64 dk, bool low_k, Found& found, Keep keep) {
@@ -101,8 +102,8 @@ class Lists : public Search {
     best_[found.item] ^= 1;
   }
 
-  // Undominated exchanges over some items: sorted by weight, values strictly rising. `worth` says
-  // which of them are of use.
+  // List the undominated exchanges over every `step`-th item of `order`: sorted by weight, values strictly
+  // rising. Exchanges without `worth` are left out. The list has at most `most` entries.
   template <class Worth>
   void exchanges(const std::vector<std::int32_t>& order, std::size_t from, std::size_t step, std::size_t most,
                  const std::vector<char>& base, std::vector<State>& list, Arena& arena, Worth worth) {
@@ -117,7 +118,7 @@ class Lists : public Search {
     }
   }
 
-  // Tries every pair of exchanges, one from each of two lists of up to `most` around `base`.
+  // Try every pair of exchanges of the solution `base`, one from each of two lists of up to `most` exchanges.
   void lift(const std::vector<std::int32_t>& order, const std::vector<char>& base, std::size_t most) {
     i64 w0 = 0, p0 = 0;
     for (std::size_t j = 0; j < items_.size(); ++j)

@@ -24,8 +24,8 @@ namespace {
 
 namespace border = remat::border;
 
-// Wraps a class for Python. Python can create an object without calling `__init__`. pybind11 would then use
-// uninitialised memory, so it gets its memory from here.
+// Wraps a class for Python. Python can create an object by `__new__` alone, without `__init__`. pybind11 would
+// then allocate uninitialised memory, so `operator new` raises an error instead.
 template <class T>
 struct Made : T {
   using T::T;
@@ -92,8 +92,8 @@ std::unique_ptr<StepGraph> step_graph(const py::object& cost, const py::object& 
   return std::unique_ptr<StepGraph>(::new StepGraph(border::step_graph(cost, extra, once, starts, reads, maker, size)));
 }
 
-// Runs one search per turn, two at a time; the answers do not depend on which search ends first. An exception
-// in a search ends all searches and is raised here.
+// Run one search for each turn, two at a time. The answers do not depend on which search ends first. An exception
+// in one search ends all searches and is raised here.
 py::list anneal(const StepGraph& graph, const py::object& start, const py::object& capacity, const py::object& turns,
                 const py::object& seconds) {
   const auto first = border::start_of(graph, start);

@@ -1,5 +1,5 @@
-// The linear relaxation of a knapsack and the best of two greedy roundings of it, in exact integers.
-// `remat/solvers/bounds.py` computes exactly the same in Python if there is no compiler.
+// The linear relaxation of a knapsack, and the better of two greedy choices, in exact integers.
+// `remat/solvers/bounds.py` computes exactly the same in Python if the kernel was not compiled.
 #pragma once
 
 #include <algorithm>
@@ -11,12 +11,12 @@ namespace remat {
 
 struct Relaxation {
   std::vector<i64> order;  // items that fit on their own, by value per weight, best first; ties by index
-  i64 bound = 0;           // no choice is worth more
-  std::vector<i64> saved;  // a feasible choice worth at least half the best, sorted
+  i64 bound = 0;           // no choice has a greater value
+  std::vector<i64> saved;  // sorted items of a feasible choice with at least half the optimal value
   i64 value = 0;           // total value of `saved`
 };
 
-// Items by value per weight, best first; what weighs nothing comes first; ties by index.
+// Items that fit on their own, by value per weight, best first. Items of weight 0 come first; ties by index.
 inline std::vector<i64> efficiency_order(const std::vector<i64>& weights, const std::vector<i64>& values,
                                          i64 capacity) {
   struct Key {
@@ -30,7 +30,8 @@ inline std::vector<i64> efficiency_order(const std::vector<i64>& weights, const 
     const double ratio = weights[i] ? static_cast<double>(values[i]) / static_cast<double>(weights[i]) : 1e300;
     keys.push_back({ratio, static_cast<i64>(i)});
   }
-  // The double is within a few units in the last place of the quotient: it decides where it can.
+  // Compare quotients as doubles, which are exact to a few units in the last place. If two doubles are too close
+  // to tell, compare exactly.
   const auto before = [&](const Key& a, const Key& b) {
     const double margin = 1e-14 * (a.approximate > b.approximate ? a.approximate : b.approximate);
     if (a.approximate > b.approximate + margin) return true;
@@ -74,7 +75,7 @@ inline Relaxation relax(const std::vector<i64>& weights, const std::vector<i64>&
     }
   };
   fill(-1, capacity);
-  i64 best = -1;  // the most valuable item; of equals the lightest, then the first
+  i64 best = -1;  // the most valuable item; ties by least weight, then by index
   for (const i64 i : out.order) {
     if (best < 0 || v(i) > v(best) || (v(i) == v(best) && (w(i) < w(best) || (w(i) == w(best) && i < best)))) best = i;
   }

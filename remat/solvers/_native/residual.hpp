@@ -1,11 +1,12 @@
-// A lower bound on the loss of filling a given capacity exactly, by any exchanges.
+// A lower bound on the loss of using up a given capacity (the *room*), by any set of exchanges.
 //
-// Gomory's group relaxation (1969), with the weight of the break item as the modulus: taking or leaving
-// one more such item costs nothing, so only the remainder of the room counts. An exchange fills some of
-// it at its loss; room may stay empty at the price of capacity. A subadditive function that charges no
-// exchange more than its loss charges no set of exchanges more than their losses, so its value at a room
-// is a lower bound. It is the shortest path on a grid of remainders, interpolated linearly, which keeps
-// it subadditive (Gomory, Johnson 1972).
+// This is Gomory's group relaxation (1969), with the weight of the break item as the modulus. Taking or leaving
+// another item of this weight costs nothing, so only the remainder of the room counts. An exchange uses up some
+// room and costs its loss. Room may also stay unused, at the price of capacity. Consider a subadditive function
+// of the room that charges no exchange more than its loss. By subadditivity, it charges no set of exchanges more
+// than the sum of their losses. So its value at a room is a lower bound. The function used here is the length of
+// shortest paths on a grid of remainders. Linear interpolation between grid points keeps it subadditive (Gomory,
+// Johnson 1972).
 #pragma once
 
 #include <algorithm>
@@ -25,9 +26,9 @@ class Residual {
   };
 
   static constexpr int kCells = 1024;
-  static constexpr i64 kWork = static_cast<i64>(kCells) * kCells / 4;  // a build's, in states
+  static constexpr i64 kWork = static_cast<i64>(kCells) * kCells / 4;  // work of one `build`, in states
 
-  // `price`: of a unit of capacity. Losses and price are at least 0.
+  // `price` is the price of a unit of capacity, and `period` the modulus. Losses and price are at least 0.
   void build(const std::vector<Exchange>& exchanges, double price, i64 period) {
     period_ = period;
     cells_ = static_cast<int>(std::min<i64>(kCells, period));
@@ -36,7 +37,7 @@ class Residual {
     close(steps(exchanges, price));
   }
 
-  // A lower bound on the loss of any exchanges that leave exactly this much room filled or paid for.
+  // A lower bound on the loss of any exchanges that use up this room; unused room counts at the price of capacity.
   double at(i64 room) const {
     i64 d = room % period_;
     if (d < 0) d += period_;
@@ -48,18 +49,19 @@ class Residual {
 
  private:
   static constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  static constexpr double kMargin = 1e-9;  // far above what rounding amounts to, far below one unit of value
+  static constexpr double kMargin = 1e-9;  // far above the rounding errors, far below one unit of value
 
-  // An exchange between two points of the grid: how far it is from either, and its loss.
+  // An exchange whose remainder lies between two grid points: its distances from both, in cells, and its loss.
   struct Between {
     int cell;
     double after, before, loss;
   };
 
-  // What a step to each point of the grid may cost, so that no exchange is charged above its loss.
+  // For each grid point, how much a step of this length may cost so that no exchange is charged above its loss.
   std::vector<double> steps(const std::vector<Exchange>& exchanges, double price) const {
     const int g = cells_;
-    // Slopes at both ends: exact, because small exchanges, many of them, decide what the bound is worth.
+    // The slopes of the function at both ends of the grid. They are exact, because the many small exchanges
+    // determine how good the bound is.
     double first = price * static_cast<double>(period_) / g, last = kInfinity;
     std::vector<Between> inner;
     inner.reserve(exchanges.size());
@@ -93,9 +95,9 @@ class Residual {
         lower(b.cell, b.loss);
         continue;
       }
-      // Between two points the function rises by no more than `first` and falls by no more than `down`
-      // a cell, so either point alone may carry the exchange. The better one is where the function runs
-      // in that direction; a chord from the nearer end is a guess at that.
+      // Per cell, the function rises by at most `first` and falls by at most `down`. So a limit at one of the two
+      // grid points suffices for the exchange. The lower point is better where the function rises, the upper one
+      // where it falls. The direction is guessed from chords to the ends of the grid.
       const double x = b.cell + b.after;
       const bool rising = b.after * (first - b.loss / x) <= b.before * (down - b.loss / (g - x));
       const double off = rising ? b.after * first : b.before * down;
@@ -109,8 +111,8 @@ class Residual {
     return step;
   }
 
-  // Shortest paths from 0 around the grid (Dijkstra's, on a complete graph). Every point is reached: by
-  // steps of one.
+  // Shortest paths from 0 around the grid, by Dijkstra's algorithm on a complete graph. Every point is reached,
+  // because steps of one cell have a finite cost.
   void close(const std::vector<double>& step) {
     const std::size_t g = step.size();
     std::vector<double> cost(step);
@@ -135,7 +137,7 @@ class Residual {
 
   i64 period_ = 1;
   int cells_ = 1;
-  std::vector<double> least_{0.0, 0.0};  // by point of the grid
+  std::vector<double> least_{0.0, 0.0};  // bound at each grid point
 };
 
 }  // namespace remat

@@ -26,13 +26,13 @@ class Search {
   Limits limits_;
   std::chrono::steady_clock::time_point start_;
 
-  std::vector<std::int32_t> taken_;    // positions saved in any case
-  std::vector<std::int32_t> members_;  // positions behind the items
-  std::vector<Item> items_;            // by falling efficiency
+  std::vector<std::int32_t> taken_;    // positions, in the caller's arrays, of weight 0: always saved
+  std::vector<std::int32_t> members_;  // positions, in the caller's arrays, of the items in each bundle
+  std::vector<Item> items_;            // by value per weight, best first
   i64 c_ = 0;                          // capacity in units of the common divisor
   i64 value_unit_ = 1;                 // common divisor of the values
-  i64 z_ = 0;                          // incumbent, in units of value_unit_
-  std::vector<char> best_;             // incumbent, by item
+  i64 z_ = 0;                          // value of the incumbent, in units of value_unit_
+  std::vector<char> best_;             // the incumbent: by item, whether it is saved
   i64 bound_ = 0;
   i64 work_ = 0;
   bool stopped_ = false, by_clock_ = false;
@@ -47,8 +47,7 @@ class Search {
     return before(a, b);
   }
 
-  // Any fixed order that does not depend on weights, so that the first few of equally good items are a fair
-  // sample.
+  // A fixed pseudo-random order, so that the first few of several equally good items are a fair sample.
   static bool before(const Item& a, const Item& b) {
     const std::uint64_t x = scramble(a), y = scramble(b);
     return x != y ? x < y : a.first < b.first;
@@ -62,7 +61,7 @@ class Search {
     return x ^ (x >> 31);
   }
 
-  // Puts positions into an order that depends on the items and the salt alone.
+  // Shuffle positions into an order that depends only on the items and the salt.
   void shuffle(std::vector<std::int32_t>::iterator from, std::vector<std::int32_t>::iterator to,
                std::uint64_t salt) const {
     std::sort(from, to, [&](std::int32_t a, std::int32_t b) {
@@ -114,8 +113,8 @@ class Search {
     best_.assign(items_.size(), 0);
   }
 
-  // The large unit of which every value is a multiple plus its weight, as for strongly correlated items; 0
-  // if there is none. A tight bound must count these multiples.
+  // Items are strongly correlated if each value is the weight plus a multiple of one large unit. Return this unit,
+  // negative if all values are below the weights, or 0 if there is none. A tight bound must count the multiples.
   i64 value_beyond_weight(const std::vector<std::int32_t>& rest) const {
     i64 unit = 0;
     bool above = false, below = false;
@@ -148,7 +147,7 @@ class Search {
     break_w_ = w;
     break_p_ = p;
     z_ = p;
-    // Two starts: fill the remaining capacity greedily, or take the break item and drop others for it.
+    // The first incumbent: fill the remaining capacity greedily with later items.
     i64 room = c_ - w;
     for (std::size_t j = b; j < items_.size() && room > 0; ++j) {
       if (items_[j].w <= room) {

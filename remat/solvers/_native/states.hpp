@@ -14,7 +14,7 @@ namespace remat {
 struct Limits {
   double seconds;      // wall clock; 0: none
   i64 work;            // states
-  std::size_t states;  // states alive at once in a list: 64 bytes each with its copy
+  std::size_t states;  // states kept in a list at one time; each takes 64 bytes, including a copy
 };
 
 struct Outcome {
@@ -25,23 +25,24 @@ struct Outcome {
   bool by_clock = false;
 };
 
-// An item, or a bundle of `count` identical items that are taken together.
+// A bundle of `size` identical items that are taken together; it may be a single item.
 struct Item {
-  i64 w;
-  i64 p;
-  i64 size;            // items in the bundle
-  i64 count;           // what the cardinality branches count: items, or units of value beyond weight
-  std::int32_t first;  // position of the first of them in `members`
+  i64 w;               // weight of the bundle
+  i64 p;               // value of the bundle
+  i64 size;            // number of items in the bundle
+  i64 count;           // number that the cardinality branches count: items, or units of value beyond weight
+  std::int32_t first;  // index of the first of these items in `members_`
 };
 
 struct State {
   i64 w;
   i64 p;
-  i64 k;     // what is counted
-  u32 node;  // last exchange, in the arena
+  i64 k;     // sum of the counts of the items, for the cardinality branches
+  u32 node;  // the last exchange of this state, in the arena
 };
 
-// The exchanges that lead to each state: a forest that only grows, and is compacted when it is large.
+// The exchanges that lead to each state, as a forest: each exchange refers to the one before it. `tidy` removes
+// unused exchanges when the forest has become large.
 class Arena {
  public:
   static constexpr u32 none = 0xFFFFFFFFu;
@@ -86,8 +87,8 @@ class Arena {
   std::vector<Node> nodes_;
 };
 
-// Merges `in` with a copy shifted by an exchange, drops dominated states, and sorts by weight with rising
-// values. Shifting stops at the first state that does not `fit`; shifted states without `worth` are dropped.
+// Merge `in` with a copy shifted by an exchange, without dominated states. The result is sorted by weight, and
+// values rise. Shifting stops at the first state that does not `fit`; shifted states without `worth` are dropped.
 template <class Fit, class Worth>
 void merge_shifted(const std::vector<State>& in, std::vector<State>& out, Arena& arena, std::int32_t item, i64 dw,
                    i64 dp, Fit fit, Worth worth) {

@@ -46,7 +46,7 @@ MINUTES = 10
 BUDGET = 0.4
 #: Relative distance of gradients between two compiled steps in bfloat16 or float32, over all parameters.
 LIMIT = {"cuda": 5e-2, "cpu": 1e-3}
-COSTS = ("roofline", "roofline-fused", "inductor")
+COSTS = ("roofline", "roofline-fused")
 #: Each part, and the share of the time after which it begins no further model.
 PARTS = {"step": 0.7, "costs": 0.85, "offload": 1.0}
 

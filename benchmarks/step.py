@@ -46,7 +46,7 @@ from remat.plugins.registry import registry
 from remat.running.measure import measure_step
 
 #: The cost models that predict.
-COSTS = ("roofline-fused:cpu", "inductor:cpu", "profile:cpu")
+COSTS = ("roofline-fused:cpu", "profile:cpu")
 #: Largest relative difference of a loss from the reference's.
 LIMIT = 1e-3
 #: Steps of which losses are compared: training doubles their differences every few steps.

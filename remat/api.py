@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, overload
 
-from remat.arguments import BUDGET, COST, SOLVER, value_of
+from remat.arguments import BUDGET, COST, SOLVER
 from remat.errors import ProblemError
 from remat.plugins.registry import registry
-from remat.running.jobs import AnyExecutor, check_executor, name_to_send
 from remat.solvers.base import Solver
 from remat.solvers.instances import Instance
 from remat.solvers.problem import Problem, S
@@ -270,7 +269,6 @@ def frontier(
     host_memory: BytesOption = None,
     policies: PoliciesOption = None,
     chunk: ChunkOption = None,
-    executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Frontier:
     """Compute the Pareto frontier of plans: the least recompute cost for every number of bytes.
@@ -289,16 +287,12 @@ def frontier(
         host_memory: as in `plan`.
         policies: as in `plan`.
         chunk: as in `plan`, but not ``"auto"``.
-        executor: any `concurrent.futures.Executor`, or a number of processes, to decide at several
-            budgets in parallel. None: decide in this process. With ``by="peak"`` the executor is
-            not used, because each decision depends on earlier decisions. With an executor, solver
-            and cost model must be given by name.
         on_step: called with a line of text before each stage of the computation.
 
     Raises:
         PlanError: the step has nothing to differentiate, or its checkpointing tags conflict.
-        ProblemError: ``by`` is none of the names above, ``offload`` is given without ``by="peak"``,
-            or the executor cannot be used.
+        ProblemError: ``by`` is none of the names above, or ``offload`` is given without
+            ``by="peak"``.
         SolverError: as in `plan`.
     """
     from remat.planning.frontier import Frontier
@@ -318,12 +312,8 @@ def frontier(
         chunk=chunk,
     )
     request.refuse_auto_chunk("frontier")
-    check_executor(executor)
-    if executor is not None:  # workers create both objects from their names
-        name_to_send(value_of(cost), "cost model")
-        name_to_send(value_of(solver), "solver")
     planner = Planner.of(joint, request, on_step=on_step)
-    return Frontier.of(planner, by, executor=executor, joint=joint)
+    return Frontier.of(planner, by)
 
 
 def instance(

@@ -77,10 +77,7 @@ if TYPE_CHECKING:
     from torch._inductor.codegen.cpp import TilingSelect
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomPartitionerFn
-    from torch._inductor.debug import DebugContext
     from torch._inductor.decomposition import select_decomp_table
-    from torch._inductor.fx_passes.post_grad import view_to_reshape
-    from torch._inductor.graph import GraphLowering
     from torch._inductor.inductor_prims import force_stride_order
     from torch._inductor.runtime.cache_dir_utils import cache_dir
     from torch._inductor.scheduler import ExternKernelSchedulerNode, SchedulerNode
@@ -349,16 +346,6 @@ def traced_frame() -> tuple[str, dict[str, Any]]:
 def resumes_after_break() -> bool:
     """Return whether a graph break precedes the code that Dynamo is tracing."""
     return traced_frame()[0].startswith("torch_dynamo_resume_in_")
-
-
-def schedule(lowering: Any) -> list[Any]:
-    """Return Inductor's scheduler nodes for a lowered graph, in the order in which they run.
-
-    Args:
-        lowering: the lowered graph, a ``torch._inductor.graph.GraphLowering``.
-    """
-    lowering._update_scheduler()
-    return list(lowering.scheduler.nodes)
 
 
 def mark_boxed(function: Any) -> None:

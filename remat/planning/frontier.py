@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -10,21 +10,14 @@ from typing import ClassVar
 from remat.errors import PeakWarning, PlanError, ProblemError, warn
 from remat.files import Form, save_record, write_record
 from remat.graph import ops
-from remat.graph.joint import JointGraph
-from remat.graph.text import parse_joint, print_joint
 from remat.planning.candidates import Candidate
 from remat.planning.plan import Plan
 from remat.planning.planner import Planner
-from remat.planning.prepared import Answer
-from remat.planning.request import PlanRequest
-from remat.running.jobs import AnyExecutor, run_jobs
 from remat.solvers.pareto import knee
 from remat.units import Budget, format_apart, format_bytes, format_cost
 
 #: Most points that the text of a frontier lists, so that the text fits one screen.
 MOST_SHOWN = 16
-#: Number of jobs among which budgets are divided for an executor that is not a number of processes.
-_CHUNKS = 8
 #: The axes of a frontier: for each, the field of `FrontierPoint` with the bytes, and the label in plots.
 _BY = {
     "saved": ("saved_bytes", "saved by forward for backward"),
@@ -87,17 +80,12 @@ class Frontier:
         cls,
         planner: Planner,
         by: str = "saved",
-        *,
-        executor: AnyExecutor = None,
-        joint: JointGraph | None = None,
     ) -> Frontier:
         """Compute the frontier of a prepared graph.
 
         Args:
             planner: the planner of the graph.
             by: ``"saved"`` (or its alias ``"bytes"``) or ``"peak"``, as for the attribute.
-            executor: where to decide the budgets of a frontier by saved bytes; None for this process.
-            joint: the graph as it was captured, to be sent to the executor; None: ``executor`` is not used.
 
         Raises:
             ProblemError: values may be offloaded, and ``by`` is not ``"peak"``.
@@ -108,8 +96,6 @@ class Frontier:
         if by == "peak":
             found, bound = planner.frontier_by_peak()
         else:
-            if executor is not None and joint is not None:
-                _decide_elsewhere(planner, joint, executor)
             decided = [*map(planner.with_tagged, planner.pareto())]
             found = [*map(planner.simulated, decided)]
             # What is tagged for offloading is offloaded by every plan, and does not count as saved.
@@ -303,33 +289,3 @@ class Frontier:
         ]
         rest = len(self.points) - len(shown)
         return "\n".join([*lines, *([f"  and {rest} more between them"] if rest else [])]) + ">"
-
-
-def _decide_elsewhere(planner: Planner, joint: JointGraph, executor: AnyExecutor) -> None:
-    """Decide the budgets of a frontier by saved bytes in workers of an executor; cache the decisions in the planner."""
-    wanted = planner.capacities()
-    count = executor if isinstance(executor, int) else _CHUNKS
-    text, options = print_joint(joint, modules=True), planner.request.to_text()
-    chunks = [(text, options, tuple(wanted[k::count])) for k in range(min(count, len(wanted)))]
-    planner.on_step(f"deciding at {len(wanted)} budgets")
-
-    def note(_: int, answers: tuple[Answer, ...]) -> None:
-        for answer in answers:
-            planner.learn(answer)
-
-    def died(k: int, why: str) -> None:
-        raise ProblemError(f"{len(chunks[k][2])} budgets were not decided: {why}")
-
-    run_jobs(_decided, chunks, executor, note, died)
-
-
-def _decided(chunk: tuple[str, Mapping[str, str], tuple[int, ...]]) -> tuple[Answer, ...]:
-    """Decide the budgets of a chunk in a worker; return the decisions as plain data, in the order of the budgets.
-
-    Args:
-        chunk: the joint graph as text, the options of planning from `PlanRequest.to_text`, and the budgets as limits
-            on saved bytes.
-    """
-    joint, options, capacities = chunk
-    planner = Planner.of(parse_joint(joint), PlanRequest.from_text(options))
-    return tuple(planner.answer(planner.at(capacity)) for capacity in capacities)

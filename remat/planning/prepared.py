@@ -40,10 +40,6 @@ VERTICES = 16
 _SPLIT_NODES = 20_000
 
 
-#: A decision, its saved bytes, its cost, its limits and solver (`DecisionInfo`), and its simulated peak in bytes.
-Answer = tuple[Decision, int, int, DecisionInfo, int]
-
-
 def fingerprint_of(joint: JointGraph) -> str:
     """Return the digest of a joint graph.
 
@@ -253,18 +249,6 @@ class Prepared:
         self._expected |= other._expected
         self.full_curve = other.full_curve
         return True
-
-    def learn(self, answer: Answer) -> None:
-        """Cache a decision that a planner in another process made, with its peak."""
-        decision, saved_bytes, cost, choice, peak_bytes = answer
-        made = Candidate.of(self.lowered, decision, cost, choice)
-        self.decisions[choice.capacity or 0] = replace(made, saved_bytes=saved_bytes)
-        self._peaks[decision] = peak_bytes
-
-    def answer(self, decided: Candidate) -> Answer:
-        """Return a decision as plain data, which can be sent to another process; `learn` reads the data there."""
-        peak_bytes = self.peak(decided)
-        return decided.decision, decided.saved_bytes, decided.cost, decided.choice, peak_bytes
 
     def choice(self, capacity: int) -> DecisionInfo:
         """Return the limits for a decision within ``capacity`` saved bytes, as a record that names no solver yet."""

@@ -7,7 +7,6 @@ import json
 import re
 import warnings
 from bisect import bisect_right
-from concurrent.futures import ProcessPoolExecutor
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
@@ -426,14 +425,3 @@ def test_bytes_beyond_those_of_budget_1_may_peak_higher(joint: remat.JointGraph)
     assert more.recompute_cost <= full.recompute_cost
     assert [r.reason for r in compared.rows] == [None, None, None]
     assert compared.rows[0].peak_bytes == remat.plan(joint, 0.0, "lagrangian").peak_bytes
-
-
-def test_processes_decide_what_this_one_does(pool: ProcessPoolExecutor) -> None:
-    joint = joint_of(Block(), torch.randn(8, 16))
-    for by in ("saved", "peak"):
-        here, there = (remat.frontier(joint, by=by, executor=e) for e in (None, pool))
-        assert there.points == here.points
-        assert there.bound == here.bound
-        assert there.plan(here.knee()).saved == here.plan(here.knee()).saved
-    with pytest.raises(ProblemError, match="expected a concurrent"):
-        remat.frontier(joint, executor=0)

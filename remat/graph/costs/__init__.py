@@ -14,7 +14,6 @@ from remat.graph.costs.counting import count_flops as count_flops
 from remat.graph.costs.devices import DEVICES as DEVICES
 from remat.graph.costs.devices import Device as Device
 from remat.graph.costs.fused import RooflineFused as RooflineFused
-from remat.graph.costs.inductor import Inductor as Inductor
 from remat.graph.costs.profile import Profile as Profile
 from remat.graph.costs.roofline import Roofline as Roofline
 from remat.graph.costs.store import CostWarning as CostWarning
@@ -22,4 +21,4 @@ from remat.graph.costs.store import CostWarning as CostWarning
 
 def builtin_cost_models() -> list[type[CostModel]]:
     """Return the classes of remat's own cost models, the default model first."""
-    return [Auto, Roofline, RooflineFused, Inductor, Profile, Flops, Unit]
+    return [Auto, Roofline, RooflineFused, Profile, Flops, Unit]

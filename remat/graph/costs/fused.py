@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -51,35 +51,21 @@ class RooflineFused(Roofline):
 
         Values that pass between the node and fused neighbours move no bytes.
         """
-        return moved_by(node, fuse) if may_fuse(node) else all_bytes(node)
-
-
-#: Function that returns whether two nodes pass a value in a register.
-Fuse = Callable[[fx.Node, fx.Node], bool]
-
-
-def moved_by(node: fx.Node, fuse: Fuse) -> int:
-    """Return the bytes that a node reads and writes, without values that stay in its kernel.
-
-    Args:
-        node: the node.
-        fuse: returns whether two nodes are fused into one kernel.
-    """
-    read = sum(
-        tensor_bytes(n.meta.get("val"))
-        for n in node.all_input_nodes
-        if not fuse(node, producer_of(n))
-    )
-    value = node.meta.get("val")
-    if isinstance(value, (tuple, list)):
-        elements = [u for u in node.users if u.target is operator.getitem]
-        return read + sum(
-            tensor_bytes(u.meta.get("val")) for u in elements if is_written(node, u, fuse)
+        if not may_fuse(node):
+            return all_bytes(node)
+        read = sum(
+            tensor_bytes(n.meta.get("val"))
+            for n in node.all_input_nodes
+            if not fuse(node, producer_of(n))
         )
-    return read + (tensor_bytes(value) if is_written(node, node, fuse) else 0)
+        value = node.meta.get("val")
+        results = [node]
+        if isinstance(value, (tuple, list)):
+            results = [u for u in node.users if u.target is operator.getitem]
+        return read + sum(tensor_bytes(r.meta.get("val")) for r in results if _is_written(node, r))
 
 
-def is_written(node: fx.Node, value: fx.Node, fuse: Fuse) -> bool:
+def _is_written(node: fx.Node, value: fx.Node) -> bool:
     """Return whether a value must be written to memory.
 
     False only if other nodes read the value and all of them fuse with ``node``.
@@ -88,7 +74,6 @@ def is_written(node: fx.Node, value: fx.Node, fuse: Fuse) -> bool:
         node: the node that computes the value.
         value: ``node`` itself if its result is the value. Otherwise the ``getitem`` node that takes
             the value from the tuple that ``node`` returns.
-        fuse: returns whether two nodes are fused into one kernel.
     """
     readers = list(readers_of(value))
     return not readers or not all(fuse(node, reader) for reader in readers)

@@ -235,7 +235,7 @@ class _Region:
 
     def _refuse(self, node: fx.Node, read: fx.Node) -> None:
         reason = f"'{node.name}' ({node.target}) reads all of '{read.name}', which has the size of the logits"
-        words, features = shape_of(self.logits)[1], shape_of(self.logits.args[-1])[0]
+        features, words = shape_of(self.logits.all_input_nodes[-1])
         if words <= _LARGE * features:
             reason += (
                 f"; with a vocabulary of {words} and {features} features before it, other values are as large as the "

@@ -54,7 +54,7 @@ class PlanRequest:
         budget: a budget on the peak of the step, or on the bytes that forward saves.
         solver: the solver that decides, as an instance.
         cost: the cost model.
-        time_limit: seconds for each decision of the solver; None: no limit.
+        time_limit: seconds for each call of the solver; None: no limit.
         plan: saved plans to apply to the graphs that they were made for; None: the solver decides.
         plans_others: whether a graph for which ``plan`` holds no plan is planned under ``budget``, instead of refused.
         of_several: whether the graph to plan is known to be one of several graphs of its step.

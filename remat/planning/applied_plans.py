@@ -55,8 +55,8 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
 
     Raises:
         PlanError: the graph cannot offload a value as the plan says; the plan's cost model gives no times; the plan's
-            link cannot be parsed; or the recorded time is false. The recorded time is false if it can be compared with
-            the recomputed one (see the module's docstring) and differs, or if it is not 0 although nothing is offloaded.
+            link cannot be parsed; or the recorded time is false. That is, it can be compared with the recomputed time
+            (see the module's docstring) and differs, or it is not 0 although the plan offloads nothing.
     """
     if not plan.offloads:
         if plan.exposed_time:
@@ -78,7 +78,8 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
         link = Link.parse(plan.link)
     except ProblemError as error:
         raise edited(plan, f"link: {error}") from None
-    # `Copies` places copies itself, so the passes must not place them first.
+    # The split graphs must offload each value right after its last use, because `Copies` starts from there when it
+    # applies the places that the plan records.
     unplaced = tuple(replace(v, freed_after="", fetched_before="") for v in plan.offloads)
     done = split(replace(prepared, decision=replace(plan.decision, offloads=unplaced)))
     try:

@@ -48,7 +48,7 @@ class ExperimentRow:
         budget: the requested budget.
         decided_by: the solver that made the decision; or the pass ``min-cut``, if its minimum cut costs less than the
             decision of the solver.
-        capacity: the bytes that the budget allows the plan to save.
+        capacity: the most bytes that the budget allows the plan to save; see `remat.Plan` for a budget on the peak.
         saved_bytes: the bytes that the plan saves.
         recompute_cost: recompute cost plus exposed transfer time, in ``unit``.
         recompute_bound: proven lower bound on ``recompute_cost`` within the budget.
@@ -152,7 +152,7 @@ def mark_best(rows: Iterable[ExperimentRow]) -> Iterator[ExperimentRow]:
 
     The best solver has the least recompute cost and, at equal cost, the fewest saved bytes. If several rows are equal,
     each of them is best. Rows of one step, budget and limit on saved bytes all get the highest of their lower bounds on
-    the cost, because each of these bounds holds for every plan within the limit.
+    the cost. Each of these bounds holds for every plan within the limit.
     """
     rows = tuple(rows)
     least: dict[tuple[str, ...], tuple[int, int]] = {}

@@ -47,7 +47,7 @@ from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jo
 from remat.solvers.base import Solver
 from remat.units import AnyBudget, Budget, Peak, Saved
 
-#: A model to plan: a captured step, or a function that returns (model, args, kwargs), as `remat plan` takes it.
+#: A model to plan: a captured step, or a function that returns (model, args, kwargs), as for the command `remat plan`.
 Model = JointGraph | Callable[[], tuple[nn.Module, Sequence[Any], Mapping[str, Any]]]
 #: Columns of a row that are copied from the fields of its plan.
 _OF_PLAN = ("capacity", "saved_bytes", "recompute_bound", "peak_bytes", "solve_s", "unit")
@@ -71,8 +71,8 @@ def compare(
     """Plan one joint graph with several solvers at several budgets.
 
     A solver that cannot run, refuses the problem, or answers wrongly gets a row with the reason, and the other solvers
-    continue. Each solver that is not part of remat runs in a process of its own, so that a crash of the solver ends
-    only that process. An unknown solver and an invalid budget raise an error before any planning.
+    continue. Each solver that is not part of remat runs in a process of its own, which alone ends if the solver
+    crashes. An unknown solver and an invalid budget raise an error before any planning.
 
     Args:
         joint: the captured step; it is not changed.
@@ -81,7 +81,8 @@ def compare(
         cost: cost model for all solvers.
         time_limit: seconds for each call of a solver; None: no limit.
         reread_inputs: as in `remat.plan`.
-        offload: as in `remat.plan`, for all solvers; the budgets must then be budgets on the peak.
+        offload: as in `remat.plan`, for all solvers. The budgets must then be budgets on the peak, unless values are
+            tagged for offloading.
         host_memory: as in `remat.plan`, for all solvers.
         policies: as in `remat.plan`, for all solvers.
         chunk: as in `remat.plan`, for all solvers, but not ``"auto"``.

@@ -1,4 +1,4 @@
-"""Find the batch sizes at which a whole training step fits a device's memory, the budget to set, and the speed."""
+"""Find the batch sizes at which a whole training step fits a device's memory; for each, the budget and the speed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def fit(
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Fit:
-    """Find the batch sizes at which a whole training step fits a device's memory, the budget to set, and the speed.
+    """Find the batch sizes at which a whole training step fits a device's memory; for each, the budget and the speed.
 
     A step is forward, backward, ``optimizer.step()`` and ``zero_grad()``, which frees the gradients. Outputs
     of forward live until the end of the step. The bytes of a step are:
@@ -106,7 +106,7 @@ def fit(
         kwargs: keyword arguments, if ``args`` is not a callable; their tensors have the batch first, too.
         memory: memory of one rank's device: text with a unit, such as ``"80GiB"``, or bytes.
         margin: part of the memory that the step must leave to the allocator, such as ``"5%"`` or 0.05.
-        optimizer: name of a class of `torch.optim`, in upper or lower case, with arguments behind a colon
+        optimizer: name of a class of `torch.optim`, in upper or lower case, with arguments after a colon
             (``"sgd:momentum=0.9"``); or a callable that makes an optimizer from a list of parameters.
         batches: batch sizes of one rank to try. ``"max"``: powers of two until one does not fit, then
             bisection between the last two powers. A largest batch below 100 is exact; from 100 on, it may be up
@@ -252,7 +252,8 @@ def fit_calls(
         run_jobs(_answer, sent, executor, on_answer, on_death)
         return answers
 
-    # Several doubled batches are planned at once only in parallel: those beyond the first that does not fit are wasted.
+    # In this process, doubled batches are planned one by one, because results beyond the first batch that does not fit
+    # are not used.
     width = executor if isinstance(executor, int) else 1 if executor is None else _WIDTH
     rows = rows_of(listed, ask) if listed else rows_up_to_most(ask, width)
     return Fit(
@@ -320,8 +321,8 @@ def _name_of(cost: CostModel) -> str:
 def rows_of(batches: Sequence[int], ask: Ask) -> dict[int, FitRow]:
     """Plan listed batches; return their rows by batch size.
 
-    If no plan was found for a batch, but a larger batch fits, the batch is planned again, unless it is proven that no
-    plan fits. The decisions that were tried for the largest batch that fits are then tried, too.
+    A batch is planned again if no plan was found for it, no proof shows that none fits, and a larger batch fits. The
+    decisions that were tried for the largest batch that fits are then tried, too.
 
     Args:
         batches: the batch sizes.

@@ -27,9 +27,9 @@ from remat.units import Budget, bytes_of_share, format_bytes
 
 #: Maximum number of searches of `aim_above` without offloads, and of `aim` after a compilation.
 _SEARCHES = 4
-#: Neighbouring limits on saved bytes differ by at most the largest limit divided by this number.
+#: Neighbouring limits from `without_gaps` differ by at most the largest limit divided by this number.
 _GAP = 16
-#: How often the two intervals beside the best limit on saved bytes are halved.
+#: How often `_explore` halves the two intervals beside the best limit on saved bytes, see `beside_least`.
 _HALVINGS = 2
 #: `aim_above` raises a target that is too low by the least simulated peak divided by this number.
 _STEP = 100
@@ -273,10 +273,9 @@ class FusedSearch:
     def aim_above(self, lowest: Candidate, off: int, wanted: int) -> None:
         """Search for decisions near an estimated peak, even if no schedule is within the corresponding simulated peak.
 
-        Each search has a limit on the simulated peak. The first limit is ``wanted + off``. If the limit is below the
-        simulated peak of ``lowest``, no decision without offloads is within it, so a limit slightly above that peak
-        is used instead. If values may be offloaded, limits slightly below that peak are tried first. The decisions are
-        added to `found`.
+        Each search has a limit on the simulated peak. The first limit is ``wanted + off``. A limit below the simulated
+        peak of ``lowest`` is infeasible without offloads, so a limit slightly above that peak is used instead. If
+        values may be offloaded, limits slightly below that peak are tried first. The decisions are added to `found`.
 
         Args:
             lowest: the candidate of the least simulated peak, without offloads.

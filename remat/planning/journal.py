@@ -64,8 +64,8 @@ def opened(table: Path | None) -> Iterator[Journal]:
         A journal with the rows of the existing table, and of the journal that an interrupted sweep has left.
 
     Raises:
-        ProblemError: another sweep has locked the journal, other versions of remat or PyTorch wrote the journal, the
-            table cannot be read, or the journal cannot be written.
+        ProblemError: another sweep has locked the journal; other versions of remat or PyTorch wrote the journal; the
+            table cannot be read; or the journal cannot be written.
     """
     if table is None:
         yield Journal()
@@ -104,7 +104,7 @@ def opened(table: Path | None) -> Iterator[Journal]:
                 file.close()
         path.unlink(missing_ok=True)
     finally:
-        # Deleted while it is still locked, so that the lock file of another sweep is never deleted.
+        # The lock file is deleted before the lock is released. Afterwards, it could be that of another sweep.
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
 

@@ -23,8 +23,8 @@ class Copies:
     """Scheduler of the copies of offloaded values in one partitioned step.
 
     Args:
-        state: the step. Its forward graph offloads each value after its last use, and its backward graph fetches
-            each value before its first use.
+        state: the split step. The forward graph offloads each value after the value's last use, and the backward graph
+            fetches each value before its first use.
         offloads: the offloaded values. Each may name the places of its copies: the operator after which the
             device's memory is freed, and the operator before which the value is fetched.
         link: the link to the host.
@@ -70,8 +70,8 @@ class Copies:
             peak_bytes: limit on the peak of the device's memory, in bytes.
 
         Returns:
-            Three items: the offloads with the places of their copies, the time in ps for which operators wait for
-            copies, and the bytes by which the step still exceeds the limit.
+            Three items: the offloads with the places of their copies; the time in ps for which operators wait for
+            copies; and the bytes by which the step still exceeds the limit.
         """
         if not self._has_room:
             return self._offloads, 0, 0

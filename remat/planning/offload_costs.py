@@ -52,8 +52,8 @@ class Times:
     def of_node(self, node: fx.Node) -> int:
         """Return the time of one run of a node of a forward or backward module.
 
-        For a node that passes have added, the time is 0 if the node is a view, takes an element out of a tuple, or
-        does not return a tensor.
+        If the node runs a node of the joint graph, this is the time in ``of_name``. Else passes have added the node.
+        The time is then 0 if the node is a view, takes an element out of a tuple, or does not return a tensor.
         """
         known = self.of_name.get(run_of(node))
         if known is not None:

@@ -81,7 +81,7 @@ class OrderSearch:
 
     @cached_property
     def is_possible(self) -> bool:
-        """Whether node orders can be searched: the native search code is available, and `can_be_ordered` holds."""
+        """Whether node orders can be searched: the compiled C++ kernel is available, and `can_be_ordered` is True."""
         return kernel() is not None and self.can_be_ordered
 
     @cached_property

@@ -168,8 +168,8 @@ class PeakFrontier(PeakSearch):
     ) -> tuple[tuple[int, int], ...]:
         """Return a lower bound on the cost at each peak, as a line that falls in steps.
 
-        No schedule of the step lies below the line. A bound that is proven for one peak also holds for all lower peaks,
-        so the line is constant between the peaks at which bounds are computed.
+        No schedule of the step lies below the line. A bound that is proven for one peak also holds for all lower peaks.
+        So the line is constant between the peaks at which bounds are computed.
 
         Args:
             bound: function that takes a peak in bytes and program points, and returns a lower bound on the cost within

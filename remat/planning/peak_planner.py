@@ -299,7 +299,7 @@ class PeakPlanner(OffloadPlanner):
                 )  # the search that ratio 0 makes, which may be cheaper
         best = min(known, key=lambda d: d.cost)
         if best.cost and self.peak(best) < _SLACK * peak_bytes:
-            # On some large graphs the search ends far below the peak, and a solver's decision is cheaper.
+            # On some large graphs, the search ends far below the limit, and a decision of the solver is cheaper.
             below, above = _around(self._ends(), peak_bytes)
             low = below[0] if below else self.least_bytes
             high = above[0] if above and above[0] > low else self.full_bytes
@@ -317,8 +317,8 @@ class PeakPlanner(OffloadPlanner):
         Args:
             low: the lowest limit.
             high: the highest limit.
-            peak_bytes: limit on the peak, in bytes. A decision within it raises the next limit on saved bytes, and
-                any other decision lowers the next one.
+            peak_bytes: limit on the peak, in bytes. After a decision within this peak, the next limit on saved bytes
+                is higher; after any other decision, it is lower.
             most: maximum number of decisions.
         """
         for _ in range(most):
@@ -388,8 +388,8 @@ class PeakPlanner(OffloadPlanner):
         search, cuts = self.search, self.cuts(4 * VERTICES)
         starts = [*(saved for _, saved in cuts), *self._starts(0)]
         if self.request.hooks:
-            # The search counts values unpacked, so its lowest peak may not be the lowest with hooks. Therefore, the
-            # decisions at several limits compete, too.
+            # The search counts the bytes of values before packing, so its lowest peak may not be the lowest one with
+            # hooks. Therefore, decisions at several limits on saved bytes compete, too.
             found = [search.within(0, starts, self.most_saved)]
             decided = [*map(self.at, self.capacities(self.most_saved))]
         else:
@@ -466,8 +466,8 @@ class PeakPlanner(OffloadPlanner):
         """Yield decisions at limits on saved bytes that approach the largest limit whose decision is within a peak.
 
         The limits lie between the last vertex of the hull within the peak and the next vertex. False position (regula
-        falsi) and bisection propose them in turn. If no vertex is within the peak, the intervals beside the vertex
-        with the least peak are halved first, until a decision is within the peak.
+        falsi) and bisection propose them in turn. If no vertex is within the peak, a few intervals beside the vertex
+        with the least peak are halved first.
 
         Args:
             peak_bytes: limit on the peak, in bytes.
@@ -494,7 +494,7 @@ class PeakPlanner(OffloadPlanner):
             if high[0] - low[0] <= max(1, low[0] // 500):
                 return
             share = (peak_bytes - low[1]) / max(1, high[1] - low[1]) if turn % 2 == 0 else 0.5
-            # Clamped, because false position may stay at one end of the interval.
+            # The ratio is clamped, because false position may otherwise stay at one end of the interval.
             capacity = low[0] + int(min(max(share, 0.05), 0.95) * (high[0] - low[0]))
             saved = self._near(capacity)
             yield saved

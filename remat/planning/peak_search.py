@@ -42,7 +42,7 @@ _SEGMENTS = 256
 _WORK = 800_000
 #: A search may always make this number of evaluations, even if the graph is so large that `_WORK` allows fewer.
 _LEAST = 120
-#: Key for the price of saved bytes, beside the keys of program points: positions of the joint graph.
+#: Key of saved bytes among prices and bytes alive. All other keys are program points: positions in the joint graph.
 _SAVED = -1
 #: Number of random changes that `_repaired` tries for each value that may be saved.
 _DRAWS = 4
@@ -122,8 +122,8 @@ class PeakSearch:
             capacity: most bytes that the first candidate may save; None: no such limit.
 
         Returns:
-            One or two candidates: the best one in the node order of the passes and, if one was found, the best one with
-            node orders, which may save more than ``capacity`` bytes.
+            One or two candidates. First, the best one in the node order of the passes. Second, if one was found, the
+            best one with node orders of its own, which may save more than ``capacity`` bytes.
         """
         # No schedule has a peak of 0 bytes, so under this limit the search returns the lowest peaks that it reaches.
         allowed = Limits(0, capacity)
@@ -146,7 +146,7 @@ class PeakSearch:
 
     @cached_property
     def _network(self) -> Network:
-        """The flow network of the graph problem."""
+        """The flow network of the graph problem, on which minimum cuts are computed."""
         return Network(self.problem)
 
     # ---- from a decision to its schedule ------------------------------------------------------------
@@ -160,12 +160,12 @@ class PeakSearch:
 
     @cached_property
     def _evaluator(self) -> ScheduleEvaluator:
-        """Evaluator of the step problem's schedules."""
+        """Evaluator that computes the bytes alive over a schedule of the step problem."""
         return ScheduleEvaluator(self.step.problem)
 
     @cached_property
     def _roots(self) -> tuple[int, ...]:
-        """Positions in the joint graph of the nodes that backward runs under every decision."""
+        """Positions in the joint graph of the nodes that depend on a tangent, which backward runs in any case."""
         closure = self._state.roles.tangent_closure
         return tuple(i for i, late in enumerate(closure) if late)
 

@@ -154,8 +154,8 @@ def initial_state(
     joint: JointGraph, *, in_place: bool, count_outputs: bool, reread_inputs: bool = True
 ) -> State:
     """Return the state of a captured graph before any pass; arguments as in `prepare`."""
-    # These two fields are computed before any pass runs. After equal nodes are merged, the graph no longer shows
-    # which inputs the user's code reads, and how often.
+    # `user_mutable` and `operators` are computed before any pass runs. After equal nodes are merged, the graph no
+    # longer shows which inputs and operators the user's code has.
     state = State(
         joint=joint if in_place else joint.copy(),
         count_outputs=count_outputs,

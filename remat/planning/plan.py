@@ -35,7 +35,7 @@ from remat.units import Budget, format_bytes, format_cost
 if TYPE_CHECKING:
     from remat.planning.frontier import Frontier
 
-#: Figures of a plan that `check_figures` checks.
+#: Fields that hold numbers. `check_figures` refuses a negative, huge or undefined number, as an edited file may have.
 _FIGURES = (
     "capacity", "full_bytes", "least_bytes", "saved_bytes", "peak_bytes", "recompute_cost", "recompute_bound",
     "planned_saved_bytes", "planned_peak_bytes", "step_cost", "without_peak_bytes", "without_recompute_cost",
@@ -61,7 +61,7 @@ class Plan(Record):
             three times is listed twice.
         saved_bytes: bytes of the distinct storages that forward hands to backward, beyond inputs and outputs.
         peak_bytes: most bytes alive at once over forward, then backward; inputs and parameters included.
-        recompute_cost: summed cost of ``recomputed``, in ``unit``.
+        recompute_cost: summed cost of the runs that ``recomputed`` lists, in ``unit``.
         recompute_bound: proven lower bound, in ``unit``, on recompute cost plus exposed transfer time. Under a budget
             on saved bytes, no plan that saves at most ``capacity`` bytes costs less. Under a budget on the peak, no
             schedule within the peak costs less, if the schedule runs each operator that depends on a tangent once.
@@ -84,10 +84,10 @@ class Plan(Record):
             the operator, and says how the call was priced instead.
         reread_inputs: whether backward may read inputs that eager autograd would not have saved. Parameters and buffers
             may be read in any case.
-        reread: names of the inputs that backward does read again although eager autograd would not have saved them.
+        reread: names of the inputs that backward does read although eager autograd would not have saved them.
             Autograd raises an error if the user writes to such an input before backward.
         reread_outputs: positions, among the values that the step returns, of the outputs whose memory backward reads.
-            If the user writes to such an output before backward, an error is raised.
+            Autograd raises an error if the user writes to such an output before backward.
         copied_outputs: positions of the outputs that the step returns as copies, because backward reads them and no
             error would detect a write to them. Empty unless `remat.partitioner` is used without remat's backend.
         symbolic: whether sizes of the step are symbols. If so, the step may run at other sizes than the sizes for which
@@ -97,7 +97,7 @@ class Plan(Record):
         operators: digest of the joint graph's operators in their order.
         planned_saved_bytes: saved bytes before compilation. Set once Inductor has compiled the step, because
             ``saved_bytes`` and ``peak_bytes`` are then those of the compiled code; else 0.
-        planned_peak_bytes: simulated peak before compilation; set and 0 as ``planned_saved_bytes``.
+        planned_peak_bytes: simulated peak before compilation. Set once Inductor has compiled the step, else 0.
         forward_order: nodes that forward runs, in this order; empty if the passes order the nodes. Only a budget on the
             peak can set an order. A node that is listed several times runs as often. In the module, the last
             run has the node's name, unless the node is an input of the module too; other runs are called
@@ -109,7 +109,8 @@ class Plan(Record):
         least_because: why no plan saves less than ``least_bytes``. Empty unless a ratio stands for fewer bytes than
             ``least_bytes``, so that ``capacity`` was raised to ``least_bytes``.
         step_cost: cost of running every operator of the step once, forward and backward, in ``unit``. The step
-            under this plan costs ``recompute_cost`` more. 0 if the cost model cannot price backward.
+            under this plan costs ``recompute_cost`` plus ``exposed_time`` more. 0 if the cost model cannot price
+            backward.
         without_peak_bytes: simulated peak of the step without remat, to be compared with the planned peak. 0 if a
             user's pipeline made the plan.
         without_recompute_cost: recompute cost of the step without remat, in ``unit``.
@@ -346,12 +347,13 @@ class Plan(Record):
                 object.__setattr__(self, name, getattr(made, name))  # plans are frozen
 
     def explain(self) -> str:
-        """Return the plan as text: its figures, each saved activation, and each recomputed node with the reason.
+        """Return the plan as text: its figures, the saved activations, and the recomputed operators.
 
-        A saved activation is shown with its bytes, its source line, and the cost of recomputing it alone.
-        Activations that repeat from layer to layer share one row.
+        A saved activation is shown with its bytes, its source line, and the cost of recomputing it alone. A recomputed
+        operator is shown with its cost and the reason for the run: a tag, the bytes that it frees, or another
+        recomputed operator that reads its result. Activations that repeat from layer to layer share one row.
         """
-        with contextlib.suppress(RematError):  # without modules, the figures are explained
+        with contextlib.suppress(RematError):  # the figures can be shown without modules, too
             self._complete()
         lines = [
             f"plan for {self.graph}, budget {self.asked.label}, cost model {self.cost}",

@@ -39,7 +39,8 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
             runtime-optimal partitions (which recompute only cheap operators) save together, or the peak of the whole
             step. The user's code may set a budget of its own for a graph, as a ratio. Under a budget on saved bytes,
             such a graph is decided by its own budget alone. If the requested budget is in bytes, the bytes that these
-            graphs save are subtracted from it. If it is a ratio, it refers to the other graphs only.
+            graphs save are subtracted from it. If it is a ratio, it refers to the other graphs only. Under a budget on
+            the peak, the graph's own budget applies in addition.
 
     Returns:
         The plans of all graphs, with figures for the whole step.
@@ -112,7 +113,7 @@ class _SetPlanner(PeakOfGraphs):
         # round reserves the bytes of all of them; each further round, of those that the last decisions save.
         best, reserve = smallest, passed.all_bytes
         room = capacity - taken
-        # If the cheapest decision of every graph fits, no bytes need distribution.
+        # If the cheapest decisions of all graphs fit together, bytes need not be distributed.
         most = [max(p.hull.ends[1].saved_bytes, p.least_bytes) for p in free]
         cheapest = sum(r * b for r, b in zip(runs, most, strict=True)) + passed.all_bytes <= room
         if cheapest:

@@ -260,9 +260,9 @@ class Planner(PeakPlanner):
     def of(cls, joint: JointGraph, request: PlanRequest, **options: Any) -> Self:
         """Prepare a joint graph; with ``chunk="auto"``, choose into how many chunks the loss of the step is split.
 
-        The step is prepared once for each number of chunks. The planner of the cheapest step within the request's
-        budget is returned. If no step is within the budget, the planner of the step with the least peak is returned. A
-        step whose loss cannot be split is planned without chunks, with a warning.
+        With ``"auto"``, the step is prepared once for each number of chunks. The planner of the cheapest step within
+        the request's budget is returned. If no step is within the budget, the planner of the step with the least peak
+        is returned. A step whose loss cannot be split is planned without chunks, with a warning.
 
         Args:
             joint: the captured step.
@@ -292,7 +292,8 @@ class Planner(PeakPlanner):
         least = math.inf
         for planner in pool:
             planner.baseline = whole.baseline
-            # A step costs at least `step_cost`. `least_found` is a peak without offloads; offloading may go below it.
+            # A step costs at least `step_cost`, and its peak is at least `least_found` unless values are offloaded. So
+            # steps that cannot be better than the best one, or within the limit, are skipped.
             if planner.step_cost >= least or (not request.offload and planner.least_found > limit):
                 continue
             with contextlib.suppress(BudgetError):
@@ -339,8 +340,8 @@ class Planner(PeakPlanner):
     def baseline(self) -> Baseline:
         """Figures of the step without remat, to compare plans with.
 
-        This is the step under the plan for budget 1 by the default solver, without hooks on saved tensors, policies
-        by module or chunks of the loss. All figures are 0 if no plan is found for budget 1.
+        The step runs under the default solver's plan for budget 1. It has no hooks on saved tensors, no policies by
+        module and no chunks of the loss. All figures are 0 if no plan is found for budget 1.
         """
         plain = self.state.plain
         if plain is not None:

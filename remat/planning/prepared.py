@@ -107,7 +107,8 @@ def step_costs_of(state: State, cost: CostModel, *, required: bool = False) -> S
         if required:
             raise
         return ()
-    # Both lists have an entry for every position; each position is priced in one of them and 0 in the other.
+    # Both lists have an entry for every position. One list prices the nodes that forward can run, the other list the
+    # nodes that only backward runs; each is 0 elsewhere.
     return [a + b for a, b in zip(state.get(Costs(cost)), backward, strict=True)]
 
 
@@ -231,7 +232,7 @@ class Prepared:
     def without_remat(self) -> Candidate:
         """The decision of the step without remat: that of the default solver under budget 1.
 
-        It does not depend on the requested solver, so that all solvers are compared with the same step.
+        The decision does not depend on the requested solver, so that all solvers are compared with the same step.
         """
         if is_auto(self.request.solver):
             return self.full

@@ -218,7 +218,8 @@ class PlanRequest:
     def refuse_unused_link(self, budget: Budget) -> None:
         """Raise an error if ``offload`` is given beside a budget on saved bytes.
 
-        Only call this for a graph without values that are tagged for offloading: nothing would use the link.
+        Under such a budget, only values that are tagged for offloading are offloaded. So callers call this method if
+        the graph has no tagged values, and ``offload`` would have no effect.
 
         Args:
             budget: the budget.

@@ -76,8 +76,8 @@ def plan_for(
         The plan; None if there is no saved plan for the graph, and the caller should plan the graph.
 
     Raises:
-        PlanError: there is no saved plan for the graph, and ``others`` is False, or every plan was made for another
-            lowering or version of PyTorch.
+        PlanError: there is no saved plan for the graph, and the graph may not be planned instead. Either ``others`` is
+            False, or every plan was made for another lowering or version of PyTorch.
     """
     plans = (saved,) if isinstance(saved, Plan) else saved.plans
     mine = [p for p in plans if p.fingerprint == fingerprint]

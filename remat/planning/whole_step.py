@@ -355,7 +355,7 @@ class Fitting:
         if self.rank.accumulate > 1:  # the gradients of earlier micro-batches are on the rank, too
             always += s.gradient_bytes
         if s.shards == 1:
-            # `always` includes the inputs that the graph reads, as well as those that it does not.
+            # `memory.peak` and `always` both count the inputs that the graph reads, so these are subtracted once.
             return memory.peak + always - memory.input_bytes
         forward = always + s.gathered_bytes
         running = memory.sharded_peak(

@@ -78,8 +78,8 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
         link = Link.parse(plan.link)
     except ProblemError as error:
         raise edited(plan, f"link: {error}") from None
-    # The split graphs must offload each value right after its last use, because `Copies` starts from there when it
-    # applies the places that the plan records.
+    # Split without the recorded places, so that each value is offloaded right after its last use. `Copies` expects such
+    # graphs, and applies the recorded places itself.
     unplaced = tuple(replace(v, freed_after="", fetched_before="") for v in plan.offloads)
     done = split(replace(prepared, decision=replace(plan.decision, offloads=unplaced)))
     try:

@@ -116,9 +116,10 @@ class Fit:
 
     @property
     def code(self) -> str:
-        """Python code for the row `best`: the call of `torch.compile` with the row's budget, and the optimizer.
+        """Python code for the row `best`: the call of `torch.compile` with the row's budget, then the optimizer.
 
-        With several micro-batches in a step, a function that runs such a step follows. Empty if no batch fits.
+        The optimizer is left out if the user gave it as a callable. With several micro-batches in a step, a function
+        that runs such a step follows. Empty if no batch fits.
         """
         if self.best is None:
             return ""

@@ -31,10 +31,10 @@ _SEARCHES = 4
 _GAP = 16
 #: How often `_explore` halves the two intervals beside the best limit on saved bytes, see `beside_least`.
 _HALVINGS = 2
-#: `aim_above` raises a target that is too low by the least simulated peak divided by this number.
+#: `aim_above` raises infeasible targets step by step. A step is the least simulated peak divided by this number.
 _STEP = 100
-#: With offloads, `aim_above` makes at most the first number of searches, and first lowers its target by the least
-#: simulated peak divided by the second number.
+#: With offloads, `aim_above` makes at most the first number of searches. It first lowers infeasible targets. A step is
+#: then the least simulated peak divided by the second number.
 _OFFLOADED = 5, 150
 #: Compiled peaks are far above a limit if they exceed the limit by more than the limit divided by this number.
 _FAR = 10

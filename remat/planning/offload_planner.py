@@ -32,10 +32,10 @@ from remat.units import format_bytes
 
 #: A value is not offloaded if its bytes times this number are fewer than the bytes of all values together.
 _SMALL = 5_000
-#: Maximum number of rounds of `with_offloads`. After a round that fails, values that cannot be offloaded are left out,
-#: and the next round aims at a peak that is lower by the excess of the last one.
+#: Maximum number of rounds of `with_offloads`. After a round that fails, values that cannot be offloaded are left out.
+#: The next round aims at a lower peak: the difference is the excess of the failed round.
 _TURNS = 4
-#: About how many vertices of the hull a search starts from.
+#: About how many vertices of the hull (see `Prepared`) a search starts from.
 _CUTS = 4
 #: If a decision without offloads is known, a search over node orders tries this fraction of the usual number of edits.
 _ORDER_SHARE = 0.5

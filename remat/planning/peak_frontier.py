@@ -77,7 +77,7 @@ class PeakFrontier(PeakSearch):
         return pareto(self._seen.values(), by_peak)
 
     def _peaks(self, count: int) -> list[int]:
-        """Return ``count`` evenly spaced peaks in bytes over the range of `_best`, lowest first."""
+        """Return ``count`` evenly spaced peaks in bytes, from the lowest peak of `_best` to below the highest one."""
         best = self._best
         low, high = best[0].peak_bytes, best[-1].peak_bytes
         return [low + (high - low) * k // count for k in range(count)]

@@ -24,7 +24,7 @@ from remat.units import (
     format_bytes,
 )
 
-#: About how many vertices of the hull a frontier by peak starts from.
+#: About how many vertices of the hull (see `PeakPlanner`) a frontier by peak starts from.
 MOST_CUTS = 40
 #: If the plans of a frontier have at most this many nodes together, each plan is split and its peak is simulated.
 SIMULATED = 400_000
@@ -36,8 +36,8 @@ CLOSING = 3
 #: The range from the least peak to the frontier's lowest peak is divided into this number of parts. Node orders are
 #: searched at the peaks between the parts.
 _TO_LEAST = 6
-#: Offloading is tried at about the first number of a frontier's peaks. The range from the least possible peak to the
-#: frontier's lowest peak is divided into the second number of parts, and offloading is tried between the parts, too.
+#: Offloading is tried at about the first number of a frontier's peaks, and at some lower peaks. For the latter, the
+#: range from the least possible peak to the frontier's lowest peak is divided into the second number of parts.
 _OFFLOADED, _BELOW = 12, 4
 #: If the peak of the cheapest candidate is below this fraction of the limit, the solver is asked for decisions, too.
 _SLACK = 0.97

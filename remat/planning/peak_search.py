@@ -5,10 +5,10 @@ of this point. Under given prices, the best decision is a minimum cut. A subgrad
 raises the prices at the points where the step exceeds the peak. Then further values are saved, one at a time, in the
 best decision that fits. Each value must make the decision cheaper, and the decision must still fit.
 
-The cut assumes that a value is recomputed where backward first needs anything computed from it. If no later values
-are saved, that is the start of backward, so recomputing the value seems to free no memory. If the search finds no
-decision within the peak, it is repeated with checkpoints: values that divide forward into segments, and that every cut
-saves. A value is then recomputed where backward first needs anything of its segment.
+The cut assumes that a value is recomputed where backward first needs anything computed from it. If no value between
+this value and the loss is saved, that is the start of backward, so recomputing seems to free no memory. If the search
+finds no decision within the peak, it is repeated with checkpoints: values that divide forward into segments, and that
+every cut saves. A value is then recomputed where backward first needs anything of its segment.
 """
 
 from __future__ import annotations

@@ -35,9 +35,10 @@ from remat.solvers.hull import Hull
 from remat.solvers.pareto import pareto
 from remat.units import format_bytes
 
-#: A frontier is decided at the ends of this number of equal intervals of saved bytes, and at vertices of the hull.
+#: A frontier (see `Prepared`) is decided at the ends of this number of equal intervals of saved bytes, and at vertices
+#: of the hull.
 STEPS = 24
-#: Maximum number of vertices of the hull among the limits on saved bytes of a frontier.
+#: Maximum number of vertices of the hull among the limits on saved bytes at which a frontier is decided.
 VERTICES = 16
 #: Split graphs stay cached as long as they have at most this many nodes together. Two stay cached in any case.
 _SPLIT_NODES = 20_000

@@ -53,7 +53,7 @@ class ExperimentRow:
         recompute_cost: recompute cost plus exposed transfer time, in ``unit``.
         recompute_bound: proven lower bound on ``recompute_cost`` within the budget.
         peak_bytes: simulated peak of the step.
-        solve_s: seconds that the solver took to decide this plan.
+        solve_s: seconds that the solver took to decide this plan; under a budget on the peak, seconds of the search.
         plan_s: seconds of planning, from the prepared graph to the finished plan; the solver's seconds are included.
         unit: unit of the costs.
         best: whether the solver is the best at this budget: no other solver has a lower cost, or an equal cost with

@@ -239,7 +239,7 @@ class OffloadPlanner(Prepared):
 
     @cached_property
     def _forward_time(self) -> int:
-        """Summed time in ps of all operators that depend on no tangent, each run once."""
+        """Summed time in ps of all operators that forward can run, each run once."""
         late = self.state.roles.tangent_closure
         nodes = zip(self.state.index.nodes, late, strict=True)
         return sum(self._times.of_name[node.name] for node, is_late in nodes if not is_late)

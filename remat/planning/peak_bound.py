@@ -4,7 +4,7 @@ Take one operator of backward. While it runs, each value that a later run reads 
 The other bytes that are alive are known: weights, outputs, tangents, and the gradients so far. The remaining bytes of
 the peak are the capacity of a graph problem: which values to save, if only the later runs read values. A schedule costs
 at least as much as the optimum of this problem, for every node order, and however often forward's operators run. The
-bound assumes that each operator that depends on a tangent runs once.
+bound assumes that operators that only backward runs, such as those that depend on a tangent, run once.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class PeakBounds:
 
         Args:
             peak_bytes: limit on the peak, in bytes.
-            moments: positions in the joint graph of nodes that depend on a tangent. For each node, one bound is
-                computed from the bytes alive while the node runs.
+            moments: positions in the joint graph of nodes that backward runs under every decision, such as nodes that
+                depend on a tangent. For each node, one bound is computed from the bytes alive while the node runs.
 
         Returns:
             The highest of these bounds; 0 if ``moments`` is empty.
@@ -69,7 +69,7 @@ class PeakBounds:
         """Build the graph problem in which only runs after ``moment`` read values; return its hull.
 
         Args:
-            moment: position in the joint graph of a node that depends on a tangent.
+            moment: position in the joint graph of a node that backward runs under every decision.
 
         Returns:
             The lower convex hull of the problem's (saved bytes, cost) pairs, and the bytes that are alive under every
@@ -119,7 +119,8 @@ class PeakBounds:
         """Return the nodes of backward that ``moment`` depends on, or those that depend on ``moment``.
 
         Args:
-            moment: position in the joint graph of a node that depends on a tangent; it is not in the result.
+            moment: position in the joint graph of a node that backward runs under every decision. The result leaves out
+                this node.
             edges: for each position, the positions of the node's inputs, or those of its users. The nodes that can be
                 reached over these edges are returned, by position.
         """

@@ -165,7 +165,7 @@ class PeakSearch:
 
     @cached_property
     def _roots(self) -> tuple[int, ...]:
-        """Positions in the joint graph of the nodes that depend on a tangent, which backward runs in any case."""
+        """Positions in the joint graph of the nodes that backward runs under every decision."""
         closure = self._state.roles.tangent_closure
         return tuple(i for i, late in enumerate(closure) if late)
 
@@ -185,9 +185,9 @@ class PeakSearch:
         Returns:
             Three items: for each run in order, its node of the step problem; for each run, its moment; and the
             position where backward begins among the runs. A *moment* is a position in the joint graph. The moment of
-            a forward run is the position of its own node. A node that depends on a tangent has its own position, too,
-            and the recomputations right before it share this position. Recomputations for a returned gradient come
-            last; their moment is the length of the graph.
+            a forward run is the position of its own node. A node that only backward runs, such as one that reads a
+            tangent, has its own position, too; the recomputations right before it share this position. Recomputations
+            for a returned gradient come last; their moment is the length of the graph.
         """
         lowered, index, roles = self._lowered, self._state.index, self._state.roles
         keep = {lowered.position[i] for i in saved if lowered.kind[i] is SavedKind.VALUE}
@@ -282,7 +282,7 @@ class PeakSearch:
             tried: a candidate that the method `tried` returned, so that its bytes alive are known.
 
         Returns:
-            Positions in the joint graph. All of these nodes depend on a tangent, so backward runs them in any case.
+            Positions in the joint graph of nodes that backward runs under every decision.
         """
         late = self._state.roles.tangent_closure
         runs = [m for m in tried.alive if m < len(late) and late[m]]

@@ -64,12 +64,13 @@ class Plan(Record):
         recompute_cost: summed cost of the runs that ``recomputed`` lists, in ``unit``.
         recompute_bound: proven lower bound, in ``unit``, on recompute cost plus exposed transfer time. Under a budget
             on saved bytes, no plan that saves at most ``capacity`` bytes costs less. Under a budget on the peak, no
-            schedule within the peak costs less, if the schedule runs each operator that depends on a tangent once.
+            schedule within the peak costs less, if operators that only backward runs (such as those that depend on a
+            tangent) run once.
         unit: unit of all costs.
         capacity: the most bytes that the budget allows to be saved. A budget on the peak does not limit these bytes;
             the attribute is then some number that is at least the planned saved bytes.
         full_bytes: bytes that the runtime-optimal partition saves. Budget 0.5 allows half of these bytes.
-        least_bytes: the least bytes that any plan saves.
+        least_bytes: the least bytes that any plan can save; 0 if unknown.
         budget: the requested budget.
         solver: the solver that decided. ``min-cut``, the name of a pass, if no solver was asked, or if the pass's
             minimum cut costs less than the solver's decision.

@@ -70,8 +70,8 @@ from remat.solvers.hull import Hull
 from remat.units import Budget, format_bytes
 from remat.version import __version__
 
-#: For steps that Inductor compiles, `warn_of_peak` estimates compiled peaks only if the simulated peaks are close: if the
-#: plan's peak times this factor is at least the peak at budget 1.
+#: For steps that Inductor compiles, `warn_of_peak` estimates compiled peaks only if the simulated peaks are close: if
+#: the plan's peak times this factor is at least the peak at budget 1.
 _CLEARLY_LOWER = 1.25
 
 

@@ -71,7 +71,7 @@ def why_kept(state: State, lowered: Lowered, i: int) -> str:
     fills its storage. The storage must not be that of an input or output of forward, which stays on the device.
 
     Args:
-        state: the prepared graph.
+        state: the prepared graph, as `remat.planning.pipelines.prepare` returns it.
         lowered: the graph problem of ``state``.
         i: the value's position in the graph problem.
     """

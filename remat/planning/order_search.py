@@ -44,7 +44,7 @@ class OrderSearch:
     often, so that a limit on the peak is kept at the least cost. The *graph problem* asks only which nodes to save.
 
     Args:
-        state: the prepared graph.
+        state: the prepared graph, as `remat.planning.pipelines.prepare` returns it.
         lowered: the graph problem of ``state``, with costs.
     """
 

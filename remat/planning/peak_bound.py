@@ -26,7 +26,7 @@ class PeakBounds:
     """Lower bounds on the cost of every schedule of one prepared graph within a peak.
 
     Args:
-        state: the prepared graph.
+        state: the prepared graph, as `remat.planning.pipelines.prepare` returns it.
         problem: the graph problem of ``state``: which values to save, and what recomputing the others costs.
     """
 

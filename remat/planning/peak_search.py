@@ -85,7 +85,7 @@ class PeakSearch:
     solution is a schedule. A decision names saved nodes; `schedule` makes a schedule of it.
 
     Args:
-        state: the prepared graph.
+        state: the prepared graph, as `remat.planning.pipelines.prepare` returns it.
         lowered: the graph problem of ``state``, with costs.
     """
 

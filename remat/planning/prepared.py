@@ -94,7 +94,7 @@ def step_costs_of(state: State, cost: CostModel, *, required: bool = False) -> S
     Nodes that only backward runs are included. If the cost model cannot price such a node, the whole result is empty.
 
     Args:
-        state: a prepared graph.
+        state: a prepared graph, as `remat.planning.pipelines.prepare` returns it.
         cost: the cost model.
         required: whether to raise an error instead of an empty result.
 

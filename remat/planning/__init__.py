@@ -1,3 +1,3 @@
-"""Planning: compute plans, frontiers and comparisons of solvers for a joint graph."""
+"""Planning: compute plans for a joint graph, frontiers of plans over all budgets, and comparisons of solvers."""
 
 from remat.planning.plan import Plan as Plan

@@ -1,9 +1,10 @@
-"""Check a saved plan on its graph: recompute every figure, and refuse a plan with a false figure.
+"""Check a saved plan on its graph: recompute its figures, and refuse a plan with a false figure.
 
-Figures are compared only if the process that saved the plan and this process compute them in the same way. That
-requires the same versions of remat and PyTorch, the same lowering and sizes, no hooks on saved tensors, and no user
-pipeline. Costs are compared only if the cost model is data that ships with remat, because measured costs differ between
-measurements. If the figures cannot be compared, the recomputed ones replace them. The budget is checked in both cases.
+The figures of a plan are its bytes and costs. Recorded figures are compared with recomputed ones only if the process
+that saved the plan and this process compute them in the same way. That requires the same versions of remat and PyTorch,
+the same lowering, no symbolic sizes, no hooks on saved tensors, and no user pipeline. Costs are compared only if the
+cost model is data that ships with remat, because measured costs differ between measurements. If a recorded figure
+cannot be compared, the recomputed one replaces it. The budget is checked in both cases.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def edited(plan: Plan, fault: str) -> PlanError:
 
     Args:
         plan: the saved plan.
-        fault: text of the error's message that says which figure is false.
+        fault: part of the message: which figure is false, what the plan records, and what was recomputed.
     """
     return PlanError(
         f"this plan for '{plan.graph}' is not as it was saved: {fault}; plan again with remat.plan(joint, …)"
@@ -54,8 +55,8 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
 
     Raises:
         PlanError: the graph cannot offload a value as the plan says; the plan's cost model gives no times; the plan's
-            link cannot be parsed; or the recorded time can be compared with the recomputed one (see the module's text)
-            and differs from it.
+            link cannot be parsed; or the recorded time is false. That is, it can be compared with the recomputed time
+            (see the module's docstring) and differs, or it is not 0 although the plan offloads nothing.
     """
     if not plan.offloads:
         if plan.exposed_time:
@@ -77,7 +78,8 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
         link = Link.parse(plan.link)
     except ProblemError as error:
         raise edited(plan, f"link: {error}") from None
-    # `Copies` places copies itself, so the passes must not place them first.
+    # Split without the recorded places, so that each value is offloaded right after its last use. `Copies` expects such
+    # graphs, and applies the recorded places itself.
     unplaced = tuple(replace(v, freed_after="", fetched_before="") for v in plan.offloads)
     done = split(replace(prepared, decision=replace(plan.decision, offloads=unplaced)))
     try:
@@ -133,14 +135,14 @@ def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
         request: the options under which the plan is applied, with the plan's cost model.
 
     Raises:
-        PlanError: a figure of ``plan`` that can be compared (see the module's text) differs from the recomputed one, or
-            the step exceeds the budget.
+        PlanError: a figure of ``plan`` that can be compared (see the module's docstring) differs from the recomputed
+            one, or the step exceeds the budget.
     """
     if plan.unit != made.unit:
         raise edited(plan, f"unit is {plan.unit} in it, and its costs are in {made.unit}")
-    # Figures of symbolic sizes are those of the sizes that each process traced with.
+    # With symbolic sizes, each process computes figures for the sizes that it traced with, so figures may differ.
     if _is_alike(plan, made.lower) and not made.symbolic:
-        # Recorded fields, and the fields of the recomputed figures.
+        # Pairs of fields: a field of `plan` with a recorded figure, and the field of `made` to compare it with.
         figures: list[tuple[str, str]] = []
         planned = "planned_" if _is_compiled(plan) else ""
         if request.hooks is None:
@@ -154,8 +156,8 @@ def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
             if claimed != found:
                 fault = f"{name} is {claimed} in it, and {found} in the step that it makes"
                 raise edited(plan, fault)
-        # Hooks may pack saved values, so the storages of this step say nothing about the recorded peak.
-        # Without workspaces, the peak of the storages is equal on every machine.
+        # The recorded peak cannot be below the peak of the storages alone, without workspaces, which is equal on every
+        # machine. This does not hold with hooks, because they may pack saved values into fewer bytes.
         least = 0
         if request.hooks is None:
             outputs = own_outputs(made.forward)
@@ -171,24 +173,27 @@ def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
 
 
 def _has_workspaces(made: Plan) -> bool:
-    """Return whether a plan's peak includes workspaces: operators' internal buffers, which depend on the machine."""
+    """Return whether a plan's peak includes workspaces: buffers that operators allocate internally.
+
+    Their sizes depend on the machine.
+    """
     graphs = (made.forward, made.backward)
     return any(WORKSPACE in node.meta for gm in graphs for node in gm.graph.nodes)
 
 
 def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
-    """Return a clause that says how the step of a saved plan exceeds the plan's budget; empty if it does not.
+    """Return a part of a message: how the step of a saved plan exceeds the plan's budget. Empty if it does not.
 
-    A budget on saved bytes is compared with the recomputed saved bytes. A budget on the peak is compared with
-    a peak that depends on the plan:
+    A budget in saved bytes is compared with the recomputed saved bytes. A budget on the peak is compared with a peak
+    that depends on the plan:
 
     - A plan that records the peak of its compiled step: the lower of the recomputed peak and the recorded one, because
       this process has not compiled the step yet. If the budget is a ratio of the peak, nothing is checked.
     - Any other plan for Inductor: the lower of the recomputed peak and the estimated peak of fused code.
     - A plan for eager execution: the recomputed peak.
 
-    A budget on the peak that several graphs share is not checked, because one graph does not show the peak of
-    the step.
+    A budget on the peak that several graphs share is not checked, because the peak of the step cannot be computed from
+    one graph.
 
     Args:
         plan: the saved plan.
@@ -218,17 +223,20 @@ def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
 
 
 def _is_alike(plan: Plan, lower: str) -> bool:
-    """Return whether ``plan`` was made for a lowering, by the versions of remat and PyTorch that run here."""
+    """Return whether a plan was made for the lowering ``lower``, and by the versions of remat and PyTorch in use."""
     return (plan.remat, plan.torch, plan.lower) == (__version__, torch.__version__, lower)
 
 
 def _is_compiled(plan: Plan) -> bool:
-    """Return whether a plan records the peak of the step as compiled by Inductor, beside the planned peak."""
+    """Return whether a plan records the compiled peak of the step in ``peak_bytes``, besides the simulated peak."""
     return plan.lower == "inductor" and plan.planned_peak_bytes > 0
 
 
 def _is_data(cost: CostModel) -> bool:
-    """Return whether a cost model uses only data that ships with remat, so that costs are equal on every machine."""
+    """Return whether a cost model computes costs only from data that ships with remat.
+
+    Such costs are equal on every machine.
+    """
     if isinstance(cost, Roofline):
         shipped = type(cost) in (Roofline, RooflineFused)
         return shipped and DEVICES.get(cost.device.name) == cost.device

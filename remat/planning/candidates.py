@@ -1,4 +1,7 @@
-"""Candidates: decisions on one graph with their saved bytes, costs and peaks."""
+"""Candidates: decisions on one graph with their saved bytes, costs and peaks.
+
+A decision says which values forward saves, which of them are offloaded, and optionally in which order nodes run.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +23,24 @@ _UNKNOWN = DecisionInfo()
 class Candidate:
     """A decision on one graph, with its saved bytes, its cost and, if known, its peak.
 
-    `remat.planning.prepared.Prepared.peak` simulates the peak of a candidate's step, once for each decision.
+    The *graph problem* asks which nodes to save. The *step problem* asks which node runs when, and how often; its
+    solution is a schedule. `remat.planning.prepared.Prepared.peak` simulates the peak of a decision, and caches it.
 
     Attributes:
-        lowered: the graph problem, which asks which nodes to save, and the map from its nodes to the joint graph.
+        lowered: the graph problem, and the map from its nodes to the joint graph.
         saved: positions of the saved nodes in the graph problem.
         saved_bytes: bytes of the saved nodes, without offloaded values.
-        cost: recompute cost plus exposed transfer time, in the unit of the cost model.
-        choice: the limits under which the decision was made, and the solver that made it.
-        ordered: the decision, if it has node orders or offloads or was made by another planner. None if
-            ``saved`` describes the decision in full.
+        cost: recompute cost plus exposed transfer time (for which operators wait for copies to and from the host), in
+            the unit of the cost model.
+        choice: the limits under which the decision was made, the solver that made it, and a lower bound on the cost.
+        ordered: the decision in full. If None, ``saved`` is the whole decision, without node orders and offloads.
         schedule: the schedule that the node orders were read from, as a pair. First, for each run in order,
             the node of the step problem that runs. Second, the position of the first run of backward among
             the runs. None if no search over schedules found the decision.
         alive: most bytes alive at each program point of the schedule. Keys are positions of nodes in the joint
             graph; key -1 holds the saved bytes. Empty if no search by peak evaluated the schedule.
-        peak_bytes: peak in bytes: of the simulated step if it was simulated, else of the schedule.
-            0 if unknown.
+        peak_bytes: simulated peak of the step, in bytes. If the step was not simulated: peak of the schedule, or 0 if
+            unknown.
     """
 
     lowered: Lowered = field(repr=False)
@@ -73,7 +77,7 @@ class Candidate:
 
     @cached_property
     def decision(self) -> Decision:
-        """The decision, which names nodes of the joint graph."""
+        """The decision in full: saved nodes, node orders and offloads, by names of the joint graph."""
         return self.ordered or self.lowered.decision(self.saved)
 
     @property
@@ -82,7 +86,7 @@ class Candidate:
         return sum(value.nbytes for value in self.decision.offloads)
 
 
-#: Decisions for the first graphs of a step, one per graph: their summed saved bytes, their score, and the decisions.
+#: One decision for each of the first graphs of a step: summed saved bytes, score (see `combine`), and the decisions.
 Choice = tuple[int, int, tuple[Candidate, ...]]
 
 
@@ -90,7 +94,7 @@ def combine(
     options: Iterable[Sequence[Candidate]],
     extend: Callable[[int, int, int, Candidate], tuple[int, int] | None],
 ) -> list[Choice]:
-    """Choose one decision for each graph of a step; return the Pareto-optimal choices by (saved bytes, score).
+    """Choose one decision for each graph of a step; return the choices that are Pareto-optimal by (saved bytes, score).
 
     Args:
         options: for each graph, its decisions.
@@ -100,8 +104,9 @@ def combine(
             decision cannot be added. A score is a number to minimise, such as a cost.
 
     Returns:
-        Choices, fewest saved bytes first. A choice is a tuple of saved bytes, score, and one decision for each graph. A
-        long list is thinned to some thousands of choices. The list is empty if no choice is possible.
+        Choices, fewest saved bytes first. A choice is a tuple of saved bytes, score, and one decision for each graph.
+        If there are more than some thousand choices, evenly spaced ones are returned. The list is empty if ``extend``
+        allows no choice.
     """
     best: list[Choice] = [(0, 0, ())]
     for k, candidates in enumerate(options):

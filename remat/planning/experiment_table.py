@@ -1,4 +1,4 @@
-"""Tables of `remat.compare` and `remat.sweep`, and files of them in JSON, CSV and Parquet."""
+"""Tables that `remat.compare` and `remat.sweep` return, and their files in JSON, CSV and Parquet."""
 
 from __future__ import annotations
 
@@ -37,28 +37,29 @@ class ExperimentRow:
 
     Attributes:
         model: name of the model.
-        of: identity of the planned step: the digest of a captured step, or the name of a function and the
-            lowering that it is captured for. A time limit is appended.
+        of: text that identifies the planned step: the digest of a captured step, or the name of a function and the
+            lowering that it is captured for. The time limit follows, if there is one. Empty in a comparison.
         cost: the requested cost model.
-        priced: the cost model that ``cost`` stands for on this step (``auto`` depends on the step); empty if the step
-            could not be prepared.
+        priced: the cost model that ``cost`` stands for on this step, because ``auto`` depends on the step. Empty if the
+            step could not be captured or prepared.
         without_peak_bytes: peak of the step without remat; None if unknown.
         without_step_cost: cost of the step without remat, in ``unit``; None if unknown.
         solver: name of the requested solver.
         budget: the requested budget.
-        decided_by: the solver that decided; or the pass ``min-cut``, if the minimum cut of this pass costs less.
-        capacity: the bytes that the budget allows the plan to save.
+        decided_by: the solver that made the decision; or the pass ``min-cut``, if its minimum cut costs less than the
+            decision of the solver.
+        capacity: the most bytes that the budget allows the plan to save; see `remat.Plan` for a budget on the peak.
         saved_bytes: the bytes that the plan saves.
         recompute_cost: recompute cost plus exposed transfer time, in ``unit``.
         recompute_bound: proven lower bound on ``recompute_cost`` within the budget.
         peak_bytes: simulated peak of the step.
-        solve_s: seconds that the solver took to decide this plan.
-        plan_s: seconds from the prepared graph to the finished plan.
+        solve_s: seconds that the solver took to decide this plan; under a budget on the peak, seconds of the search.
+        plan_s: seconds of planning, from the prepared graph to the finished plan; the solver's seconds are included.
         unit: unit of the costs.
-        best: whether no other solver has a lower cost at this budget, or an equal cost with fewer saved
-            bytes.
-        more: cost that the plan adds to the step, as a fraction of the cost of the step without remat. None
-            if there is no plan, or if the cost of the step is unknown.
+        best: whether the solver is the best at this budget: no other solver has a lower cost, or an equal cost with
+            fewer saved bytes.
+        more: cost that the plan adds to the step without remat, as a fraction of the cost of that step. None if there
+            is no plan, or if cost or peak of the step without remat is unknown.
         reason: why there is no plan; None if there is one.
     """
 
@@ -95,11 +96,11 @@ class ExperimentRow:
 
     @property
     def gap(self) -> float | None:
-        """Upper bound, from 0 to 1, on the fraction of ``recompute_cost`` that an optimal plan would avoid.
+        """Fraction of ``recompute_cost``, from 0 to 1, that an optimal plan could avoid at most, by the proven bound.
 
         None if there is no plan, and under a budget on the peak.
         """
-        # `budget` is the text of a `Budget`, which begins so for every budget on the peak.
+        # The text of every budget on the peak begins with "peak:".
         cost, bound = self.recompute_cost, self.recompute_bound
         if cost is None or bound is None or self.budget.startswith("peak:"):
             return None
@@ -128,7 +129,7 @@ class ExperimentRow:
             given: the cells by column name.
 
         Raises:
-            ProblemError: the columns are not those of this version.
+            ProblemError: the names of the cells are not the columns of this version of remat.
         """
         if set(given) != set(COLUMNS):
             raise ProblemError(
@@ -138,7 +139,8 @@ class ExperimentRow:
         return cls(**given)
 
 
-#: Type of each column as text, without ``| None``. Annotations are text, because this file does not evaluate them.
+#: Type of each column as text, such as ``"int"`` for ``int | None``. Annotations are text in this file, because of
+#: ``from __future__ import annotations``.
 _TYPES = {f.name: str(f.type).removesuffix(" | None") for f in fields(ExperimentRow)}
 COLUMNS = tuple(_TYPES)
 #: Columns that the JSON of a comparison leaves out, because they are equal in all of its rows.
@@ -148,8 +150,9 @@ _OF_STEP = COLUMNS[: COLUMNS.index("solver")]
 def mark_best(rows: Iterable[ExperimentRow]) -> Iterator[ExperimentRow]:
     """Yield the rows, with ``best`` set for the best solver of each model, cost model and budget.
 
-    The best solver has the least recompute cost, then the fewest saved bytes. Equal rows are all best. Rows with the
-    same limit on saved bytes get the highest of their bounds, because each bound holds for all of them.
+    The best solver has the least recompute cost and, at equal cost, the fewest saved bytes. If several rows are equal,
+    each of them is best. Rows of one step, budget and limit on saved bytes all get the highest of their lower bounds on
+    the cost. Each of these bounds holds for every plan within the limit.
     """
     rows = tuple(rows)
     least: dict[tuple[str, ...], tuple[int, int]] = {}
@@ -179,8 +182,7 @@ class Comparison:
         step_cost: cost of running every operator of the step once; 0 if unknown.
         without_peak_bytes: simulated peak of the step without remat, which is the step at budget 1.
         without_recompute_cost: recompute cost of the step without remat.
-        brief: names of the solvers whose search was limited to a fraction of its usual work, see
-            `remat.solvers.brief`.
+        brief: names of the solvers that did only a fraction of their usual work, see `remat.solvers.brief`.
     """
 
     graph: str
@@ -194,7 +196,7 @@ class Comparison:
 
     @property
     def without(self) -> str:
-        """One line of text with the peak and cost of the step without remat; empty if either is unknown."""
+        """One line of text with the peak and the cost of the step without remat; empty if one of them is unknown."""
         if not self.without_peak_bytes or not self.step_cost:
             return ""
         step = format_cost(self.step_cost + self.without_recompute_cost, self.unit)
@@ -222,7 +224,14 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """Table of a sweep: its rows, ordered by model, cost model, budget and solver as they were requested."""
+    """Table of a sweep: one row for each combination that `remat.sweep` planned.
+
+    Rows are in the requested order of models, then of cost models, budgets and solvers. Rows of earlier sweeps with
+    the same output file, if the table was read from this file, come last.
+
+    Attributes:
+        rows: the rows.
+    """
 
     rows: tuple[ExperimentRow, ...]
 
@@ -337,7 +346,7 @@ def _as_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
         "float": arrow.float64(),
         "bool": arrow.bool_(),
     }
-    # An explicit schema, because a column without any figure would get the type null.
+    # The schema is given, because a column in which every cell is None would get the type null.
     schema = arrow.schema(
         [(name, kinds[kind]) for name, kind in _TYPES.items()], {"remat_sweep": str(VERSION)}
     )

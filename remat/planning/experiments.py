@@ -1,7 +1,7 @@
 """Plan all combinations of models, cost models, budgets and solvers, and tabulate the results.
 
-`remat.compare` plans one step with several solvers, and `remat.sweep` plans several models. Each row
-is one job, which any executor can run.
+`remat.compare` plans one step with several solvers, and `remat.sweep` plans several models. Each row of the table is
+one job, which plans one combination. Any executor can run a job.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jo
 from remat.solvers.base import Solver
 from remat.units import AnyBudget, Budget, Peak, Saved
 
-#: A model to plan: a captured step, or a function that returns (model, args, kwargs), as `remat plan` takes it.
+#: A model to plan: a captured step, or a function that returns (model, args, kwargs), as for the command `remat plan`.
 Model = JointGraph | Callable[[], tuple[nn.Module, Sequence[Any], Mapping[str, Any]]]
 #: Columns of a row that are copied from the fields of its plan.
 _OF_PLAN = ("capacity", "saved_bytes", "recompute_bound", "peak_bytes", "solve_s", "unit")
@@ -71,23 +71,24 @@ def compare(
     """Plan one joint graph with several solvers at several budgets.
 
     A solver that cannot run, refuses the problem, or answers wrongly gets a row with the reason, and the other solvers
-    continue. Each solver that is not part of remat runs in a process of its own, so that its crash ends only this
-    process. An unknown solver and an invalid budget raise an error before any planning.
+    continue. Each solver that is not part of remat runs in a process of its own, which alone ends if the solver
+    crashes. An unknown solver and an invalid budget raise an error before any planning.
 
     Args:
         joint: the captured step; it is not changed.
         solvers: one solver or several, by name or as instances; None: all solvers that can run here.
         budgets: one budget or several, as in `remat.plan`.
         cost: cost model for all solvers.
-        time_limit: seconds for each solver on each problem; None: no limit.
+        time_limit: seconds for each call of a solver; None: no limit.
         reread_inputs: as in `remat.plan`.
-        offload: as in `remat.plan`, for all solvers; the budgets must then be budgets on the peak.
+        offload: as in `remat.plan`, for all solvers. The budgets must then be budgets on the peak, unless values are
+            tagged for offloading.
         host_memory: as in `remat.plan`, for all solvers.
         policies: as in `remat.plan`, for all solvers.
         chunk: as in `remat.plan`, for all solvers, but not ``"auto"``.
         executor: where to plan: any `concurrent.futures.Executor`, a number of processes, or None for this
             process. With an executor, give solvers and the cost model by name.
-        on_row: called with each row as soon as the row is known; its ``best`` is not set yet.
+        on_row: called with each row as soon as its job has ended. The row's field ``best`` is not set yet.
 
     Returns:
         A table with one row for each budget and solver.
@@ -129,7 +130,7 @@ def compare(
         for budget in read
         for name in names
     ]
-    # Without an executor, the first question finds this step prepared.
+    # Without an executor, the jobs run in this thread, and reuse the step that was prepared above.
     _NEWEST.step = (token, ""), joint, {str(common["cost"]): prepared}
     rows = _ask(questions, executor, on_row or (lambda _: None))
     planner = prepared.planner
@@ -159,11 +160,12 @@ def sweep(
 ) -> Sweep:
     """Plan every model at every budget with every solver under every cost model.
 
-    With ``output``, each row is written to ``OUTPUT.partial`` as soon as the row is known. Another call with the same
+    A combination that fails gets a row with the reason.
+
+    With ``output``, each row is written to ``OUTPUT.partial`` as soon as its job has ended. Another call with the same
     output, after a crash or with more budgets, reuses the rows of that file and of ``OUTPUT``. Files of another format
     version are refused, and so is an ``OUTPUT.partial`` that another version of remat or PyTorch wrote. A captured step
-    is identified by its graph, but a function only by its name: give another output after changing the function. A
-    combination that fails gets a row with the reason.
+    is identified by its graph, but a function only by its name. So give another output after changing the function.
 
     Args:
         models: captured steps, or functions that return (model, args, kwargs), by name. With an executor,
@@ -171,21 +173,21 @@ def sweep(
         budgets: as in `remat.compare`.
         solvers: names of solvers.
         costs: names of cost models.
-        time_limit: seconds for each solver on each problem; None: no limit.
-        lower: the lowering, as in `remat.capture`, for which the models that functions return are captured.
+        time_limit: seconds for each call of a solver; None: no limit.
+        lower: the lowering, as in `remat.capture`, for models that functions return.
         executor: where to plan: any `concurrent.futures.Executor` (of Dask: ``client.get_executor()``), a
             number of processes, or None for this process.
         output: file of the table, which ends in ``.json``, ``.csv`` or ``.parquet``.
         on_start: called once, before planning, with a dict from the name of each model to its number of rows to plan.
-            Models whose rows are all in ``output`` are left out.
-        on_row: called with each new row as soon as the row is known.
+            The dict leaves out models whose rows are all in ``output``.
+        on_row: called with each new row as soon as its job has ended.
 
     Returns:
         The table of the requested rows.
 
     Raises:
-        ProblemError: an argument is invalid, a file is of another version, or the executor's workers are
-            gone or lack remat.
+        ProblemError: an argument is invalid, a file is of another version, or the executor's workers have died or
+            cannot import remat.
         SolverError: a solver is unknown.
     """
     check_executor(executor)
@@ -197,7 +199,7 @@ def sweep(
     priced = as_list("costs", costs, (str,))
     read = _budgets(budgets)
     _check_solvers(names)
-    # An invalid option fails here. In a worker, it would become the reason of every row.
+    # Check the options here. In a worker, the error for an invalid option would become the reason of every row.
     for cost in priced:
         PlanRequest.of(cost=cost, time_limit=time_limit)
     token = uuid.uuid4().hex
@@ -243,7 +245,7 @@ def _budgets(budgets: AnyBudget | Sequence[AnyBudget]) -> list[str]:
 
 
 def _check_solvers(names: Iterable[str | Solver]) -> None:
-    """Raise a SolverError if one of the names is not that of a solver; instances are not checked."""
+    """Raise a SolverError if no solver has one of the given names; solver instances are not checked."""
     for name in names:
         if isinstance(name, str):
             registry().solver_class(name)
@@ -252,14 +254,14 @@ def _check_solvers(names: Iterable[str | Solver]) -> None:
 def _of(model: Model, lower: str, time_limit: float | None) -> str:
     """Return the text for the column ``of``, which identifies the planned step.
 
-    A resumed sweep reuses a row only if this text is the same. The text has the joint graph's fingerprint, or the names
-    of the model and of the lowering if the model is not captured yet. The time limit in seconds follows, if there is
-    one.
+    A resumed sweep reuses a row only if this text is equal. For a captured step, the text is the start of the joint
+    graph's fingerprint. For a function, it is the names of the function and of the lowering. The time limit in seconds
+    follows, if there is one.
     """
     if isinstance(model, JointGraph):
         identity = model.fingerprint[:16]
     else:
-        # Without the address, which differs from process to process.
+        # The address is removed from the text, because it differs from process to process.
         name = getattr(model, "__qualname__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(model))
         identity = f"{name} for {lower}"
     return identity if time_limit is None else f"{identity}, at most {time_limit:g} s"
@@ -312,7 +314,7 @@ class _Question:
         model: name of the model.
         of: text for the column ``of`` of the row.
         source: a captured step, its text, or a function that returns (model, args, kwargs).
-        lower: the lowering for which the model that a function returns is captured.
+        lower: the lowering for the model, if ``source`` is a function.
         solver: the solver, by name or as an instance.
         options: cost model, budget and the other arguments of `PlanRequest.of`, without the solver.
     """
@@ -326,7 +328,11 @@ class _Question:
     options: Mapping[str, Any]
 
     def row(self, **figures: Any) -> ExperimentRow:
-        """Build the job's row; ``figures`` are the columns of a plan, or ``reason`` if there is no plan."""
+        """Build the job's row.
+
+        Args:
+            figures: values of the columns that planning fills: the plan's figures, or ``reason`` if there is no plan.
+        """
         return ExperimentRow(
             model=self.model,
             of=self.of,
@@ -345,7 +351,7 @@ class _Prepared:
         self._requests: dict[str, PlanRequest] = {}
 
     def figures(self, question: _Question) -> dict[str, Any]:
-        """Plan a job; return the figures of its row by column, with ``reason`` if there is no plan."""
+        """Run a job; return the values of its row by column name: the plan's figures, or ``reason`` without a plan."""
         planner = self.planner
         baseline, step_cost = planner.baseline, planner.step_cost
         known = bool(step_cost and baseline.peak_bytes)
@@ -355,13 +361,14 @@ class _Prepared:
             "without_step_cost": step_cost + baseline.recompute_cost if known else None,
         }
         budget = Budget.parse(question.options["budget"])
-        # All solvers get one limit. A ratio of the peak would depend on the least peak that each solver finds.
+        # A ratio of the peak depends on the least peak that a solver finds. So the ratio is converted to bytes once,
+        # and all solvers get the same limit.
         limit = planner.limit_of(budget)
         start = time.perf_counter()
         try:
             request = replace(self._request(question.solver), budget=budget)
             own = Planner(planner.state, request, fingerprint=planner.fingerprint)
-            # All rows share one baseline, so that no solver's time includes planning it.
+            # All rows share the figures of the step without remat, so that no row's time includes computing them.
             own.baseline, own.step_costs = baseline, planner.step_costs
             plan = own.finish(own.decide(limit), budget)
         except RematError as error:
@@ -387,8 +394,8 @@ class _Newest(threading.local):
     """Cache of the step that this thread prepared last.
 
     Attributes:
-        step: three items: `_Question.sweep` and name of the model; the captured step; and the prepared step under
-            each cost model, by the requested name of the cost model. None if the cache is empty.
+        step: None if the cache is empty, else three items: the pair of `_Question.sweep` and name of the model; the
+            captured step; and a dict from the requested name of a cost model to the step prepared under this model.
     """
 
     step: tuple[tuple[str, str], JointGraph, dict[str, _Prepared]] | None = None
@@ -407,7 +414,7 @@ def _ask(
     Args:
         questions: the jobs.
         executor: where to plan, as in `compare`.
-        on_row: called with each row as soon as the row is known.
+        on_row: called with each row as soon as its job has ended.
     """
     rows: dict[int, ExperimentRow] = {}
 
@@ -421,7 +428,7 @@ def _ask(
     try:
         run_jobs(answer, questions, executor, note, died)
     finally:
-        # Else the graph would stay in memory as long as this thread.
+        # Otherwise the graph would stay in memory until this thread ends.
         _NEWEST.step = None
     return [rows[k] for k in range(len(questions))]
 
@@ -440,7 +447,7 @@ def answer(question: _Question) -> ExperimentRow:
 
 
 def _prepared(question: _Question) -> _Prepared:
-    """Return the prepared step of a job; capture and prepare the step if this thread's cache holds another step."""
+    """Return the prepared step of a job, from this thread's cache; else capture and prepare the step, and cache it."""
     of, cost = (question.sweep, question.model), str(question.options["cost"])
     if _NEWEST.step is None or _NEWEST.step[0] != of:
         _NEWEST.step = None  # stays empty if capturing fails

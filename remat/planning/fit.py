@@ -1,4 +1,4 @@
-"""Find the batch sizes at which a whole training step fits a device's memory, the budget to set, and the speed."""
+"""Find the batch sizes at which a whole training step fits a device's memory; for each, the budget and the speed."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from remat.running.optimizer import Make, optimizer_code, read_optimizer
 from remat.torch_compat import pytree
 from remat.units import parse_bytes
 
-#: A call of a model at one batch: the model, its positional arguments, then its keyword arguments in a dict.
+#: A call of a model at one batch size: the model, its positional arguments, then its keyword arguments in a dict.
 Call = tuple[Any, Sequence[Any], Mapping[str, Any]]
 #: Positional and keyword arguments of a call.
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 #: A captured step, and the bytes of its inputs and buffers.
 Step = tuple[JointGraph, int]
-#: The result for a batch: its row, and the decisions that were tried for the batch.
+#: The result for a batch size: the row of the table, and the decisions that were tried.
 Answer = tuple[FitRow, tuple[Decision, ...]]
-#: Function that plans batches. It takes batch sizes, and decisions of other batches as candidates; it returns results
-#: by batch size.
+#: Function that plans batches. It takes batch sizes, and decisions of other batch sizes to try. It returns a dict from
+#: batch size to result.
 Ask = Callable[[Sequence[int], Sequence[Decision]], Mapping[int, Answer]]
 #: Default rate in GB/s at which one rank sends: NVLink of an H100 in one direction, by the data sheet.
 LINK_GBPS = 450.0
@@ -52,8 +52,8 @@ LINK_GBPS = 450.0
 _LEAST_MEMORY = 1 << 16
 #: The largest batch that ``"max"`` tries.
 _MOST = 1 << 20
-#: The search of ``"max"`` ends when two batches, of which one fits and one does not, differ by at most the smaller one
-#: divided by this number.
+#: The search of ``"max"`` bisects between a batch that fits and a larger one that does not. It ends when the two differ
+#: by at most 1, or by at most the smaller one divided by this number.
 _PART = 50
 #: Number of doubled batches (1, 2, 4, …) planned at the same time by an executor that is not a number of processes.
 _WIDTH = 4
@@ -84,7 +84,7 @@ def fit(
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Fit:
-    """Find the batch sizes at which a whole training step fits a device's memory, the budget to set, and the speed.
+    """Find the batch sizes at which a whole training step fits a device's memory; for each, the budget and the speed.
 
     A step is forward, backward, ``optimizer.step()`` and ``zero_grad()``, which frees the gradients. Outputs
     of forward live until the end of the step. The bytes of a step are:
@@ -101,19 +101,19 @@ def fit(
     Args:
         model: a module; or a function, whose arguments that require a gradient count as the parameters.
         args: a callable that takes a batch size and returns the arguments of a call: a tuple of positional
-            arguments, a dict of keyword arguments, or a pair of both. Or the positional arguments themselves, if the
-            first dimension of every tensor is the batch.
+            arguments, a dict of keyword arguments, a pair of both, or one tensor. Or the positional arguments
+            themselves, if the first dimension of every tensor is the batch.
         kwargs: keyword arguments, if ``args`` is not a callable; their tensors have the batch first, too.
         memory: memory of one rank's device: text with a unit, such as ``"80GiB"``, or bytes.
         margin: part of the memory that the step must leave to the allocator, such as ``"5%"`` or 0.05.
-        optimizer: name of a class of `torch.optim`, in upper or lower case, with arguments behind a colon
+        optimizer: name of a class of `torch.optim`, in upper or lower case, with arguments after a colon
             (``"sgd:momentum=0.9"``); or a callable that makes an optimizer from a list of parameters.
         batches: batch sizes of one rank to try. ``"max"``: powers of two until one does not fit, then
             bisection between the last two powers. A largest batch below 100 is exact; from 100 on, it may be up
             to 2 % too small.
-        accumulate: number of micro-batches whose gradients are summed before the optimizer steps. A batch is then a
-            micro-batch. From the second micro-batch on, the summed gradients are alive during forward and backward,
-            too.
+        accumulate: number of micro-batches whose gradients are summed before the optimizer steps. Each size in
+            ``batches`` is the size of a micro-batch. From the second micro-batch on, the summed gradients are alive
+            during forward and backward, too.
         ranks: number of ranks that train together: by FSDP2 if ``fsdp`` is set, else by DDP.
         fsdp: whether the ranks shard parameters, gradients and optimizer state, by FSDP2.
         link_gbps: GB/s that a rank sends. Sending overlaps with computing, so only the longer of the two times counts.
@@ -130,7 +130,7 @@ def fit(
         chunk: as in `remat.plan`; ``"auto"`` takes the fastest number of chunks for each batch.
         executor: where to plan: any `concurrent.futures.Executor`, a number of processes, or None for this process.
             Listed batches, and the powers of two of ``"max"``, are planned in parallel. Steps are captured in this
-            process. Solver and cost model must be given by name.
+            process. With an executor, solver and cost model must be given by name.
         on_step: called with a line of text before each stage.
 
     Returns:
@@ -217,7 +217,7 @@ def fit_calls(
         joint = capture(model, args, kwargs, lower=training.lower, device=training.device)
         return joint, other_bytes(model, (args, kwargs), parameters_of(model, (args, kwargs)))
 
-    # A captured step tells which parameters get no gradient, so the rank is computed anew with the first step.
+    # Only a captured step tells which parameters get no gradient, so the rank is computed again with the first step.
     kept = {first: captured(first, first_call)}
     rank = Rank.of(model, parameters, training, most, request.cost, kept[first][0])
     priced = str(request.on(kept[first][0]).cost)
@@ -252,7 +252,8 @@ def fit_calls(
         run_jobs(_answer, sent, executor, on_answer, on_death)
         return answers
 
-    # In one process, batches beyond the first that does not fit would be planned in vain.
+    # In this process, doubled batches are planned one by one, because results beyond the first batch that does not fit
+    # are not used.
     width = executor if isinstance(executor, int) else 1 if executor is None else _WIDTH
     rows = rows_of(listed, ask) if listed else rows_up_to_most(ask, width)
     return Fit(
@@ -279,10 +280,10 @@ def fit_calls(
 
 
 def _check(request: PlanRequest, training: Training) -> None:
-    """Refuse a number of ranks, a link between ranks, or a cost model that is invalid, before the model is built.
+    """Check number of ranks, micro-batches, rate of the link between ranks, and cost model, before the model is built.
 
     Raises:
-        ProblemError: an argument is invalid, or two arguments conflict.
+        ProblemError: one of these arguments is invalid, or two conflict.
     """
     ranks, accumulate = training.ranks, training.accumulate
     if type(ranks) is not int or ranks < 1:
@@ -320,13 +321,13 @@ def _name_of(cost: CostModel) -> str:
 def rows_of(batches: Sequence[int], ask: Ask) -> dict[int, FitRow]:
     """Plan listed batches; return their rows by batch size.
 
-    A batch for which no plan was found, though one may exist, is planned again if a larger batch fits. The
-    decisions that were tried for the largest batch that fits are then candidates.
+    A batch is planned again if no plan was found for it, no proof shows that none fits, and a larger batch fits. The
+    decisions that were tried for the largest batch that fits are then tried, too.
 
     Args:
         batches: the batch sizes.
-        ask: function that takes batch sizes to plan, and decisions of other batches as candidates. It returns, by
-            batch size, the row and the decisions that were tried.
+        ask: function that takes batch sizes to plan, and decisions of other batch sizes to try. It returns a dict from
+            batch size to the row and the tried decisions.
     """
     answers = dict(ask(batches, ()))
     largest = max((b for b in batches if answers[b][0].fits), default=0)
@@ -339,12 +340,12 @@ def rows_of(batches: Sequence[int], ask: Ask) -> dict[int, FitRow]:
 def rows_up_to_most(ask: Ask, width: int) -> dict[int, FitRow]:
     """Find the largest batch that fits by doubling, then bisection; return the rows of all tried batches.
 
-    Doubled batches (1, 2, 4, …) are planned independently of each other. In the bisection, the decisions that
-    were tried for earlier batches are candidates.
+    Doubled batches (1, 2, 4, …) are planned independently of each other. In the bisection, the decisions of all
+    earlier batches are tried, too.
 
     Args:
-        ask: function that takes batch sizes to plan, and decisions of other batches as candidates. It returns, by
-            batch size, the row and the decisions that were tried.
+        ask: function that takes batch sizes to plan, and decisions of other batch sizes to try. It returns a dict from
+            batch size to the row and the tried decisions.
         width: number of doubled batches to plan at the same time.
 
     Returns:
@@ -357,12 +358,12 @@ def rows_up_to_most(ask: Ask, width: int) -> dict[int, FitRow]:
 
     def fits(batch: int) -> bool:
         rows[batch], tried = answers[batch]
-        # A dict keeps the order of the trials, so that plans are deterministic.
+        # A dict, unlike a set, keeps the order in which decisions were tried, so that plans are deterministic.
         decisions.update(dict.fromkeys(tried))
         return rows[batch].fits
 
     while high <= _MOST:
-        # Results beyond the first batch that does not fit are ignored, so that rows do not depend on `width`.
+        # Rows of batches beyond the first that does not fit are left out, so that the table does not depend on `width`.
         if high not in answers:
             answers |= ask([high << k for k in range(width) if high << k <= _MOST], ())
         if not fits(high):
@@ -385,7 +386,7 @@ class _Job:
         batch: the batch size.
         joint: the captured step; for a worker, as text.
         other_bytes: bytes of the step's inputs and buffers.
-        others: decisions of other batches, as candidates.
+        others: decisions of other batch sizes, to try for this batch, too.
     """
 
     rank: Rank
@@ -398,6 +399,8 @@ class _Job:
 
 def _answer(job: _Job, on_step: Callable[[str], None] = lambda _: None) -> Answer:
     """Plan one batch; return its row, and the decisions that were tried.
+
+    With ``chunk="auto"``, the batch is planned with each number of chunks, and the best result is returned.
 
     Args:
         job: the batch.
@@ -422,7 +425,9 @@ def _answer(job: _Job, on_step: Callable[[str], None] = lambda _: None) -> Answe
             fitting = Fitting(planner=planner, rank=rank, other_bytes=job.other_bytes)
             try:
                 row = fitting.row(batch, job.others)
-            except BudgetError as error:  # what the user asks for exceeds a limit at this batch
+            except (
+                BudgetError
+            ) as error:  # a request of the user, such as MUST_CPU_OFFLOAD, exceeds a limit
                 least = rank.stepping_bytes + job.other_bytes
                 row = FitRow(batch=batch, peak_bytes=least, reason=str(error))
             answers.append((replace(row, chunks=each.chunks), fitting.tried))
@@ -434,8 +439,8 @@ def _answer(job: _Job, on_step: Callable[[str], None] = lambda _: None) -> Answe
 def _by_speed(answer: Answer) -> tuple[float, bool, int]:
     """Return a sort key for the answers of one batch; the best answer has the least key.
 
-    Answers that fit come first, the fastest at the front. Next are answers for which it is not proven that no plan
-    fits, and last those for which it is proven, each kind by rising peak.
+    First come answers with a plan that fits, fastest first. Then come answers without such a plan, lowest peak first:
+    those without a proof that no plan fits before those with a proof.
     """
     row, _ = answer
     return -(row.samples_per_s or 0.0), row.proven, row.peak_bytes
@@ -451,7 +456,7 @@ def read_memory(memory: object) -> int:
         memory: text with a unit, such as ``"80GiB"``, or a number of bytes.
 
     Raises:
-        BudgetError: the value has no unit, is too small, or cannot be read.
+        BudgetError: the value is a text without a unit, a number of bytes that is too small, or cannot be parsed.
     """
     text = f"memory is {memory!r}; expected bytes with their unit, such as '80GiB'"
     if isinstance(memory, str):
@@ -471,13 +476,13 @@ def read_memory(memory: object) -> int:
 
 
 def read_margin(margin: object) -> float:
-    """Parse the part of the memory that a step must leave free; return it as a number from 0 to below 1.
+    """Parse the margin: the part of the memory that a step must leave free. Return a number from 0 to below 1.
 
     Args:
         margin: text in percent, such as ``"5%"``; or a number such as 0.05.
 
     Raises:
-        ProblemError: the value has neither form, or is 100 % or more.
+        ProblemError: the value has neither form, is negative, or is 100 % or more.
     """
     text = margin.strip() if isinstance(margin, str) else ""
     try:

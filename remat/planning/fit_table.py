@@ -23,9 +23,9 @@ class FitRow:
         step_s: modelled seconds of one step; None if no plan fits.
         samples_per_s: samples of all ranks per second; None if no plan fits.
         recompute_s: modelled seconds of recomputation and exposed transfers in one step; None if no plan fits.
-        reason: why no plan fits; empty if one does.
-        proven: whether it is proven that no plan fits. False if a plan fits, or if none was found but one
-            may exist.
+        reason: why no plan fits; empty if a plan fits.
+        proven: whether it is proven that no plan fits. False if a plan fits. False, too, if no fitting plan was found,
+            but one may exist.
         chunks: number of chunks into which the loss is split; 1 if it is whole.
     """
 
@@ -53,9 +53,10 @@ class Fit:
     Attributes:
         model: name of the model.
         memory_bytes: bytes of the memory of one rank's device.
-        optimizer: the requested optimizer.
+        optimizer: name of the optimizer, as requested.
         margin: part of the memory that a step must leave free, from 0 to below 1.
-        optimizer_code: code that makes the optimizer of ``model.parameters()``; empty if a callable makes it.
+        optimizer_code: Python expression that makes the optimizer of ``model.parameters()``; empty if the user gave a
+            callable instead of a name.
         accumulate: number of micro-batches whose gradients are summed before the optimizer steps.
         cost: the cost model.
         lower: the lowering that steps were traced for.
@@ -115,9 +116,10 @@ class Fit:
 
     @property
     def code(self) -> str:
-        """Python code for the fastest row: `torch.compile` with its budget, the optimizer, and a step of micro-batches.
+        """Python code for the row `best`: the call of `torch.compile` with the row's budget, then the optimizer.
 
-        Empty if no batch fits.
+        The optimizer is left out if the user gave it as a callable. With several micro-batches in a step, a function
+        that runs such a step follows. Empty if no batch fits.
         """
         if self.best is None:
             return ""
@@ -140,7 +142,7 @@ class Fit:
             options.append(f'"lower": "{self.lower}"')
         if self.asked_cost:
             options.append(f'"cost": "{self.asked_cost}"')
-        # Offloading is refused beside any other budget.
+        # `torch.compile` refuses `offload` beside a budget on saved bytes.
         if budget.on_peak and self.offload:
             options.append(f'"offload": "{self.offload}"')
         if self.host_memory is not None:
@@ -179,7 +181,9 @@ class Fit:
             )
         most = self.memory_bytes * (1 - self.margin)
         refused = [r for r in self.rows if not r.fits and r.peak_bytes <= most]
-        if refused and self.largest:  # another limit than the memory is exceeded
+        if (
+            refused and self.largest
+        ):  # the memory suffices, so another limit is exceeded, such as `host_memory`
             lines.append(f"batch {refused[0].batch}: {refused[0].reason}")
         if self.largest is None or self.best is None:
             return "\n".join([*lines, f"no batch fits: {self.rows[0].reason}"])
@@ -196,7 +200,7 @@ class Fit:
         return "\n".join(lines)
 
 
-#: Lines of `Fit.code`; ``{0}`` stands for the number of micro-batches, and ``{1}`` for the samples in each.
+#: Last lines of `Fit.code` if a step has several micro-batches: ``{0}`` is their number, ``{1}`` the samples in each.
 _ACCUMULATING = (
     "def train_step(micro_batches, loss_of):  # {0} micro-batches of {1}",
     "    for batch in micro_batches:",

@@ -1,4 +1,4 @@
-"""The frontier of one joint graph: the best plans over all budgets, by saved bytes or by peak."""
+"""The frontier of one joint graph: its Pareto-optimal plans, by saved bytes and cost or by peak and cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from remat.units import Budget, format_apart, format_bytes, format_cost
 
 #: Most points that the text of a frontier lists, so that the text fits one screen.
 MOST_SHOWN = 16
-#: The axes of a frontier: for each, the field of `FrontierPoint` with the bytes, and the label in plots.
+#: For each value of `Frontier.by`: the field of `FrontierPoint` with the bytes, and the label of the axis in plots.
 _BY = {
     "saved": ("saved_bytes", "saved by forward for backward"),
     "peak": ("peak_bytes", "peak of the step"),
@@ -45,17 +45,17 @@ class Frontier:
     """Pareto-optimal plans of one joint graph over all budgets, by bytes and cost.
 
     Attributes:
-        by: the bytes of the frontier: ``"saved"`` for the bytes that a plan saves, ``"peak"`` for the peak
-            of its step.
+        by: which bytes count: ``"saved"`` for the bytes that a plan saves, ``"peak"`` for the peak of the step.
         graph: name of the joint graph.
         solver: name of the solver. In a frontier by peak, the solver ``auto`` decides only at budget 1 and around
             the least peak. The other points come from minimum cuts, and from searches that start at these cuts.
         cost: the cost model.
         unit: unit of all costs.
         points: points with increasing bytes and decreasing cost.
-        bound: vertices (bytes, cost) of a line below which no plan lies, fewest bytes first. The bytes are
-            of the kind that ``by`` says.
-        full_bytes: bytes that the runtime-optimal partition saves; a budget ratio refers to these bytes.
+        bound: vertices (bytes, cost) of a line below which no plan lies, fewest bytes first. Bytes are saved bytes or
+            peaks, as ``by`` says.
+        full_bytes: bytes that the runtime-optimal partition, the minimum cut that recomputes only cheap operators,
+            saves. Budget 0.5 allows half of these bytes.
         least_bytes: the least bytes that any plan saves.
         link: the link over which values may be offloaded, as text; empty if none may.
     """
@@ -88,7 +88,7 @@ class Frontier:
             by: ``"saved"`` (or its alias ``"bytes"``) or ``"peak"``, as for the attribute.
 
         Raises:
-            ProblemError: values may be offloaded, and ``by`` is not ``"peak"``.
+            ProblemError: the request has the option ``offload``, and ``by`` is not ``"peak"``.
         """
         by = "saved" if by == "bytes" else by
         if by != "peak":
@@ -98,7 +98,8 @@ class Frontier:
         else:
             decided = [*map(planner.with_tagged, planner.pareto())]
             found = [*map(planner.simulated, decided)]
-            # What is tagged for offloading is offloaded by every plan, and does not count as saved.
+            # The hull counts values that are tagged for offloading as saved bytes, but the points do not. Subtracting
+            # the most bytes that a point offloads keeps the bound valid.
             away = max(d.host_bytes for d in decided)
             bound = tuple((v.saved_bytes - away, v.cost) for v in planner.hull.vertices)
         return cls(
@@ -123,7 +124,7 @@ class Frontier:
 
     @property
     def label(self) -> str:
-        """Text for display: the solver, and the link over which values may be offloaded."""
+        """Name of the frontier in plots and texts: the solver, and the link over which values may be offloaded."""
         return self.solver + (f", offload {self.link}" if self.link else "")
 
     def bytes_of(self, point: FrontierPoint | Plan) -> int:
@@ -134,11 +135,11 @@ class Frontier:
     def knee(self, *, by: str = "origin") -> FrontierPoint:
         """Return the point beyond which more memory reduces the cost only a little.
 
-        Bytes and cost are first scaled to [0, 1] over the frontier.
+        Distances are measured after bytes and costs have been scaled to [0, 1] over the frontier.
 
         Args:
-            by: ``"origin"``: the point nearest to (least bytes, least cost); ``"chord"``: the point
-                farthest below the line from the first to the last point.
+            by: the definition of the point. ``"origin"``: nearest to (least bytes, least cost). ``"chord"``: farthest
+                below the line from the first to the last point.
 
         Raises:
             ProblemError: ``by`` has another value.
@@ -149,8 +150,9 @@ class Frontier:
     def plan(self, point: FrontierPoint) -> Plan:
         """Build the plan of a point.
 
-        The plan's budget is the point's saved bytes or, on a frontier by peak, the point's peak. If the simulated
-        peak of the plan is above the point's peak, a `PeakWarning` is given.
+        The plan's budget is the point's saved bytes or, on a frontier by peak, the point's peak. On a frontier by peak,
+        a `PeakWarning` is given if the plan's simulated peak is above the point's peak. The peak of a point on a large
+        graph is not simulated but computed from a schedule.
 
         Raises:
             ProblemError: the point is not on this frontier.
@@ -182,7 +184,7 @@ class Frontier:
         return plan
 
     def check_same(self, plan: Plan) -> None:
-        """Refuse a plan that does not belong to this frontier.
+        """Raise an error if a plan cannot be shown on this frontier.
 
         Raises:
             ProblemError: the plan has another graph or cost model than the frontier.
@@ -231,7 +233,8 @@ class Frontier:
         def at(point: FrontierPoint | Plan) -> tuple[int, int]:
             return self.bytes_of(point), point.recompute_cost
 
-        # Offloading only adds plans, so the bound of a frontier with offloading also holds without it.
+        # With offloading, there are more plans. So the bound of a frontier with offloading also holds for a frontier
+        # without offloading.
         below = next((f for f in (self, *others) if f.link), self)
         alike = {(f._planner.fingerprint, f.cost) for f in (self, *others)}
         curves = [
@@ -255,7 +258,7 @@ class Frontier:
         return write_record(self)
 
     def save(self, path: str | Path) -> None:
-        """Write the figures of the frontier to a JSON file, atomically. Plans cannot be built from the file.
+        """Write the figures of the frontier to a JSON file, atomically, without the data from which plans are built.
 
         Raises:
             PlanError: the file cannot be written; an existing file stays unchanged.
@@ -268,7 +271,7 @@ class Frontier:
         Args:
             rows: number of points to return at most; less than 3 counts as 3.
         """
-        # Both ends and the knee are always among the points.
+        # `rows - 1` evenly spaced points, both ends included, and the knee.
         points, rows = self.points, max(3, rows)
         if len(points) <= rows:
             return list(points)

@@ -1,9 +1,12 @@
 """Plan within a budget on the peak of fused code: search by simulated peak, guided by the estimated peak.
 
-Searches and proofs use the simulated peak of the unfused graphs. The estimated peak of the fused code
-(`remat.graph.fused_liveness`) differs from the simulated one by a similar offset for similar plans. So the search is
-repeated, with its target shifted by the offset of the last plan. If node orders can be searched, a repetition is a
-short search from the last schedule. If the step of a decision was compiled, its compiled peak replaces the estimate.
+A decision has up to three peaks. The *simulated* peak is that of the unfused graphs; searches and proofs use this peak.
+The *estimated* peak is computed from the same graphs for the fused code (`remat.graph.fused_liveness`). The *compiled*
+peak is that of the code that Inductor made; it replaces the estimate once the decision was compiled.
+
+The simulated and the estimated peak differ by a similar offset for similar plans. So the search is repeated, with its
+target shifted by the offset of the last plan. If node orders can be searched, a repetition is a short search that
+starts from the last schedule.
 """
 
 from __future__ import annotations
@@ -24,37 +27,38 @@ from remat.units import Budget, bytes_of_share, format_bytes
 
 #: Maximum number of searches of `aim_above` without offloads, and of `aim` after a compilation.
 _SEARCHES = 4
-#: Neighbouring limits on saved bytes differ by at most the largest limit divided by this number.
+#: Neighbouring limits from `without_gaps` differ by at most the largest limit divided by this number.
 _GAP = 16
-#: How often the two intervals beside the best limit on saved bytes are halved.
+#: How often `_explore` halves the two intervals beside the best limit on saved bytes, see `beside_least`.
 _HALVINGS = 2
-#: A target that is too low is raised by the least simulated peak divided by this number.
+#: `aim_above` raises infeasible targets step by step. A step is the least simulated peak divided by this number.
 _STEP = 100
-#: With offloads: maximum number of searches of `aim_above`; and a divisor, by which the least simulated peak is divided
-#: to get the step by which a target is lowered.
+#: With offloads, `aim_above` makes at most the first number of searches. It first lowers infeasible targets. A step is
+#: then the least simulated peak divided by the second number.
 _OFFLOADED = 5, 150
-#: Compiled peaks are far above a limit if they exceed it by more than the limit divided by this number.
+#: Compiled peaks are far above a limit if they exceed the limit by more than the limit divided by this number.
 _FAR = 10
-#: A plan is near enough if the unused fraction of the wanted peak is at most this.
+#: A search by estimated peak ends if the estimate is below the wanted peak by at most this fraction of the wanted peak.
 _NEAR = 0.005
-#: Maximum number of searches of `aim` before any compilation; and the number of edits in a search from the last
-#: schedule, as a ratio of the usual number.
+#: Before any compilation, `aim` makes at most the first number of searches. A search that starts from the last schedule
+#: tries the second number as a fraction of the usual number of edits.
 _REFINED, _REFINED_SHARE = 6, 0.5
-#: A target that was missed is lowered by at least the wanted peak divided by this number.
+#: If the estimate exceeds the wanted peak, `aim` lowers its target by at least the wanted peak divided by this number.
 _LOWERED = 1000
 
 
 class FusedSearch:
     """Search for decisions of one graph under a budget on the peak of fused code.
 
-    The candidates of all searches are kept. A search after a compilation continues from these candidates.
+    The candidates of all searches are kept. A search after a compilation chooses among these candidates and new ones.
+    A candidate is a decision with its saved bytes and cost. Its *offset* is its simulated minus its estimated peak.
 
     Args:
         planner: the planner of the graph.
 
     Attributes:
         planner: the planner of the graph.
-        found: all candidates so far, as decisions with their saved bytes and cost.
+        found: all candidates so far.
     """
 
     def __init__(self, planner: Planner) -> None:
@@ -64,10 +68,10 @@ class FusedSearch:
         self._limit: int | None = None
 
     def moved(self, planner: Planner) -> FusedSearch:
-        """Return a search that uses another planner, because each compilation traces the step anew.
+        """Return a search that uses another planner. Each compilation traces the step anew, and needs a new planner.
 
-        If the planner has an equal graph and equal options, the returned search keeps the candidates found so far;
-        else it starts without candidates.
+        If both planners have equal graphs and options, the returned search keeps the candidates found so far. Else it
+        starts without candidates.
         """
         new = FusedSearch(planner)
         if planner.adopt(self.planner):
@@ -83,36 +87,37 @@ class FusedSearch:
         compiled: Mapping[Decision, int] | None = None,
         last: bool = False,
     ) -> Candidate:
-        """Choose the cheapest decision found whose peak is within a budget.
+        """Search for decisions, and choose the cheapest one whose peak is within a budget.
 
         The peak of a decision is its compiled peak if it was compiled, else its estimated peak. An estimate may
-        be wrong, so the caller compiles the decision and calls again with the compiled peak. "The plan for budget
-        1" is the decision for budget 1, which saves no more than the runtime-optimal partition. If no decision
-        is within the budget, the first of these that exists is chosen:
+        be wrong, so the caller compiles the decision, and calls again with the compiled peak in ``compiled``. The
+        decision for budget 1 saves no more than the runtime-optimal partition (the minimum cut that recomputes only
+        cheap operators). If no decision is within the budget, the first of these that exists is chosen:
 
-        1. After a compilation, the plan for budget 1, if it was not compiled and its estimated peak is below
+        1. After a compilation, the decision for budget 1, if it was not compiled and its estimated peak is below
            every compiled peak.
         2. Of the decisions that were not compiled, the one with the least estimated peak. After a compilation
-           and under a budget in bytes, only estimates within the budget count here.
+           and under a budget in bytes, only decisions with estimated peaks within the budget count here.
         3. The decision with the least peak.
 
-        With ``last``, other rules come first; if none of them applies, the rules above follow. They choose among
-        the decisions that were not compiled. If all compiled peaks exceed the budget by more than a tenth,
-        estimates say little about the step, so saved bytes count instead. Under a budget in bytes:
+        ``last`` is set for the last decision that the caller compiles. Two further rules then come before those
+        above; they choose among the decisions that were not compiled. If all compiled peaks exceed the budget by more
+        than a tenth, estimates say little about the step, so saved bytes count instead. Under a budget in bytes:
 
-        1. If all compiled peaks exceed the budget by more than a tenth, the decision that saves the fewest bytes.
-           Only estimated peaks within the budget count here.
+        1. If all compiled peaks exceed the budget by more than a tenth: of the decisions with estimated peaks within
+           the budget, the one that saves the fewest bytes.
         2. The decision with the least estimated peak, at any cost.
 
         Under a ratio:
 
-        1. The plan for budget 1, if its estimated peak is below every compiled peak.
-        2. If no decision is within the budget and all compiled peaks exceed it by more than a tenth, the decision
-           that saves the fewest bytes. Only estimated peaks up to the lowest compiled peak count here.
+        1. The decision for budget 1, if its estimated peak is below every compiled peak.
+        2. If no decision is within the budget and all compiled peaks exceed the budget by more than a tenth: of the
+           decisions with estimated peaks up to the lowest compiled peak, the one that saves the fewest bytes.
 
         Args:
             budget: a budget on the peak, in bytes or as a ratio.
-            excess: bytes by which an estimated peak must at least be below the budget.
+            excess: number of bytes by which an estimated peak must be below the budget to count as within the budget;
+                0: an estimated peak equal to the budget counts.
             compiled: the compiled peak in bytes of each compiled decision; None: nothing was compiled yet.
             last: whether the caller will compile no decision after this one.
 
@@ -127,7 +132,8 @@ class FusedSearch:
         known, planner = compiled or {}, self.planner
         in_bytes = budget.peak_bytes is not None
         limit = budget.peak_bytes if in_bytes else self._limit
-        # The last plan within a peak in bytes is the lowest one. A search near the peak does not find that plan.
+        # The last decision under a budget in bytes is the one with the least estimated peak. `aim` looks only for
+        # decisions near the budget, so it would not find that decision.
         near = planner.request.offload is None and not (last and in_bytes)
         found = False
         if limit is not None and near:
@@ -150,42 +156,51 @@ class FusedSearch:
         return replace(best, choice=choice)
 
     def _explore(self) -> tuple[Candidate, int, tuple[int, int]]:
-        """Add candidates to `found`, from the least peak to that of the plan for budget 1.
+        """Add candidates to `found`, with peaks from the least peak up to the peak of the decision for budget 1.
 
         Returns:
-            Three items: the candidate with the least simulated peak; the simulated minus the estimated peak of
-            this candidate, in bytes; and two estimated peaks, in bytes: the least one of all candidates, and
-            that of the plan for budget 1, which saves no more than the runtime-optimal partition.
+            Three items: the candidate with the least simulated peak; the offset of this candidate, in bytes; and the
+            two estimated peaks, in bytes, that the ratios 0 and 1 stand for: the least one of all candidates, and
+            that of the decision for budget 1. If the number of chunks of the loss was chosen, ratio 1 stands for at
+            least the estimated peak of the step without chunks.
         """
         planner = self.planner
         at = self.try_saved(without_gaps(planner.allowed_vertices(VERTICES)))
         for _ in range(_HALVINGS):
             at |= self.try_saved(beside_least(at))
         most = self.expect(planner.full)
-        if planner.ends is not None:  # ratio 1 is the step without chunks
+        if planner.ends is not None:  # ratio 1 stands for the step without chunks
             most = max(most, planner.baseline.expected_bytes)
         lowest = planner.within_peak(
             Budget(peak_share=0.0), offload=False
-        )  # ratios count from here
+        )  # the decision that ratio 0 stands for
         off = planner.peak(lowest) - self.expect(lowest)
         return lowest, off, (min(map(planner.expected, self.found)), most)
 
     def expect(self, decided: Candidate) -> int:
-        """Add a candidate, with its tagged values offloaded, to `found`; return the estimated peak in bytes."""
+        """Add a candidate to `found`, with its values that are tagged for offloading offloaded.
+
+        Returns the candidate's estimated peak in bytes.
+        """
         decided = self.planner.with_tagged(decided)
         self.found.append(decided)
         return self.planner.expected(decided)
 
     def try_saved(self, capacities: Iterable[int]) -> dict[int, int]:
-        """Add the decision at each limit on saved bytes to `found`; return estimated peaks in bytes by limit."""
+        """Add the decision at each limit on saved bytes to `found`.
+
+        Returns a dict from each limit to the estimated peak of its decision, both in bytes.
+        """
         return {nbytes: self.expect(self.planner.at(nbytes)) for nbytes in capacities}
 
     def try_around(self, capacities: Sequence[int], wanted: int) -> None:
-        """Bisect for the largest limit on saved bytes that keeps an estimated peak; add each decision to `found`.
+        """Find the largest limit on saved bytes whose decision has an estimated peak of at most ``wanted``.
+
+        The limits are bisected. The decision at each limit that is tried is added to `found`.
 
         Args:
             capacities: the limits on saved bytes, in any order.
-            wanted: the estimated peak to keep, in bytes.
+            wanted: the highest estimated peak, in bytes.
         """
         asked = sorted(capacities)
         low, high = 0, len(asked) - 1
@@ -197,9 +212,8 @@ class FusedSearch:
     def aim(self, wanted: int, known: Mapping[Decision, int]) -> bool:
         """Search for decisions with estimated peaks just within ``wanted``, and add them to `found`.
 
-        Each search keeps a limit on the simulated peak, because estimated peaks cannot be searched directly. The
-        offset of a candidate is its simulated minus its estimated peak. The first limit is ``wanted`` plus the
-        offset of the candidate whose estimated peak is nearest to ``wanted``.
+        Each search has a limit on the simulated peak, because estimated peaks cannot be searched directly. The first
+        limit is ``wanted`` plus the offset of the candidate whose estimated peak is nearest to ``wanted``.
 
         Args:
             wanted: the estimated peak to stay within, in bytes.
@@ -214,10 +228,10 @@ class FusedSearch:
         nearest = min(self.found, key=lambda d: abs(planner.expected(d) - wanted))
         aim = wanted + planner.peak(nearest) - planner.expected(nearest)
         last, fits = None, False
-        # The highest aim whose candidate fits, and the lowest one whose candidate does not.
+        # `low`: the highest target whose candidate was within `wanted`; `high`: the lowest one whose candidate was not.
         low, high = 0, math.inf
         for _ in range(_SEARCHES if known else _REFINED):
-            # After a compilation each search starts afresh: short searches drift to orders whose estimates fail.
+            # After a compilation, each search is a full one: short searches drift to node orders with wrong estimates.
             last = self._near(None if known else last, aim)
             if last is None:
                 break
@@ -225,10 +239,11 @@ class FusedSearch:
             fits = fits or (room >= 0 and last.decision not in known)
             if 0 <= room <= _NEAR * wanted or (room > 0 and not last.cost):
                 break
-            # Move a missed target noticeably: a search within almost the same peak would find the same schedule.
+            # A search within almost the same peak would find the same schedule, so the target moves by a least step.
             moved = aim + (room if room >= 0 else min(room, -(wanted // _LOWERED)))
             low, high = (max(low, aim), high) if room >= 0 else (low, min(high, aim))
-            # Estimates jump where operators stop fusing, so an aim outside of the known ends is bisected.
+            # Estimates jump where operators stop fusing. So a target that is not between `low` and `high` is replaced
+            # by their midpoint.
             aim = moved if low < moved < high else (low + int(high)) // 2
         return fits
 
@@ -240,8 +255,8 @@ class FusedSearch:
             peak_bytes: limit on the simulated peak, in bytes. A short search may return a candidate above it.
 
         Returns:
-            The candidate. None if a full search finds none, or if every schedule exceeds the limit. `aim_above`
-            handles such limits, but takes several times as long.
+            The candidate. None if a full search finds none, or if no schedule is within the limit. `aim_above` handles
+            such limits, but takes several times as long.
         """
         planner = self.planner
         if peak_bytes < planner.search.least_possible:
@@ -256,15 +271,15 @@ class FusedSearch:
             return None
 
     def aim_above(self, lowest: Candidate, off: int, wanted: int) -> None:
-        """Search for decisions near an estimated peak, even if no schedule keeps the corresponding simulated peak.
+        """Search for decisions near an estimated peak, even if no schedule is within the corresponding simulated peak.
 
-        The first search is within the simulated peak ``wanted + off``. A limit below the simulated peak of
-        ``lowest`` is replaced by one slightly above that peak. If values may be offloaded, limits slightly below
-        that peak are tried first. The decisions are added to `found`.
+        Each search has a limit on the simulated peak. The first limit is ``wanted + off``. A limit below the simulated
+        peak of ``lowest`` is infeasible without offloads, so a limit slightly above that peak is used instead. If
+        values may be offloaded, limits slightly below that peak are tried first. The decisions are added to `found`.
 
         Args:
             lowest: the candidate of the least simulated peak, without offloads.
-            off: simulated minus estimated peak of ``lowest``, in bytes.
+            off: offset of ``lowest``, in bytes.
             wanted: the estimated peak to stay within, in bytes.
         """
         planner = self.planner
@@ -282,7 +297,7 @@ class FusedSearch:
             try:
                 decided = planner.decide(Budget(peak_bytes=aim))
             except BudgetError:
-                # Infeasible even with offloads, so raise the target from now on.
+                # The target is infeasible even with offloads, so all further targets are above the least peak.
                 aim, step = 0, abs(step)
                 continue
             room = wanted - self.expect(decided)
@@ -292,10 +307,10 @@ class FusedSearch:
 
 
 def without_gaps(vertices: Sequence[int]) -> list[int]:
-    """Return limits on saved bytes to try: the given ones, and evenly spaced ones in large intervals between them.
+    """Return limits on saved bytes to try: the given ones and, in large intervals between them, evenly spaced ones.
 
     Args:
-        vertices: the given limits: saved bytes at vertices of `Prepared.hull`.
+        vertices: the given limits, in bytes: saved bytes at vertices of `Prepared.hull`.
     """
     found, most = set(vertices), max(1, max(vertices) // _GAP)
     for a, b in pairwise(sorted(vertices)):
@@ -305,7 +320,7 @@ def without_gaps(vertices: Sequence[int]) -> list[int]:
 
 
 def beside_least(at: Mapping[int, int]) -> list[int]:
-    """Return new limits on saved bytes to try: midpoints between the best limit and its neighbours.
+    """Return new limits on saved bytes to try: the midpoints between the best limit and its two neighbours.
 
     The best limit is the one whose decision has the least estimated peak.
 
@@ -318,7 +333,7 @@ def beside_least(at: Mapping[int, int]) -> list[int]:
 
 
 def input_bytes(joint: JointGraph) -> int:
-    """Return the bytes of the parameters and inputs of a captured step, which are alive throughout the step."""
+    """Return the bytes of a captured step's parameters, buffers and inputs, which are alive throughout the step."""
     inputs = [n for n in joint.graph.find_nodes(op="placeholder") if role_of(n) is Role.PRIMAL]
     return sum(Sizes(joint.memories).of_all(inputs).values())
 
@@ -348,8 +363,8 @@ def _best(
         search: the search, which holds the candidates.
         known: the compiled peak in bytes of each compiled decision.
         budget: the requested budget.
-        limit: the budget in bytes.
-        excess: bytes by which an estimated peak must at least be below the limit.
+        limit: the peak in bytes that the budget stands for.
+        excess: as in `FusedSearch.within`.
         last: whether the caller will compile no decision after this one.
     """
     planner, found = search.planner, search.found
@@ -376,6 +391,6 @@ def _best(
     if fits:
         return min(fits, key=lambda d: (d.cost, taken(d)))
     if known and budget.peak_bytes:
-        # A decision that is not even expected to fit is not worth another compilation.
+        # Compiling a decision takes long, so a decision whose estimate exceeds the budget is not chosen.
         new = [d for d in new if expected(d) <= limit]
     return min(new or found, key=taken)

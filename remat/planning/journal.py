@@ -21,17 +21,17 @@ from remat.version import __version__
 
 @dataclass(slots=True, eq=False)
 class Journal:
-    """Finished rows of a sweep, which are also appended to a file if the sweep has an output.
+    """Finished rows of a sweep. If the sweep has an output, each added row is also appended to the journal's file.
 
     Attributes:
-        known: the finished rows by `ExperimentRow.key`.
+        known: dict from `ExperimentRow.key` to the finished row.
     """
 
     known: dict[tuple[str, ...], ExperimentRow] = field(default_factory=dict)
     _file: IO[str] | None = None
 
     def add(self, row: ExperimentRow) -> None:
-        """Add a row and append it to the file; ignore the row if its key is in `known`.
+        """Add a row to `known`, and append it to the file; do nothing if `known` has a row with the same key.
 
         Raises:
             ProblemError: the file cannot be written.
@@ -44,7 +44,9 @@ class Journal:
             with writing(self._file.name, hint):
                 self._file.write(json.dumps(asdict(row)) + "\n")
                 self._file.flush()
-                os.fsync(self._file.fileno())  # a row also survives a crash of the machine
+                os.fsync(
+                    self._file.fileno()
+                )  # so that the row survives a crash of the machine, too
 
 
 @contextlib.contextmanager
@@ -59,10 +61,11 @@ def opened(table: Path | None) -> Iterator[Journal]:
         table: path of the sweep's table; None: rows are not written to disk.
 
     Yields:
-        A journal with the rows of the table and of the journal of an interrupted sweep, if these files exist.
+        A journal with the rows of the existing table, and of the journal that an interrupted sweep has left.
 
     Raises:
-        ProblemError: another sweep has locked the journal, other versions wrote it, or it cannot be written.
+        ProblemError: another sweep has locked the journal; other versions of remat or PyTorch wrote the journal; the
+            table cannot be read; or the journal cannot be written.
     """
     if table is None:
         yield Journal()
@@ -88,23 +91,29 @@ def opened(table: Path | None) -> Iterator[Journal]:
             )
         rows = (*rows, *map(ExperimentRow.from_dict, lines[1:]))
         with writing(path):
-            # Written anew without a damaged end, so that further rows begin on a line of their own.
+            # A crash may have left a damaged last line. The file is rewritten without it, so that the next row begins
+            # on a line of its own.
             write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))
             file = path.open("a", encoding="utf-8")
         try:
             yield Journal({row.key: row for row in rows}, file)
         finally:
-            with contextlib.suppress(OSError):  # closing flushes a row that could not be written
+            with contextlib.suppress(
+                OSError
+            ):  # closing tries again to write a row whose writing has failed
                 file.close()
         path.unlink(missing_ok=True)
     finally:
-        # Deleted while it is still locked, so that the lock file of another sweep is never deleted.
+        # The lock file is deleted before the lock is released. Afterwards, it could be that of another sweep.
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
 
 
 def _lines(path: Path) -> list[Any]:
-    """Return the JSON objects in a journal's lines, up to the first damaged line; empty without a file."""
+    """Return one JSON object for each line of a journal, up to the first damaged line; empty if there is no file.
+
+    The first object holds the versions, and each further one is a row.
+    """
     if not path.exists():
         return []
     lines: list[Any] = []

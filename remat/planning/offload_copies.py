@@ -23,8 +23,8 @@ class Copies:
     """Scheduler of the copies of offloaded values in one partitioned step.
 
     Args:
-        state: the step. Its forward graph offloads each value after its last use, and its backward graph fetches
-            each value before its first use.
+        state: the split step. The forward graph offloads each value after the value's last use, and the backward graph
+            fetches each value before its first use.
         offloads: the offloaded values. Each may name the places of its copies: the operator after which the
             device's memory is freed, and the operator before which the value is fetched.
         link: the link to the host.
@@ -39,15 +39,15 @@ class Copies:
         self._nodes = [node for _, node in walk.running()]
         self._boundary, self._moments = walk.boundary, walk.moments
         self._offloads, self._of_operators = offloads, times
-        # A graph that runs nothing has nothing to hide copies behind.
+        # A step without operators has no program points at which copies could be placed.
         self._has_room = len(self._nodes) == len(self._moments)
         self._transfers = self._needed(link) if self._has_room else []
 
     def _needed(self, link: Link) -> list[Transfer]:
         """Return the transfer of each offloaded value, in the order of the offloads.
 
-        A transfer holds the value's bytes and copy times, and two positions among the runs of the step. The value can
-        be sent after the run at the first position, and must be back before the run at the second.
+        A transfer holds the value's bytes, the time of one copy, and two positions among the runs of the step. The
+        value can be sent after the run ``ready``, and must be back on the device before the run ``needed``.
         """
         nodes, at = self._nodes, {node: k for k, node in enumerate(self._nodes)}
         first, second = nodes[: self._boundary], nodes[self._boundary :]
@@ -70,8 +70,8 @@ class Copies:
             peak_bytes: limit on the peak of the device's memory, in bytes.
 
         Returns:
-            Three items: the offloads with the places of their copies, the time in ps for which operators wait for
-            copies, and the bytes by which the step still exceeds the limit.
+            Three items: the offloads with the places of their copies; the time in ps for which operators wait for
+            copies; and the bytes by which the step still exceeds the limit.
         """
         if not self._has_room:
             return self._offloads, 0, 0
@@ -81,7 +81,7 @@ class Copies:
         named = []
         for k, (value, transfer) in enumerate(zip(self._offloads, self._transfers, strict=True)):
             freed, fetched = found.freed[k], found.fetched[k]
-            # A place is the name of an operator of the joint graph, which nodes that copy are not.
+            # Places are named by operators of the joint graph, so copies are skipped: passes have added them.
             while freed > transfer.ready and nodes[freed].target in _COPIES:
                 freed -= 1
             while fetched < transfer.needed and nodes[fetched].target in _COPIES:
@@ -96,7 +96,7 @@ class Copies:
         return tuple(named), found.exposed_time, max(0, max(found.bytes_alive) - peak_bytes)
 
     def exposed_time(self) -> int:
-        """Return the time in ps for which operators wait for copies, if the copies are placed as the offloads say.
+        """Return the time in ps for which operators wait for copies, with the copies at the places in the offloads.
 
         Raises:
             PlanError: a value is freed before its last use in forward, or fetched after its first use in backward.
@@ -106,7 +106,7 @@ class Copies:
         n = len(self._moments)
         forward = {name: k for k, name in enumerate(self._moments[: self._boundary])}
         backward = dict(zip(self._moments[self._boundary :], range(self._boundary, n), strict=True))
-        # A place that is not in the graph becomes -1 or n, so the checks below refuse it.
+        # For a name that is not in the graph, the position is -1 or n, which the checks below refuse.
         freed, fetched = [], []
         for value, transfer in zip(self._offloads, self._transfers, strict=True):
             freed.append(
@@ -129,7 +129,7 @@ class Copies:
 
     @cached_property
     def _times(self) -> Sequence[int]:
-        """Time of each run of forward and backward, in order; 0 for copies, because they run beside operators."""
+        """Time of each run of forward and backward, in order; 0 for copies, which run at the same time as operators."""
         return [
             0 if node.target in _COPIES else self._of_operators.of_node(node)
             for node in self._nodes

@@ -1,4 +1,4 @@
-"""Run times of operators, and the values that may or must be offloaded."""
+"""Run times of operators, and the values that may or must be offloaded to the host's memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,11 @@ class Times:
         return cls(of_name=dict(zip(names, costs, strict=True)), cost=cost)
 
     def of_node(self, node: fx.Node) -> int:
-        """Return the run time of a node of forward or backward; 0 for a view, and if the result is no tensor."""
+        """Return the time of one run of a node of a forward or backward module.
+
+        If the node runs a node of the joint graph, this is the time in ``of_name``. Else passes have added the node.
+        The time is then 0 if the node is a view, takes an element out of a tuple, or does not return a tensor.
+        """
         known = self.of_name.get(run_of(node))
         if known is not None:
             return known
@@ -61,10 +65,15 @@ class Times:
 
 
 def why_kept(state: State, lowered: Lowered, i: int) -> str:
-    """Return why the value of a node of the graph problem must not be offloaded; empty if it may be.
+    """Return the reason why a value must not be offloaded, as text; empty if the value may be offloaded.
 
     Only a value that is savable and never written to may be offloaded. It must be a strided tensor of static shape that
-    fills its storage, and its storage must not be alive throughout the step anyway.
+    fills its storage. The storage must not be that of an input or output of forward, which stays on the device.
+
+    Args:
+        state: the prepared graph, as `remat.planning.pipelines.prepare` returns it.
+        lowered: the graph problem of ``state``.
+        i: the value's position in the graph problem.
     """
     at, storages = lowered.position[i], state.storages
     value, owner = state.index.values[at], storages.owner[at]
@@ -88,16 +97,17 @@ def why_kept(state: State, lowered: Lowered, i: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tagged:
-    """A value that a checkpoint policy, or a policy by module, sends to the host's memory.
+    """A value that a checkpoint policy, or a policy by module, tags for offloading to the host's memory.
 
-    A tag on a view counts for the node that made the storage of the view. If that node is tagged for
-    recomputation, the tag counts for the view itself.
+    A tag on a view applies to the node that made the storage of the view. If that node is tagged for
+    recomputation, the tag applies to the view itself.
 
     Attributes:
-        value: the value, without the places of its copies.
-        node: the tagged node.
-        must: whether the tag is MUST_CPU_OFFLOAD, which allows no exception.
-        why: why the value must stay on the device; empty if it can be offloaded.
+        value: the value to offload, without the places of its copies.
+        node: the tagged node, which may be a view of the value.
+        must: whether the tag is MUST_CPU_OFFLOAD. If True and the value is saved but cannot be offloaded, planning
+            fails.
+        why: reason why the value must stay on the device; empty if the value can be offloaded.
     """
 
     value: Offload
@@ -108,7 +118,8 @@ class Tagged:
     def refusal(self, why: str) -> PlanError:
         """Return the error for a value that must be offloaded and stays on the device.
 
-        The error gives the reason from the attribute `why`; if the attribute is empty, it gives the argument ``why``.
+        Args:
+            why: the reason for the message, used only if the attribute ``why`` is empty.
         """
         return PlanError(
             f"'{self.value.name}' is tagged for the host's memory by {tag_of(self.node)}, and stays on the device: "
@@ -117,7 +128,7 @@ class Tagged:
 
 
 def tagged_values(state: State, lowered: Lowered) -> list[Tagged]:
-    """Return the values that the user tags for offloading; those that must be offloaded come first."""
+    """Return the values with a tag for offloading; values with the tag MUST_CPU_OFFLOAD come first."""
     found = []
     for at, node in offload_tags(state.index.nodes, state.storages.owner).items():
         i = lowered.of_position[at]

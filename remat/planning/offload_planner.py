@@ -1,4 +1,8 @@
-"""Decide which values to save, recompute or offload within a peak."""
+"""Decide within a peak which values to save, which to recompute, and which to offload to the host's memory.
+
+A decision with offloads is searched as an `OffloadChoice`, which names nodes of the step problem. Then the copies get
+places in forward and backward, and the choice becomes a `Candidate`, which names nodes of the joint graph.
+"""
 
 from __future__ import annotations
 
@@ -26,53 +30,57 @@ from remat.solvers.offload_problem import OffloadChoice, OffloadProblem
 from remat.solvers.offload_search import OffloadSearch
 from remat.units import format_bytes
 
-#: A value is not offloaded if it has fewer bytes than all values together, divided by this number.
+#: A value is not offloaded if its bytes times this number are fewer than the bytes of all values together.
 _SMALL = 5_000
-#: Maximum number of rounds of a search. After a round that fails, values that cannot be offloaded are left out, or the
-#: target peak is lowered by the excess.
+#: Maximum number of rounds of `with_offloads`. After a round that fails, values that cannot be offloaded are left out.
+#: The next round aims at a lower peak: the difference is the excess of the failed round.
 _TURNS = 4
-#: About how many vertices of the hull a search starts from.
+#: About how many vertices of the hull (see `Prepared`) a search starts from.
 _CUTS = 4
-#: Ratio of the usual number of edits in a search over node orders, if a plan without offloads is known.
+#: If a decision without offloads is known, a search over node orders tries this fraction of the usual number of edits.
 _ORDER_SHARE = 0.5
-#: A search may start from a plan whose peak exceeds the limit: by up to these fractions of the bytes that the link can
-#: send during forward.
+#: `_from_above` starts from decisions whose peak is above the limit by up to these fractions of the bytes that the
+#: link can send during forward.
 _ABOVE = (0.9, 0.6)
 #: Number of decisions with offloads for which node orders are searched.
 _REORDERED = 2
-#: Most decisions of a round whose copies are placed, if each of them turns out to exceed the peak.
+#: A round ends when this number of its choices were rejected: after the split, they exceed the peak or cost too much.
 _PLACED = 3
 
 
 class OffloadPlanner(Prepared):
-    """Planner that offloads values of one prepared graph over the request's link; arguments as in `Prepared`."""
+    """Planner that offloads values of one prepared graph over the request's link; arguments as in `Prepared`.
+
+    The *graph problem* asks which values to save. The *step problem* asks which node runs when, and how often; its
+    solution is a schedule. An `OffloadChoice` holds the saved values, the schedule, and the values to offload. A value
+    is *tagged* if a checkpoint policy, or a policy by module, asks to offload the value.
+    """
 
     def __init__(self, state: State, request: PlanRequest, **options: Any) -> None:
         super().__init__(state, request, **options)
-        #: For each value that cannot be offloaded, by name, the reason. A failed attempt to offload a value adds an
-        #: entry.
+        #: For each value that an attempt failed to offload, by name: the reason.
         self._left_out: dict[str, str] = {}
         #: Cached results of `with_tagged`, by decision.
         self._with_tagged: dict[Decision, Candidate] = {}
 
     @cached_property
     def search(self) -> PeakSearch:
-        """The search for decisions by the peaks of their schedules; it caches the decisions it evaluates."""
+        """The search for decisions by the peaks of their schedules, which caches every decision that it evaluates."""
         return PeakSearch(self.state, self.lowered)
 
     @cached_property
     def bounds(self) -> PeakBounds:
-        """Lower bounds on the cost within a peak, without offloads."""
+        """Lower bounds on the cost of decisions without offloads, within any peak."""
         return PeakBounds(self.state, self.lowered.problem)
 
     @property
     def may_offload(self) -> bool:
-        """Whether any value may be offloaded: over the request's link, or because it is tagged."""
+        """Whether any value may be offloaded: because the request has a link, or because a value is tagged."""
         return self.request.offload is not None or any(not t.why for t in self.tagged)
 
     @property
     def link(self) -> str:
-        """The link to the host as text, if values may be offloaded or are tagged for it; else empty."""
+        """The link to the host as text; empty if the request has no link and no value is tagged for offloading."""
         return str(self.request.link) if self.request.offload or self.tagged else ""
 
     @cached_property
@@ -104,7 +112,7 @@ class OffloadPlanner(Prepared):
         ]
 
     def with_offloads(self, peak_bytes: int, without: Candidate | None) -> Candidate | None:
-        """Return the cheapest decision found within a simulated peak.
+        """Return the cheapest decision found within a simulated peak, with or without offloads.
 
         Args:
             peak_bytes: limit on the peak of the device's memory, in bytes.
@@ -131,20 +139,22 @@ class OffloadPlanner(Prepared):
                 excess.append(over)
                 if len(excess) == _PLACED:
                     break
-            # Passes may need more memory than the search assumed. Without any candidate, the target becomes 0.
+            # The split graphs may need more memory than the search assumed, so the next round aims lower. If no choice
+            # was tried, the aim becomes 0, which ends the loop.
             aimed -= min(excess, default=aimed)
             if aimed <= 0:
                 break
         return without
 
     def _problem(self) -> OffloadProblem:
-        """Return the problem of scheduling the step if values may be offloaded: the step problem with copy times."""
+        """Build the step problem with copy times: it also asks which values to offload between forward and backward."""
         state, lowered, step = self.state, self.lowered, self.search.step
         problem, storages = step.problem, state.storages
         copy = [-1] * len(problem)
         total = sum(lowered.problem.size)
         always = {tagged.value.name for tagged in self._fitting(0, self.full.decision.saved)}
-        # A value can be away only between the run that computes it and a later use, and not at the end.
+        # Only a value that a run computes, and that is not needed at the end, can be off the device in between.
+        # Inputs, tangents, outputs and gradients are not such values.
         stays = {*problem.to_end, *problem.at_start, *problem.at_boundary}
         for i, (name, nbytes) in enumerate(
             zip(lowered.problem.names, lowered.problem.size, strict=True)
@@ -179,8 +189,8 @@ class OffloadPlanner(Prepared):
             without: the best decision without offloads; None if there is none.
 
         Returns:
-            Pairs of a choice, and the `Decision` with the node orders of the choice. The second item is None if
-            the passes order the nodes.
+            Pairs. The first item is a choice. The second is the `Decision` with the node orders of the choice, or None
+            if the passes order the nodes.
         """
         graph = self.lowered.problem
         search = OffloadSearch(
@@ -208,17 +218,17 @@ class OffloadPlanner(Prepared):
     def _from_above(self, search: OffloadSearch) -> Iterator[OffloadChoice]:
         """Yield choices of saved and offloaded values, made from decisions whose peak is above the limit.
 
-        Values of such a decision are offloaded until its peak is within the limit, as far as possible.
+        In such a decision, values are offloaded until its peak is within the limit, as far as offloads can lower it.
 
         Args:
-            search: chooses the values to offload.
+            search: the search for decisions with offloads, which holds the limit and chooses the values to offload.
         """
         seen, peak_bytes = set[tuple[int, ...]](), search.capacity
         room = self.request.link.bytes_in(self._forward_time)
         for share in _ABOVE:
             above = int(share * room)
             higher = self.search.seen_within(peak_bytes + above)
-            # An evaluated decision is reused unless its peak is much lower than allowed here.
+            # An evaluated decision is reused, unless its peak is so low that a new search may find a cheaper one.
             if higher is None or higher.peak_bytes < peak_bytes + above // 2:
                 starts = [d.saved for d in (self.cheapest, self.full, self.runtime_optimal)]
                 higher = self.search.within(peak_bytes + above, starts)
@@ -229,7 +239,7 @@ class OffloadPlanner(Prepared):
 
     @cached_property
     def _forward_time(self) -> int:
-        """Summed time in ps of all operators that depend on no tangent, each run once."""
+        """Summed time in ps of all operators that forward can run, each run once."""
         late = self.state.roles.tangent_closure
         nodes = zip(self.state.index.nodes, late, strict=True)
         return sum(self._times.of_name[node.name] for node, is_late in nodes if not is_late)
@@ -240,7 +250,7 @@ class OffloadPlanner(Prepared):
         choice: OffloadChoice,
         without: Candidate | None,
     ) -> tuple[OffloadChoice, Decision | None]:
-        """Search for a better node order with the offloads of a choice.
+        """Search for better node orders for a choice, with the same values offloaded.
 
         Searches start from the schedule of ``choice``, and from the schedule of ``without`` if it has one.
 
@@ -250,8 +260,8 @@ class OffloadPlanner(Prepared):
             without: the best decision without offloads; None if there is none.
 
         Returns:
-            The best choice found, and the `Decision` with its node orders. If no better one is found, ``choice`` and
-            None.
+            The best choice found, and the `Decision` with its node orders. If no choice is better than ``choice``:
+            ``choice`` and None.
         """
         if not choice.offloaded:
             return choice, None
@@ -273,8 +283,8 @@ class OffloadPlanner(Prepared):
         """Yield choices with the offloads of ``start`` and other node orders, found by searches over node orders.
 
         The first search assumes that copies take no time, and the second keeps the copies where ``start`` has
-        them. If both results exceed the peak or make operators wait for copies, up to two searches follow. They
-        keep a lower peak, which leaves room for values that are being copied.
+        them. If each result exceeds the peak or makes operators wait for copies, up to two searches follow. They
+        aim at a lower peak, which leaves room for values that are being copied.
 
         Args:
             search: evaluates choices.
@@ -303,10 +313,9 @@ class OffloadPlanner(Prepared):
 
     @cached_property
     def _lives(self) -> Lives:
-        """Lifetimes of the graph problem's values.
+        """Lifetimes of the graph problem's values, as positions in the joint graph.
 
-        For each node, the positions in the joint graph of its definition, its last use in forward, and its first
-        and last use in backward.
+        For each value: where it is computed, its last use in forward, and its first and last use in backward.
         """
         begin, first, last = self.search.uses()
         state, lowered = self.state, self.lowered
@@ -330,10 +339,11 @@ class OffloadPlanner(Prepared):
     def bound_with_offloads(self, peak_bytes: int, moments: Iterable[int]) -> int:
         """Return a lower bound on the cost of every decision with offloads within a peak, for any node order.
 
-        Values that are in the host's memory while backward runs were sent during forward. Forward takes at most the
-        time of its operators plus the cost T that a decision adds. So the decision offloads at most the bytes that the
-        link sends in that time, and no more than the host's memory holds. T is at least the bound without offloads,
-        within a peak that is higher by these bytes. The result is the least T for which this holds.
+        Let T be the cost that a decision adds to the step. Values that are in the host's memory while backward runs
+        were sent during forward, which takes at most the time of its operators plus T. So the decision offloads at most
+        B bytes: as many as the link sends in that time, and no more than the host's memory holds. If these bytes
+        stayed on the device, the peak would rise by at most B. So T is at least the bound without offloads for a peak
+        that is higher by B. The result is the least T for which this holds.
 
         Args:
             peak_bytes: limit on the peak, in bytes.
@@ -349,7 +359,7 @@ class OffloadPlanner(Prepared):
                 sent = min(sent, self.host_bytes)
             return self.bounds.bound(peak_bytes + sent, at_moments)
 
-        # A decision that adds less than this would have to cost more than it adds, so there is none.
+        # For any smaller T, the bound `least(T)` is above T, so no decision costs T.
         return bisect_left(range(least(0)), True, key=lambda added: least(added) <= added)
 
     # ---- from a choice to a decision ------------------------------------------------------------------
@@ -378,9 +388,9 @@ class OffloadPlanner(Prepared):
         return self._carried_out(self.informed(wanted), offloads, peak_bytes)
 
     def _fitting(self, host_bytes: int, saved: Container[str]) -> list[Tagged]:
-        """Return the saved values with a tag for offloading that fit into the host's memory.
+        """Return the tagged values among the saved ones that fit into the host's memory together.
 
-        Saved values that must be offloaded are returned even if they do not fit; `with_tagged` then raises an error.
+        Values that must be offloaded are returned even if they do not fit; `with_tagged` then raises an error.
 
         Args:
             host_bytes: bytes that other values take in the host's memory.
@@ -397,13 +407,15 @@ class OffloadPlanner(Prepared):
         return found
 
     def with_tagged(self, decided: Candidate) -> Candidate:
-        """Return a decision, changed so that its saved values with a tag for offloading are offloaded; cached.
+        """Return a copy of a decision that also offloads the tagged values among its saved values; cached.
 
-        Tagged values that cannot be offloaded stay saved. If no tagged value can be offloaded, ``decided`` is returned.
+        Tagged values that cannot be offloaded stay on the device. If no further value can be offloaded, ``decided``
+        itself is returned.
 
         Raises:
             BudgetError: the values that must be offloaded exceed the host's memory.
-            PlanError: a value that must be offloaded cannot be; the message names the value and the reason.
+            PlanError: a value with the tag MUST_CPU_OFFLOAD cannot be offloaded. The message names the value and the
+                reason.
         """
         if self.tagged and decided.decision not in self._with_tagged:
             found = self._offload_tagged(decided)
@@ -411,7 +423,7 @@ class OffloadPlanner(Prepared):
         return self._with_tagged.get(decided.decision, decided)
 
     def _offload_tagged(self, decided: Candidate) -> Candidate:
-        """Return the result of `with_tagged`, which is not cached here."""
+        """Compute the result of `with_tagged`; arguments and errors as there."""
         before = decided.decision.offloads
         offloaded = {value.name for value in before}
         missing = set(decided.decision.saved) - offloaded
@@ -446,7 +458,7 @@ class OffloadPlanner(Prepared):
 
         Args:
             wanted: the decision without offloads.
-            offloads: the values to offload, of those that the decision saves.
+            offloads: the values to offload; ``wanted`` saves each of them.
             peak_bytes: limit on the peak, in bytes.
 
         Returns:

@@ -1,4 +1,8 @@
-"""Search node orders and recomputations for a cheaper schedule within a peak, or for a schedule with a lower peak."""
+"""Search for a cheaper schedule within a peak, or for a schedule with a lower peak.
+
+A schedule says which node of a step runs when, and which nodes run again. The search is simulated annealing: it edits
+a schedule by moving, adding and removing runs.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +27,24 @@ from remat.solvers.kernel import kernel
 from remat.solvers.run import run
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
 
-#: Number of edits of a schedule that one annealing search tries: for each run of the schedule, and at most in total.
+#: The usual number of edits that one annealing search tries: the first number times the runs of the schedule, but at
+#: most the second number.
 MOVES_PER_RUN, MOST_MOVES = 6_000, 2_000_000
 #: Schedules with more runs get fewer edits, because each edit takes longer.
 _MANY_RUNS = 25_000
 #: Maximum number of rounds of `lowest`, and the number of edits in each search as a ratio of the usual number. With the
-#: usual number, searches took four times as long, and peaks differed by at most 0.5 % (once, the peak was 4 % lower).
+#: usual number, searches took four times as long. Peaks then differed by at most 0.5 %, but once a peak was 4 % lower.
 _LOWER, _LOWER_SHARE = 3, 0.25
 
 
 class OrderSearch:
     """Search the schedules of one prepared graph: for a cheaper schedule within a peak, or for one with a lower peak.
 
-    Each search begins with a schedule that the caller gives.
+    Each search begins with a schedule that the caller gives. The *step problem* asks which node runs when, and how
+    often, so that a limit on the peak is kept at the least cost. The *graph problem* asks only which nodes to save.
 
     Args:
-        state: the prepared graph.
+        state: the prepared graph, as `remat.planning.pipelines.prepare` returns it.
         lowered: the graph problem of ``state``, with costs.
     """
 
@@ -48,23 +54,24 @@ class OrderSearch:
 
     @cached_property
     def step(self) -> LoweredStep:
-        """The step problem, which asks which node to run when, so that a limit on the peak is kept.
+        """The step problem, and the map from its nodes to the joint graph.
 
-        The problem allows saving a copy of every input that may change, and every state of a random generator.
+        A schedule may save a copy of every input that may change, and the generator state of every random operator.
         """
         state = self._state
         return lower_step(state.joint, state.index, state.roles, self._lowered)
 
     @cached_property
     def _free(self) -> ScheduleProblem:
-        """The step problem, with a further rule: a value that must stay alive is computed only once.
+        """The step problem with a further rule: a value that must stay alive is computed only once.
 
-        Such a value lives to the end of the step, or may only be saved. The rule exists because the value of a later
-        run would replace the value that must stay alive.
+        Such a value either lives to the end of the step, or may be saved but not recomputed. The rule is needed because
+        in the step problem, the value of a later run replaces the value of an earlier run.
         """
         problem, index = self.step.problem, self._state.index
-        # A further run of an operator that makes a tuple makes all its elements again. Decisions may run it for
-        # another element; the passes then keep the element that is saved.
+        # A second run of an operator that returns a tuple computes all elements again, even those that may only be
+        # saved. So the rule includes such operators. Decisions without node orders may run them again, because the
+        # passes keep the saved element.
         rows = zip(self._lowered.position, self._problem.recomputable, strict=True)
         again = {at for at, may_run_again in rows if may_run_again}
         elements = (n for i, n in enumerate(index.nodes) if is_element(n) and i not in again)
@@ -74,15 +81,15 @@ class OrderSearch:
 
     @cached_property
     def is_possible(self) -> bool:
-        """Whether node orders can be searched: the native search code is available, and `can_be_ordered` holds."""
+        """Whether node orders can be searched: the compiled C++ kernel is available, and `can_be_ordered` is True."""
         return kernel() is not None and self.can_be_ordered
 
     @cached_property
     def can_be_ordered(self) -> bool:
-        """Whether the graph's nodes can run in any order in which each node runs after its inputs.
+        """Whether the graph's nodes can run in every order in which each node runs after its inputs.
 
-        False if the graph writes to memory, except for writes of forward to inputs that no node reads afterwards.
-        False, too, if some computed value must not be saved.
+        False if the graph writes to memory. Allowed are only writes of forward to inputs that no node reads
+        afterwards. False, too, if some computed value must not be saved.
         """
         state, problem, index = self._state, self._problem, self._state.index
         if state.storages.rewritten:
@@ -117,8 +124,8 @@ class OrderSearch:
             share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
-            The cheapest schedule found within the limit. If there is none, the schedule with the lowest peak that was
-            found. None if the schedule that was found cannot be executed, or if `is_possible` is False.
+            A candidate: the cheapest schedule found within the limit or, if there is none, the schedule with the lowest
+            peak that was found. None if this schedule cannot be executed, or if `is_possible` is False.
         """
         found = self.improved(sequence, boundary, peak_bytes, share=share)
         return found and self._decided(*found)
@@ -134,14 +141,14 @@ class OrderSearch:
 
         Args:
             solver: a solver that implements `solve_schedule`.
-            sequence: a schedule that the solver may start from: for each run in order, a node of the step problem.
-                Its peak may exceed the limit.
+            sequence: a schedule that the solver may start from: for each run in order, a node of the step problem. The
+                peak of this schedule may exceed the limit.
             peak_bytes: limit on the peak, in bytes.
             time_limit: seconds for the solver; None: no limit.
 
         Returns:
-            The solver's schedule as a candidate. None if the solver finds none or refuses the problem, or if its
-            schedule cannot be executed.
+            The solver's schedule as a candidate. None if the solver finds no schedule or refuses the problem, or if
+            the schedule cannot be executed.
 
         Raises:
             SolverError: the solver raises an error, or its answer is wrong.
@@ -161,11 +168,11 @@ class OrderSearch:
         return replace(made, choice=choice)
 
     def lowest(self, starts: Iterable[tuple[Sequence[int], int]]) -> Candidate | None:
-        """Search for the schedule with the least peak: once from each start, then further from the best result.
+        """Search for the schedule with the least peak: first from each start, then again from the best schedule found.
 
         Args:
-            starts: the schedules to start from: for each run in order, a node of the step problem; and the
-                position of the run with which backward begins.
+            starts: the schedules to start from, as pairs: for each run in order, a node of the step problem; and the
+                position among the runs where backward begins.
 
         Returns:
             The schedule as a candidate; None if no schedule was found that can be executed.
@@ -196,17 +203,18 @@ class OrderSearch:
         *,
         share: float = 1.0,
     ) -> tuple[Sequence[int], int] | None:
-        """Search for a schedule that is cheaper within a peak or, if none is within the peak, has a lower peak.
+        """Search for the cheapest schedule within a peak; if none is found, for the schedule with the lowest peak.
 
         Args:
             sequence: the schedule to start from: for each run in order, a node of the step problem.
             boundary: position in ``sequence`` where backward begins.
             peak_bytes: limit on the peak, in bytes.
-            copies: offloaded values, and the positions in ``sequence`` between which each is off the device.
+            copies: offloaded values. Each is off the device between two positions in ``sequence``.
             share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
-            The schedule, and the position in it where backward begins; None if `is_possible` is False.
+            The schedule, in the form of ``sequence``, and the position where backward begins. None if `is_possible` is
+            False.
         """
         compiled = kernel()
         if compiled is None or not self.is_possible:
@@ -225,13 +233,13 @@ class OrderSearch:
         return changed.invert(*better)
 
     def _runs_once(self, sequence: Sequence[int]) -> list[int]:
-        """Return the positions in a schedule of all runs that `_free` allows.
+        """Return the positions of those runs of a schedule that `_free` allows: all but some second and later runs.
 
-        The passes recompute a whole operator even if only one of its results is needed again. `_free` forbids the
-        further run if another result must stay alive.
+        The schedule of a decision may run an operator again although `_free` forbids it. For example, one element of
+        the returned tuple is needed again, and another element may only be saved.
         """
         once = {*self._free.once}
-        # Reversed, so that the first run of each node stays in the dict.
+        # In reverse order, so that the first run of each node is entered last.
         first = {v: p for p, v in reversed([*enumerate(sequence)])}
         return [p for p, v in enumerate(sequence) if first[v] == p or v not in once]
 
@@ -239,7 +247,7 @@ class OrderSearch:
         """Convert a schedule to a candidate with its cost and peak; None if the schedule cannot be executed."""
         decision = self.decision_of(sequence, boundary)
         done = evaluate_schedule(self.step.problem, sequence, boundary)
-        # Every node runs at least once, and only further runs count as cost.
+        # `done.cost` also counts the first run of every node, which is no recomputation.
         cost = done.cost - sum(self.step.problem.cost)
         if decision is None:
             return None

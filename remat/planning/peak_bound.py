@@ -1,10 +1,10 @@
 """Proven lower bounds on the cost of every schedule of a step within a peak.
 
-While backward runs an operator, each value that a later run reads is alive or is recomputed afterwards. The other bytes
-that are alive are known: weights, outputs, tangents, and the gradients so far. So consider a graph problem in which
-only the later runs read values, and whose capacity is the bytes that remain of the peak. The cost of a schedule is at
-least the optimum of this problem. The bound holds for every node order and for any number of runs of forward's
-operators. It assumes that backward's own operators run once.
+Take one operator of backward. While it runs, each value that a later run reads is alive, or is recomputed afterwards.
+The other bytes that are alive are known: weights, outputs, tangents, and the gradients so far. The remaining bytes of
+the peak are the capacity of a graph problem: which values to save, if only the later runs read values. A schedule costs
+at least as much as the optimum of this problem, for every node order, and however often forward's operators run. The
+bound assumes that operators that only backward runs, such as those that depend on a tangent, run once.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class PeakBounds:
     """Lower bounds on the cost of every schedule of one prepared graph within a peak.
 
     Args:
-        state: the prepared graph.
-        problem: the graph problem of ``state``, with costs.
+        state: the prepared graph, as `remat.planning.pipelines.prepare` returns it.
+        problem: the graph problem of ``state``: which values to save, and what recomputing the others costs.
     """
 
     def __init__(self, state: State, problem: GraphProblem) -> None:
@@ -46,15 +46,15 @@ class PeakBounds:
         self._gradients = [g for g in gradients if isinstance(g, fx.Node)]
 
     def bound(self, peak_bytes: int, moments: Iterable[int]) -> int:
-        """Return the best lower bound on the cost of every schedule within a peak.
+        """Return a lower bound on the cost of every schedule within a peak.
 
         Args:
             peak_bytes: limit on the peak, in bytes.
-            moments: positions in the joint graph of nodes that backward runs under every decision. For each, one
-                bound is computed from the bytes alive while the node runs.
+            moments: positions in the joint graph of nodes that backward runs under every decision, such as nodes that
+                depend on a tangent. For each node, one bound is computed from the bytes alive while the node runs.
 
         Returns:
-            The highest of these bounds; 0 if there are no positions.
+            The highest of these bounds; 0 if ``moments`` is empty.
         """
         found = [0]
         for moment in dict.fromkeys(moments):
@@ -69,11 +69,11 @@ class PeakBounds:
         """Build the graph problem in which only runs after ``moment`` read values; return its hull.
 
         Args:
-            moment: position in the joint graph of a node that backward runs.
+            moment: position in the joint graph of a node that backward runs under every decision.
 
         Returns:
-            The lower convex hull of the problem's frontier, and the bytes that are alive under every decision while
-            the node runs.
+            The lower convex hull of the problem's (saved bytes, cost) pairs, and the bytes that are alive under every
+            decision while the node runs.
         """
         state, problem, sizes = self._state, self._problem, self._sizes
         index, late, lowered = state.index, state.roles.tangent_closure, state.lowered()
@@ -92,7 +92,7 @@ class PeakBounds:
         made = {index.position[g] for g in self._gradients}
         for i in made & before:
             live(i)
-        # Reads of an input with a snapshot are left out, which makes the bound lower but never wrong.
+        # Reads of inputs with a snapshot are ignored. Fewer reads can only lower the bound, so it stays valid.
         copied = {
             at
             for at, kind in zip(lowered.position, lowered.kind, strict=True)
@@ -102,7 +102,7 @@ class PeakBounds:
         reads |= {i for i in made & after if not late[i]}
         needed = {at for j in reads if (at := lowered.of_position[j]) >= 0}
         owner = state.storages.owner
-        # Saving a value in storage that is alive anyway takes no bytes.
+        # Saving a value takes no bytes if its storage is alive in any case.
         free = [
             not size or any(k in alive for k in sizes.keys(index.nodes[owner[at]]))
             for size, at in zip(problem.size, lowered.position, strict=True)
@@ -116,11 +116,13 @@ class PeakBounds:
         return Hull(narrowed), sum(alive.values())
 
     def _reach(self, moment: int, edges: tuple[tuple[int, ...], ...]) -> set[int]:
-        """Return the positions of backward's nodes that can be reached from ``moment`` over ``edges``.
+        """Return the nodes of backward that ``moment`` depends on, or those that depend on ``moment``.
 
         Args:
-            moment: position in the joint graph of a node that backward runs; it is not in the result.
-            edges: for each position, the positions of the node's inputs, or else of its users.
+            moment: position in the joint graph of a node that backward runs under every decision. The result leaves out
+                this node.
+            edges: for each position, the positions of the node's inputs, or those of its users. The nodes that can be
+                reached over these edges are returned, by position.
         """
         late = self._state.roles.tangent_closure
         found: set[int] = set()

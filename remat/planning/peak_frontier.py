@@ -1,11 +1,14 @@
 """Frontier by peak: Pareto-optimal decisions by (peak, cost), without a search for each peak.
 
-Minimum cuts propose the first decisions. Some cuts have one price for every saved byte; they are the
-vertices of the hull. Other cuts have a price per program point, and these prices are raised while the
-wanted peak falls. Then mixtures of two neighbouring decisions are evaluated. A mixture takes the choices
-of one decision up to a node, and those of the other decision after the node. In a model of equal layers,
-successive mixtures differ in a few layers. Then further values are saved, many at a time, in decisions
-whose peaks leave room. For small steps, node orders are searched, too.
+A decision says which nodes of a graph to save. The frontier is found in four stages:
+
+1. Minimum cuts propose the first decisions. Some cuts have one price for every saved byte; they are the vertices of the
+   hull of the graph problem. Other cuts have one price of a byte per program point. These prices rise while the peak
+   that the search aims at falls.
+2. Mixtures of two neighbouring decisions are evaluated. A mixture takes the choices of one decision up to a node, and
+   those of the other decision after the node. In a model of equal layers, successive mixtures differ in a few layers.
+3. For many peaks, the cheapest decision within the peak is taken, and further values are saved, many at a time.
+4. For small steps, node orders are searched, too.
 """
 
 from __future__ import annotations
@@ -23,12 +26,13 @@ from remat.solvers.pareto import lower_hull, pareto
 
 #: Number of peaks for which prices are adjusted, and maximum number of cuts for each peak.
 _PEAKS, _CUTS = 16, 4
-#: Parts into which the range of peaks is divided; mixtures and additions aim at peaks of this spacing.
+#: The range of the frontier's peaks is divided into this number of parts. `_mix` and `_add` aim at peaks that are one
+#: part apart.
 _PARTS = 24
-#: Limits on the evaluations of `_add`: nodes that they visit in total, and a least number of evaluations.
+#: `_add` makes at most this many evaluations: the first number divided by the graph's nodes, but at least the second.
 _WORK, _LEAST = 800_000, 24
-#: Node orders are searched if the step has at most this many runs; and the number of points of the frontier from which
-#: these searches start.
+#: Node orders are searched if the step has at most the first number of operators. The searches start from about the
+#: second number of points of the frontier.
 FEW_RUNS, _ORDERED = 1_000, 8
 #: Number of intervals between the peaks at which bounds are computed.
 _STEPS = 64
@@ -40,12 +44,12 @@ def by_peak(found: Candidate) -> tuple[int, int]:
 
 
 class PeakFrontier(PeakSearch):
-    """Search over the decisions of one prepared graph for the Pareto-optimal ones by (peak, cost)."""
+    """Search for the Pareto-optimal decisions of one prepared graph by (peak, cost); arguments as in `PeakSearch`."""
 
     def found(
         self, starts: Iterable[Iterable[int]], on_step: Callable[[str], None]
     ) -> list[Candidate]:
-        """Search for the frontier; return its candidates, lowest peak first.
+        """Search for the frontier; return its decisions as candidates, lowest peak first.
 
         Args:
             starts: decisions to start from, each as its saved nodes of the graph problem; at least one.
@@ -73,7 +77,7 @@ class PeakFrontier(PeakSearch):
         return pareto(self._seen.values(), by_peak)
 
     def _peaks(self, count: int) -> list[int]:
-        """Return ``count`` evenly spaced peaks in bytes over the range of `_best`, lowest first."""
+        """Return ``count`` evenly spaced peaks in bytes, from the lowest peak of `_best` to below the highest one."""
         best = self._best
         low, high = best[0].peak_bytes, best[-1].peak_bytes
         return [low + (high - low) * k // count for k in range(count)]
@@ -81,10 +85,10 @@ class PeakFrontier(PeakSearch):
     def _follow(self, peaks: list[int]) -> None:
         """Evaluate minimum cuts under prices (Lagrange multipliers) per program point, adjusted to each peak in turn.
 
-        The prices for a peak start from the last prices for the next higher peak.
+        The highest peak comes first. The prices for each lower peak start from the last prices for the peak before.
 
         Args:
-            peaks: the peaks in bytes, lowest first; the highest is taken first.
+            peaks: the peaks in bytes, lowest first.
         """
         prices: dict[int, float] = {}
         for peak_bytes in reversed(peaks):
@@ -118,13 +122,13 @@ class PeakFrontier(PeakSearch):
                         self.tried(mixed)
 
     def _add(self) -> None:
-        """Evaluate decisions that save more values than the cheapest candidate within a peak, for many peaks.
+        """For many peaks: take the cheapest candidate within the peak, and evaluate decisions that save more values.
 
         The peaks are those of the Pareto-optimal candidates, and evenly spaced ones.
         """
         left = len(self._seen) + max(_LEAST, _WORK // max(1, len(self._state.index)))
         targets = {*self._peaks(_PARTS), *(t.peak_bytes for t in self._best[:-1])}
-        # Spread, so that the targets reached before the evaluations run out cover the whole range.
+        # In this order, the first targets already cover the whole range, in case the evaluations run out.
         for peak_bytes in _spread(sorted(targets)):
             tried = self.seen_within(peak_bytes)
             assert tried is not None, "`_peaks` begins with the peak of a candidate"
@@ -132,11 +136,12 @@ class PeakFrontier(PeakSearch):
             while more and len(self._seen) < left:
                 if self.tried((*tried.saved, *more)).peak_bytes <= peak_bytes:
                     break
-                # `_room` checks roughly, so it may propose too much: keep the most valuable quarter.
+                # `_room` only estimates, so it may propose too many values: keep the quarter with the highest cost per
+                # byte.
                 more = more[: len(more) // 4]
 
     def _room(self, tried: Candidate, peak_bytes: int) -> list[int]:
-        """Return recomputed values that probably can be saved within a peak, highest cost per byte first.
+        """Return recomputed values that can probably be saved, together, within a peak; highest cost per byte first.
 
         Args:
             tried: the candidate that recomputes the values.
@@ -161,17 +166,17 @@ class PeakFrontier(PeakSearch):
     def bound(
         self, bound: Callable[[int, Iterable[int]], int], starts: Iterable[Iterable[int]]
     ) -> tuple[tuple[int, int], ...]:
-        """Return a line of cost over peak that falls in steps, and below which no schedule of the step lies.
+        """Return a lower bound on the cost at each peak, as a line that falls in steps.
 
-        The line is constant between two peaks, because a bound that is proven for a peak also holds for all lower
-        peaks.
+        No schedule of the step lies below the line. A bound that is proven for one peak also holds for all lower peaks.
+        So the line is constant between the peaks at which bounds are computed.
 
         Args:
-            bound: returns a lower bound on the cost within a peak in bytes, from the bytes alive at given
-                program points, as `remat.planning.peak_bound.PeakBounds.bound` does.
+            bound: function that takes a peak in bytes and program points, and returns a lower bound on the cost within
+                this peak, such as `remat.planning.peak_bound.PeakBounds.bound`.
             starts: decisions, each as its saved nodes of the graph problem. The highest peak of the Pareto-optimal
-                ones is the end of the line. Bounds are evaluated at the program points where two of them have most
-                bytes alive.
+                decisions is the end of the line. The program points for ``bound`` are those where two of these
+                decisions have most bytes alive.
 
         Returns:
             Vertices (peak bytes, cost) of the line, from the least possible peak upwards.
@@ -190,5 +195,5 @@ class PeakFrontier(PeakSearch):
 
 
 def _spread(items: list[int]) -> list[int]:
-    """Return the items in another order: items 0, 8, 16, …, then items 1, 9, 17, …, and so on."""
+    """Return the items in the order 0, 8, 16, …, then 1, 9, 17, …, and so on."""
     return [item for k in range(8) for item in items[k::8]]

@@ -1,4 +1,8 @@
-"""Plan several graphs of one step within one peak. While a graph runs, values that other graphs save are alive."""
+"""Plan several graphs of one step, such as a model with graph breaks, within one peak of the whole step.
+
+While one graph runs, the values that other graphs have saved are alive, too. So the peak of the step depends on the
+decisions of all graphs together: one decision per graph, each of which says which values the graph saves.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +18,24 @@ from remat.planning.pipelines import modules_of
 from remat.planning.planner import Planner
 from remat.units import Budget, bytes_of_share, format_bytes
 
-#: Most rounds of a loop that lowers the peak. Peaks of choices are only estimates, so one round may not suffice.
+#: Most rounds of a loop that lowers the peak of the step. Peaks in the loop may be estimates, so one round may not
+#: suffice.
 _ROUNDS = 8
-#: Number of decisions to try for the graph in which the step peaks: those with the lowest peaks of the graph alone.
+#: Number of decisions that `_lowest` tries for the graph in which the step peaks: those with the lowest peaks of this
+#: graph alone.
 _LOW = 6
-#: Maximum number of graphs for which a cheaper decision is searched; graphs of highest cost come first.
+#: `_searched` searches for cheaper decisions of at most this number of graphs, those of highest cost.
 _SEARCHED = 8
 
 
 class PeakOfGraphs:
     """Planner that decides all prepared graphs of a step by the peak of the whole step.
 
+    A graph that runs several times in a step has one decision for all of its runs. A *choice* is one decision for each
+    graph, with the saved bytes and a score of all graphs together.
+
     Args:
-        planners: one for each graph, in the order in which the graphs run forward. A graph that runs
-            several times in a step has one decision for all of its runs.
+        planners: one for each graph, in the order in which the graphs run forward.
     """
 
     def __init__(self, planners: Sequence[Planner]) -> None:
@@ -36,7 +44,7 @@ class PeakOfGraphs:
         self._partitioned: dict[tuple[int, Decision], PartitionedGraph] = {}
 
     def highest(self, decided: Sequence[Candidate]) -> tuple[int, ...]:
-        """Return for each graph the most bytes alive in the step while the graph runs, in forward or backward.
+        """Return, for each graph, the most bytes alive in the whole step while this graph runs, forward or backward.
 
         Args:
             decided: one candidate for each graph.
@@ -50,7 +58,8 @@ class PeakOfGraphs:
             BudgetError: no such decisions were found; the message names the least peak that was found.
         """
         peak_bytes, cheapest = budget.peak_bytes, [p.allowed_cheapest for p in self._planners]
-        # None costs less, unless tagged values are offloaded: waiting for their copies is a cost too.
+        # These decisions cost least, so they are the result if they are within the peak. If values are tagged for
+        # offloading, others may be cheaper, because operators may wait for copies.
         tagged = any(p.tagged for p in self._planners)
         if peak_bytes is not None and not tagged and max(self.highest(cheapest)) <= peak_bytes:
             return cheapest
@@ -58,7 +67,7 @@ class PeakOfGraphs:
         least = max(self.highest(lowest))
         if peak_bytes is None:
             most = max(self.highest(full))
-            # `_lowest` was chosen by estimates, so the decisions for budget 1 may peak lower.
+            # `_lowest` starts from estimated peaks, so the decisions for budget 1 may have a lower peak.
             least = min(least, most)
             peak_bytes = least + bytes_of_share(budget.peak_share or 0.0, most - least)
         best = self._chosen(peak_bytes)
@@ -80,7 +89,7 @@ class PeakOfGraphs:
         return self._with_offloads(best, peak_bytes)
 
     def _split(self, k: int, decided: Candidate) -> PartitionedGraph:
-        """Return graph number ``k`` split by a decision into forward and backward; the result is cached."""
+        """Return the graph at index ``k``, split by a decision into forward and backward; cached."""
         key = (k, decided.decision)
         if key not in self._partitioned:
             done = self._planners[k].split_of(decided)
@@ -94,9 +103,9 @@ class PeakOfGraphs:
     def _options(self) -> list[list[Candidate]]:
         """For each graph, the candidates from which `_choices` selects one.
 
-        The candidates are the frontiers by peak and by saved bytes, the decision at budget 1, and the cheapest
-        decision, within the budget that the user's code sets for the graph. Graphs that are equal, such as equal
-        layers, are decided once and share their candidates.
+        These are the decisions of the graph's frontiers by peak and by saved bytes, the decision at budget 1, and the
+        cheapest decision. Candidates that exceed a budget that the user's code sets for the graph are left out. Equal
+        graphs, such as equal layers, are decided once and share their candidates.
         """
         known: dict[tuple[str, tuple[str, ...]], list[Candidate]] = {}
         for planner in self._planners:
@@ -112,10 +121,11 @@ class PeakOfGraphs:
 
     @cached_property
     def _others(self) -> list[int]:
-        """For each graph, the bytes that other graphs and inputs add to the step's peak while the graph runs.
+        """For each graph, the bytes of other graphs that are alive at the step's peak while this graph runs.
 
-        The graph's own peak and the values saved by earlier runs do not count. The bytes are computed for the
-        decisions at budget 1, because other decisions hardly change them.
+        Examples are parameters of other graphs, and gradients. Neither the graph's own peak counts, nor values saved by
+        earlier runs of any graph. The bytes are computed for the decisions at budget 1, because other decisions
+        hardly change them.
         """
         full = [p.allowed_full for p in self._planners]
         saved, others = 0, []
@@ -145,15 +155,15 @@ class PeakOfGraphs:
 
     @cached_property
     def _least(self) -> Choice:
-        """The choice of one decision per graph with the least estimated peak, then with the fewest saved bytes."""
+        """The choice with the least estimated peak of the step and, if several have it, the fewest saved bytes."""
         found = self._choices(lambda so_far, peak, _: max(so_far, peak))
         return min(found, key=lambda choice: (choice[1], choice[0]))
 
     @cached_property
     def _lowest(self) -> list[Candidate]:
-        """The decisions, one per graph, with the least peak of the step found.
+        """The decisions, one per graph, with which the step has the least peak found.
 
-        The search starts from `_least`, and tries other decisions for the graph in which the step peaks.
+        The search starts from `_least`, and tries other decisions for the graph during which the step peaks.
         """
         chosen = [*self._least[2]]
         for _ in range(_ROUNDS):
@@ -181,11 +191,15 @@ class PeakOfGraphs:
             over = max(self.highest(decided)) - peak_bytes
             if over <= 0:
                 return decided
-            aim -= over  # the estimate was too low by at least this
+            aim -= (
+                over  # the estimated peak was at most `aim`, so it was too low by at least `over`
+            )
         return None
 
     def _with_offloads(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
-        """Offload values in each graph if that lowers its cost within the peak; graphs of highest cost come first.
+        """Offload values in each graph if that makes the graph's decision cheaper, and the step stays within the peak.
+
+        The graph of highest cost comes first.
 
         Args:
             chosen: one candidate for each graph.
@@ -196,8 +210,8 @@ class PeakOfGraphs:
         """
         for k in sorted(range(len(chosen)), key=lambda k: (-chosen[k].cost, k)):
             planner, room = self._planners[k], peak_bytes - self.highest(chosen)[k]
-            # A higher peak of this graph may raise the peak in other graphs, which is checked below. So a second
-            # attempt keeps the graph's own peak as it is.
+            # The first attempt lets this graph's peak rise by the room that is left. That may raise the peak while
+            # other graphs run, which is checked below. The second attempt keeps this graph's peak as it is.
             for part in dict.fromkeys((room // self._runs[k], 0)):
                 found = planner.with_offloads(planner.peak(chosen[k]) + part, chosen[k])
                 if found is None or found.cost >= chosen[k].cost:
@@ -226,7 +240,8 @@ class PeakOfGraphs:
                 return chosen
             before = chosen
             at = highest.index(max(highest))
-            # First the graph in which the step peaks; then others, whose saved values may be alive at the peak.
+            # First the graph during which the step peaks, then the others: values that they saved may be alive at
+            # the peak.
             others = sorted(
                 range(len(chosen)), key=lambda k: -self._runs[k] * chosen[k].saved_bytes
             )
@@ -243,7 +258,7 @@ class PeakOfGraphs:
         return None
 
     def _searched(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
-        """Search for cheaper decisions of the graphs of highest cost, within the bytes that other graphs leave.
+        """Search for cheaper decisions of the graphs of highest cost, within the bytes that other graphs leave free.
 
         Args:
             chosen: one candidate for each graph.
@@ -259,7 +274,8 @@ class PeakOfGraphs:
                 continue
             planner, highest = self._planners[k], self.highest(chosen)
             room = [(peak_bytes - h) // self._runs[k] for h in highest]
-            # Values that this graph saves are alive while later graphs run, so their room limits its saved bytes.
+            # Values that this graph saves are alive while later graphs run. So the free bytes during later graphs limit
+            # the bytes that this graph may save.
             capacity = chosen[k].saved_bytes + min(room[k + 1 :], default=planner.full_bytes)
             within = planner.peak(chosen[k]) + room[k]
             found = planner.searched(within, chosen[k], capacity=capacity)
@@ -274,5 +290,5 @@ class PeakOfGraphs:
 
 
 def _identity(planner: Planner) -> tuple[str, tuple[str, ...]]:
-    """Return a key that is equal for equal graphs whose nodes have equal names."""
+    """Return a key by which to compare graphs: equal keys mean equal graphs with equal names of nodes."""
     return planner.fingerprint, tuple(n.name for n in planner.state.index.nodes)

@@ -1,4 +1,4 @@
-"""Decide one prepared graph by the peak of its step: within a peak, or over all peaks."""
+"""Decide one prepared graph by the peak of its step: within one peak, or over all peaks, which gives a frontier."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from remat.units import (
     format_bytes,
 )
 
-#: About how many vertices of the hull a frontier by peak starts from.
+#: About how many vertices of the hull (see `PeakPlanner`) a frontier by peak starts from.
 MOST_CUTS = 40
 #: If the plans of a frontier have at most this many nodes together, each plan is split and its peak is simulated.
 SIMULATED = 400_000
-#: A frontier by peak includes a search for the least peak if the step has at most this many runs. On larger steps, this
-#: search takes several times as long as the rest of the frontier.
+#: A frontier by peak includes a search for the least peak if the step has at most this many operators to run. On larger
+#: steps, this search takes several times as long as the rest of the frontier.
 LEAST_RUNS = 2_000
 #: Number of limits on saved bytes that are tried to find the largest limit whose decision is within a peak.
 CLOSING = 3
-#: Number of parts of the range from the least peak to the lowest peak without node orders. Node orders are searched at
-#: the peaks between the parts.
+#: The range from the least peak to the frontier's lowest peak is divided into this number of parts. Node orders are
+#: searched at the peaks between the parts.
 _TO_LEAST = 6
-#: About how many peaks of a frontier offloading is tried at; and the number of parts of the range below the lowest
-#: peak.
+#: Offloading is tried at about the first number of a frontier's peaks, and at some lower peaks. For the latter, the
+#: range from the least possible peak to the frontier's lowest peak is divided into the second number of parts.
 _OFFLOADED, _BELOW = 12, 4
 #: If the peak of the cheapest candidate is below this fraction of the limit, the solver is asked for decisions, too.
 _SLACK = 0.97
@@ -49,21 +49,28 @@ _UNSHRUNK = (
 
 
 class PeakPlanner(OffloadPlanner):
-    """Planner that decides one prepared graph by the peak of its step."""
+    """Planner that decides one prepared graph by the peak of its step.
 
-    #: Peaks in bytes that the ratios 0 and 1 of the request stand for; None: this planner's least and highest peak.
+    The *graph problem* asks which nodes to save. The *hull* is the lower convex hull of its (saved bytes, recompute
+    cost) pairs. The *step problem* asks which node runs when, and how often; its solution is a schedule. *Budget 1*
+    allows the bytes that the runtime-optimal partition saves: the minimum cut that recomputes only cheap operators.
+    """
+
+    #: Peaks in bytes that the ratios 0 and 1 of the request's budget stand for. None: the least peak that this planner
+    #: finds, and the peak of its plan for budget 1. Planners of the same step with other chunks share these peaks.
     ends: tuple[int, int] | None = None
 
     def frontier_by_peak(self) -> tuple[list[Candidate], tuple[tuple[int, int], ...]]:
-        """Return the Pareto-optimal decisions by (peak, cost), and a proven line below which no decision lies.
+        """Return the Pareto-optimal decisions by (peak, cost), and a proven lower bound on the cost at each peak.
 
         Peaks are simulated. If a large graph has many decisions, peaks are computed from the decisions' schedules
-        instead, which may differ by the bytes of a few scalars. For a step of up to `LEAST_RUNS` runs of operators,
-        the lowest peak is at most the least one that `within_peak` finds. If values may be offloaded, offloading is
-        tried at some of the peaks and below the lowest of them.
+        instead, which may differ by the bytes of a few scalars. For a step of up to `LEAST_RUNS` operators, the lowest
+        peak is at most the least peak that `within_peak` finds. If values may be offloaded, offloading is tried at some
+        of the peaks and below the lowest of them.
 
         Returns:
-            The decisions, lowest peak first, and the vertices (peak bytes, cost) of the line, in the same order.
+            The decisions, lowest peak first; and the bound, as vertices (peak bytes, cost) of a line below which no
+            decision lies, lowest peak first.
         """
         bound = self.bound_with_offloads if self.may_offload else self.bounds.bound
         search = PeakFrontier(self.state, self.lowered)
@@ -102,9 +109,9 @@ class PeakPlanner(OffloadPlanner):
         return replace(decided, peak_bytes=self.peak(decided))
 
     def _above(self, line: tuple[tuple[int, int], ...], found: list[Candidate]) -> list[Candidate]:
-        """Return the Pareto-optimal candidates, lowest peak first, each with the lower bound on the cost at its peak.
+        """Record the lower bound in each candidate's ``choice``; return the Pareto-optimal ones, lowest peak first.
 
-        Values that the user tags for offloading are offloaded.
+        First, tagged values of the candidates are offloaded.
 
         Args:
             line: vertices (peak bytes, cost) of a line below which no decision lies, lowest peak first.
@@ -121,10 +128,10 @@ class PeakPlanner(OffloadPlanner):
     def _cheaper_with_offloads(
         self, found: Sequence[Candidate], least_possible: int
     ) -> list[Candidate]:
-        """Return candidates with offloads: cheaper ones at some peaks of a frontier, and ones below its lowest peak.
+        """Return candidates with offloads that improve a frontier: some are cheaper, some have lower peaks.
 
         Args:
-            found: the frontier without offloads, lowest peak first.
+            found: the candidates of the frontier, without offloads, lowest peak first.
             least_possible: lower bound on the peak of every schedule, in bytes.
         """
         thin = found[:: max(1, len(found) // _OFFLOADED)]
@@ -146,7 +153,7 @@ class PeakPlanner(OffloadPlanner):
 
         Args:
             budget: a budget on the peak, in bytes or as a ratio.
-            offload: whether values may be offloaded that the user does not tag for offloading.
+            offload: whether untagged values may be offloaded. Tagged values are offloaded in any case.
 
         Raises:
             BudgetError: no decision was found within the budget; the message names the least peak that was
@@ -166,11 +173,16 @@ class PeakPlanner(OffloadPlanner):
         return replace(found, choice=choice)
 
     def _offloaded_within(self, budget: Budget, peak_bytes: int) -> Candidate:
-        """Return the cheapest decision found within a peak, with or without offloads; arguments as in `_within`."""
+        """Return the cheapest decision found within a peak, with or without offloads.
+
+        Arguments and errors are those of `_within`.
+        """
         try:
             without = self._within(budget, peak_bytes)
         except BudgetError:
-            possible = peak_bytes >= self.search.least_possible  # also holds with offloads
+            possible = (
+                peak_bytes >= self.search.least_possible
+            )  # offloading cannot go below this bound
             found = self.with_offloads(peak_bytes, None) if possible else None
             if found is None:
                 raise
@@ -188,7 +200,8 @@ class PeakPlanner(OffloadPlanner):
     def _peak_of(self, budget: Budget) -> int:
         """Convert a budget on the peak to bytes.
 
-        Ratio 0 stands for the least peak found, and ratio 1 for the peak of the plan for budget 1.
+        Ratio 0 stands for the least peak found, and ratio 1 for the peak of the plan for budget 1. If `ends` is set,
+        the request's own budget refers to these two peaks instead.
         """
         if budget.peak_bytes is not None:
             return budget.peak_bytes
@@ -198,14 +211,15 @@ class PeakPlanner(OffloadPlanner):
 
     @property
     def is_alone(self) -> bool:
-        """Whether the user named a solver other than ``auto``, which then decides without remat's own searches."""
+        """Whether the user named a solver other than ``auto``, so that only this solver decides."""
         return not is_auto(self.request.solver)
 
     @cached_property
     def most_saved(self) -> int | None:
-        """Bytes that the user's code allows the graph to save; None if it sets no limit.
+        """Bytes that the user's code allows the graph to save; None if the code sets no limit.
 
-        The code sets the limit, the region budget, as a ratio by ``region_activation_memory_budget``.
+        The code sets this limit by ``region_activation_memory_budget``, as a ratio of the bytes that the
+        runtime-optimal partition saves.
         """
         own = self.state.get(RegionBudget())
         if own is None:
@@ -213,7 +227,7 @@ class PeakPlanner(OffloadPlanner):
         return Budget(share=own).capacity(full=self.full_bytes, least=self.least_bytes)
 
     def allowed_vertices(self, most: int) -> list[int]:
-        """Return the saved bytes of about ``most`` vertices of the hull, up to `most_saved`."""
+        """Return the saved bytes of about ``most`` vertices of the hull, without those above `most_saved`."""
         limit = self.most_saved
         return [n for n, _ in self.cuts(most) if limit is None or n <= limit]
 
@@ -223,21 +237,22 @@ class PeakPlanner(OffloadPlanner):
 
     @property
     def allowed_full(self) -> Candidate:
-        """The decision at budget 1, or within `most_saved` bytes if that is less."""
+        """The decision at budget 1; if `most_saved` is a lower limit on the saved bytes, the decision at that limit."""
         most = self.most_saved
         return self.full if most is None else self.at(min(most, self.full_bytes))
 
     @property
     def allowed_cheapest(self) -> Candidate:
-        """The decision with the least recompute cost that saves at most `most_saved` bytes."""
+        """The decision with the least recompute cost, among those that save at most `most_saved` bytes."""
         return self.cheapest if self.most_saved is None else self.allowed_full
 
     def _within(self, budget: Budget, peak_bytes: int) -> Candidate:
         """Return the cheapest decision found within a peak, without offloads.
 
         Args:
-            budget: the requested budget; a ratio needs more searches than a number of bytes.
-            peak_bytes: the budget in bytes.
+            budget: the requested budget. If it is a ratio, decisions at the least peak compete, too, so that a higher
+                ratio does not cost more than ratio 0.
+            peak_bytes: the peak in bytes that the budget stands for.
 
         Raises:
             BudgetError: no decision was found within the peak.
@@ -245,7 +260,7 @@ class PeakPlanner(OffloadPlanner):
         if self.peak(self.allowed_cheapest) <= peak_bytes:
             return self.allowed_cheapest
         asked = f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes)"
-        # Hooks may pack saved values, so that the step needs less than its storages.
+        # Hooks may pack saved values into fewer bytes, so the bound on the peak does not hold with hooks.
         possible = 0 if self.request.hooks else self.search.least_possible
         if peak_bytes < possible:
             raise self._none_within(asked, possible, infeasible=True)
@@ -257,7 +272,7 @@ class PeakPlanner(OffloadPlanner):
         return self._bounded(best, peak_bytes)
 
     def _proposed(self, budget: Budget, peak_bytes: int) -> list[Candidate]:
-        """Return the candidates found within a peak, for the caller to choose from; arguments as in `_within`."""
+        """Return candidates within a peak, from several searches. Arguments as in `_within`."""
 
         def fits(*found: Candidate | None) -> list[Candidate]:
             return [d for d in found if d is not None and self.peak(d) <= peak_bytes]
@@ -279,10 +294,12 @@ class PeakPlanner(OffloadPlanner):
             lowest = self.search.tried(self.least_peak.saved)
             bound = self.bounds.bound(least, self.search.highest(lowest))
             if bound <= min(d.cost for d in known):
-                known += fits(self.searched(least))  # the search of ratio 0
+                known += fits(
+                    self.searched(least)
+                )  # the search that ratio 0 makes, which may be cheaper
         best = min(known, key=lambda d: d.cost)
         if best.cost and self.peak(best) < _SLACK * peak_bytes:
-            # On some large graphs the search ends far below the peak, and a solver's decision is cheaper.
+            # On some large graphs, the search ends far below the limit, and a decision of the solver is cheaper.
             below, above = _around(self._ends(), peak_bytes)
             low = below[0] if below else self.least_bytes
             high = above[0] if above and above[0] > low else self.full_bytes
@@ -290,7 +307,7 @@ class PeakPlanner(OffloadPlanner):
         return known
 
     def _ends(self) -> list[tuple[int, int]]:
-        """Return vertices of the hull, each as its saved bytes and the peak of its schedule in bytes."""
+        """Return about `VERTICES` vertices of the hull, each as its saved bytes and its schedule's peak in bytes."""
         cuts = self.cuts(VERTICES)
         return [(nbytes, self.search.tried(saved).peak_bytes) for nbytes, saved in cuts]
 
@@ -300,8 +317,8 @@ class PeakPlanner(OffloadPlanner):
         Args:
             low: the lowest limit.
             high: the highest limit.
-            peak_bytes: limit on the peak, in bytes. A decision within it raises the next limit on saved bytes, and
-                any other decision lowers the next one.
+            peak_bytes: limit on the peak, in bytes. After a decision within this peak, the next limit on saved bytes
+                is higher; after any other decision, it is lower.
             most: maximum number of decisions.
         """
         for _ in range(most):
@@ -313,10 +330,10 @@ class PeakPlanner(OffloadPlanner):
             low, high = (middle, high) if self.peak(decided) <= peak_bytes else (low, middle)
 
     def _scheduled(self, peak_bytes: int) -> Candidate | None:
-        """Return the schedule within a peak that the named solver finds, as a candidate.
+        """Ask the user's solver for a schedule within a peak; return it as a candidate.
 
-        None if the solver plans no schedules, finds none, or saves more than `most_saved` bytes. The step, split by
-        the schedule, may exceed the peak.
+        The simulated peak of the candidate may exceed the limit. None if the solver does not solve step problems,
+        finds no schedule, or its schedule saves more than `most_saved` bytes.
         """
         solver = self.request.solver
         if "schedule" not in solver.solves or self.request.hooks:
@@ -355,15 +372,15 @@ class PeakPlanner(OffloadPlanner):
 
     @cached_property
     def least_found(self) -> int:
-        """The least peak, in bytes, of `least_peak`, of the decision at budget 1, and of the cheapest decision."""
+        """The least peak found, in bytes: of `least_peak`, the decision at budget 1, and the cheapest decision."""
         return min(map(self.peak, (self.least_peak, self.allowed_cheapest, self.allowed_full)))
 
     @cached_property
     def least_peak(self) -> Candidate:
         """The decision with the least peak that was found.
 
-        The solver ``auto`` searches for it. For a named solver, the lowest of its decisions at several limits on
-        saved bytes is taken.
+        With the solver ``auto``, remat searches for this decision. If the user named another solver, this is its
+        decision with the least peak, of those at several limits on saved bytes.
         """
         if self.is_alone:
             own = [self.allowed_full, *map(self.at, self.capacities(self.most_saved))]
@@ -371,7 +388,8 @@ class PeakPlanner(OffloadPlanner):
         search, cuts = self.search, self.cuts(4 * VERTICES)
         starts = [*(saved for _, saved in cuts), *self._starts(0)]
         if self.request.hooks:
-            # The search does not know what hooks pack, so decisions at several limits compete, too.
+            # The search counts the bytes of values before packing, so its lowest peak may not be the lowest one with
+            # hooks. Therefore, decisions at several limits on saved bytes compete, too.
             found = [search.within(0, starts, self.most_saved)]
             decided = [*map(self.at, self.capacities(self.most_saved))]
         else:
@@ -386,7 +404,7 @@ class PeakPlanner(OffloadPlanner):
 
         Args:
             peak_bytes: limit on the peak, in bytes.
-            starts: decisions to start from, in addition to the usual ones.
+            starts: decisions to start from, in addition to those of `_starts`.
             capacity: most bytes that the decision may save; None: no such limit.
 
         Returns:
@@ -414,8 +432,8 @@ class PeakPlanner(OffloadPlanner):
             share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
-            The cheapest schedule found within the limit; if there is none, the schedule with the lowest peak that was
-            found. None if the schedule that was found cannot be executed, or saves more than `most_saved` bytes.
+            A candidate: the cheapest schedule found within the limit, or else the schedule with the lowest peak. None
+            if node orders cannot be searched, or if the schedule cannot be executed or saves more than `most_saved`.
         """
         found = self.search.reordered(decided, peak_bytes, share=share)
         return self.informed(found) if found and self.may_save(found) else None
@@ -423,11 +441,10 @@ class PeakPlanner(OffloadPlanner):
     def _bounded(self, decided: Candidate, peak_bytes: int) -> Candidate:
         """Return a copy of ``decided`` with a lower bound in its ``choice``.
 
-        No decision whose peak is at most ``peak_bytes`` costs less than the bound.
-
-        With hooks on saved tensors, the bound is 0, because hooks may change the bytes of saved values.
+        No decision whose peak is at most ``peak_bytes`` costs less than the bound. With hooks on saved tensors, the
+        bound is 0, because hooks may change the bytes of saved values.
         """
-        # A bound for saved bytes does not hold for a peak. With hooks, none is known, since they may pack values.
+        # The bound that `decided` has may hold for a limit on saved bytes, so it does not hold for a peak.
         bound = 0
         if not self.request.hooks:
             tried = self.search.tried(decided.saved)
@@ -435,22 +452,22 @@ class PeakPlanner(OffloadPlanner):
         return replace(decided, choice=replace(decided.choice, recompute_bound=bound))
 
     def _starts(self, peak_bytes: int) -> list[tuple[int, ...]]:
-        """Return the decisions from which a search within a peak usually starts, each as its saved nodes."""
+        """Return the decisions from which each search within a peak starts, each as its saved nodes."""
         found = (self.allowed_cheapest, self.allowed_full, self.runtime_optimal)
         cuts = (saved for _, saved in self.cuts(VERTICES))
         return [*(d.saved for d in found), *self._closing_in(peak_bytes), *cuts]
 
     def _near(self, capacity: int) -> tuple[int, ...]:
-        """Return the saved nodes of a good, not proven optimal, decision within ``capacity`` saved bytes."""
-        # Only a start of a search, so it need not be proven optimal.
+        """Return the saved nodes of a good decision within ``capacity`` saved bytes, without a proof of optimality."""
+        # The decision is only a start of a search.
         return run(Lagrangian(work=0), self.lowered.problem.within(capacity)).saved
 
     def _closing_in(self, peak_bytes: int) -> Iterator[tuple[int, ...]]:
         """Yield decisions at limits on saved bytes that approach the largest limit whose decision is within a peak.
 
-        The limits lie between two neighbouring vertices of the hull. They are found by false position (regula
-        falsi) and bisection in turn. If no vertex is within the peak, the gaps beside the vertex with the least
-        peak are halved first.
+        The limits lie between the last vertex of the hull within the peak and the next vertex. False position (regula
+        falsi) and bisection propose them in turn. If no vertex is within the peak, a few intervals beside the vertex
+        with the least peak are halved first.
 
         Args:
             peak_bytes: limit on the peak, in bytes.
@@ -477,7 +494,7 @@ class PeakPlanner(OffloadPlanner):
             if high[0] - low[0] <= max(1, low[0] // 500):
                 return
             share = (peak_bytes - low[1]) / max(1, high[1] - low[1]) if turn % 2 == 0 else 0.5
-            # Clamped, because false position may stay at one end of the interval.
+            # The ratio is clamped, because false position may otherwise stay at one end of the interval.
             capacity = low[0] + int(min(max(share, 0.05), 0.95) * (high[0] - low[0]))
             saved = self._near(capacity)
             yield saved
@@ -485,15 +502,16 @@ class PeakPlanner(OffloadPlanner):
             low, high = ((capacity, peak), high) if peak <= peak_bytes else (low, (capacity, peak))
 
     def swept(self, peak_bytes: int) -> Candidate | None:
-        """Return the cheapest decision within a peak, of the decisions at several limits on saved bytes.
+        """Decide at several limits on saved bytes; return the cheapest decision whose peak is within ``peak_bytes``.
 
-        None if no such decision is within ``peak_bytes``.
+        None if no such decision is within the peak.
         """
         capacities = self.capacities(self.most_saved)
         first = self.allowed_full if self.is_alone else self.runtime_optimal
         fits = [first] if self.may_save(first) and self.peak(first) <= peak_bytes else []
         for c in reversed(capacities):
-            # Bounds rise as limits fall, so no lower limit can beat a cost that this limit cannot beat.
+            # Limits fall in this loop, and the lower bound on the cost rises. Once the bound reaches the least cost so
+            # far, no further limit gives a cheaper decision.
             if fits and self.hull.edge(c).bound(c) >= min(d.cost for d in fits):
                 break
             found = self.at(c)
@@ -512,6 +530,11 @@ class PeakPlanner(OffloadPlanner):
 def _around(
     ends: list[tuple[int, int]], peak_bytes: int
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-    """Return the last pair (saved bytes, peak) within a peak, and the next pair; None for a missing pair."""
+    """Return the last pair whose peak is within ``peak_bytes``, and the pair after it; None for a missing pair.
+
+    Args:
+        ends: pairs of saved bytes and peak bytes, fewest saved bytes first.
+        peak_bytes: limit on the peak, in bytes.
+    """
     last = max((k for k, (_, peak) in enumerate(ends) if peak <= peak_bytes), default=-1)
     return ends[last] if last >= 0 else None, ends[last + 1] if ends[last + 1 :] else None

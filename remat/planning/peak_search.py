@@ -1,14 +1,14 @@
 """Search for the cheapest decision within a peak: by prices per program point, then value by value.
 
-With a price on every byte at every program point, instead of a limit, the best decision is a minimum cut.
-A subgradient search with Polyak's step size raises the prices at the points where the step exceeds the
-peak. Then further values are saved, one at a time, in the best decision that fits. Each value must make the
-decision cheaper, and the decision must still fit.
+The peak is first replaced by prices (Lagrange multipliers): each byte that is alive at a program point costs the price
+of this point. Under given prices, the best decision is a minimum cut. A subgradient search with Polyak's step size
+raises the prices at the points where the step exceeds the peak. Then further values are saved, one at a time, in the
+best decision that fits. Each value must make the decision cheaper, and the decision must still fit.
 
-The cut assumes that a value is recomputed where backward first needs anything computed from it. If no values in between
-are saved, that is the start of backward, and recomputing seems to free nothing. If this search finds no decision within
-the peak, it is repeated with checkpoints, values that divide forward into segments: a value is then recomputed where
-backward first needs its segment.
+The cut assumes that a value is recomputed where backward first needs anything computed from it. If no value between
+this value and the loss is saved, that is the start of backward, so recomputing seems to free no memory. If the search
+finds no decision within the peak, it is repeated with checkpoints: values that divide forward into segments, and that
+every cut saves. A value is then recomputed where backward first needs anything of its segment.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from remat.solvers.schedule_problem import ScheduleEvaluator
 _CUTS, _CHECKPOINTED_CUTS = 40, 20
 #: Most segments into which checkpoints divide forward.
 _SEGMENTS = 256
-#: Nodes that all evaluations of a search may visit in total.
+#: Work of a search: number of its evaluations of decisions, times the number of nodes of the graph.
 _WORK = 800_000
-#: Least number of evaluations of a search, if the graph is so large that `_WORK` allows fewer.
+#: A search may always make this number of evaluations, even if the graph is so large that `_WORK` allows fewer.
 _LEAST = 120
-#: Key for the price of saved bytes, beside the keys of program points: positions of the joint graph.
+#: Key of saved bytes among prices and bytes alive. All other keys are program points: positions in the joint graph.
 _SAVED = -1
 #: Number of random changes that `_repaired` tries for each value that may be saved.
 _DRAWS = 4
-#: On graphs of more nodes, `_filled` is left out if node orders can be searched.
+#: On graphs of more nodes, `within` does not call `_filled` if node orders can be searched.
 _LARGE = 2_000
-#: Number of parts of backward, in each of which a bound is computed.
+#: Most parts into which `highest` divides backward.
 _STRETCHES = 12
 
 
@@ -81,8 +81,11 @@ class Limits:
 class PeakSearch:
     """Search over the decisions of one prepared graph, by the peaks of their schedules.
 
+    The *graph problem* asks which nodes to save. The *step problem* asks which node runs when, and how often; its
+    solution is a schedule. A decision names saved nodes; `schedule` makes a schedule of it.
+
     Args:
-        state: the prepared graph.
+        state: the prepared graph, as `remat.planning.pipelines.prepare` returns it.
         lowered: the graph problem of ``state``, with costs.
     """
 
@@ -96,7 +99,7 @@ class PeakSearch:
 
     @cached_property
     def orders(self) -> OrderSearch:
-        """The search over node orders and recomputations, which starts from schedules found by this search."""
+        """The search over node orders and recomputations. It starts from schedules that this search has found."""
         return OrderSearch(self._state, self._lowered)
 
     def reordered(
@@ -112,14 +115,17 @@ class PeakSearch:
     def lowest(
         self, starts: Iterable[Iterable[int]], capacity: int | None = None
     ) -> list[Candidate]:
-        """Search for the decision with the least peak; return candidates, of which one has the least peak found.
+        """Search for the decision with the least peak.
 
         Args:
             starts: decisions to start from, each as its saved nodes of the graph problem; at least one.
-            capacity: most bytes that a decision may save; None: no such limit. Searches over node orders, whose
-                results come last, may exceed it.
+            capacity: most bytes that the first candidate may save; None: no such limit.
+
+        Returns:
+            One or two candidates. First, the best one in the node order of the passes. Second, if one was found, the
+            best one with node orders of its own, which may save more than ``capacity`` bytes.
         """
-        # No schedule can keep a peak of 0 bytes, so the search returns the lowest peaks that it reaches.
+        # No schedule has a peak of 0 bytes, so under this limit the search returns the lowest peaks that it reaches.
         allowed = Limits(0, capacity)
         reached = self._reached(allowed, starts)
         begun = {tried.saved: self.schedule(tried.saved) for tried in reached}
@@ -130,7 +136,7 @@ class PeakSearch:
 
     @property
     def step(self) -> LoweredStep:
-        """The step problem, which asks which node to run when, and the map from its nodes to the joint graph."""
+        """The step problem, and the map from its nodes to the joint graph."""
         return self.orders.step
 
     @cached_property
@@ -140,18 +146,21 @@ class PeakSearch:
 
     @cached_property
     def _network(self) -> Network:
-        """The flow network of the graph problem."""
+        """The flow network of the graph problem, on which minimum cuts are computed."""
         return Network(self.problem)
 
     # ---- from a decision to its schedule ------------------------------------------------------------
     @cached_property
     def _runs_of(self) -> list[tuple[int, ...]]:
-        """For each node of the joint graph, by position, the nodes of the step problem that make up its first run."""
+        """For each position in the joint graph: the nodes of the step problem that stand for the node's first run.
+
+        These are two nodes for a random operator whose generator state is saved, and none for a view.
+        """
         return [self.step.runs_of(node.name) for node in self._state.index.nodes]
 
     @cached_property
     def _evaluator(self) -> ScheduleEvaluator:
-        """Evaluator of the step problem's schedules."""
+        """Evaluator that computes the bytes alive over a schedule of the step problem."""
         return ScheduleEvaluator(self.step.problem)
 
     @cached_property
@@ -162,7 +171,7 @@ class PeakSearch:
 
     @cached_property
     def _first_late(self) -> int:
-        """Position in the joint graph of the first node that reads a tangent or another input of backward."""
+        """Position in the joint graph of the first node that reads an input of backward only, such as a tangent."""
         index, roles = self._state.index, self._state.roles
         tangents = (i for i, role in roles.placeholders.items() if role.in_backward)
         return min((u for i in tangents for u in index.users[i]), default=len(index))
@@ -175,9 +184,10 @@ class PeakSearch:
 
         Returns:
             Three items: for each run in order, its node of the step problem; for each run, its moment; and the
-            position where backward begins among the runs. A moment is a position in the joint graph. For a run of
-            forward, it is the position of the run's own node. For a run of backward, it is the position of the next
-            node that only backward runs. So recomputations share the moment of the node that needs them.
+            position where backward begins among the runs. A *moment* is a position in the joint graph. The moment of
+            a forward run is the position of its own node. A node that only backward runs, such as one that reads a
+            tangent, has its own position, too; the recomputations right before it share this position. Recomputations
+            for a returned gradient come last; their moment is the length of the graph.
         """
         lowered, index, roles = self._lowered, self._state.index, self._state.roles
         keep = {lowered.position[i] for i in saved if lowered.kind[i] is SavedKind.VALUE}
@@ -210,7 +220,7 @@ class PeakSearch:
                     missing.append(j)
                     todo.extend(k for k in inputs[j] if not placed[k])
             for j in sorted(missing) if len(missing) > 1 else missing:
-                # The last entry is the operator; an entry before it would keep the generator state once more.
+                # The last entry is the operator. An entry before it saves the generator state, which was saved already.
                 if runs_of[j]:
                     sequence.append(runs_of[j][-1])
                     moments.append(moment)
@@ -238,7 +248,7 @@ class PeakSearch:
         return tuple(position[v] for v in gradients if v in position)
 
     def tried(self, saved: Iterable[int]) -> Candidate:
-        """Return a decision as a candidate with saved bytes, cost, and bytes alive over its schedule; cached.
+        """Evaluate a decision; return it as a candidate with saved bytes, cost, and bytes alive, cached.
 
         Args:
             saved: nodes of the graph problem that the decision saves.
@@ -269,10 +279,10 @@ class PeakSearch:
         """Divide backward into at most `_STRETCHES` parts; return, for each part, the node with most bytes alive.
 
         Args:
-            tried: a candidate from `tried`, whose bytes alive are known.
+            tried: a candidate that the method `tried` returned, so that its bytes alive are known.
 
         Returns:
-            Positions of the nodes in the joint graph.
+            Positions in the joint graph of nodes that backward runs under every decision.
         """
         late = self._state.roles.tangent_closure
         runs = [m for m in tried.alive if m < len(late) and late[m]]
@@ -286,7 +296,7 @@ class PeakSearch:
         return min(fits, key=lambda tried: (tried.cost, tried.peak_bytes), default=None)
 
     def _spent(self) -> bool:
-        """Return whether the current search has used up its limited number of evaluations."""
+        """Return whether the current search has used up its number of evaluations."""
         return len(self._seen) > self._evaluations
 
     # ---- search -------------------------------------------------------------------------------------
@@ -307,17 +317,19 @@ class PeakSearch:
         allowed = Limits(peak_bytes, capacity)
         best = min(self._reached(allowed, starts), key=allowed.rank)
         if allowed.excess(best) or (len(self._state.index) > _LARGE and self.orders.is_possible):
-            return best  # the search over node orders saves more values, too, and is faster on large graphs
+            return best  # `reordered` saves further values, too, and is faster on large graphs
         return self._filled(best, allowed)
 
     def _reached(self, allowed: Limits, starts: Iterable[Iterable[int]]) -> list[Candidate]:
-        """Search by prices, and with checkpoints if nothing is within the limits; return the candidate of each search.
+        """Search by prices, and again with checkpoints if no decision is within the limits.
+
+        Returns the best candidate of each search.
 
         Args:
             allowed: the limits.
             starts: decisions to start from, each as its saved nodes of the graph problem; at least one.
         """
-        # Cached evaluations of earlier searches cost nothing, so they do not count.
+        # Only new evaluations count against the limit, because cached ones take no time.
         self._evaluations = len(self._seen) + max(_LEAST, _WORK // max(1, len(self._state.index)))
         begun = [self.tried(start) for start in starts]
         found = [self._by_prices(allowed, min(begun, key=allowed.rank))]
@@ -334,10 +346,11 @@ class PeakSearch:
 
         Args:
             allowed: the limits.
-            best: the best candidate so far.
+            best: the best candidate so far, which is returned if no cut is better.
             checkpoints: nodes of the graph problem that every cut saves.
         """
-        # Polyak's step needs the optimal cost. The best cost stands for it, doubled as long as nothing fits.
+        # Polyak's step needs the optimal cost, which is unknown. The cost of the best candidate is used instead, or
+        # twice this cost if the candidate exceeds the limits.
         most = max(1, best.cost if not allowed.excess(best) else 2 * best.cost)
         prices: dict[int, float] = {}
 
@@ -354,12 +367,13 @@ class PeakSearch:
         return search_by_prices(best, allowed.rank, cheapest, move, most=most, cuts=cuts)
 
     def _checkpointed(self, allowed: Limits) -> list[tuple[frozenset[int], Candidate]]:
-        """Return up to two sets of checkpoints to search with, each with the candidate that saves little else.
+        """Return up to two sets of checkpoints to search with.
 
-        The second set is the one with the fewest segments whose candidate is within the limits. If there is none, it is
-        the set whose candidate exceeds the limits least. The first set has fewer segments, so it restricts cuts less.
+        Each set comes with a candidate that saves the checkpoints and little else. The last set is the one with the
+        fewest segments whose candidate is within the limits; if there is none, the set whose candidate exceeds the
+        limits least. Before it comes the set with the next fewer segments, if any, which restricts cuts less.
         """
-        # At this price, saving a value of 1 KiB costs more than to recompute everything.
+        # At this price, saving a value of 1 KiB costs as much as recomputing everything.
         prices = {_SAVED: sum(self.problem.cost) / 1024}
         made = [(c, self.tried(self._cut(prices, c))) for c in self._checkpoints]
         if not made:
@@ -371,10 +385,10 @@ class PeakSearch:
 
     @cached_property
     def _checkpoints(self) -> list[frozenset[int]]:
-        """Sets of values that divide forward into 2, 4, 8, … segments of about equal bytes; nodes of the graph problem.
+        """Sets of checkpoints, as nodes of the graph problem: one set for 2, 4, 8, … segments of forward.
 
-        A segment ends where the fewest bytes cross its end: bytes of values that forward computes before the end and
-        reads after it.
+        Segments compute about equal bytes. In each segment, the position is found at which the fewest bytes are alive:
+        bytes of values that forward computes before this position and reads after it. These values are checkpoints.
         """
         problem, index, owner = self.problem, self._state.index, self._state.storages.owner
         order = [i for i in self._forward_order if self._state.roles.required_forward[i]]
@@ -413,8 +427,8 @@ class PeakSearch:
             prices: price of one byte at each program point; at `_SAVED`, of one saved byte.
             found: the best decision at these prices.
             allowed: the limits.
-            most: estimate of the optimal cost: the cost of the best known decision within the limits. A higher
-                number if no such decision is known.
+            most: estimate of the optimal cost: the cost of the best decision found within the limits, or a higher
+                number if no such decision was found.
             step: factor by which the step length is multiplied.
 
         Returns:
@@ -438,7 +452,8 @@ class PeakSearch:
         """Save or drop one or two random values at a time until a candidate is within the limits; return the result.
 
         A change that increases the excess is undone. The search also ends after `_DRAWS` changes per value, or when
-        the evaluations are used up, so the result may exceed the limits. The random numbers have a fixed seed.
+        the evaluations are used up, so the result may exceed the limits. The random numbers have a fixed seed, so the
+        result is deterministic.
         """
         problem, draw = self.problem, random.Random(0)
         free = [i for i in range(len(problem)) if problem.savable[i] and problem.recomputable[i]]
@@ -451,7 +466,9 @@ class PeakSearch:
                 some.add(draw.choice([i for i in free if i in best.saved] or free))
             try:
                 found = self.tried({*best.saved} ^ some)
-            except ProblemError:  # a dropped value cannot be recomputed: an input is gone
+            except (
+                ProblemError
+            ):  # the dropped value cannot be recomputed: an input of it no longer exists
                 continue
             if allowed.excess(found) <= allowed.excess(best):
                 best = found
@@ -465,12 +482,14 @@ class PeakSearch:
         Recomputation counts as a use: a value is also used where backward first uses a value computed from it.
 
         Args:
-            checkpoints: nodes of the graph problem that are not recomputed.
+            checkpoints: nodes of the graph problem that are saved in any case, so that their inputs are not used to
+                recompute them.
 
         Returns:
-            Three lists of positions in the joint graph, with one entry per node of the graph problem: where the
-            value is computed, first uses, and last uses. A value that backward never uses has its first use at the
-            end of the graph, and -1 as its last use.
+            Three lists of positions in the joint graph, with one entry per node of the graph problem. First, where the
+            value is computed; for a value that forward does not need itself, this is the start of backward. Second and
+            third, the first and the last use in backward. If backward never uses the value, its first use is the length
+            of the graph, and its last use is -1.
         """
         if checkpoints in self._uses:
             return self._uses[checkpoints]
@@ -503,9 +522,10 @@ class PeakSearch:
     def _cut(
         self, prices: dict[int, float], checkpoints: frozenset[int] = frozenset()
     ) -> tuple[int, ...]:
-        """Return the saved nodes of the best decision if each byte alive at a program point has a price.
+        """Return the saved nodes of the best decision under prices.
 
-        The decision is a minimum cut: it minimises recompute cost plus the prices of the bytes alive.
+        The decision is a minimum cut: it minimises recompute cost plus, over all program points, price times bytes
+        alive.
 
         Args:
             prices: price of one byte at each program point; at `_SAVED`, of one saved byte.
@@ -530,7 +550,7 @@ class PeakSearch:
         """Lower the cost of a candidate within the limits; return the resulting candidate.
 
         First, further values are saved, highest cost per byte first. Then saved values are exchanged for values
-        that cost more to recompute. Both are repeated while the cost falls.
+        that cost more to recompute. Both steps are repeated until the cost no longer falls.
         """
         problem = self.problem
 
@@ -538,7 +558,9 @@ class PeakSearch:
             nonlocal best
             try:
                 found = self.tried(saved)
-            except ProblemError:  # a dropped value cannot be recomputed: an input is gone
+            except (
+                ProblemError
+            ):  # the dropped value cannot be recomputed: an input of it no longer exists
                 return False
             if allowed.excess(found) or found.cost >= best.cost:
                 return False

@@ -1,4 +1,7 @@
-"""The parts of the default pipeline, and pipelines that are parsed from text."""
+"""The default pipeline in two parts, before and after the decision, and pipelines that are parsed from text.
+
+A decision says which values forward saves for backward.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ from remat.running.workspace import note_workspaces
 from remat.solvers.base import Solver
 from remat.units import Budget
 
-#: Passes that run before policies by module set tags, because calls with different tags cannot be merged.
+#: Passes that run before the tagging by policies. After it, equal calls with different tags could no longer be merged.
 _BEFORE_POLICIES: tuple[Pass, ...] = (DeadCode(), CommonSubexpressions())
 _AFTER_POLICIES: tuple[Pass, ...] = (CleanupRecomputeTags(), Classify(), DistanceFromBackward())
 #: Passes that normalise a joint graph before any decision.
@@ -51,7 +54,7 @@ SPLIT: tuple[Pass, ...] = (Partition(), FunctionalizeRng(), ReorderBackward(), R
 
 @dataclass(frozen=True, slots=True)
 class PassManager(Pipeline):
-    """A pipeline whose text may name every registered pass, solver and cost model.
+    """A pipeline that can be parsed from text. The text may name every registered pass, solver and cost model.
 
     Example: ``PassManager.parse("dce,cse,min-cut,knapsack(solver=cpsat,budget=saved:8GiB),partition")``
     """
@@ -74,7 +77,7 @@ class PassManager(Pipeline):
 
         Raises:
             ProblemError: the text cannot be parsed, or the order of the passes is invalid. If a single place in the
-                text is at fault, the message points at it.
+                text is at fault, the message shows this place.
         """
         known = registry()
         known.learn_operators()
@@ -109,15 +112,15 @@ def prepare(
 
     Args:
         joint: the captured step.
-        in_place: whether to change this graph instead of a copy.
+        in_place: whether to change ``joint`` itself instead of a copy.
         count_outputs: as in `remat.plan`.
-        hooks: functions that pack and unpack saved tensors; every plan of the state uses them.
+        hooks: functions that pack and unpack saved tensors. All plans that are made from the state use them.
         reread_inputs: as in `remat.plan`.
         policies: as in `remat.plan`. None: ignore policies, and the regions that the user's code marks.
         deciding: the pass that decides which values a module saves if a policy gives the module a budget of its
             own. None: ignore such budgets, as for a saved plan.
-        at_budget: whether only the decision at the budget of ``deciding`` must keep to the budgets of modules.
-            False: every decision must.
+        at_budget: False: the budgets that policies give to modules must hold for every decision that is made from the
+            state. True: only for the decision at the budget of ``deciding``.
         chunk: the pass that splits the loss into chunks; None: leave the loss whole.
     """
     state = replace(
@@ -143,7 +146,7 @@ def prepare(
 
 
 def _after_policies(state: State) -> State:
-    """Run the passes between the tagging by policies and any decision; the graph changes in place."""
+    """Run the passes after the tagging by policies and before any decision; the graph changes in place."""
     return PassManager(_AFTER_POLICIES).run(state, in_place=True, verify=False).state
 
 
@@ -151,7 +154,8 @@ def initial_state(
     joint: JointGraph, *, in_place: bool, count_outputs: bool, reread_inputs: bool = True
 ) -> State:
     """Return the state of a captured graph before any pass; arguments as in `prepare`."""
-    # Inputs and operators are read before any pass, because merging equal nodes hides what the user's code reads.
+    # `user_mutable` and `operators` are computed before any pass runs. After equal nodes are merged, the graph no
+    # longer shows which inputs and operators the user's code has.
     state = State(
         joint=joint if in_place else joint.copy(),
         count_outputs=count_outputs,
@@ -160,7 +164,7 @@ def initial_state(
         operators=operators_digest(joint),
     )
     if not reread_inputs:
-        # The user may write to outputs before backward, so backward must read other memory.
+        # The user may write to outputs before backward, so the step returns copies, and backward reads the originals.
         copy_outputs(state.joint)
     separate_calls(state.joint.graph)
     repair_aliases(state.joint.graph, by_kernel=joint.lower == "eager")
@@ -217,7 +221,7 @@ def with_agreement(pipeline: Pipeline, agree: Pass) -> Pipeline:
 
     Args:
         pipeline: the pipeline.
-        agree: a pass that may change the decision, such as one by which ranks agree on it.
+        agree: a pass that may change the decision, such as a pass that makes all ranks decide alike.
     """
 
     def inserted(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:

@@ -1,4 +1,8 @@
-"""Plans: the decision for one joint graph, with its modules and figures."""
+"""Plan of one joint graph: the decision, the forward and backward modules that it leads to, and their figures.
+
+A decision says which values forward saves for backward, which of them are offloaded to the host's memory, and
+optionally in which order nodes run. Figures are the bytes and costs of a plan.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +35,13 @@ from remat.units import Budget, format_bytes, format_cost
 if TYPE_CHECKING:
     from remat.planning.frontier import Frontier
 
-#: Figures of a plan that `check_figures` checks.
+#: Fields that hold numbers. `check_figures` refuses a negative, huge or undefined number, as an edited file may have.
 _FIGURES = (
     "capacity", "full_bytes", "least_bytes", "saved_bytes", "peak_bytes", "recompute_cost", "recompute_bound",
     "planned_saved_bytes", "planned_peak_bytes", "step_cost", "without_peak_bytes", "without_recompute_cost",
     "without_expected_bytes", "exposed_time", "peak_limit",
 )  # fmt: skip
-#: Fields of a plan that are not written to files, and are built again for a plan from a cache.
+#: Fields that a plan lacks if it was read from a file or a cache. A plan from a cache builds them when they are needed.
 _OF_MODULES = ("_modules", "_problem", "_costs")
 
 
@@ -45,79 +49,87 @@ _OF_MODULES = ("_modules", "_problem", "_costs")
 class Plan(Record):
     """The plan of one graph of a training step: saved, recomputed and offloaded values, modules and figures.
 
+    The runtime-optimal partition is the minimum cut that recomputes only cheap operators. "The step without remat"
+    is the step under the default solver's plan for budget 1, which saves no more bytes than this partition.
+
     Attributes:
         saved: names of the joint graph's nodes whose values forward hands to backward, inputs and outputs
             included.
         snapshots: inputs of which forward saves a copy, because forward mutates the input, or because the
             user may write to it before backward.
-        recomputed: names of the recomputed nodes, which run again, usually in backward. A node that is recomputed twice
-            is listed twice.
+        recomputed: names of the nodes that run again after their first run, usually in backward. A node that runs
+            three times is listed twice.
         saved_bytes: bytes of the distinct storages that forward hands to backward, beyond inputs and outputs.
         peak_bytes: most bytes alive at once over forward, then backward; inputs and parameters included.
-        recompute_cost: summed cost of ``recomputed``, in ``unit``.
-        recompute_bound: proven lower bound, in ``unit``, on the recompute cost plus exposed transfer time of
-            every plan within the budget. Under a budget on saved bytes: of every plan that saves at most
-            ``capacity`` bytes. Under a budget on the peak: of every schedule within the peak in which
-            backward's own operators run once.
+        recompute_cost: summed cost of the runs that ``recomputed`` lists, in ``unit``.
+        recompute_bound: proven lower bound, in ``unit``, on recompute cost plus exposed transfer time. Under a budget
+            on saved bytes, no plan that saves at most ``capacity`` bytes costs less. Under a budget on the peak, no
+            schedule within the peak costs less, if operators that only backward runs (such as those that depend on a
+            tangent) run once.
         unit: unit of all costs.
-        capacity: the most bytes that the budget allows to be saved. Under a budget on the peak, a number of bytes
-            so large that it restricts no plan.
-        full_bytes: bytes that the runtime-optimal partition saves; a budget ratio refers to these bytes.
-        least_bytes: the least bytes that any plan saves.
+        capacity: the most bytes that the budget allows to be saved. A budget on the peak does not limit these bytes;
+            the attribute is then some number that is at least the planned saved bytes.
+        full_bytes: bytes that the runtime-optimal partition saves. Budget 0.5 allows half of these bytes.
+        least_bytes: the least bytes that any plan can save; 0 if unknown.
         budget: the requested budget.
-        solver: the solver that decided; or the pass ``min-cut``, if no solver was asked or if the minimum cut
-            of this pass costs less.
+        solver: the solver that decided. ``min-cut``, the name of a pass, if no solver was asked, or if the pass's
+            minimum cut costs less than the solver's decision.
         cost: the cost model.
-        items: number of nodes that the solver decided; 0 if no solver was asked.
+        items: number of nodes among which the solver chose those to save; 0 if no solver was asked.
         deterministic: False if a time limit ended the search, so that another run may give another plan.
-        solve_s: seconds that the solver took.
+        solve_s: seconds that the solver took. Under a budget on the peak: seconds of the search for the decision, which
+            calls the solver.
         graph: name of the joint graph.
         fingerprint: digest of the joint graph that the plan is for.
-        fallbacks: one text for each call that the cost model could not price by its own method: the operator, and
-            how it was priced instead.
-        reread_inputs: whether backward may read inputs again that are not parameters or buffers.
-        reread: names of the inputs that backward does read again although eager autograd would not have saved them.
+        fallbacks: one text for each operator call that the cost model could not price by its own method. The text names
+            the operator, and says how the call was priced instead.
+        reread_inputs: whether backward may read inputs that eager autograd would not have saved. Parameters and buffers
+            may be read in any case.
+        reread: names of the inputs that backward does read although eager autograd would not have saved them.
             Autograd raises an error if the user writes to such an input before backward.
         reread_outputs: positions, among the values that the step returns, of the outputs whose memory backward reads.
-            If the user writes to such an output before backward, an error is raised.
-        copied_outputs: positions of the outputs that the step returns as copies, because no error would detect
-            a write to them. Only for a step that `remat.partitioner` has split by itself.
-        symbolic: whether sizes of the step are symbols, so that the step may run at other sizes than those that the
-            figures are for.
+            Autograd raises an error if the user writes to such an output before backward.
+        copied_outputs: positions of the outputs that the step returns as copies, because backward reads them and no
+            error would detect a write to them. Empty unless `remat.partitioner` is used without remat's backend.
+        symbolic: whether sizes of the step are symbols. If so, the step may run at other sizes than the sizes for which
+            the figures were computed.
         lower: the lowering that the joint graph was traced for: ``"inductor"`` or ``"eager"``.
         torch: the version of PyTorch that traced the joint graph.
         operators: digest of the joint graph's operators in their order.
-        planned_saved_bytes: the saved bytes as planned, if ``saved_bytes`` and ``peak_bytes`` are those of the step as
-            Inductor compiled it; else 0.
-        planned_peak_bytes: the simulated peak, if ``peak_bytes`` is the compiled one; else 0.
-        forward_order: nodes that forward runs, in this order; empty if the passes order the nodes. Set under a
-            budget on the peak. A node that is listed several times runs as often. In the module, the last
+        planned_saved_bytes: saved bytes before compilation. Set once Inductor has compiled the step, because
+            ``saved_bytes`` and ``peak_bytes`` are then those of the compiled code; else 0.
+        planned_peak_bytes: simulated peak before compilation. Set once Inductor has compiled the step, else 0.
+        forward_order: nodes that forward runs, in this order; empty if the passes order the nodes. Only a budget on the
+            peak can set an order. A node that is listed several times runs as often. In the module, the last
             run has the node's name, unless the node is an input of the module too; other runs are called
             ``NAME_again``. Views are not listed: they are computed where they are read.
-        backward_order: nodes that backward runs, in this order; the rules of ``forward_order`` apply.
-        region_budget: the ratio that the user's code sets by ``region_activation_memory_budget``; empty if the code
-            sets none. This ratio replaces a requested ratio. A requested number of bytes applies in addition to this
-            ratio.
-        least_because: why no plan saves less than ``least_bytes``, if a lower ratio was raised to these bytes;
-            else empty.
+        backward_order: nodes that backward runs, in the form of ``forward_order``.
+        region_budget: the ratio of saved bytes that the user's code sets for this graph by
+            ``region_activation_memory_budget``, as text; empty if the code sets none. This ratio replaces a requested
+            ratio. A requested number of bytes applies in addition to this ratio.
+        least_because: why no plan saves less than ``least_bytes``. Empty unless a ratio stands for fewer bytes than
+            ``least_bytes``, so that ``capacity`` was raised to ``least_bytes``.
         step_cost: cost of running every operator of the step once, forward and backward, in ``unit``. The step
-            under this plan costs ``recompute_cost`` more. 0 if the cost model cannot price backward.
-        without_peak_bytes: simulated peak of the step without remat, to be compared with the planned peak. The
-            step without remat is the default solver's plan for budget 1. 0 for pipelines.
+            under this plan costs ``recompute_cost`` plus ``exposed_time`` more. 0 if the cost model cannot price
+            backward.
+        without_peak_bytes: simulated peak of the step without remat, to be compared with the planned peak. 0 if a
+            user's pipeline made the plan.
         without_recompute_cost: recompute cost of the step without remat, in ``unit``.
         without_expected_bytes: estimated peak of the step without remat once Inductor has compiled it; to be
             compared with the peak of a compiled step. 0 if unknown.
-        offloads: the saved values that are offloaded, with the places of their copies.
+        offloads: the saved values that are offloaded. Each names the node after which the device's memory is freed,
+            and the node before which the value is fetched.
         exposed_time: exposed transfer time, in ``unit``: the time for which operators wait for copies to and
             from the host.
         link: the link to the host, if values may be offloaded; else empty.
         peak_limit: the peak in bytes that a ratio of the peak, such as ``remat.Peak(0.5)``, stands for. 0 under
             any other budget.
-        policies: policies by module that the plan follows, as JSON; empty if there are none.
+        policies: the requested policies by module, as JSON. A policy says what to do with the values of a module:
+            save, recompute or offload. Empty if none were requested.
         chunk: the pass that split the loss into chunks, such as ``chunk-loss(chunks=8)``; empty if the loss is
             whole.
-        remat: the version of remat that computed the figures. Empty if the figures depend on hooks, on outputs that
-            count as saved, or on a user's pipeline.
+        remat: the version of remat that computed the figures. Empty if the figures depend on hooks on saved tensors, on
+            outputs that count as saved, or on a user's pipeline: the figures of a saved plan are then not checked.
     """
 
     form: ClassVar[Form] = Form("plan", "remat_plan", 1)
@@ -181,7 +193,7 @@ class Plan(Record):
 
     def __post_init__(self) -> None:
         check_figures(self, _FIGURES)
-        # The text of a budget can only be wrong in a plan from a file, which has no `_asked`.
+        # Only a plan from a file can have an invalid text as its budget. Such a plan has no `_asked`.
         for budget in (self.budget, self.region_budget) if self._asked is None else ():
             if budget:
                 Budget.parse(budget)
@@ -206,12 +218,12 @@ class Plan(Record):
 
     @property
     def planned_for(self) -> Mapping[str, int]:
-        """The sizes that the figures are for, by symbol, if they are not the traced sizes; else empty."""
+        """Sizes for which the figures were computed, by symbol, such as ``{"s0": 64}``; empty: the traced sizes."""
         return self._sizes
 
     @property
     def of_step(self) -> str:
-        """Text about the step's other graphs; empty if none are known, and for a plan from a file."""
+        """Text that says that the step has other graphs; empty if none are known, and for a plan from a file."""
         return self._of_step
 
     @property
@@ -224,7 +236,7 @@ class Plan(Record):
         """Estimated peak in bytes of the step once Inductor has compiled it.
 
         Raises:
-            PlanError: the plan was read from a file.
+            PlanError: the plan has no modules, because it was read from a file or its compiled step was deleted.
         """
         forward, backward = self._pair()
         with sizes_at(self._sizes):
@@ -232,12 +244,12 @@ class Plan(Record):
 
     @property
     def timeline(self) -> Timeline:
-        """Lifetimes of storages over the step: of the compiled step if it is known, else simulated."""
+        """Lifetimes of storages over the step: in the compiled code if the step was compiled, else simulated."""
         return self.simulated if self._timeline is None else self._timeline
 
     @property
     def simulated(self) -> Timeline:
-        """Lifetimes of storages over the step, simulated operator by operator."""
+        """Lifetimes of storages over the step, simulated operator by operator, without fusion."""
         with sizes_at(self._sizes):
             return timeline(self.forward, self.backward, own_outputs(self.forward))
 
@@ -253,7 +265,7 @@ class Plan(Record):
 
     @property
     def problem(self) -> GraphProblem:
-        """The graph problem of the joint graph.
+        """The graph problem of the joint graph: which nodes to save, so that backward recomputes the others.
 
         Raises:
             PlanError: the plan was read from a file.
@@ -269,7 +281,7 @@ class Plan(Record):
 
     @property
     def gap(self) -> int:
-        """Recompute cost plus exposed transfer time, minus their lower bound: the most that another plan can avoid."""
+        """Recompute cost plus exposed transfer time, minus their bound: the most cost that another plan could avoid."""
         return self.recompute_cost + self.exposed_time - self.recompute_bound
 
     @property
@@ -336,12 +348,13 @@ class Plan(Record):
                 object.__setattr__(self, name, getattr(made, name))  # plans are frozen
 
     def explain(self) -> str:
-        """Return the plan as text: its figures, each saved activation, and each recomputed node with the reason.
+        """Return the plan as text: its figures, the saved activations, and the recomputed operators.
 
-        A saved activation is shown with its bytes, its source line, and the cost of recomputing it alone.
-        Activations that repeat from layer to layer share one row.
+        A saved activation is shown with its bytes, its source line, and the cost of recomputing it alone. A recomputed
+        operator is shown with its cost and the reason for the run: a tag, the bytes that it frees, or another
+        recomputed operator that reads its result. Activations that repeat from layer to layer share one row.
         """
-        with contextlib.suppress(RematError):  # without modules, the figures are explained
+        with contextlib.suppress(RematError):  # the figures can be shown without modules, too
             self._complete()
         lines = [
             f"plan for {self.graph}, budget {self.asked.label}, cost model {self.cost}",
@@ -374,7 +387,7 @@ class Plan(Record):
         return "\n".join(lines)
 
     def uses(self) -> list[Use]:
-        """Return what the plan does with each node of forward.
+        """Return each operator node of forward, with the bytes that the plan saves and the cost that it recomputes.
 
         Raises:
             PlanError: the plan was read from a file.
@@ -383,12 +396,12 @@ class Plan(Record):
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """The figures of the plan, as rows of name and text."""
+        """The figures of the plan as pairs of name and text, such as ``("recomputed", "3 nodes, at no cost")``."""
         return rows_of(self)
 
     @property
     def before_after(self) -> BeforeAfter:
-        """Comparison of the step under this plan with the step without remat, by planned instead of compiled peaks."""
+        """Comparison of the step under this plan with the step without remat; both peaks are simulated ones."""
         return BeforeAfter(
             peak_bytes=self.planned_peak_bytes or self.peak_bytes,
             without_peak_bytes=self.without_peak_bytes,
@@ -403,13 +416,13 @@ class Plan(Record):
         """Draw memory over the step and the values that fill the peak, with the step without remat for comparison.
 
         A budget on the peak is drawn as a line. A budget on saved bytes is not drawn, because it bounds only a
-        part of the memory shown. The step without remat is grey. For a plan that was just made, it is a curve. For
-        any other plan, such as that of a compiled step, only its peak is drawn, as a line.
+        part of the memory shown. The step without remat is grey: a curve if this plan was just made. For any other
+        plan, such as a plan of a compiled step, only the peak of the step without remat is drawn, as a line.
 
         Args:
             path: the file, which ends in ``.svg`` or ``.png``.
-            x: ``"time"``: each operator is as wide as its cost. If costs are unknown, as for a compiled step, this
-                is the same as ``"operators"``: all operators are equally wide.
+            x: ``"time"``: an operator's width is its cost. ``"operators"``: all operators are equally wide. If costs
+                are unknown, as for a compiled step, ``"time"`` is drawn as ``"operators"``.
 
         Raises:
             PlanError: the plan was read from a file, or the picture cannot be written.
@@ -422,7 +435,7 @@ class Plan(Record):
         if x not in ("time", "operators"):
             raise ProblemError(f"x is {x!r}; expected 'time' or 'operators'")
         asked, view = self.asked, self.view
-        # Compiled peaks are compared with estimated ones, and simulated peaks with simulated ones.
+        # The step without remat is not compiled. So a compiled peak is compared with the estimate for compiled code.
         expected = self.without_expected_bytes if view.as_compiled else 0
         shown = f"{format_bytes(asked.peak_bytes)} of peak" if asked.peak_bytes else self.budget
         write_picture(
@@ -439,7 +452,7 @@ class Plan(Record):
 
     @property
     def view(self) -> StepView:
-        """The data of the step that pages and exports show.
+        """The data of the step that `plot`, `explore` and `export` show.
 
         Raises:
             PlanError: the plan was read from a file.
@@ -455,7 +468,7 @@ class Plan(Record):
 
         Args:
             path: the file.
-            frontier: a frontier to explore with a slider; None: no slider.
+            frontier: frontier of the same graph, whose points a slider on the page selects; None: no slider.
         """
         explore(self, path, frontier=frontier)
 
@@ -464,6 +477,6 @@ class Plan(Record):
 
         Args:
             path: the file.
-            format: name of the format; None: selected by the suffix of the path.
+            format: name of the format; None: the suffix of the path selects the format.
         """
         export(self.view, path, format)

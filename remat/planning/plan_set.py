@@ -1,4 +1,8 @@
-"""Plan all graphs of one step, a model with graph breaks, under one budget, by merging their frontiers."""
+"""Plan all graphs of one step under one budget. A step has several graphs if the model has graph breaks.
+
+Each graph has a frontier: its best decisions for all numbers of saved bytes, or for all peaks. Planning chooses one
+decision from each frontier, so that all graphs together keep the budget at the least cost.
+"""
 
 from __future__ import annotations
 
@@ -21,29 +25,31 @@ from remat.planning.plans import PlanSet
 from remat.planning.request import PlanRequest
 from remat.units import Budget, format_bytes
 
-#: Most rounds in which bytes that the last round left unused are distributed again.
+#: Most rounds of `_SetPlanner.within_bytes`. Each round distributes the bytes that the round before left unused.
 ROUNDS = 4
 
 
 def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
-    """Plan all graphs of a step under one budget, by merging their frontiers.
+    """Plan all graphs of a step under one budget, by choosing one decision from the frontier of each graph.
 
     Args:
         joints: the graphs in the order in which they run, as ``remat.capture(…, fullgraph=False)`` returns
             them.
-        request: the options. The budget is one for all graphs together: saved bytes, a ratio of the bytes
-            that their runtime-optimal partitions save together, or the peak of the whole step. The user's code
-            may set a budget of its own for a graph. Under saved bytes or a ratio, such a graph is decided by its
-            own budget alone. The bytes that it saves are subtracted from requested bytes, and a requested ratio
-            refers to the other graphs only.
+        request: the options. The budget holds for all graphs together: saved bytes, a ratio of the bytes that their
+            runtime-optimal partitions (which recompute only cheap operators) save together, or the peak of the whole
+            step. The user's code may set a budget of its own for a graph, as a ratio. Under a budget on saved bytes,
+            such a graph is decided by its own budget alone. If the requested budget is in bytes, the bytes that these
+            graphs save are subtracted from it. If it is a ratio, it refers to the other graphs only. Under a budget on
+            the peak, the graph's own budget applies in addition.
 
     Returns:
         The plans of all graphs, with figures for the whole step.
 
     Raises:
-        BudgetError: the graphs cannot save so few bytes together, or no plans were found within the peak.
-        PlanError: there are no graphs, or they are not all graphs of one step in order.
-        ProblemError: the request has a saved plan or a pipeline, which are for a single graph.
+        BudgetError: the graphs together cannot save as few bytes as the budget allows, or no plans were found within
+            the peak.
+        PlanError: ``joints`` is empty, or does not hold all graphs of one step in order.
+        ProblemError: the request has a saved plan, a pipeline or chunks of the loss, which are for a single graph.
     """
     if request.plan is not None:
         raise ProblemError("plan= applies one saved plan to one graph, got several graphs")
@@ -75,13 +81,14 @@ class _SetPlanner(PeakOfGraphs):
         self._share_host()
 
     def within_bytes(self) -> PlanSet:
-        """Plan all graphs under a budget on saved bytes, or a ratio of the bytes that the runtime-optimal partitions save.
+        """Plan all graphs under a budget on saved bytes: a number of bytes, or a ratio as in `plan_graphs`.
 
         Raises:
-            BudgetError: the graphs cannot save so few bytes together.
+            BudgetError: the graphs together cannot save as few bytes as the budget allows.
         """
         planners, passed, budget = self._planners, self._passed, self._request.budget
-        # A budget that the code sets for a graph decides this graph alone; the requested budget decides the others.
+        # If the user's code sets a budget for a graph, only this budget counts for the graph. The requested budget
+        # counts for the other graphs.
         own = {
             k: planner.decide(Budget(share=1.0))
             for k, planner in enumerate(planners)
@@ -102,10 +109,11 @@ class _SetPlanner(PeakOfGraphs):
         limits = {"full": max(full, least - shared), "least": least - shared}
         why = _why_least(free) if budget.below(**limits) else ("", "")
         capacity = shared + budget.capacity(**limits, why=why)
-        # Frontiers do not count passed activations. Their bytes are reserved: first all, then those kept last.
+        # Frontiers do not count activations that one graph passes to another, so their bytes are reserved. The first
+        # round reserves the bytes of all of them; each further round, of those that the last decisions save.
         best, reserve = smallest, passed.all_bytes
         room = capacity - taken
-        # If the cheapest decision of every graph fits, no bytes need distribution.
+        # If the cheapest decisions of all graphs fit together, bytes need not be distributed.
         most = [max(p.hull.ends[1].saved_bytes, p.least_bytes) for p in free]
         cheapest = sum(r * b for r, b in zip(runs, most, strict=True)) + passed.all_bytes <= room
         if cheapest:
@@ -120,7 +128,7 @@ class _SetPlanner(PeakOfGraphs):
             kept = passed.kept(found)
             if self._saved(found) + kept <= capacity and self._cost(found) < self._cost(best):
                 best = found
-            # No reserved bytes became free, so another round would give the same shares.
+            # All reserved bytes are used, so another round would distribute the same bytes again.
             if kept >= reserve:
                 break
             reserve = kept
@@ -130,8 +138,8 @@ class _SetPlanner(PeakOfGraphs):
         """Plan all graphs under a budget on the peak of the step.
 
         Raises:
-            BudgetError: no plans were found within the peak; or there are hooks on saved tensors, so that the peak of
-                the step cannot be computed.
+            BudgetError: no plans were found within the peak. Or there are hooks on saved tensors, with which the peak
+                of the step cannot be computed.
         """
         label, count = self._request.budget.label, len(self._planners)
         if self._request.hooks is not None:
@@ -145,10 +153,11 @@ class _SetPlanner(PeakOfGraphs):
         return self._finished(best, max(saved, self._full_bytes))
 
     def _share_host(self) -> None:
-        """Divide the host's memory among the graphs.
+        """Divide the host's memory among the graphs: set the limit ``host_bytes`` of each planner.
 
         Each graph gets the bytes that it must offload. The rest is divided in proportion to the bytes that each graph
-        saves at budget 1. When forward ends, the host's memory holds the offloaded values of all runs of all graphs.
+        saves at budget 1. Bytes count once for each run, because the host's memory holds the offloaded values of all
+        runs when forward ends.
         """
         host_memory, planners, runs = self._request.host_memory, self._planners, self._runs
         if host_memory is None:
@@ -185,7 +194,7 @@ class _SetPlanner(PeakOfGraphs):
         ]
         baselines = [p.baseline for p in planners]
         known = request.hooks is None and all(b.peak_bytes for b in baselines)
-        # The peak without policies would need decisions of all graphs without them.
+        # With policies by module, the step without remat is not planned, so its peak is unknown.
         known = known and all(p.state.plain is None for p in planners)
         made = PlanSet(
             plans=tuple(plans),
@@ -220,10 +229,10 @@ class _SetPlanner(PeakOfGraphs):
 
 
 def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
-    """Refuse graphs that are not all graphs of one step, in the order in which they run.
+    """Raise an error unless the graphs are all graphs of one step, in the order in which they run.
 
     Raises:
-        PlanError: a graph receives a value that no earlier run makes, or a run is missing.
+        PlanError: a graph receives a value that no earlier run makes, or a run of the step is missing.
     """
     for joint in joints:
         if joint.runs not in (1, len(joint.turns)):
@@ -252,7 +261,7 @@ def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
 
 
 def _why_least(planners: Sequence[Planner]) -> tuple[str, str]:
-    """Return two texts: why the graphs together cannot save fewer bytes, and what would change that."""
+    """Return two texts for an error: why the graphs together cannot save fewer bytes, and what would change that."""
     texts = [least_causes(p.state, p.state.get(LeastDecision())) for p in planners if p.least_bytes]
     because, todo = ([text[k] for text in texts if text[k]] for k in (0, 1))
     return "; ".join(dict.fromkeys(because)), ", or ".join(dict.fromkeys(todo))
@@ -267,7 +276,7 @@ def _shares(planners: Sequence[Planner], runs: Sequence[int], room: int) -> list
         room: bytes that all runs of all graphs together may save.
 
     Returns:
-        For each graph, the bytes that one run may save. None if even the points with the fewest bytes exceed
+        For each graph, the bytes that one run may save. None if the points with the fewest bytes together exceed
         ``room``.
     """
 
@@ -288,7 +297,11 @@ def _shares(planners: Sequence[Planner], runs: Sequence[int], room: int) -> list
 
 
 class _Passed:
-    """The activations that graphs of a step hand to later graphs, with their bytes."""
+    """The activations that one graph of a step passes to a later graph, with their bytes.
+
+    Args:
+        joints: the graphs, in the order in which they run.
+    """
 
     def __init__(self, joints: Sequence[JointGraph]) -> None:
         self._bytes: dict[tuple[int, int], int] = {}
@@ -309,9 +322,9 @@ class _Passed:
         return sum(self._bytes.values())
 
     def kept(self, decided: Sequence[Candidate]) -> int:
-        """Return the bytes of the activations that graphs hand on and that the giving or a receiving graph saves.
+        """Return the bytes of those passed activations that the producing graph or a receiving graph saves.
 
-        Each activation counts once.
+        Each activation counts once, even if several graphs save it.
 
         Args:
             decided: one decision for each graph.

@@ -11,14 +11,17 @@ from remat.units import Budget, bytes_of_share, format_bytes, format_cost
 if TYPE_CHECKING:
     from remat.planning.plan import Plan
 
-#: Most offloaded values that are listed; the others are summed up in one line.
+#: Most offloaded values that a text lists one by one. One more line counts the others and sums up their bytes.
 MOST_LISTED = 40
-#: Text that says which step "without remat" is, in every text about a plan.
+#: Text that explains "without remat" to readers of a plan's text.
 WITHOUT_REMAT = "is budget 1, which saves no more bytes than the runtime-optimal partition of plain torch.compile"
 
 
 def rows_of(plan: Plan) -> list[tuple[str, str]]:
-    """Return the figures of a plan as rows (name, text); figures without a text are left out."""
+    """Return the figures of a plan as pairs (name, text), such as ``("recomputed", "3 nodes, at no cost")``.
+
+    Figures that do not apply to the plan, such as ``"offloaded"`` without a link, are left out.
+    """
     rows = [
         ("graph", plan.of_step),
         ("region", _region(plan)),
@@ -37,7 +40,10 @@ def rows_of(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _saved(plan: Plan) -> str:
-    """Format the bytes that a plan saves, beside those of the runtime-optimal partition and the limits on them."""
+    """Format the bytes that a plan saves, and for comparison three other numbers of saved bytes.
+
+    The three are the bytes that the runtime-optimal partition saves, that the budget allows, and that every plan needs.
+    """
     share = f" ({plan.saved_bytes / plan.full_bytes:.0%} of" if plan.full_bytes else " (of"
     if plan.saved_bytes > plan.full_bytes:
         share = " (more than the"
@@ -65,7 +71,7 @@ def _recomputed(plan: Plan) -> str:
     """Format the number of recomputed nodes, their cost, and the proven lower bound on this cost."""
     recomputed = counted(len(plan.recomputed), "node") if plan.recomputed else "nothing"
     if plan.recompute_cost:
-        # Node orders do not list views, so `recomputed` has none then.
+        # A decision with node orders does not list views, so `recomputed` then contains no views.
         views = "" if plan.decision.is_ordered else ", views included"
         proven = ""
         if plan.recompute_bound:
@@ -76,9 +82,10 @@ def _recomputed(plan: Plan) -> str:
 
 
 def _peak(plan: Plan) -> str:
-    """Format the peak and the peak without remat.
+    """Format the peak of a plan and the peak without remat.
 
-    For a compiled step, these are the compiled peak and an estimate; for any other step, two simulated peaks.
+    For a compiled step, the former is the compiled peak, and the latter an estimate. For any other step, both are
+    simulated.
     """
     limit = (
         f"; a share of {plan.asked.peak_share} comes to {format_bytes(plan.peak_limit)}"
@@ -93,7 +100,7 @@ def _peak(plan: Plan) -> str:
 
 
 def _simulated(plan: Plan) -> str:
-    """Format the simulated peak that a compiled step was planned with; empty for a step that is not compiled."""
+    """Format the simulated peak with which a step was planned before it was compiled; empty if it was not compiled."""
     if not plan.planned_peak_bytes:
         return ""
     beside = _instead_of(plan.without_peak_bytes)
@@ -101,17 +108,17 @@ def _simulated(plan: Plan) -> str:
 
 
 def _instead_of(nbytes: int, about: str = "") -> str:
-    """Format the peak without remat, to follow the peak of the plan.
+    """Format the peak without remat as a clause that follows the peak of the plan: " instead of 5.1 GiB without remat".
 
     Args:
-        nbytes: the peak without remat; 0 if unknown, and the result is then empty.
+        nbytes: the peak without remat in bytes; 0 if unknown, and the result is then empty.
         about: text before the bytes, such as ``"about "``.
     """
     return f" instead of {about}{format_bytes(nbytes)} without remat" if nbytes else ""
 
 
 def _decided_by(plan: Plan) -> str:
-    """Format the name of the solver, the number of nodes (items) that it decided, and its time."""
+    """Format the name of the solver, the number of nodes among which the solver chose, and the solver's time."""
     took = f"{plan.solve_s:.3f} s" if plan.solve_s >= 0.001 else "less than 1 ms"
     over = f" over {plan.items} items in {took}" if plan.items else ""
     return plan.solver + over + ("" if plan.deterministic else "; a clock ended it")
@@ -131,7 +138,10 @@ def _region(plan: Plan) -> str:
 
 
 def _raised(plan: Plan) -> str:
-    """Explain why a plan saves more than the ratio of its budget allows; empty if the plan does not save more."""
+    """Explain why a plan may save more bytes than the ratio of its budget stands for; empty if it may not.
+
+    The reason is that no plan saves as few bytes as the ratio stands for.
+    """
     share = Budget.parse(plan.region_budget) if plan.region_budget else plan.asked
     full, least = max(plan.full_bytes, plan.least_bytes), plan.least_bytes
     known = plan.least_because and share.share is not None and plan.capacity == least
@@ -146,11 +156,12 @@ def _raised(plan: Plan) -> str:
 def offload_lines(plan: Plan, made_by: Mapping[str, str]) -> list[str]:
     """Return a heading and one line of text for each offloaded value, largest first.
 
-    Beyond `MOST_LISTED` values, the rest is summed up. The list is empty if the plan offloads nothing.
+    After `MOST_LISTED` values, one line sums up the others. The list is empty if the plan offloads nothing.
 
     Args:
         plan: the plan.
-        made_by: source lines of values in the user's code, by name of the value; unknown ones may be left out.
+        made_by: dict from the name of a value to the line of the user's code that computes it. Values without a known
+            line may be left out.
     """
     chosen = sorted(plan.offloads, key=lambda value: (-value.nbytes, value.name))
     if not chosen:

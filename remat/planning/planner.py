@@ -1,20 +1,22 @@
 """Planning: from a joint graph and a request to a decision, and from a decision to a plan.
 
-The budget of ``remat plan MODEL --budget 0.3`` passes through these files, in this order::
+A request holds the options of planning. A decision says which values forward saves for backward, which of them are
+offloaded, and optionally in which order nodes run. The budget of ``remat plan MODEL --budget 0.3`` passes through
+these files, in this order::
 
-    cli/plan.py                 the option as text
-    planning/request.py         all options, parsed and checked
-    units.py                    text to bytes of peak, saved bytes, or a ratio
-    planning/planner.py         a ratio, bytes or a peak to a capacity in saved bytes
-    planning/prepared.py        the prepared graph, with a cache of its decisions
-    passes/decide/budgeted.py   the graph problem within the capacity, and the solver to call
-    solvers/run.py              a call of one solver, and the check of its answer
-    solvers/auto.py             the default solver: its methods, and their limits of work
-    solvers/lagrangian.py       the nodes that are undecided near the hull of the frontier
-    solvers/_native/module.cpp  the search
+    cli/plan.py                 reads the option as text
+    planning/request.py         parses and checks all options
+    units.py                    parses the text as bytes of peak, as saved bytes, or as a ratio
+    planning/planner.py         selects the search: by the peak, or by saved bytes
+    planning/prepared.py        holds the prepared graph, and caches its decisions
+    passes/decide/budgeted.py   converts the budget to a capacity in saved bytes, and calls the solver
+    solvers/run.py              runs one solver, and checks its answer
+    solvers/auto.py             the default solver: runs several solvers, and returns the best answer
+    solvers/lagrangian.py       the strongest of these solvers: prices saved bytes, then searches near the best price
+    solvers/_native/module.cpp  the compiled code of this search
 
-`remat.solvers.verify` checks and scores the answer of a solver. Every plan, however it was decided, is
-scored and verified by `finish` after the split into two modules.
+`remat.solvers.verify` checks and scores the answer of a solver. After the split into two modules, `finish` scores and
+verifies every plan, however it was decided.
 """
 
 from __future__ import annotations
@@ -68,8 +70,8 @@ from remat.solvers.hull import Hull
 from remat.units import Budget, format_bytes
 from remat.version import __version__
 
-#: If a plan's simulated peak, times this factor, is below that of the plan for budget 1, its compiled peak is lower,
-#: too.
+#: For steps that Inductor compiles, `warn_of_peak` estimates compiled peaks only if the simulated peaks are close: if
+#: the plan's peak times this factor is at least the peak at budget 1.
 _CLEARLY_LOWER = 1.25
 
 
@@ -81,13 +83,14 @@ def plan_graph(
     agree: Pass | None = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Plan:
-    """Plan one joint graph: apply the saved plan that was made for it, run the user's pipeline, or decide.
+    """Plan one joint graph: apply the request's saved plan for the graph, run the user's pipeline, or decide.
 
     Args:
         joint: the captured step.
         request: the options.
-        in_place: whether to change this graph instead of a copy.
-        agree: a pass that runs on the decision before the split, such as one by which ranks agree.
+        in_place: whether to change ``joint`` itself instead of a copy.
+        agree: a pass that may change the decision before the split, such as a pass that makes all ranks decide
+            alike; None: no such pass.
         on_step: called with a line of text before each stage of deciding.
 
     Raises:
@@ -119,11 +122,11 @@ def plan_graph(
         reread_inputs=request.reread_inputs,
     )
     require_tangents(state)
-    # Only regions of the user's code: the option is refused beside a pipeline.
+    # The option `policies` is refused beside a pipeline, so only regions in the user's code can have policies.
     if has_policies(state, request.policies):
         tag_policies(state, request.policies)
     budgeted = [p for p in pipeline.flat() if isinstance(p, Budgeted)]
-    # The last pass that decides makes the decision, so its options hold for the plan.
+    # Each deciding pass replaces the decision of the pass before, so the plan records the last one's options.
     cost = budgeted[-1].cost if budgeted else Roofline()
     count_workspaces(state, cost.on(state.joint))
     made = finish(
@@ -132,8 +135,8 @@ def plan_graph(
         budget=budgeted[-1].budget if budgeted else Budget(share=1.0),
         fingerprint=fingerprint,
     )
-    # Once saved, the plan is applied by the default passes, whose figures may differ. Without a version, they are
-    # not compared.
+    # If this plan is saved and applied later, the default passes apply it, and the figures may differ from those of
+    # the user's pipeline. A plan without a version of remat is not refused for such a difference.
     return replace(made, remat="")
 
 
@@ -144,10 +147,11 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         joint: the captured step.
         plan: the saved plan; its figures are checked.
         request: the options.
-        in_place: whether to change this graph instead of a copy.
+        in_place: whether to change ``joint`` itself instead of a copy.
 
     Raises:
-        PlanError: the options conflict with the plan, or a figure of the plan is false.
+        PlanError: the options conflict with the plan, a recorded figure differs from the recomputed one, or the step
+            exceeds the plan's budget.
     """
     if plan.reread_inputs and not request.reread_inputs:
         raise PlanError(
@@ -197,7 +201,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
     )
     done = split(replace(prepared, decision=plan.decision, choice=choice))
     if has_symbols(done.index.values):
-        # At these sizes, the plan may save more than at those for which its capacity was computed.
+        # The capacity was computed for other symbolic sizes. At the present sizes, the plan may save more bytes.
         kept = sum(_saved_in(done).values())
         done = replace(done, choice=replace(choice, capacity=max(plan.capacity, kept)))
     made = finish(
@@ -230,7 +234,7 @@ def warn_of_peak(plan: Plan, *, stacklevel: int) -> None:
     figures = plan.before_after
     if plan.asked.on_peak or plan.capacity >= plan.full_bytes or not figures.without_peak_bytes:
         return
-    # Estimating compiled peaks takes time, so it is left out if the simulated peaks differ clearly.
+    # Estimates of compiled peaks take time. They are not needed if the simulated peaks differ clearly.
     is_estimated = plan.lower == "inductor"
     if is_estimated and figures.peak_bytes * _CLEARLY_LOWER >= figures.without_peak_bytes:
         figures = replace(
@@ -246,15 +250,19 @@ def warn_of_peak(plan: Plan, *, stacklevel: int) -> None:
 
 
 class Planner(PeakPlanner):
-    """Planner of one prepared graph: decides under several budgets, and builds plans from decisions."""
+    """Planner of one prepared graph: decides under any number of budgets, and builds plans from decisions.
+
+    A decision (`Candidate`) says which values forward saves, which of them are offloaded, and optionally in which
+    order nodes run.
+    """
 
     @classmethod
     def of(cls, joint: JointGraph, request: PlanRequest, **options: Any) -> Self:
-        """Prepare a joint graph; with ``chunk="auto"``, choose the number of chunks under the request's budget.
+        """Prepare a joint graph; with ``chunk="auto"``, choose into how many chunks the loss of the step is split.
 
-        Of the steps with different numbers of chunks, the cheapest one within the budget is chosen. If none is within
-        the budget, the step with the least peak is chosen. A step whose loss cannot be split is planned without chunks,
-        with a warning.
+        With ``"auto"``, the step is prepared once for each number of chunks. The planner of the cheapest step within
+        the request's budget is returned. If no step is within the budget, the planner of the step with the least peak
+        is returned. A step whose loss cannot be split is planned without chunks, with a warning.
 
         Args:
             joint: the captured step.
@@ -284,7 +292,8 @@ class Planner(PeakPlanner):
         least = math.inf
         for planner in pool:
             planner.baseline = whole.baseline
-            # Recomputation only adds to the cost of a step. With a link, peaks below the least one may be possible.
+            # A step costs at least `step_cost`, and its peak is at least `least_found` unless values are offloaded. So
+            # steps that cannot be better than the best one, or within the limit, are skipped.
             if planner.step_cost >= least or (not request.offload and planner.least_found > limit):
                 continue
             with contextlib.suppress(BudgetError):
@@ -294,7 +303,10 @@ class Planner(PeakPlanner):
         return best or min(pool, key=lambda p: p.least_found)
 
     def decide(self, budget: Budget) -> Candidate:
-        """Return the decision under a budget, and under the budget of the user's code if it sets one.
+        """Return the decision under a budget.
+
+        The user's code may set a budget of its own for the graph, as a ratio of saved bytes. This ratio replaces a
+        given ratio of saved bytes, and applies in addition to any other budget.
 
         Raises:
             BudgetError: no decision is within the budget.
@@ -305,7 +317,8 @@ class Planner(PeakPlanner):
         if not self.tagged:
             self.request.refuse_unused_link(budget)
         elif budget.nbytes is not None:
-            # The graph problem counts values that every plan offloads, but they do not stay on the device.
+            # The graph problem counts tagged values as saved bytes, although every plan offloads them. So a first try
+            # raises the budget by their bytes.
             away = self.with_tagged(self.full).host_bytes
             found = self.with_tagged(self._saving(Budget(nbytes=budget.nbytes + away)))
             if found.saved_bytes <= budget.nbytes:
@@ -313,7 +326,10 @@ class Planner(PeakPlanner):
         return self.with_tagged(self._saving(budget))
 
     def _saving(self, budget: Budget) -> Candidate:
-        """Return the decision under a budget on saved bytes, where offloaded values count as saved; see `decide`."""
+        """Return the decision under a budget on saved bytes, before tagged values are offloaded; see `decide`.
+
+        Every saved value counts, including values that `decide` offloads afterwards.
+        """
         limits = replace(self.deciding, budget=budget).limits(self.state)
         found = self.decided(limits)
         if limits.capacity == self.full_bytes:  # this is also the decision for budget 1
@@ -322,9 +338,10 @@ class Planner(PeakPlanner):
 
     @cached_property
     def baseline(self) -> Baseline:
-        """The step without remat: its plan is the one for budget 1, without hooks, policies by module or chunks of the loss.
+        """Figures of the step without remat, to compare plans with.
 
-        All figures are 0 if no plan is found for budget 1.
+        The step runs under the default solver's plan for budget 1. It has no hooks on saved tensors, no policies by
+        module and no chunks of the loss. All figures are 0 if no plan is found for budget 1.
         """
         plain = self.state.plain
         if plain is not None:
@@ -335,7 +352,7 @@ class Planner(PeakPlanner):
             full = self.without_remat
         except RematError:
             return Baseline()
-        # `peak` also sets `full_curve`, of the planner's own decision under budget 1.
+        # `peak` also sets `full_curve`, if it simulates the planner's own decision at budget 1.
         is_own = full is self.decisions.get(self.full_bytes) and self.request.hooks is None
         if is_own and self.peak(full) and self.full_curve is not None:
             curve = self.full_curve
@@ -352,13 +369,13 @@ class Planner(PeakPlanner):
         )
 
     def reread_outputs(self, decided: Candidate) -> tuple[int, ...]:
-        """Return the positions, among the user's outputs, of those that backward may read under a decision."""
+        """Return the positions, among the outputs that the user gets, of those that backward reads under a decision."""
         index = self.state.index
         saved = (index.nodes[index.by_name[name]] for name in decided.decision.saved)
         return reread_outputs(self.state.joint, saved)
 
     def plan(self, decided: Candidate, agree: Pass | None = None) -> Plan:
-        """Build the plan of a decision under the request's budget; warn if it hardly lowers the peak (`warn_of_peak`).
+        """Build the plan of a decision under the request's budget; see `warn_of_peak` for the warning that may follow.
 
         Args:
             decided: the decision.
@@ -383,7 +400,9 @@ class Planner(PeakPlanner):
         elif self.request.hooks is None:
             peak_bytes = self.peak(decided)
             done = replace(self.split_of(decided), choice=decided.choice)
-            del self._splits[decided.decision]  # the modules of a plan may be changed
+            del self._splits[
+                decided.decision
+            ]  # the plan's owner may change the modules, so the cache drops them
         else:
             done = self.split(decided)
         return finish(
@@ -412,10 +431,10 @@ def finish(
     link: str = "",
     host_bytes: int | None = None,
 ) -> Plan:
-    """Build a plan from a partitioned state: compute its figures, and verify its graphs. Every plan is built here.
+    """Build a plan from a split graph: compute the figures, and verify the two modules. Every plan is built here.
 
     Args:
-        state: the partitioned state, with its decision.
+        state: the graph, split into forward and backward modules by its decision.
         cost: the cost model.
         budget: the requested budget.
         fingerprint: digest of the joint graph as it was captured.
@@ -460,7 +479,7 @@ def finish(
     backward.recompile()
     baseline = baseline or Baseline()
     costs = step_costs_of(state, cost) if step_costs is None else step_costs
-    # With node orders, nodes may also run again in forward, which the graph problem does not know.
+    # A decision with node orders may also recompute nodes in forward. `evaluate` cannot score such a decision.
     if state.decision.is_ordered:
         saved = state.decision.saved
         recomputed = state.decision.further_runs
@@ -529,7 +548,7 @@ def finish(
         _asked=budget,
         _modules=(forward, backward),
         _problem=problem,
-        # There are no costs if the cost model cannot price backward.
+        # `costs` is empty if the cost model cannot price backward, and the dict is then empty, too.
         _costs={n.name: c for n, c in zip(state.index.nodes, costs, strict=False)},
         _without=baseline.curve,
         _learns=has_symbols(state.index.values, learned=True),

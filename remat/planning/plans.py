@@ -23,10 +23,10 @@ class PlanSet(Record, Sequence[Plan]):
 
     Attributes:
         plans: one for each graph, in the order in which the graphs run.
-        passed_bytes: bytes of the activations that one graph hands to a later graph and that at least one
-            of the two saves for backward; each activation counts once.
-        capacity: the most bytes that the budget allows to be saved. Under a budget on the peak, a number of bytes
-            so large that it restricts no plan.
+        passed_bytes: bytes of the activations that one graph passes to a later graph, and that at least one of these
+            graphs saves for backward; each activation counts once.
+        capacity: the most bytes that the budget allows all graphs together to save. A budget on the peak does not
+            limit these bytes; the attribute is then a number that is at least the saved bytes.
         peak_bytes: most bytes alive at once while the forwards of all graphs run, first to last, and then
             their backwards, last to first; parameters and inputs included. 0 if unknown.
         budget: the requested budget; empty if unknown.
@@ -70,7 +70,7 @@ class PlanSet(Record, Sequence[Plan]):
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that all runs of all graphs together hand from forward to backward."""
+        """Bytes that all runs of all graphs together save for backward."""
         each = zip(self._runs, self.plans, strict=True)
         return sum(runs * p.saved_bytes for runs, p in each) + self.passed_bytes
 
@@ -86,13 +86,13 @@ class PlanSet(Record, Sequence[Plan]):
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the values that all runs offload, which are in the host's memory between forward and backward."""
+        """Bytes of the values that all runs offload; the host's memory holds all of them when forward ends."""
         return self._summed("host_bytes")
 
     @property
     def before_after(self) -> BeforeAfter:
         """Comparison of the step under these plans with the step without remat."""
-        # A sum that counts unknown costs as 0 would be too low.
+        # `step_cost` is 0 if unknown. A sum in which one of the costs is unknown would be too low.
         known = all(p.step_cost for p in self.plans)
         return BeforeAfter(
             peak_bytes=self.peak_bytes,
@@ -132,7 +132,7 @@ class PlanSet(Record, Sequence[Plan]):
         return iter(self.plans)
 
     def explain(self) -> str:
-        """Return the texts of all plans (`Plan.explain`), below one line with the sums of their figures."""
+        """Return a text: one line with the sums of the plans' figures, then `Plan.explain` of each plan."""
         return "\n\n".join(
             [f"{len(self)} graphs: {self._head}", *(p.explain() for p in self.plans)]
         )

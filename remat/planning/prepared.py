@@ -1,4 +1,8 @@
-"""A prepared graph with cached decisions: each limit on saved bytes is decided once."""
+"""Planner of one prepared graph: decides once for each limit on saved bytes, and caches the decisions.
+
+A prepared graph is a joint graph after the passes that precede every decision, such as common subexpression
+elimination.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +35,17 @@ from remat.solvers.hull import Hull
 from remat.solvers.pareto import pareto
 from remat.units import format_bytes
 
-#: Number of equal intervals between the limits on saved bytes at which a frontier is decided. Vertices of the hull are
-#: additional limits.
+#: A frontier (see `Prepared`) is decided at the ends of this number of equal intervals of saved bytes, and at vertices
+#: of the hull.
 STEPS = 24
-#: Maximum number of vertices of the hull among the limits on saved bytes of a frontier.
+#: Maximum number of vertices of the hull among the limits on saved bytes at which a frontier is decided.
 VERTICES = 16
-#: Partitioned graphs stay cached as long as they have at most this many nodes together. Two stay cached in any case.
+#: Split graphs stay cached as long as they have at most this many nodes together. Two stay cached in any case.
 _SPLIT_NODES = 20_000
 
 
 def fingerprint_of(joint: JointGraph) -> str:
-    """Return the digest of a joint graph.
+    """Return the digest of a joint graph, by which saved plans are matched to graphs.
 
     Raises:
         ProblemError: ``joint`` is not a `JointGraph`.
@@ -56,12 +60,14 @@ def fingerprint_of(joint: JointGraph) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """Figures of the step without remat: the default solver's plan for budget 1, without hooks on saved tensors.
+    """Figures of the step without remat, to compare plans with.
+
+    "Without remat" means under the default solver's plan for budget 1, without hooks on saved tensors.
 
     Attributes:
         peak_bytes: simulated peak of the step; 0 if unknown.
         expected_bytes: estimated peak of the step once Inductor has compiled it; 0 if unknown.
-        recompute_cost: recompute cost of this plan, in the unit of the cost model.
+        recompute_cost: recompute cost of the step, in the unit of the cost model.
         curve: memory over the step; None if unknown.
     """
 
@@ -72,7 +78,7 @@ class Baseline:
 
 
 def curve_of(state: State) -> MemoryCurve:
-    """Return the simulated memory over a step that is split into forward and backward."""
+    """Return the simulated bytes alive over a step, from a state that `split` returned."""
     joint = state.joint
     return memory_curve(*modules_of(state), joint.num_fwd_outputs, joint.memories)
 
@@ -80,12 +86,12 @@ def curve_of(state: State) -> MemoryCurve:
 def step_costs_of(state: State, cost: CostModel, *, required: bool = False) -> Sequence[int]:
     """Return the cost of one run of each node of a step, by position in the joint graph.
 
-    Nodes that only backward runs are included. Empty if the cost model cannot price them.
+    Nodes that only backward runs are included. If the cost model cannot price such a node, the whole result is empty.
 
     Args:
-        state: a prepared graph.
+        state: a prepared graph, as `remat.planning.pipelines.prepare` returns it.
         cost: the cost model.
-        required: whether to raise an error if the cost model cannot price nodes that only backward runs.
+        required: whether to raise an error instead of an empty result.
 
     Raises:
         ProblemError: the cost model cannot price backward, and ``required`` is set.
@@ -97,12 +103,17 @@ def step_costs_of(state: State, cost: CostModel, *, required: bool = False) -> S
         if required:
             raise
         return ()
-    # Both lists have an entry for every position; each position is priced in one of them and 0 in the other.
+    # Both lists have an entry for every position. One list prices the nodes that forward can run, the other list the
+    # nodes that only backward runs; each is 0 elsewhere.
     return [a + b for a, b in zip(state.get(Costs(cost)), backward, strict=True)]
 
 
 class Prepared:
     """Planner that decides one prepared graph within any limit on saved bytes, and caches the decisions.
+
+    The *graph problem* asks which nodes to save, so that recomputing the others costs least. Its *frontier* is the
+    least recompute cost for each number of saved bytes. The *hull* is the frontier's lower convex hull. *Budget 1*
+    allows the bytes that the runtime-optimal partition saves: the minimum cut that recomputes only cheap operators.
 
     Args:
         state: a state from `remat.planning.pipelines.prepare`; it is not changed.
@@ -121,7 +132,7 @@ class Prepared:
     ) -> None:
         require_tangents(state)
         self.state, self.request, self.fingerprint = state, request, fingerprint
-        # Operators that are declared pure may run again, so decisions hold only for these declarations.
+        # Operators that the user declares pure may run again, so decisions hold only as long as the declarations stay.
         self.declarations = ops.declarations()
         self.deciding = request.deciding()
         #: Bytes that values of this graph may take in the host's memory; None: no limit.
@@ -151,9 +162,9 @@ class Prepared:
             joint: the captured step.
             request: the options.
             fingerprint: digest of the joint graph; None: computed here.
-            in_place: whether to change this graph instead of a copy.
+            in_place: whether to change ``joint`` itself instead of a copy.
             on_step: called with a line of text before each decision.
-            at_budget: as in `remat.planning.pipelines.prepare`; ignored under a budget on the peak.
+            at_budget: as in `remat.planning.pipelines.prepare`; False is used under a budget on the peak.
         """
         fingerprint, request = fingerprint or fingerprint_of(joint), request.on(joint)
         if request.policies and not request.has_matched:
@@ -179,7 +190,7 @@ class Prepared:
 
     @cached_property
     def hull(self) -> Hull:
-        """The lower convex hull of the graph problem's frontier of recompute cost over saved bytes."""
+        """The lower convex hull of the graph problem's frontier: recompute cost over saved bytes."""
         return Hull.of(self.lowered.problem)
 
     def cuts(self, most: int) -> list[tuple[int, tuple[int, ...]]]:
@@ -195,7 +206,7 @@ class Prepared:
 
     @cached_property
     def _limits(self) -> tuple[int, int]:
-        """Bytes that the runtime-optimal partition saves, and the least bytes that any plan saves."""
+        """Two numbers: the bytes that the runtime-optimal partition saves, and the least bytes that any plan saves."""
         return full_and_least(self.state)
 
     @property
@@ -210,14 +221,14 @@ class Prepared:
 
     @property
     def full(self) -> Candidate:
-        """The decision under budget 1: it saves no more bytes than the runtime-optimal partition."""
+        """The decision under budget 1, which saves at most as many bytes as the runtime-optimal partition."""
         return self.at(self.full_bytes)
 
     @cached_property
     def without_remat(self) -> Candidate:
         """The decision of the step without remat: that of the default solver under budget 1.
 
-        It does not depend on the requested solver, so that all solvers are compared with the same step.
+        The decision does not depend on the requested solver, so that all solvers are compared with the same step.
         """
         if is_auto(self.request.solver):
             return self.full
@@ -225,7 +236,7 @@ class Prepared:
         return self.decided(self.choice(self.full_bytes), usual)
 
     def at(self, capacity: int) -> Candidate:
-        """Return the decision within ``capacity`` saved bytes, cached.
+        """Return the solver's decision that saves at most ``capacity`` bytes, cached.
 
         A budget that the user's code sets for the graph is ignored.
         """
@@ -235,11 +246,12 @@ class Prepared:
         return self.decisions[capacity]
 
     def adopt(self, other: Prepared) -> bool:
-        """Take over the cached decisions and peaks of another planner, if it plans an equal graph.
+        """Copy the cached decisions and peaks of another planner into this one.
+
+        Nothing is copied unless both planners have equal graphs, and equal options except the budget.
 
         Returns:
-            Whether decisions and peaks were taken over. The graphs must be equal, and so must all options except the
-            budget.
+            Whether decisions and peaks were copied.
         """
         request = replace(other.request, budget=self.request.budget)
         if other.fingerprint != self.fingerprint or request != self.request:
@@ -251,17 +263,17 @@ class Prepared:
         return True
 
     def choice(self, capacity: int) -> DecisionInfo:
-        """Return the limits for a decision within ``capacity`` saved bytes, as a record that names no solver yet."""
+        """Return a record with the limits of a decision that may save ``capacity`` bytes; `decided` adds the solver."""
         return DecisionInfo(
             capacity=capacity, full_bytes=self.full_bytes, least_bytes=self.least_bytes
         )
 
     def decided(self, limits: DecisionInfo, request: PlanRequest | None = None) -> Candidate:
-        """Ask the solver for a decision within limits, and return it; the decision is not cached.
+        """Return a solver's decision within limits; the decision is not cached.
 
         Args:
             limits: the limits on saved bytes, see `choice`.
-            request: the options, with the solver to ask; None: the planner's own.
+            request: the options, with the solver to call; None: the options of this planner.
         """
         # Hulls are cached weakly. This reference keeps one alive, so that every decision shares it.
         _ = self.hull
@@ -276,12 +288,13 @@ class Prepared:
         )
 
     def informed(self, found: Candidate) -> Candidate:
-        """Return a candidate that a search by peak found, with its record ``choice`` filled in.
+        """Return a copy of a candidate that a search by peak found, with its record ``choice`` filled in.
 
-        The record gets the limits on saved bytes, the solver, the number of nodes, and the time of the
-        decisions that the search started from.
+        The record gets the limits on saved bytes, the solver, the number of nodes, and the solver's seconds for all
+        cached decisions.
         """
-        # The search started from these decisions, so it shares their time, and is deterministic only if they are.
+        # The search starts from the cached decisions. So their time counts, and the search is deterministic only if
+        # each of them is.
         asked = [d.choice for d in self.decisions.values()]
         choice = replace(
             self.choice(max(self.full_bytes, found.saved_bytes)),
@@ -294,7 +307,7 @@ class Prepared:
 
     @property
     def runtime_optimal(self) -> Candidate:
-        """The decision of the runtime-optimal partition, which depends on no budget."""
+        """The decision of the runtime-optimal partition: the minimum cut that recomputes only cheap operators."""
         scored = evaluate(self.lowered.problem, self.state.get(RuntimeOptimalCut()))
         return Candidate(
             lowered=self.lowered,
@@ -318,13 +331,13 @@ class Prepared:
             self._peaks[key] = curve.peak_bytes
             if decided is self.decisions.get(self.full_bytes):
                 self.full_curve = curve
-                # Every plan reports the peak at budget 1 in this lowering, and the modules are already split here.
+                # Every plan for Inductor reports this estimate. The modules that it needs are already split here.
                 if self.state.joint.lower != "eager":
                     self.expected(decided)
         return self._peaks[key]
 
     def expected(self, decided: Candidate) -> int:
-        """Return the estimated peak in bytes of the code that Inductor would fuse for a decision, cached."""
+        """Return the estimated peak of the step under a decision, once Inductor has fused it, in bytes; cached."""
         key = decided.decision
         if key not in self._expected:
             done = self.split_of(decided)
@@ -340,7 +353,7 @@ class Prepared:
         if done is None:
             with suppress_warnings():  # the decision may never become a plan
                 done = self.split(decided)
-        # Inserted anew, so that the dict is in order of last use.
+        # Removed above and inserted again, so that the dict is in order of last use.
         self._splits[decided.decision] = done
         while len(self._splits) > max(2, _SPLIT_NODES // len(self.state.index)):
             del self._splits[next(iter(self._splits))]
@@ -352,7 +365,10 @@ class Prepared:
 
     @cached_property
     def step_costs(self) -> Sequence[int]:
-        """Cost of one run of each node of the step, by position in the joint graph; empty if unknown for backward."""
+        """Cost of one run of each node of the step, by position in the joint graph.
+
+        Empty if the cost model cannot price backward.
+        """
         return step_costs_of(self.state, self.request.cost)
 
     @property
@@ -361,10 +377,12 @@ class Prepared:
         return sum(self.step_costs)
 
     def capacities(self, most: int | None = None) -> list[int]:
-        """Return the limits on saved bytes at which a frontier is decided, sorted: evenly spaced ones, and hull vertices.
+        """Return the limits on saved bytes at which a frontier is decided, in bytes, lowest first.
+
+        The limits are evenly spaced numbers, and the saved bytes of vertices of the hull.
 
         Args:
-            most: highest limit; None: no such limit.
+            most: leave out limits above this number of bytes; None: leave out none.
         """
         vertices = [v.saved_bytes for v in self.hull.vertices]
         least, full = vertices[0], max(vertices[-1], self.full_bytes)
@@ -373,6 +391,9 @@ class Prepared:
         return sorted(c for c in limits if most is None or c <= most)
 
     def pareto(self) -> tuple[Candidate, ...]:
-        """Return the Pareto-optimal decisions at the limits of `capacities`, fewest bytes first."""
+        """Decide at each limit of `capacities`; return the decisions that are Pareto-optimal by (saved bytes, cost).
+
+        The decision with the fewest saved bytes comes first.
+        """
         found = map(self.at, self.capacities())
         return tuple(pareto(found, lambda d: (d.saved_bytes, d.cost)))

@@ -1,4 +1,4 @@
-"""Options of planning, parsed and checked in one place."""
+"""Options of planning (budget, solver, cost model and others), parsed and checked in one place."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from remat.solvers.run import check_time_limit
 from remat.units import AnyBudget, Budget, parse_bytes
 
 T = TypeVar("T")
-#: Types that users may pass for each option. `Unset` is the type of a default value, which shows that the user passed
-#: no value.
+#: Types that users may pass for each option. Defaults are instances of `Unset`, so that a default can be told from an
+#: equal value that the user passed.
 BudgetOption = AnyBudget | Unset[float]
 SolverOption = str | Solver | Unset[str]
 CostOption = str | CostModel | Unset[str]
@@ -54,22 +54,24 @@ class PlanRequest:
         budget: a budget on the peak of the step, or on the bytes that forward saves.
         solver: the solver that decides, as an instance.
         cost: the cost model.
-        time_limit: seconds for each decision of the solver; None: no limit.
+        time_limit: seconds for each call of the solver; None: no limit.
         plan: saved plans to apply to the graphs that they were made for; None: the solver decides.
-        plans_others: whether a graph without a saved plan is planned, instead of refused.
-        of_several: whether the graph is known to be one of several in its step.
+        plans_others: whether a graph for which ``plan`` holds no plan is planned under ``budget``, instead of refused.
+        of_several: whether the graph to plan is known to be one of several graphs of its step.
         pipeline: the user's pipeline, which replaces the default passes. Its passes carry their own budget,
             solver, cost model and time limit.
         count_outputs: whether forward's outputs count as saved bytes.
         hooks: functions that pack saved tensors in forward and unpack them in backward; None: no hooks.
-        reread_inputs: whether backward may read again the step's outputs, and its inputs that are not
-            parameters.
-        offload: the link over which any saved value may be offloaded; None: only tagged values are.
+        reread_inputs: whether backward may read inputs and outputs of the step that eager autograd would not have
+            saved. If True, the user must not overwrite these tensors before backward.
+        offload: the link to the host, over which any saved value may be offloaded. None: only values that the
+            user's code or a policy tags for offloading are offloaded.
         host_memory: bytes of offloaded values that may be in the host's memory at one time; None: no limit.
-        policies: policies by module.
-        chunk: the pass that splits the loss into chunks; ``"auto"`` to choose the number of chunks by the peak;
-            None: leave the loss whole.
-        has_matched: whether it was checked already that the patterns of the policies match modules of the step.
+        policies: what to do with the values of the user's modules: save, recompute or offload, by pattern of the
+            module's name.
+        chunk: the pass that splits the loss into chunks of tokens. ``"auto"``: planning chooses the number of chunks,
+            so that the peak is within the budget. None: leave the loss whole.
+        has_matched: whether a caller has checked that every pattern of ``policies`` matches a module of the step.
     """
 
     budget: Budget
@@ -91,7 +93,7 @@ class PlanRequest:
 
     @property
     def link(self) -> Link:
-        """The link over which values are offloaded: that of ``offload`` if given, else the default link."""
+        """The link over which values are offloaded: ``offload`` if given, else the default link."""
         return self.offload or DEFAULT_LINK
 
     @property
@@ -118,13 +120,14 @@ class PlanRequest:
         policies: PoliciesOption = None,
         chunk: ChunkOption = None,
     ) -> PlanRequest:
-        """Parse options as users give them; the arguments are those of `remat.plan`.
+        """Parse options as users give them; the arguments are those of `remat.plan`, and ``isolation``.
 
-        ``isolation`` selects the solvers that run in a process of their own, as in `Registry.solver`.
+        ``isolation`` says whether the solver runs in a process of its own: ``"process"``: always; ``"foreign"``: if the
+        solver is not part of remat; None: never. See `Registry.solver`.
 
         Raises:
-            RematError: an option is invalid, or two options conflict. The error's attribute ``option`` names an
-                option at fault.
+            RematError: an option is invalid, or two options conflict. The error's attribute ``option`` is the name of
+                the invalid option, or of one of the two.
         """
         known = registry()
         known.learn_operators()  # fingerprints depend on the operators that plugins declare
@@ -172,9 +175,10 @@ class PlanRequest:
 
     @classmethod
     def without_budget(cls, **options: Any) -> PlanRequest:
-        """Parse options as `of` does, for a caller that sets budgets itself.
+        """Parse options as `of` does, for a caller that plans under several budgets of its own.
 
-        With ``offload`` or ``chunk="auto"``, which need a budget on the peak, the budget is a peak of ratio 1.
+        The budget of the request is only a placeholder. With ``offload`` or ``chunk="auto"``, which `of` refuses beside
+        a budget on saved bytes, the placeholder is the peak ratio 1.
         """
         given = options.get("offload") is not None or options.get("chunk") == "auto"
         budget: dict[str, Any] = {"budget": Budget(peak_share=1.0)} if given else {}
@@ -191,7 +195,7 @@ class PlanRequest:
         return cls.of(**given)
 
     def to_text(self) -> dict[str, str]:
-        """Return the options as a dict of texts by name; empty if a saved plan or a pipeline replaces the options."""
+        """Return the options as a dict from name to text; empty if the request has a saved plan or a pipeline."""
         if self.pipeline is not None or self.plan is not None:
             return {}
         kind = type(self.solver)
@@ -212,13 +216,16 @@ class PlanRequest:
         return {name: str(given) for name, given in options.items() if given is not None}
 
     def refuse_unused_link(self, budget: Budget) -> None:
-        """Refuse a link beside a budget on saved bytes, for a graph without values that are tagged for offloading.
+        """Raise an error if ``offload`` is given beside a budget on saved bytes.
+
+        Under such a budget, only values that are tagged for offloading are offloaded. So callers call this method if
+        the graph has no tagged values, and ``offload`` would have no effect.
 
         Args:
             budget: the budget.
 
         Raises:
-            ProblemError: nothing could be offloaded over the link.
+            ProblemError: the request has ``offload``, and ``budget`` is not a budget on the peak.
         """
         if self.offload is not None and not budget.on_peak:
             raise ProblemError(
@@ -230,20 +237,23 @@ class PlanRequest:
 
     @property
     def chunks(self) -> int:
-        """Number of chunks of the loss; 1 if it is not split, or if the number is to be chosen."""
+        """Number of chunks of the loss; 1 if the loss is not split, or if ``chunk`` is ``"auto"``."""
         return self.chunk.chunks if isinstance(self.chunk, ChunkLoss) else 1
 
     def each_chunk(self) -> list[PlanRequest]:
-        """Return a request for each number of chunks to try; for ``"auto"``, the fewest first."""
+        """Return one request for each number of chunks to try.
+
+        With ``chunk="auto"``, these are the numbers in `CHUNKS`, fewest first. Else the result is this request alone.
+        """
         if self.chunk != "auto":
             return [self]
         return [replace(self, chunk=_read_chunk(n)) for n in CHUNKS]
 
     def refuse_auto_chunk(self, who: str) -> None:
-        """Refuse ``chunk="auto"``, for a caller that does not choose a number of chunks.
+        """Raise an error if the request has ``chunk="auto"``; for callers that cannot choose a number of chunks.
 
         Args:
-            who: the caller, for the message.
+            who: name of the caller, for the message, such as ``"compare"``.
 
         Raises:
             ProblemError: the request has ``chunk="auto"``.
@@ -256,7 +266,7 @@ class PlanRequest:
             )
 
     def _check_chunk(self) -> None:
-        """Raise a ProblemError if the number of chunks is to be chosen without a budget on the peak."""
+        """Raise a ProblemError for ``chunk="auto"`` without a budget on the peak, unless a saved plan is applied."""
         if self.chunk == "auto" and self.plan is None and not self.budget.on_peak:
             raise ProblemError(
                 f"chunk='auto' is given with budget {self.budget.label}; expected a budget on the peak, by which "
@@ -265,13 +275,13 @@ class PlanRequest:
             )
 
     def refuse_offload(self, who: str) -> None:
-        """Refuse a request with offloading, for a caller that does not support it.
+        """Raise an error if the request has ``offload``; for callers that do not support offloading.
 
         Args:
-            who: what does not support offloading, for the message.
+            who: the caller or the feature, for the message, such as ``"a step of several ranks"``.
 
         Raises:
-            ProblemError: the request has a link, so values may be offloaded.
+            ProblemError: the request has ``offload``.
         """
         if self.offload is not None:
             raise ProblemError(
@@ -280,7 +290,7 @@ class PlanRequest:
             )
 
     def _check_offload(self) -> None:
-        """Raise a ProblemError if offloading conflicts with another option."""
+        """Raise a ProblemError if ``offload`` or ``host_memory`` conflicts with another option."""
         if self.host_memory is not None and (self.hooks is not None or self.pipeline is not None):
             raise ProblemError(
                 "host_memory is given beside hooks or a pipeline, whose bytes in the host's memory are not planned; "
@@ -321,16 +331,20 @@ class PlanRequest:
         return replace(self, solver=_read("solver", read, solver))
 
     def on(self, joint: JointGraph) -> PlanRequest:
-        """Return the request with the cost model for this graph; the default cost model depends on the graph."""
+        """Return a copy of the request with the cost model that the requested one stands for on a graph.
+
+        The default cost model, ``auto``, selects a model by the graph.
+        """
         return replace(self, cost=self.cost.on(joint))
 
     def for_graph(self, joint: JointGraph, fingerprint: str, nth: int = 0) -> PlanRequest:
-        """Return the request for one graph: with the saved plan that was made for it, or without a plan.
+        """Return a copy of the request for one graph, with the saved plan that was made for it, or without a plan.
 
         Args:
             joint: the graph.
             fingerprint: digest of the graph.
-            nth: number of earlier graphs with this fingerprint, see `plan_for`.
+            nth: number of graphs with the same fingerprint that were planned before. It selects one of several plans,
+                see `plan_for`.
 
         Raises:
             PlanError: no saved plan was made for the graph, and ``plans_others`` is False.
@@ -344,9 +358,10 @@ class PlanRequest:
         return replace(self, plan=plan, of_several=several)
 
     def how_to_run(self, peak_bytes: int, what: str = "that plan") -> str:
-        """Return a text of advice on how to run a plan with the given peak.
+        """Return advice, as text for an error message, on how to run a plan with a given peak.
 
-        For a single graph, the text names a budget. For one of several graphs of a step, it names other remedies.
+        For a single graph, the advice is to give this peak as the budget. For one of several graphs, whose budget
+        is shared, the advice is to compile the model as one graph or to plan the graphs together.
 
         Args:
             peak_bytes: the peak of the plan, in bytes.
@@ -374,7 +389,7 @@ class PlanRequest:
         """Return the pipeline for this request: the user's own if given, else the default passes.
 
         Raises:
-            ProblemError: the budget is a budget on the peak, which no single pipeline can keep.
+            ProblemError: the budget is on the peak. Planning then compares many plans, but a pipeline makes one.
         """
         if self.pipeline is not None:
             return self.pipeline
@@ -391,7 +406,8 @@ class PlanRequest:
         """Raise a ProblemError if the user gave options that conflict with a pipeline.
 
         Args:
-            names: the given options that passes of a pipeline have themselves; empty if there are none.
+            names: options that the user gave, and that are options of the pipeline's own passes, such as
+                ``"budget"``; empty if there are none.
         """
         if names:
             # The example in the message must be a valid pipeline itself.
@@ -421,13 +437,13 @@ def _read_bytes(given: object) -> int | None:
 
 
 def _read(option: str, read: Callable[[Any], T], given: object) -> T:
-    """Parse the given value of an option by ``read``, and return the result; errors name the option in ``option``."""
+    """Return ``read(given)``; an error that ``read`` raises gets the option's name as its attribute ``option``."""
     with about(option):
         return read(given)
 
 
 def _read_plan(given: SavedPlan) -> Plan | PlanSet:
-    """Return saved plans, after a check that their cost models are known."""
+    """Read saved plans; raise an error if this installation does not know the cost model of one of them."""
     saved = read_plan(given)
     for plan in (saved,) if isinstance(saved, Plan) else saved:
         registry().cost_model(plan.cost)
@@ -435,10 +451,10 @@ def _read_plan(given: SavedPlan) -> Plan | PlanSet:
 
 
 def _read_chunk(given: ChunkOption) -> ChunkLoss | Literal["auto"] | None:
-    """Return the option ``chunk``: a pass, ``"auto"``, or None for 1 chunk or no option.
+    """Parse the option ``chunk``; return the pass that splits the loss, ``"auto"``, or None for a whole loss.
 
     Raises:
-        ProblemError: the option is neither a number of chunks nor ``"auto"``.
+        ProblemError: the value is not a number of chunks of 1 or more, a `ChunkLoss`, ``"auto"`` or None.
     """
     if given is None or given == "auto" or isinstance(given, ChunkLoss):
         return given  # type: ignore[return-value]

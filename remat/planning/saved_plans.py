@@ -14,18 +14,19 @@ from remat.graph.joint import JointGraph, operators_digest
 from remat.planning.plan import Plan
 from remat.planning.plans import PlanSet
 
-#: A plan, or the plans of several graphs: as an object, as JSON text, or as the path of a JSON file.
+#: A plan, or the plans of all graphs of a step: as an object, as JSON text, or as the path of a JSON file.
 SavedPlan = Plan | PlanSet | str | Path
 
 
 def read_plan(plan: SavedPlan) -> Plan | PlanSet:
-    """Return a plan, or the plans of several graphs.
+    """Return a plan, or the plans of all graphs of a step, from an object, JSON text or a JSON file.
 
     Args:
         plan: JSON text of the plan or plans, or the path of a JSON file. A `Plan` or `PlanSet` is returned unchanged.
 
     Raises:
-        PlanError: the value is none of these, the file cannot be read, or its text is not that of a plan.
+        PlanError: the value is none of these, the file cannot be read, or the text is not the JSON of a plan or of
+            plans.
     """
     if isinstance(plan, (Plan, PlanSet)):
         return plan
@@ -43,11 +44,11 @@ def read_plan(plan: SavedPlan) -> Plan | PlanSet:
 
 
 def _read(text: str) -> Plan | PlanSet:
-    """Parse a plan, or the plans of several graphs, from JSON text; a key in the text tells which of the two it is."""
+    """Parse a plan or the plans of all graphs of a step from JSON text; the key ``remat_plans`` marks the latter."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        data = None  # refused by the reader of plans, with the reason
+        data = None  # `read_record` below refuses this text, with the reason
     several = isinstance(data, dict) and PlanSet.form.key in data
     return read_record(PlanSet, text) if several else read_record(Plan, text)
 
@@ -64,25 +65,27 @@ def plan_for(
 
     Args:
         joint: the graph.
-        saved: a plan, or the plans of several graphs.
+        saved: a plan, or the plans of all graphs of a step.
         fingerprint: digest of the graph.
-        nth: number of graphs with this fingerprint that were met before. If several plans have the fingerprint,
-            the graphs take them in turn, and after the last plan the first again.
-        others: whether a graph without a saved plan may be planned.
+        nth: number of graphs with this fingerprint for which a plan was returned before. If several plans have the
+            fingerprint, the first graph gets the first plan, the second graph the second plan, and so on. After the
+            last plan, the first one follows again.
+        others: whether a graph for which there is no saved plan may be planned instead.
 
     Returns:
-        The plan; None if the graph is to be planned.
+        The plan; None if there is no saved plan for the graph, and the caller should plan the graph.
 
     Raises:
-        PlanError: no plan was made for the graph, and ``others`` is False. Or ``others`` is True, and every plan
-            was made for another lowering or version of PyTorch.
+        PlanError: there is no saved plan for the graph, and the graph may not be planned instead. Either ``others`` is
+            False, or every plan was made for another lowering or version of PyTorch.
     """
     plans = (saved,) if isinstance(saved, Plan) else saved.plans
     mine = [p for p in plans if p.fingerprint == fingerprint]
     if mine:
         return mine[nth % len(mine)]
     could_be = any((p.lower, p.torch) == (joint.lower, torch.__version__) for p in plans)
-    # If no plan can match any graph of this process, planning all of them would hide a mistake.
+    # If no plan can match any graph of this process, the user has probably given wrong plans. Planning all graphs would
+    # hide this mistake.
     if others and could_be:
         return None
     graph = f"'{joint.name}' ({fingerprint[:12]}…)"
@@ -101,8 +104,9 @@ def plan_for(
 def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
     """Explain why no saved plan matches a graph, and what to do about it.
 
-    A plan records its lowering, its version of PyTorch, and a digest of its operators. If the operators are
-    equal, shapes or constants differ; otherwise the models differ.
+    A plan records its lowering, its version of PyTorch, and a digest of its operators. If all of these are equal,
+    shapes, dtypes or constants differ. If only the operators differ, the plan is of another model, or Dynamo has split
+    the model into other graphs.
 
     Args:
         joint: a graph whose fingerprint no plan has.

@@ -19,28 +19,29 @@ class Sharding:
     copy of the gradients (``gradient_as_bucket_view=False``) and live as long as the model. In a step, a rank sends
     2·(N-1)/N times the bytes of the gradients.
 
-    **FSDP2** (`fully_shard` of each block, then of the model): a block is a child of an outermost
-    `nn.ModuleList`. Parameters outside of all blocks are the root's. Parameters, gradients and the
-    optimizer's state are sharded along the first dimension, rounded up.
+    **FSDP2** (`fully_shard` of each block, then of the model): a block is a child of an `nn.ModuleList` that is not
+    inside another one. Parameters outside of all blocks are the root's. Parameters, gradients and the optimizer's
+    state are sharded along the first dimension, rounded up. A *whole* tensor is one that is not sharded.
 
-    - While the step runs, the root's parameters are whole. So are those of two blocks of the largest size: the
-      block that runs, and the block that is gathered next.
+    - While forward and backward run, the root's parameters are whole. So are the parameters of two blocks: the block
+      that runs, and the block that is gathered next. Both count as blocks of the largest size.
     - During backward, the root's gradients are whole as soon as they are computed. The gradients of the largest
       block count twice: as computed, and as laid out for the reduction.
-    - At the end of backward, the root's gradients count twice, and no block's gradients are left.
+    - At the end of backward, the root's gradients count twice for the same reason, and no block's gradients are whole.
     - A gradient belongs to the root if no parameter of a block has its size.
-    - In each micro-batch, parameters of blocks are sent twice, the root's parameters once, and gradients once. Each
-      time, a rank sends (N-1)/N of their bytes.
+    - In each micro-batch, parameters of blocks are gathered twice (for forward and for backward), the root's
+      parameters once, and gradients are reduced once. Each time, a rank sends (N-1)/N of the whole tensors' bytes.
 
     Attributes:
         ranks: number of ranks.
         label: how the ranks train together, as text, such as ``"8 ranks by DDP"``; empty for one rank.
-        shards: number of parts of each parameter and of its optimizer state.
-        parameter_bytes: bytes of the parameters that are on the rank all the time.
-        gradient_bytes: bytes of the gradients that are on the rank after backward.
-        gathered_bytes: additional bytes of parameters while forward and backward run.
-        reduced_bytes: additional bytes of blocks' gradients while backward runs.
-        final_bytes: additional bytes of the root's parameters and gradients at the end of backward.
+        shards: number of parts of each parameter and of its optimizer state; 1 without FSDP.
+        parameter_bytes: bytes of the parameters that are on the rank all the time: the shards under FSDP2.
+        gradient_bytes: bytes of the gradients that are on the rank after backward: the shards under FSDP2.
+        gathered_bytes: bytes of whole parameters while forward and backward run, in addition to the shards.
+        reduced_bytes: bytes of whole gradients of blocks while backward runs, in addition to the shards.
+        final_bytes: bytes of the root's whole parameters and gradients at the end of backward, in addition to the
+            shards.
         block_sizes: sizes in bytes of the parameters of blocks. A gradient of another size is the root's.
         bucket_bytes: bytes of buckets, which are on the rank all the time.
         sent_bytes: bytes that the rank sends in a step; under FSDP2, in each micro-batch.
@@ -65,7 +66,7 @@ class Sharding:
         """Compute the bytes of a model's parameters by the rules of `Sharding`.
 
         Args:
-            model: a module, in which blocks are searched, or any other callable, which has no blocks.
+            model: a module, in which blocks are looked for; or any other callable, which has no blocks.
             parameters: the model's parameters, each once.
             trained: keys (`storage_key`) of the storages of parameters that get a gradient.
             ranks: number of ranks.
@@ -107,13 +108,13 @@ class Sharding:
 
 
 def shard(parameter: torch.Tensor, shards: int) -> torch.Tensor:
-    """Return the first rank's part of a parameter as a meta tensor.
+    """Return rank 0's shard of a parameter as a meta tensor; with a single shard, the parameter itself.
 
-    The first dimension is divided by the number of parts, rounded up.
+    The first dimension of the shard is that of the parameter, divided by the number of shards and rounded up.
 
     Args:
-        parameter: the parameter, which is returned itself if ``shards`` is 1.
-        shards: number of parts.
+        parameter: the parameter.
+        shards: number of shards.
     """
     if shards == 1:
         return parameter
@@ -123,7 +124,7 @@ def shard(parameter: torch.Tensor, shards: int) -> torch.Tensor:
 
 
 def _blocks(model: Any) -> list[list[torch.Tensor]]:
-    """Return the parameters of each block; blocks are the children of outermost module lists."""
+    """Return the parameters of each block, as one list per block; see `Sharding` for blocks."""
     if not isinstance(model, torch.nn.Module):
         return []
     if isinstance(model, torch.nn.ModuleList):

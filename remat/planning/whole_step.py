@@ -1,4 +1,7 @@
-"""Fit one training step into the memory of a rank: its bytes, its plan and its time."""
+"""Fit one training step into the memory of a rank: bytes on the rank, plan of the step, and modelled time.
+
+A rank is a process with one device. A step is forward, backward and the optimizer's step.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +33,15 @@ from remat.solvers.graph_problem import evaluate
 from remat.torch_compat import pytree
 from remat.units import Budget, bytes_of_share, format_bytes
 
-#: Maximum number of searches of `_aimed`. One may not suffice, because the peak of the step as it runs differs from the
-#: simulated peak.
+#: Maximum number of searches of `_aimed`. One search may not suffice, because it has a limit on the simulated peak, and
+#: the peak of the fused step differs.
 _SEARCHES = 4
 #: Ratios of saved bytes to try if several ranks train, highest first.
 _RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0)
 #: Ratios of saved bytes whose decisions are candidates for every memory limit.
 _FEW_RATIOS = (0.6, 0.3, 0.0)
-#: `_searched` searches decisions within evenly spaced peaks. Their number is `_NODES` divided by the number of nodes of
-#: the graph, but at least and at most the two numbers of `_PEAKS`.
+#: `_searched` divides the range of peaks into this number of parts: `_NODES` divided by the number of nodes of the
+#: graph, but at least the first and at most the second number of `_PEAKS`.
 _NODES, _PEAKS = 2_000, (2, 32)
 
 
@@ -63,11 +66,11 @@ class Rank:
     """One rank (a process with one device), and the bytes on it that depend on neither batch nor plan.
 
     Attributes:
-        memory_bytes: memory of the rank's device.
+        memory_bytes: bytes of the device's memory that the step may take.
         link_gbps: GB/s that the rank can send to other ranks.
         accumulate: number of micro-batches whose gradients are summed before the optimizer steps.
-        sharding: bytes of parameters, gradients and buffers of collectives.
-        use: bytes of the optimizer's state, and bytes that its step allocates.
+        sharding: bytes of parameters, of gradients, and of the buffers of collectives.
+        use: bytes of the optimizer's state, and bytes that the optimizer's step allocates.
     """
 
     memory_bytes: int
@@ -86,7 +89,7 @@ class Rank:
         cost: CostModel,
         joint: JointGraph | None = None,
     ) -> Self:
-        """Build the first rank: compute its sharding, and trace the optimizer on its parameters.
+        """Build rank 0, whose shards are the largest: compute its sharding, and trace the optimizer on its parameters.
 
         Args:
             model: a module or a function.
@@ -95,8 +98,8 @@ class Rank:
             memory_bytes: bytes of a rank's memory that a step may take.
             cost: the cost model. Unless its device is a CPU, the optimizer uses its ``foreach`` implementation,
                 which works on all parameters at once.
-            joint: a captured step, which shows the parameters that get no gradient. None: all parameters that
-                are not frozen get one.
+            joint: a captured step, which shows which parameters get a gradient. None: all parameters that are not
+                frozen get a gradient.
         """
         unused = _without_gradient(model, parameters, joint)
         used = (p for i, p in enumerate(parameters) if i not in unused)
@@ -115,13 +118,13 @@ class Rank:
 
     @property
     def stepping_bytes(self) -> int:
-        """Bytes on the rank while the optimizer steps, without inputs and outputs of the model."""
+        """Bytes on the rank while the optimizer steps, without the model's inputs, buffers and outputs."""
         s = self.sharding
         own = s.parameter_bytes + s.gradient_bytes + s.bucket_bytes
         return own + self.use.state_bytes + self.use.step_bytes
 
     def check(self, name: str, model: Any, parameters: Sequence[torch.Tensor]) -> None:
-        """Raise an error if the rank's memory is smaller than the parameters alone.
+        """Raise an error if the rank's memory is smaller than the parameters on the rank alone.
 
         Args:
             name: name of the model, for the message.
@@ -129,8 +132,8 @@ class Rank:
             parameters: the parameters of ``model``.
 
         Raises:
-            BudgetError: the memory is too small. The message says by how many bytes and, if sharding can help, how
-                many ranks suffice.
+            BudgetError: the memory is too small. The message names the missing bytes and, if sharding can help, the
+                number of ranks that suffice.
         """
         s = self.sharding
         short = s.parameter_bytes - self.memory_bytes
@@ -162,9 +165,9 @@ class StepMemory:
 
     Attributes:
         total: bytes alive, parameters and inputs included.
-        gradients: bytes of gradients among ``total``.
-        root_gradients: bytes of gradients of the root among ``gradients``. FSDP2 divides a model into blocks and a
-            root, see `Sharding`. A gradient belongs to the root if no parameter of a block has its size.
+        gradients: bytes of gradients, which ``total`` includes.
+        root_gradients: bytes of the root's gradients, which ``gradients`` includes. FSDP2 divides a model into blocks
+            and a root, see `Sharding`. A gradient counts as the root's if no parameter of a block has its size.
         boundary: number of program points of forward; those of backward follow.
         input_bytes: bytes of the parameters, buffers and inputs that the graph reads.
         output_bytes: bytes of the outputs of forward that are not inputs.
@@ -185,13 +188,13 @@ class StepMemory:
         *,
         block_sizes: frozenset[int] = frozenset(),
     ) -> StepMemory:
-        """Compute the memory of a decision: simulated for an eager graph, estimated for fused code.
+        """Compute the memory of a step under a decision: simulated for an eager graph, estimated for fused code.
 
         Args:
-            prepared: the prepared graph.
+            prepared: the planner of the graph.
             decided: the decision.
             block_sizes: sizes in bytes of the parameters of FSDP2 blocks. A gradient of another size
-                counts as one of the root module.
+                counts as one of the root.
         """
         done = prepared.split_of(decided)
         joint, walking = done.joint, FusedWalk if done.joint.lower == "inductor" else StepWalk
@@ -217,8 +220,8 @@ class StepMemory:
     def sharded_peak(self, shards: int, *, forward_bytes: int, backward_bytes: int) -> int:
         """Return the most bytes alive at once on one rank, if the gradients of blocks are sharded.
 
-        Of a block's gradient, only the rank's shard counts. A gradient of the root counts whole. Parameters and
-        other inputs do not count, because the caller adds their bytes by ``forward_bytes`` and ``backward_bytes``.
+        Of a block's gradient, only the rank's shard counts. A gradient of the root counts whole. The graph's parameters
+        and other inputs do not count; their bytes on the rank are part of ``forward_bytes`` and ``backward_bytes``.
 
         Args:
             shards: number of parts of each gradient.
@@ -250,16 +253,15 @@ class Fitting:
 
     @property
     def tried(self) -> tuple[Decision, ...]:
-        """The decisions whose memory was computed so far; at other batch sizes, they can serve as candidates."""
+        """The decisions whose memory was computed so far. They can be tried at other batch sizes, too."""
         return tuple(self._memories)
 
     def row(self, batch: int, others: Sequence[Decision] = ()) -> FitRow:
-        """Return a row with the figures of the cheapest plan found that fits, or with the reason why none fits.
+        """Return the step's row: figures of the cheapest plan found that fits, or the reason why none fits.
 
         Args:
             batch: batch size of the step.
-            others: decisions of other batch sizes, which are candidates if valid at this batch size. If one is
-                valid, searches that do not depend on the memory limit are left out.
+            others: decisions of other batch sizes, to try at this batch size if no search within the memory succeeds.
         """
         full, sharding = self._full, self.rank.sharding
         memory_bytes = self.rank.memory_bytes
@@ -310,9 +312,9 @@ class Fitting:
 
     @property
     def _eager(self) -> bool:
-        """Whether the step runs its graph unfused, so that proven bounds on simulated peaks hold for the step.
+        """Whether the step runs its graph unfused. Proven bounds on the simulated peak then hold for the step.
 
-        Fused code is planned by estimated peaks, for which no bound is proven.
+        For fused code, peaks are only estimated, and no bound is proven.
         """
         return self.planner.state.joint.lower == "eager"
 
@@ -325,7 +327,7 @@ class Fitting:
 
     @cached_property
     def _beside(self) -> int:
-        """Bytes on the rank during forward and backward beyond the graph's own peak, such as optimizer state."""
+        """Bytes on the rank during forward and backward, such as optimizer state, that the graph's own peak omits."""
         full = self._full
         return self._peak(full) - self._memory(full).peak
 
@@ -353,7 +355,7 @@ class Fitting:
         if self.rank.accumulate > 1:  # the gradients of earlier micro-batches are on the rank, too
             always += s.gradient_bytes
         if s.shards == 1:
-            # `always` includes the inputs that the graph reads, as well as those that it does not.
+            # `memory.peak` and `always` both count the inputs that the graph reads, so these are subtracted once.
             return memory.peak + always - memory.input_bytes
         forward = always + s.gathered_bytes
         running = memory.sharded_peak(
@@ -368,9 +370,9 @@ class Fitting:
     def _within_peak(self, others: Sequence[Decision]) -> tuple[Candidate, Budget] | None:
         """Return the cheapest decision found whose peak fits, with the budget to set for it; None if none fits.
 
-        Candidates are the decisions at a few ratios, and the result of `_aimed`. If `_aimed` finds none, the
-        decisions of other batches that are valid at this batch size are candidates, too. If none is valid, those of
-        `_searched` are.
+        Candidates are the decisions at the ratios `_FEW_RATIOS`, and the result of `_aimed`. If `_aimed` finds no
+        decision, those of other batch sizes that are valid for this step are candidates instead. If none is valid,
+        the decisions of `_searched` are.
 
         Args:
             others: decisions of other batch sizes.
@@ -385,11 +387,10 @@ class Fitting:
         return best, Budget(peak_bytes=bound)
 
     def _aimed(self) -> Candidate | None:
-        """Return a decision whose peak fits the memory, found by searches within simulated peaks; None if none fits.
+        """Search for a decision whose peak fits the memory; return None if none was found.
 
-        The peak of the step as it runs, fused or not, differs from the simulated peak by a similar offset for
-        similar plans. So if a result exceeds the memory, the next search keeps a simulated peak that is lower by
-        at least this excess.
+        Each search has a limit on the simulated peak. The peak on the rank differs from the simulated peak, by similar
+        bytes for similar plans. So if a result exceeds the memory, the next limit is lower by at least this excess.
         """
         planner = self.planner
         off = self._peak(self._full) - self._beside - planner.peak(self._full)
@@ -402,17 +403,17 @@ class Fitting:
             over = self._peak(decided) - self.rank.memory_bytes
             if over <= 0:
                 return decided
-            # Each further miss lowers the target by more, because only a few searches are made.
+            # Each further miss lowers the limit by a multiple of the excess, because only a few searches are made.
             aim = min(aim, planner.peak(decided)) - (1 + turn) * over
         return None
 
     def _searched(self) -> Iterator[Candidate]:
-        """Yield decisions that do not depend on the rank's memory.
+        """Yield decisions that do not depend on the bytes of the rank's memory, so that other batches can try them.
 
-        The first decision has the least peak found. The others are within evenly spaced higher peaks.
+        The first decision has the least peak found. The others were searched within evenly spaced higher peaks.
         """
         planner = self.planner
-        # A new planner, whose searches start without the decisions of earlier searches.
+        # The searches of a new planner do not start from decisions that `_aimed` found, which depend on the memory.
         peaks = Planner(planner.state, planner.request, fingerprint=planner.fingerprint)
         yield planner.with_tagged(peaks.least_peak)
         low, high = peaks.least_found, planner.peak(planner.full)
@@ -424,7 +425,7 @@ class Fitting:
                 yield planner.with_tagged(found)
 
     def _taken_over(self, others: Iterable[Decision]) -> Iterator[Candidate]:
-        """Yield the decisions of other batch sizes that are valid for this step, with its bytes and costs.
+        """Yield the decisions of other batch sizes that are valid for this step, with this step's bytes and costs.
 
         Args:
             others: decisions of other batch sizes.
@@ -438,10 +439,10 @@ class Fitting:
                 if decision.is_ordered:
                     cost = sum(costs[state.index.by_name[name]] for name in decision.further_runs)
                 choice = self.planner.choice(max(self.planner.full_bytes, scored.saved_bytes))
-                # Offloaded values have other bytes at another batch.
+                # Offloads record bytes, which differ at another batch size.
                 decision = replace(decision, offloads=())
                 decided = self.planner.with_tagged(Candidate.of(lowered, decision, cost, choice))
-                # Sizes decide which values are views, so the split may fail at this batch.
+                # This splits the graph, which may fail: whether a value is a view can depend on sizes.
                 self._peak(decided)
             except (RematError, KeyError):  # another batch may have other operators
                 continue
@@ -471,7 +472,7 @@ class Fitting:
     def _step_s(self, decided: Candidate) -> float:
         """Return the modelled seconds of a step: the longer of computing and sending, plus the optimizer's step.
 
-        DDP sends the gradients once in a step, and FSDP2 sends in every micro-batch.
+        DDP sends the gradients once in a step. FSDP2 sends parameters and gradients in every micro-batch.
         """
         once = step_costs_of(self.planner.state, self.planner.request.cost, required=True)
         # Costs are in ps.
@@ -485,7 +486,7 @@ class Fitting:
 
 
 def device_of(cost: CostModel) -> Device:
-    """Return the device of a cost model; for a `Profile`, the measured device. An H100 if the model names none."""
+    """Return the device of a cost model; for a `Profile`, the measured device; if the model names none, an H100."""
     device = getattr(cost, "device", None)
     if isinstance(device, Device):
         return device
@@ -529,8 +530,8 @@ def _without_gradient(
 ) -> frozenset[int]:
     """Return positions of parameters that get no gradient: frozen ones, and those that the step does not use.
 
-    A captured graph does not tell which parameter an input is, so inputs and parameters are matched by shape and
-    dtype.
+    A captured graph does not tell which parameter an input stands for, so inputs with a gradient and parameters are
+    matched by shape and dtype.
 
     Args:
         model: a module or a function.

@@ -153,7 +153,7 @@ def _show(step: Captured, made: list[Frontier], chosen: Plan | None, cost: str) 
     first = made[0]
     click.echo(f"{step.title()}; cost model {tables.cost_text(first.cost, cost)}")
     if first.by == "peak":
-        click.echo(f"every schedule has {format_bytes(first.bound[0][0])} alive at some moment")
+        click.echo(f"every schedule has a peak of at least {format_bytes(first.bound[0][0])}")
     else:
         click.echo(
             f"{format_bytes(first.least_bytes)} is the least that can be saved; the runtime-optimal "

@@ -160,8 +160,8 @@ class Frontier:
         """
         if ops.declarations() != self._planner.declarations:
             raise PlanError(
-                f"what is declared pure has changed since this frontier of '{self.graph}' was made, and "
-                "with it what may run again: make the frontier anew"
+                f"the operators that are declared pure have changed since this frontier of '{self.graph}' was made, "
+                "and they decide which nodes may run again: compute the frontier again"
             )
         if point not in self.points:
             raise ProblemError(

@@ -354,7 +354,9 @@ class PeakPlanner(OffloadPlanner):
         least = self.least_found
         alive = f"{possible} bytes ({format_bytes(possible)})"
         if infeasible:
-            why = f", which is infeasible: every schedule of this step has {alive} alive at some moment"
+            why = (
+                f", which is infeasible: every schedule of this step has a peak of at least {alive}"
+            )
         else:
             whose = f" by '{self.request.solver.name}'" if self.is_alone else ""
             proven = (

@@ -285,7 +285,7 @@ class PeakSearch:
             Positions in the joint graph of nodes that backward runs under every decision.
         """
         late = self._state.roles.tangent_closure
-        runs = [m for m in tried.alive if m < len(late) and late[m]]
+        runs = [m for m in tried.alive if 0 <= m < len(late) and late[m]]
         length = max(1, -(-len(runs) // _STRETCHES))
         stretches = (runs[i : i + length] for i in range(0, len(runs), length))
         return tuple(max(stretch, key=lambda m: tried.alive[m]) for stretch in stretches)

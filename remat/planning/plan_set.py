@@ -246,8 +246,8 @@ def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
         earlier = all(at < place and output < made[at] for _, at, output in turn.received)
         if turn.at != place or not earlier:
             raise PlanError(
-                f"run {turn.at} of the step, of graph {k} of {len(joints)}, '{joints[k].name}', has place {place} among "
-                "those that are there, or receives what no run before it makes; expected all graphs of one step as "
+                f"run {turn.at} of the step, of graph {k} of {len(joints)}, '{joints[k].name}', comes at place {place} of "
+                "the given graphs, or receives an output that no earlier run makes; expected all graphs of one step as "
                 "remat.capture(…, fullgraph=False) returns them"
             )
     for k, joint in enumerate(joints):

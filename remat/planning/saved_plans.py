@@ -136,6 +136,6 @@ def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
     if operators_digest(joint) in {p.operators for p in plans}:
         why = (
             "the same operators in the same order, so shapes, dtypes, constants or options of the model "
-            "have changed, or what is declared pure"
+            "have changed, or operators were declared pure"
         )
     return f"this graph has {why}: plan again"

@@ -76,7 +76,7 @@ def test_by_peak_the_table_begins_with_it_and_says_how_low_it_can_be() -> None:
     done = frontier(*options, model=SMALL)
     assert done.exit_code == 0, done.output
     found = library("greedy", "peak", SMALL)
-    assert f"every schedule has {format_bytes(found.bound[0][0])} alive" in done.stdout
+    assert f"every schedule has a peak of at least {format_bytes(found.bound[0][0])}" in done.stdout
     (knee,) = (line for line in done.stdout.splitlines() if "← knee" in line)
     assert knee.lstrip().startswith(format_bytes(found.knee().peak_bytes))
     assert re.search(r"peak +recompute +saved", done.stdout)

@@ -217,7 +217,7 @@ def test_a_plan_made_under_other_declarations_is_refused() -> None:
     key = remat.partitioner().uuid()
     with declared():
         assert remat.partitioner().uuid() != key
-        with pytest.raises(remat.RematError, match="or what is declared pure: plan again"):
+        with pytest.raises(remat.RematError, match="or operators were declared pure: plan again"):
             remat.plan(joint, plan=plan)
     assert remat.partitioner().uuid() == key
     assert remat.plan(joint, plan=plan).saved == plan.saved

@@ -428,7 +428,7 @@ def test_the_peak_of_graphs_that_run_in_turn_is_what_is_measured(tied: bool) -> 
 
 def test_runs_that_are_not_there_are_refused() -> None:
     joints = remat.capture(Turns([Torn()] * 3), (torch.randn(8, 32),), fullgraph=False)
-    with pytest.raises(PlanError, match="receives what no run before it makes"):
+    with pytest.raises(PlanError, match="receives an output that no earlier run makes"):
         remat.plan([replace(j, received=(), shared=()) for j in joints[1:]], budget=0.5)
 
 

@@ -37,7 +37,7 @@ _SNAPSHOT = "_snapshot"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoweredStep:
-    """The scheduling problem of a step, and the map from its nodes to the joint graph.
+    """The scheduling problem of a step, and maps from names of joint-graph nodes to its nodes.
 
     Attributes:
         problem: the problem, without a limit on memory. A solution says which node runs when, and
@@ -45,8 +45,8 @@ class LoweredStep:
         of_name: index of the problem node, by joint-graph name. ``NAME_drawn`` stands for the
             generator state that the random operator NAME saves, and ``NAME_snapshot`` for the copy
             of the input NAME. Nodes that are only views are left out.
-        of_value: by name of each joint-graph node with a single storage, the index of the problem
-            node that holds this storage.
+        of_value: by name of each joint-graph node with a single storage, views included, the index
+            of the problem node whose run allocates this storage.
     """
 
     problem: ScheduleProblem

@@ -268,7 +268,9 @@ class StepTally:
             return self._bytes - shared + self._alive(own) + sum(self._compiled.values())
 
     def add(self, graph: GraphMemory, inputs: Sequence[Any]) -> None:
-        """Add the bytes that a new compiled graph will keep for backward, until the graph first runs.
+        """Count the bytes that a new compiled graph is expected to keep for backward.
+
+        At the graph's first run, the bytes that it really keeps replace them.
 
         Args:
             graph: memory of the graph.

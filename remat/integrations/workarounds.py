@@ -314,7 +314,7 @@ class GeneratedCode:
         return self._load()
 
     def call(self, arguments: list[Any]) -> Any:
-        """Run the code, as the function ``call`` of the module does."""
+        """Run the graph: call the function ``call`` of the generated module."""
         return self.module.call(arguments)
 
     def __getattr__(self, name: str) -> Any:

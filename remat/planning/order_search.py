@@ -171,8 +171,8 @@ class OrderSearch:
         """Search for the schedule with the least peak: first from each start, then again from the best schedule found.
 
         Args:
-            starts: the schedules to start from, as pairs: for each run in order, a node of the step problem; and the
-                position among the runs where backward begins.
+            starts: the schedules to start from. Each is a pair: the nodes of the step problem in the order in which they
+                run (a node may run several times), and the index in this sequence at which backward begins.
 
         Returns:
             The schedule as a candidate; None if no schedule was found that can be executed.

@@ -402,7 +402,9 @@ class PeakPlanner(OffloadPlanner):
     def searched(
         self, peak_bytes: int, *starts: Candidate, capacity: int | None = None
     ) -> Candidate | None:
-        """Search for a decision within a peak by prices (Lagrange multipliers) per program point, then by node orders.
+        """Search for a decision whose peak is within a limit: first by prices of memory, then by other node orders.
+
+        A price (Lagrange multiplier) makes memory at one program point cost something.
 
         Args:
             peak_bytes: limit on the peak, in bytes.

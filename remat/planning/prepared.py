@@ -194,10 +194,10 @@ class Prepared:
         return Hull.of(self.lowered.problem)
 
     def cuts(self, most: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Return about ``most`` vertices of the hull, its two ends included.
+        """Return up to about ``most`` vertices of the `hull` of decisions by saved bytes and cost, both ends included.
 
         Returns:
-            For each vertex: its saved bytes, and the nodes of the graph problem that it saves.
+            For each vertex: the saved bytes of its decision, and the saved nodes of the graph problem.
         """
         vertices = self.hull.vertices
         some = {*range(0, len(vertices), max(1, len(vertices) // most)), len(vertices) - 1}

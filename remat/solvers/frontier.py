@@ -36,8 +36,8 @@ class KnapsackFrontier:
     Attributes:
         weights: weight of each point, int64, strictly rising.
         values: value of each point, int64, strictly rising.
-        tolerance: 0 if every Pareto-optimal pair is present. Otherwise, for each missing pair, some
-            point weighs no more and has at least the pair's value / (1 + tolerance).
+        tolerance: 0 if every Pareto-optimal choice is a point. Otherwise, for each missing choice,
+            some point weighs no more and has at least the choice's value / (1 + tolerance).
     """
 
     weights: npt.NDArray[np.int64]

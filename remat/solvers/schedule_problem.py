@@ -228,7 +228,7 @@ class ScheduleProblem(Problem[Schedule]):
 
     @property
     def results(self) -> list[list[int]]:
-        """For each node, the nodes whose values its run makes: first the node, then its parts."""
+        """For each node, the nodes whose values its run makes: the node itself, then its parts (see ``part_of``)."""
         made = [[i] for i in range(len(self))]
         for i in sorted(self.parts):
             made[self.part_of[i]].append(i)

@@ -216,7 +216,9 @@ def test_a_peak_that_nothing_meets_is_an_error_that_names_what_is_proven(
 ) -> None:
     with pytest.raises(BudgetError, match="which is infeasible") as caught:
         remat.plan(joint, remat.Peak(2), "auto")
-    named = re.search(r"every schedule of this step has a peak of at least (\d+) bytes", str(caught.value))
+    named = re.search(
+        r"every schedule of this step has a peak of at least (\d+) bytes", str(caught.value)
+    )
     assert named is not None
     proven = int(named[1])
     least = remat.plan(joint, remat.Peak(0.0), "auto").peak_bytes

@@ -294,31 +294,29 @@ WORKAROUNDS: tuple[Callable[[fx.Graph, bool], AbstractContextManager[None]], ...
 class GeneratedCode:
     """Stand-in for the Python module that Inductor generated for a graph.
 
-    The module compiles its kernels when it is loaded. This object loads the module when an attribute
-    of the module is first used.
+    The module compiles its kernels when it is loaded. This object loads the module when `load` is
+    first called, or when an attribute of the module is first used.
 
     Args:
         load: loads the module.
         path: path of the file with the code.
+
+    Attributes:
+        load: function that loads the module once, and returns it.
     """
 
     #: Attributes for CUDA graphs only. Inductor reads both immediately, and reading them must not load the module.
     runner = recursively_apply_fns = None
 
     def __init__(self, load: Callable[[], Any], path: str) -> None:
-        self._load, self.__file__ = load, path
-
-    @functools.cached_property
-    def module(self) -> Any:
-        """The loaded module."""
-        return self._load()
+        self.load, self.__file__ = functools.cache(load), path
 
     def call(self, arguments: list[Any]) -> Any:
         """Run the graph: call the function ``call`` of the generated module."""
-        return self.module.call(arguments)
+        return self.load().call(arguments)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.module, name)
+        return getattr(self.load(), name)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import fx
 
 from remat import torch_compat
@@ -33,6 +34,7 @@ from remat.integrations.plan_cache import CachedPlan
 from remat.integrations.workarounds import (
     GeneratedCode,
     compile_graph,
+    deferred_kernels,
     masks_from_bytes,
     masks_to_bytes,
 )
@@ -142,12 +144,12 @@ def _compile_once(
             return compiled, attempt.unloaded
         keys = plan_cache.graph_keys(compiled)
         if len(keys) == 1:  # no backward graph, hence no plan
-            return compiled, ()
+            return compiled, attempt.unloaded
         record = plan_cache.find(keys) if keys else None
         if record is not None:
             with contextlib.suppress(PlanError):  # the record holds no valid plan
                 restore(step, gm, record)
-                return compiled, ()
+                return compiled, attempt.unloaded
     # The cached step has no usable plan: compile without AOTAutograd's cache, so that it is partitioned.
     attempt = Attempt(step, known, whole=whole)
     compiled = attempt.compile(gm, inputs, patches)
@@ -260,7 +262,11 @@ class Attempt(torch_compat.CustomPartitionerFn):
             # indices to the backward of a nested region too. That backward has other inputs, so it would overwrite
             # values before their last read.
             settings["donated_buffer"] = False
-        with torch_compat.functorch_config.patch(settings):
+        deferred = self._whole and _on_cpu(gm, inputs)
+        with (
+            torch_compat.functorch_config.patch(settings),
+            deferred_kernels(self.unloaded) if deferred else contextlib.nullcontext(),
+        ):
             return torch_compat.compile_fx(  # type: ignore[return-value]
                 gm,
                 inputs,
@@ -322,9 +328,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
             self._masks = masks_to_bytes(gm.graph, graph.own)
         elif self._whole:
             example_inputs = masks_from_bytes(gm.graph, example_inputs, self._masks)
-        compiled = compile_graph(
-            gm, example_inputs, self.unloaded if self._whole else None, **kwargs
-        )
+        compiled = compile_graph(gm, example_inputs, **kwargs)
         graph.code = getattr(compiled, "source_code", "")
         graph.constants = getattr(compiled, "constants", None) or {}
         graph.key = torch_compat.cache_key(compiled)
@@ -358,6 +362,13 @@ class Attempt(torch_compat.CustomPartitionerFn):
         if not self._known.is_open(made, self._step.asked):
             timed = "" if timeline is None else write_timeline(timeline)
             plan_cache.keep(keys, replace(self.record, plan=made.to_json(), timeline=timed))
+
+
+def _on_cpu(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Return whether all tensors of a graph from Dynamo are on a CPU."""
+    values = (*inputs, *(n.meta.get("example_value") for n in gm.graph.nodes))
+    leaves = torch_compat.pytree.tree_leaves(values)
+    return all(x.device.type == "cpu" for x in leaves if isinstance(x, torch.Tensor))
 
 
 def restore(step: StepPartition, gm: fx.GraphModule, record: CachedPlan) -> None:

@@ -47,12 +47,7 @@ def is_needed(workaround: Callable[..., Any]) -> bool:
     return fixed_in is None or torch_compat.is_before(fixed_in)
 
 
-def compile_graph(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    unloaded: list[GeneratedCode] | None = None,
-    **kwargs: Any,
-) -> Any:
+def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
     """Compile a forward or backward graph with Inductor, with all needed workarounds.
 
     With the workarounds, the computed values do not depend on the plan.
@@ -61,13 +56,9 @@ def compile_graph(
         gm: the graph, which the workarounds and Inductor change. The caller passes a copy, so that
             the plan keeps its graph.
         example_inputs: example inputs of the graph.
-        unloaded: list that receives the generated code if all tensors are on a CPU. The kernels of
-            this code are not compiled yet. None: the kernels are compiled.
         kwargs: further arguments of Inductor's ``compile_fx_inner``, such as ``is_backward``.
     """
     with contextlib.ExitStack() as stack:
-        if unloaded is not None and not torch_compat.inductor_config.cpp_wrapper and _on_cpu(gm):
-            stack.enter_context(deferred_kernels(unloaded))
         for workaround in WORKAROUNDS:
             if is_needed(workaround):
                 stack.enter_context(workaround(gm.graph, bool(kwargs.get("is_backward"))))
@@ -328,24 +319,20 @@ def deferred_kernels(unloaded: list[GeneratedCode]) -> Iterator[None]:
     the compilation time.
 
     Args:
-        unloaded: list to which a `GeneratedCode` is appended for each compiled graph.
+        unloaded: list to which a `GeneratedCode` is appended for each graph that is compiled, or
+            loaded from a cache.
     """
 
     def load(theirs: Callable[..., Any], key: str, path: str, *args: Any, **kwargs: Any) -> Any:
-        if not args and "attrs" not in kwargs:  # a single kernel
-            return theirs(key, path, **kwargs)
+        single = not args and "attrs" not in kwargs  # a single kernel
+        if single or torch_compat.inductor_config.cpp_wrapper:
+            return theirs(key, path, *args, **kwargs)
         unloaded.append(GeneratedCode(functools.partial(theirs, key, path, *args, **kwargs), path))
         return unloaded[-1]
 
     owner: Any = torch_compat.PyCodeCache
     with _for_thread(owner, "load_by_key_path").instead(load):
         yield
-
-
-def _on_cpu(gm: fx.GraphModule) -> bool:
-    """Return whether all tensors of a graph are on a CPU."""
-    values = (x for n in gm.graph.nodes for x in torch_compat.pytree.tree_leaves(n.meta.get("val")))
-    return all(x.device.type == "cpu" for x in values if isinstance(x, torch.Tensor))
 
 
 class _ForThread:

@@ -14,9 +14,8 @@ from torch import nn
 import remat
 from remat import torch_compat
 from remat.errors import BudgetError, ProblemError
-from remat.integrations import budget_loop, compile_progress
+from remat.integrations import compile_progress
 from remat.integrations.compile_progress import CompileProgress
-from remat.integrations.workarounds import GeneratedCode
 
 
 @pytest.fixture
@@ -195,26 +194,3 @@ def test_the_stages_of_a_compilation_are_named(
     with torch_compat.functorch_config.patch(enable_autograd_cache=False):
         torch.compile(model, backend=remat.backend(budget=0.5))(X).sum().backward()
     assert stages[:3] == ["planning", "compiling forward", "compiling backward"]
-
-
-def test_kernels_are_compiled_once_however_often_a_step_is_planned_again(
-    model: nn.Module, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stages: list[str] = []
-    monkeypatch.setattr(CompileProgress, "stage", lambda self, text: stages.append(text))
-    again = iter((True, True, False))
-    monkeypatch.setattr(budget_loop, "_plans_again", lambda *_: next(again))
-    made: list[GeneratedCode] = []
-    begin = GeneratedCode.__init__
-    monkeypatch.setattr(
-        GeneratedCode, "__init__", lambda self, *args: begin(made.append(self) or self, *args)
-    )
-    x = X.clone().requires_grad_()
-    with torch_compat.functorch_config.patch(enable_autograd_cache=False):
-        torch.compile(model, backend=remat.backend(budget=0.5))(x).sum().backward()
-    assert stages.count("compiling backward") == 3
-    assert stages[-1] == "compiling kernels"
-    assert [code.load.cache_info().misses for code in made] == [0, 0, 0, 0, 1, 1]
-    expected = X.clone().requires_grad_()
-    model(expected).sum().backward()
-    torch.testing.assert_close(x.grad, expected.grad)

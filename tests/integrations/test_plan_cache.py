@@ -23,6 +23,7 @@ from remat.integrations import partitioner as partitioning
 from remat.integrations.budget_loop import Attempt, CompiledBudget
 from remat.integrations.partitioner import Partitioner, StepPartition
 from remat.integrations.plan_cache import CachedPlan, traces_of
+from remat.integrations.workarounds import GeneratedCode
 from remat.passes.packing.pairs import HooksWarning
 from remat.planning.fused_peak import FusedSearch
 from remat.plugins import identity
@@ -84,6 +85,30 @@ class Shifted(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x + torch.tensor([3, 5]).sum())
+
+
+def test_cached_steps_above_their_budget_compile_no_kernels(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither if the step is planned, nor if all its compilations come from the cache."""
+    made: list[GeneratedCode] = []
+    begin = GeneratedCode.__init__
+    monkeypatch.setattr(
+        GeneratedCode, "__init__", lambda self, *args: begin(made.append(self) or self, *args)
+    )
+
+    def again(self: CompiledBudget, *_: Any, **__: Any) -> bool:
+        self.times += 1
+        self.excess += 1  # part of the key of the next compilation
+        return self.times < 3
+
+    monkeypatch.setattr(CompiledBudget, "replans", again)
+    model, x = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)), torch.randn(16, 32)
+    for _ in range(2):
+        step(model, x, budget=remat.Peak(0.5))
+        assert [len(made), sum(code.load.cache_info().currsize for code in made)] == [6, 2]
+        made.clear()
+    assert hits() == 3
 
 
 def test_a_step_from_the_cache_has_its_plan(cache: Path) -> None:

@@ -176,12 +176,27 @@ def partition(records: Records) -> str:
     return table(columns, [pair for pair in pairs.values() if "pytorch" in pair])
 
 
-#: The sides of `step` that are shown. "remat tuned" is in the kept results; its option is gone.
-STEP_SIDES = {
-    "remat": "remat at PyTorch's bytes",
-    "remat peak": "remat at PyTorch's measured peak",
-    "pytorch again": "PyTorch beside itself",
-}
+def step(records: Records) -> str:
+    """Time and peak of remat's steps beside PyTorch's: a line for each model and budget."""
+    budgets: dict[tuple[str, float], dict[str, Row]] = {}
+    for row in rows_of(records["step"], "pytorch again", "remat", "remat peak"):
+        if row["budget"] != 1:
+            budgets.setdefault((row["workload"], row["budget"]), {})[row["side"]] = row
+
+    def time(row: Row) -> str:
+        low, median, high = row["to_pytorch"]
+        return f"{median:.2f} ({low:.2f}–{high:.2f})"
+
+    cells = []
+    for (name, budget), sides in budgets.items():
+        ours = (
+            text
+            for side in ("remat", "remat peak")
+            for text in (time(sides[side]), f"{sides[side]['peak_to_pytorch']:.2f}")
+        )
+        cells.append((name, f"{budget:g}", time(sides["pytorch again"]), *ours))
+    head = ("model", "budget", "PyTorch again", "at its bytes: time", "peak")
+    return markdown((*head, "at its peak: time", "peak"), cells)
 
 
 def predictions(records: Records) -> str:
@@ -364,18 +379,7 @@ TABLES: dict[str, Callable[[Records], str]] = {
         "deep",
     ),
     "partition": partition,
-    "step": lines(
-        "step",
-        {
-            "model": "{workload}",
-            "budget": "{budget:g}",
-            "who": lambda row: STEP_SIDES[row["side"]],
-            "step time": "{to_pytorch[1]:.2f} ({to_pytorch[0]:.2f}–{to_pytorch[2]:.2f})",
-            "peak": "{peak_to_pytorch:.2f}",
-        },
-        *STEP_SIDES,
-        shown=lambda row: row["budget"] != 1,
-    ),
+    "step": step,
     "predictions": predictions,
     "first-step": first_step,
     "memory": memory,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib
+import inspect
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -97,7 +99,7 @@ def _config(kind: str, overrides: Sequence[str]) -> Any:
         key, equals, value = text.partition("=")
         if not equals or not key.isidentifier():
             raise click.UsageError(f"'{text}' is no override; expected key=value")
-        if not hasattr(default, key):
+        if not hasattr(default, key) and not _is_read(default, key):
             known = [k for k in (*vars(default), *default.attribute_map) if not k.startswith("_")]
             raise click.UsageError(
                 f"the config of hf:{kind} has no '{key}'{did_you_mean(key, known)}"
@@ -122,6 +124,16 @@ def _config(kind: str, overrides: Sequence[str]) -> Any:
             if getattr(config, key, None) is None:
                 setattr(config, key, 0)
     return config
+
+
+def _is_read(config: Any, key: str) -> bool:
+    """Return whether a model reads a setting that its config does not declare, such as ``head_dim`` of Qwen3-MoE."""
+    name = type(config).__module__.replace(".configuration_", ".modeling_")
+    try:
+        source = inspect.getsource(importlib.import_module(name))
+    except (ImportError, OSError):
+        return False
+    return f'getattr(config, "{key}"' in source
 
 
 def _literal(text: str) -> Any:

@@ -72,3 +72,14 @@ def test_a_type_of_several_kinds_is_of_the_first() -> None:
     assert [k.label for k in RECIPES][:2] == ["sequence to sequence", "speech to text"]
     assert recipe_for("bart").auto == "AutoModelForSeq2SeqLM"
     assert recipe_for("bert").auto == "AutoModelForMaskedLM"
+
+
+def test_settings_that_only_the_model_reads_are_overrides_too() -> None:
+    sizes = "hidden_size=64 num_hidden_layers=1 num_attention_heads=2 num_key_value_heads=1 vocab_size=99"
+    example = hf.build("qwen3_moe", [*sizes.split(), "num_experts=2", "head_dim=48"], batch=2)
+    assert example.model.config.head_dim == 48
+    assert "q_proj.weight" in next(
+        name for name, p in example.model.named_parameters() if p.shape == (2 * 48, 64)
+    )
+    with pytest.raises(click.UsageError, match="has no 'heads_dim'"):
+        hf.build("qwen3_moe", ["heads_dim=48"])

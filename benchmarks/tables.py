@@ -178,25 +178,15 @@ def partition(records: Records) -> str:
 
 def step(records: Records) -> str:
     """Time and peak of remat's steps beside PyTorch's: a line for each model and budget."""
-    budgets: dict[tuple[str, float], dict[str, Row]] = {}
+    cells: dict[tuple[str, str], list[str]] = {}
     for row in rows_of(records["step"], "pytorch again", "remat", "remat peak"):
-        if row["budget"] != 1:
-            budgets.setdefault((row["workload"], row["budget"]), {})[row["side"]] = row
-
-    def time(row: Row) -> str:
         low, median, high = row["to_pytorch"]
-        return f"{median:.2f} ({low:.2f}–{high:.2f})"
-
-    cells = []
-    for (name, budget), sides in budgets.items():
-        ours = (
-            text
-            for side in ("remat", "remat peak")
-            for text in (time(sides[side]), f"{sides[side]['peak_to_pytorch']:.2f}")
-        )
-        cells.append((name, f"{budget:g}", time(sides["pytorch again"]), *ours))
-    head = ("model", "budget", "PyTorch again", "at its bytes: time", "peak")
-    return markdown((*head, "at its peak: time", "peak"), cells)
+        key = row["workload"], f"{row['budget']:g}"
+        cells.setdefault(key, []).append(f"{median:.2f} ({low:.2f}–{high:.2f})")
+        cells[key].append(f"{row['peak_to_pytorch']:.2f}")
+    head = ("PyTorch again", "peak", "at its bytes", "peak", "at its peak", "peak")
+    shown = [(*key, *texts) for key, texts in cells.items() if key[1] != "1"]
+    return markdown(("model", "budget", *head), shown)
 
 
 def predictions(records: Records) -> str:

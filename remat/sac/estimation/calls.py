@@ -25,6 +25,8 @@ class CallStats:
             that are still alive at ``back``.
         input_bytes: bytes of the call's inputs that the step allocates and, without checkpointing,
             frees at or before ``back``. Checkpointing keeps these inputs for recomputation.
+        gradient_bytes: most bytes alive in the step from ``back`` to ``back_end``, minus the bytes
+            alive at ``back``. PyTorch's program reads it.
         made: array with an entry for each moment of the call's forward: bytes, alive at that moment,
             of the storages that the call allocates.
         freed_at: for each operator of the call, a pair: the moment at which the operator ran, and
@@ -38,6 +40,7 @@ class CallStats:
     back_end: int
     activation_bytes: int
     input_bytes: int
+    gradient_bytes: int
     made: Ints
     freed_at: tuple[tuple[int, int], ...]
 
@@ -59,6 +62,7 @@ def call_stats(step: Lifetimes, span: ModuleSpan) -> CallStats:
     crosses = [k for k in made if k not in span.outputs and step.died[k] > span.back_begin]
     # Checkpointing keeps the inputs for recomputation, even inputs that would be freed otherwise.
     lost = [k for k in span.inputs if step.born[k] >= 0 and step.died[k] <= span.back_begin]
+    back = step.total[span.back_begin : span.back_end + 1]
     died: dict[int, int] = {}
     for k in made:
         moment = int(step.born[k])
@@ -71,6 +75,7 @@ def call_stats(step: Lifetimes, span: ModuleSpan) -> CallStats:
         back_end=span.back_end,
         activation_bytes=int(step.nbytes[crosses].sum()),
         input_bytes=int(step.nbytes[lost].sum()),
+        gradient_bytes=int(back.max() - back[0]),
         made=step.alive(made)[span.begin : span.end],
         # An operator that allocates nothing has no lifetime: it counts as freed one moment later.
         freed_at=tuple((moment, died.get(moment, moment + 1)) for moment in ran),

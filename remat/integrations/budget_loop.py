@@ -523,9 +523,8 @@ class CompiledBudget:
             return False
         limit = limit or asked.peak_bytes or self._limit or made.capacity
         taken = max(taken, limit + self.over)
-        if (
-            asked.on_peak
-        ):  # `_chosen` is None if the plan came from a cache, made by another process
+        # `_chosen` is None if the plan came from a cache, where another process made it.
+        if asked.on_peak:
             self.peaks[made.decision if self._chosen is None else self._chosen] = taken
         if self.over <= 0 or self._is_last(asked, can_hold=can_hold, together=together):
             if can_hold:

@@ -307,6 +307,8 @@ class GeneratedCode:
         return self.load().call(arguments)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # `copy` asks for these before `load` is set
+            raise AttributeError(name)
         return getattr(self.load(), name)
 
 

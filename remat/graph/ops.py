@@ -241,9 +241,12 @@ def _is_declared(target: Target) -> bool:
 def may_have_effects(node: fx.Node) -> bool:
     """Return whether running the node twice, or not at all, might be observable.
 
-    True for nodes that draw random numbers, have a known effect or may have undeclared effects.
+    True for nodes that draw random numbers, have a known effect or may have undeclared effects, and
+    for collectives without users.
     """
-    return is_random(node) or is_effectful(node) or is_opaque(node)
+    return (
+        is_random(node) or is_effectful(node) or is_opaque(node) or is_unread_collective(node)
+    )
 
 
 def is_drawn_from_state(node: fx.Node) -> bool:
@@ -280,6 +283,14 @@ def is_collective(node: fx.Node) -> bool:
     True if the node is a collective, or calls a graph that contains one.
     """
     return any(_is_collective(call.target) for call in _calls(node))
+
+
+def is_unread_collective(node: fx.Node) -> bool:
+    """Return whether the node is a collective, or a wait for one, without users.
+
+    Another rank may read the result, and would wait for this rank forever if the node went.
+    """
+    return not node.users and is_collective(node)
 
 
 @functools.cache

@@ -44,9 +44,9 @@ class Roles:
 def classify(joint: JointGraph, index: GraphIndex) -> Roles:
     """Classify the nodes of a joint graph, as ``torch/_functorch/partitioners.py`` does.
 
-    Random operators, operators with effects and operators that may have undeclared effects must run
-    even if no node reads their results. Otherwise the random state after a step would depend on the
-    plan. Such a node belongs to backward (``tangent_closure``) if AOTAutograd traced it in the
+    Random operators, operators with effects, operators that may have undeclared effects and
+    collectives must run even if no node reads their results. Otherwise the random state after a step
+    would depend on the plan, and another rank might wait for this one forever. Such a node belongs to backward (``tangent_closure``) if AOTAutograd traced it in the
     user's backward, and to forward (``required_forward``) otherwise.
     """
     n = len(index)

@@ -86,3 +86,18 @@ def test_one_runs_twice_if_the_user_asks_for_it(tagged: bool) -> None:
 
     plan = remat.plan(joint_of(f, *pair()), 0)
     assert any(map(communicates, plan.recomputed)) is tagged
+
+
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+def test_one_without_a_reader_runs(lower: str) -> None:
+    """Another rank may read its result, and would wait forever."""
+
+    def f(x: T, w: T) -> T:
+        h = x @ w
+        all_reduced(h.detach())
+        return h.exp().sin()
+
+    for budget in (0, 1):
+        plan = remat.plan(remat.capture(f, pair(), lower=lower), budget)
+        assert any(communicates(node.name) for node in plan.forward.graph.nodes)
+        assert not any(communicates(node.name) for node in plan.backward.graph.nodes)

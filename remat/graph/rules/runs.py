@@ -63,7 +63,8 @@ def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
 def nothing_special_is_lost(facts: Facts) -> Iterator[Fault]:
     """Yield a fault for each operator that must run but is in neither forward nor backward.
 
-    Such an operator is random, has effects, or is custom and not declared pure.
+    Such an operator is random, has effects, is custom and not declared pure, or is a collective
+    without users.
     """
     ran = {n.name for nodes in facts.split_nodes for n in nodes}
     for node in facts.special[0]:
@@ -76,6 +77,8 @@ def nothing_special_is_lost(facts: Facts) -> Iterator[Fault]:
         elif ops.is_opaque(node):
             text = f"{called(node)}, which is not declared pure, runs in neither graph"
             yield Fault(text, (node,))
+        elif ops.is_unread_collective(node):
+            yield Fault(f"the collective {called(node)} runs in neither graph", (node,))
 
 
 def order_is_kept(facts: Facts) -> Iterator[Fault]:

@@ -17,9 +17,9 @@ class DeadCode(Pass):
     """Remove nodes without users, unless they have effects.
 
     Random operators without users stay, so that the random numbers after the step do not depend on
-    the plan. Mutations and other effects stay too. A functional collective such as ``all_reduce``
-    only computes its result, so it is removed if the result is unused. Operators from outside
-    PyTorch stay, unless they are declared pure (`remat.declare_pure`).
+    the plan. Mutations and other effects stay too. Collectives such as ``all_reduce`` stay, because
+    another rank may use the result. Operators from outside PyTorch stay, unless they are declared
+    pure (`remat.declare_pure`).
     """
 
     name: ClassVar[str] = "dce"

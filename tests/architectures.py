@@ -56,7 +56,7 @@ qwen3_moe = _transformers(
     "qwen3_moe",
     "hidden_size=2048 moe_intermediate_size=768 num_hidden_layers=48 num_attention_heads=32 "
     "num_key_value_heads=4 head_dim=128 num_experts=128 num_experts_per_tok=8 vocab_size=151936",
-    batch=1,
+    batch=4,
     seq=4096,
 )
 

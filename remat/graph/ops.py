@@ -244,9 +244,7 @@ def may_have_effects(node: fx.Node) -> bool:
     True for nodes that draw random numbers, have a known effect or may have undeclared effects, and
     for collectives without users.
     """
-    return (
-        is_random(node) or is_effectful(node) or is_opaque(node) or is_unread_collective(node)
-    )
+    return is_random(node) or is_effectful(node) or is_opaque(node) or is_unread_collective(node)
 
 
 def is_drawn_from_state(node: fx.Node) -> bool:

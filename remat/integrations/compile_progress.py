@@ -88,9 +88,8 @@ def closing_line(plan: Plan) -> str:
     found = plan.before_after
     peak, without = found.peak_bytes, found.without_peak_bytes
     about = ""
-    if (
-        plan.planned_peak_bytes
-    ):  # the peak of the code is known; the peak without remat is an estimate
+    if plan.planned_peak_bytes:
+        # The peak of the code is known; the peak without remat is an estimate.
         peak, without, about = plan.peak_bytes, plan.without_expected_bytes, "about "
     line = f"'{plan.graph}': peak {format_bytes(peak)}"
     if without:

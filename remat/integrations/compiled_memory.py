@@ -378,9 +378,8 @@ class _Step(StorageWatch):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        if isinstance(
-            out, torch.SymInt
-        ):  # a size that is read from a tensor's data, hence not negative
+        if isinstance(out, torch.SymInt):
+            # A size that is read from a tensor's data, hence not negative.
             torch._check(out >= 0)  # type: ignore[no-untyped-call]
         workspace = workspace_bytes(func, args, kwargs or {}, out)
         if workspace:

@@ -425,9 +425,8 @@ def _answer(job: _Job, on_step: Callable[[str], None] = lambda _: None) -> Answe
             fitting = Fitting(planner=planner, rank=rank, other_bytes=job.other_bytes)
             try:
                 row = fitting.row(batch, job.others)
-            except (
-                BudgetError
-            ) as error:  # a request of the user, such as MUST_CPU_OFFLOAD, exceeds a limit
+            except BudgetError as error:
+                # A request of the user, such as MUST_CPU_OFFLOAD, exceeds a limit.
                 least = rank.stepping_bytes + job.other_bytes
                 row = FitRow(batch=batch, peak_bytes=least, reason=str(error))
             answers.append((replace(row, chunks=each.chunks), fitting.tried))

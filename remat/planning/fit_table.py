@@ -181,9 +181,8 @@ class Fit:
             )
         most = self.memory_bytes * (1 - self.margin)
         refused = [r for r in self.rows if not r.fits and r.peak_bytes <= most]
-        if (
-            refused and self.largest
-        ):  # the memory suffices, so another limit is exceeded, such as `host_memory`
+        if refused and self.largest:
+            # The memory suffices, so another limit is exceeded, such as `host_memory`.
             lines.append(f"batch {refused[0].batch}: {refused[0].reason}")
         if self.largest is None or self.best is None:
             return "\n".join([*lines, f"no batch fits: {self.rows[0].reason}"])

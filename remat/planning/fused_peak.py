@@ -171,9 +171,8 @@ class FusedSearch:
         most = self.expect(planner.full)
         if planner.ends is not None:  # ratio 1 stands for the step without chunks
             most = max(most, planner.baseline.expected_bytes)
-        lowest = planner.within_peak(
-            Budget(peak_share=0.0), offload=False
-        )  # the decision that ratio 0 stands for
+        # The decision that ratio 0 stands for.
+        lowest = planner.within_peak(Budget(peak_share=0.0), offload=False)
         off = planner.peak(lowest) - self.expect(lowest)
         return lowest, off, (min(map(planner.expected, self.found)), most)
 

@@ -44,9 +44,8 @@ class Journal:
             with writing(self._file.name, hint):
                 self._file.write(json.dumps(asdict(row)) + "\n")
                 self._file.flush()
-                os.fsync(
-                    self._file.fileno()
-                )  # so that the row survives a crash of the machine, too
+                # So that the row survives a crash of the machine, too.
+                os.fsync(self._file.fileno())
 
 
 @contextlib.contextmanager
@@ -98,9 +97,8 @@ def opened(table: Path | None) -> Iterator[Journal]:
         try:
             yield Journal({row.key: row for row in rows}, file)
         finally:
-            with contextlib.suppress(
-                OSError
-            ):  # closing tries again to write a row whose writing has failed
+            with contextlib.suppress(OSError):
+                # Closing tries again to write a row whose writing has failed.
                 file.close()
         path.unlink(missing_ok=True)
     finally:

@@ -180,9 +180,8 @@ class PeakPlanner(OffloadPlanner):
         try:
             without = self._within(budget, peak_bytes)
         except BudgetError:
-            possible = (
-                peak_bytes >= self.search.least_possible
-            )  # offloading cannot go below this bound
+            # Offloading cannot go below this bound.
+            possible = peak_bytes >= self.search.least_possible
             found = self.with_offloads(peak_bytes, None) if possible else None
             if found is None:
                 raise
@@ -294,9 +293,8 @@ class PeakPlanner(OffloadPlanner):
             lowest = self.search.tried(self.least_peak.saved)
             bound = self.bounds.bound(least, self.search.highest(lowest))
             if bound <= min(d.cost for d in known):
-                known += fits(
-                    self.searched(least)
-                )  # the search that ratio 0 makes, which may be cheaper
+                # The search that ratio 0 makes, which may be cheaper.
+                known += fits(self.searched(least))
         best = min(known, key=lambda d: d.cost)
         if best.cost and self.peak(best) < _SLACK * peak_bytes:
             # On some large graphs, the search ends far below the limit, and a decision of the solver is cheaper.

@@ -466,9 +466,8 @@ class PeakSearch:
                 some.add(draw.choice([i for i in free if i in best.saved] or free))
             try:
                 found = self.tried({*best.saved} ^ some)
-            except (
-                ProblemError
-            ):  # the dropped value cannot be recomputed: an input of it no longer exists
+            except ProblemError:
+                # The dropped value cannot be recomputed: an input of it no longer exists.
                 continue
             if allowed.excess(found) <= allowed.excess(best):
                 best = found
@@ -558,9 +557,8 @@ class PeakSearch:
             nonlocal best
             try:
                 found = self.tried(saved)
-            except (
-                ProblemError
-            ):  # the dropped value cannot be recomputed: an input of it no longer exists
+            except ProblemError:
+                # The dropped value cannot be recomputed: an input of it no longer exists.
                 return False
             if allowed.excess(found) or found.cost >= best.cost:
                 return False

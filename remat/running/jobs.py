@@ -188,9 +188,8 @@ def _in_processes(
     while left:
         asked = left[:1] if suspects else left
         before, given = multiprocessing.active_children(), os.environ.get(_SAFE_PATH)
-        with (
-            _safe_path()
-        ):  # creating the pool may start a process: multiprocessing's resource tracker
+        with _safe_path():
+            # Creating the pool may start a process: multiprocessing's resource tracker.
             pool = ProcessPoolExecutor(
                 1 if suspects else count,
                 mp_context=multiprocessing.get_context("spawn"),

@@ -246,9 +246,8 @@ def allocations() -> Iterator[list[int]]:
     """
     found: list[int] = []
     level = os.environ.get(_LOG_LEVEL)
-    os.environ.setdefault(
-        _LOG_LEVEL, "6"
-    )  # otherwise Kineto, which reads this once, logs to stderr
+    # Otherwise Kineto, which reads this once, logs to stderr.
+    os.environ.setdefault(_LOG_LEVEL, "6")
     cpu = [torch.profiler.ProfilerActivity.CPU]
     try:
         with torch.profiler.profile(activities=cpu, profile_memory=True) as profile:

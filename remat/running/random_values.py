@@ -114,9 +114,8 @@ def _numbers(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
     Floating-point and complex numbers are normally distributed. Integers and booleans are 0 or 1.
     """
-    generator = torch.Generator().manual_seed(
-        seed
-    )  # on the CPU, so that all devices get equal numbers
+    # On the CPU, so that all devices get equal numbers.
+    generator = torch.Generator().manual_seed(seed)
     if dtype.is_complex:
         return torch.randn(count, dtype=torch.complex128, generator=generator).to(dtype)
     if dtype.is_floating_point:

@@ -339,9 +339,8 @@ def _measured(op: Callable[..., Any], args: Any, kwargs: Any) -> int:
             return made.zero_()
 
         args, kwargs = pytree.tree_map(real, (args, kwargs))
-        op(
-            *args, **kwargs
-        )  # not measured, because a first call may allocate memory that is not freed
+        # A first call may allocate memory that is not freed, so it is not measured.
+        op(*args, **kwargs)
         with allocations() as events:
             results = op(*args, **kwargs)
     alive = [*accumulate(events)] or [0]

@@ -191,5 +191,6 @@ def _exists(module: str) -> bool:
     except (
         ImportError,
         ValueError,
-    ):  # no parent package, or a module in sys.modules without a spec
+    ):
+        # No parent package, or a module in sys.modules without a spec.
         return False

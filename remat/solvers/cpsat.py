@@ -70,9 +70,8 @@ class CpSat(CoreSolver):
         saved, bound = relaxed.saved, relaxed.bound
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             found = [i for i, pick in enumerate(picks) if solver.boolean_value(pick)]
-            if (
-                status == cp_model.FEASIBLE
-            ):  # a search that was cut short may leave capacity for further items
+            if status == cp_model.FEASIBLE:
+                # A search that was cut short may leave capacity for further items.
                 found = list(repair(core, found))
             if core.value_of(found) >= relaxed.value:
                 saved = tuple(found)

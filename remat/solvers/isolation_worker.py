@@ -25,9 +25,8 @@ from remat.solvers.base import Solver
 from remat.solvers.run import solver_errors
 from remat.solvers.verify import read
 
-_EXHAUSTED = json.dumps(
-    {"exhausted": True}
-).encode()  # built at import, because after a lack of memory even this may fail
+# Built at import, because after a lack of memory even this may fail.
+_EXHAUSTED = json.dumps({"exhausted": True}).encode()
 _ORPHAN_S = 30.0
 
 
@@ -76,9 +75,8 @@ def _set_up(message: bytes) -> tuple[Solver | None, bytes]:
     """
     name, main_file, memory_bytes, pickled = pickle.loads(message)
     try:
-        if (
-            main_file is not None
-        ):  # imported as `__mp_main__`, so code under `if __name__ == "__main__"` does not run
+        if main_file is not None:
+            # Imported as `__mp_main__`, so code under `if __name__ == "__main__"` does not run.
             spawn.import_main_path(main_file)
         solver: Solver = pickle.loads(pickled)
     except (Exception, SystemExit) as error:

@@ -107,9 +107,8 @@ def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[Knaps
         worth += values[i]
         prefix.add(i)
     weight, value = weights[i], values[i]  # of the break item, which exists: not all items fit
-    top = (
-        worth * weight + value * room
-    )  # optimum of the relaxation, times `weight` to stay an integer
+    # Optimum of the relaxation, times `weight` to stay an integer.
+    top = worth * weight + value * room
     most_loss = top - (relaxed.value + 1) * weight  # a larger loss rules out an improvement
     kept = [
         j

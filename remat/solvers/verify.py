@@ -60,9 +60,8 @@ def read(problem: Problem[Any], solver: Solver, answer: object) -> Answer:
         refuse(solver, f"returned {claim.status!r} as status: use Status.OPTIMAL or .FEASIBLE")
     if not isinstance(claim.choice, Iterable):
         refuse(solver, f"returned {type(claim.choice).__name__} where {problem.expected}")
-    entries = list(
-        islice(claim.choice, problem.most_entries + 1)
-    )  # one entry too many shows an excess; generators may be endless
+    # One entry too many shows an excess; generators may be endless.
+    entries = list(islice(claim.choice, problem.most_entries + 1))
     try:
         choice = problem.read(entries)
     except ProblemError as error:

@@ -110,9 +110,8 @@ def drawer(seed: int) -> Draw:
     source = random.Random(seed)
 
     def draw(low: int, high: int) -> int:
-        return low + int(
-            source.random() * (high - low + 1)
-        )  # Python keeps only the sequence of random() in later releases
+        # Python keeps only the sequence of random() in later releases.
+        return low + int(source.random() * (high - low + 1))
 
     return draw
 

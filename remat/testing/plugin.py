@@ -100,9 +100,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(FIXTURE, chosen, ids=ids, indirect=True, scope="session")
 
 
-@pytest.hookimpl(
-    tryfirst=True
-)  # before -k deselects tests, which `_mark_known` would report as missing
+# Before -k deselects tests, which `_mark_known` would report as missing.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select the tests to run, and mark the tests that are known to fail.
 

@@ -69,7 +69,7 @@ class Link:
             return measured_link()
         if text.lower() in LINKS:
             return cls(name=text.lower(), bytes_per_s=LINKS[text.lower()])
-        with_name = re.fullmatch(r"(\S+) \((.+)\)", text)
+        with_name = re.fullmatch(rf"({'|'.join(LINKS)}|measured) \((.+)\)", text)
         rate = _rate(with_name[2] if with_name else value)
         if 1 <= rate < _LEAST_WITHOUT_UNIT and not text.lower().endswith("b/s"):
             raise ProblemError(

@@ -103,9 +103,8 @@ def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
             yield Fault(f"forward hands over {value!r}, which no node computes")
     behind = {n.name for n in _behind(facts)}
     mine = [n for n in facts.placeholders[2] if n.name not in behind]
-    theirs = sorted(
-        facts.handed, key=lambda n: HandedKind.of(n) is not HandedKind.SIZE
-    )  # the sort is stable, so all other values keep their order
+    # The sort is stable, so all other values keep their order.
+    theirs = sorted(facts.handed, key=lambda n: HandedKind.of(n) is not HandedKind.SIZE)
     taken, given = {n.name: n for n in mine}, {n.name: n for n in theirs}
     lonely = [n for n in (*mine, *theirs) if (n.name in taken) != (n.name in given)]
     for node in lonely:

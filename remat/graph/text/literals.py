@@ -252,7 +252,8 @@ class ArgumentReader:
                 kwargs[given.arg] = value
             elif isinstance(value, dict) and all(
                 type(k) is str and IDENTIFIER.fullmatch(k) for k in value
-            ):  # identifiers only, because FX writes the keys into generated code
+            ):
+                # Identifiers only, because FX writes the keys into generated code.
                 kwargs.update(value)
             else:
                 expected = "a dictionary with names as keys"

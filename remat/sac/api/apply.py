@@ -151,6 +151,11 @@ class Checkpointed:
         self._contexts = policy(plan, *policies, **options)
 
 
+def _is_applied(module: nn.Module) -> bool:
+    """Return whether `apply` has checkpointed a module, or applied a plan without modules to it."""
+    return isinstance(own_forward(module), Checkpointed) or _APPLIED_NOTHING in module.__dict__
+
+
 def _find(model: nn.Module, name: str) -> nn.Module:
     """Return the module of a model by its qualified name, such as ``layers.0``.
 
@@ -180,11 +185,11 @@ def _check(model: nn.Module, chosen: list[tuple[ModulePlan, nn.Module]]) -> None
         model: the model.
         chosen: (plan, module) of each module to checkpoint.
     """
-    names_forwards = ((n, own_forward(m)) for n, m in model.named_modules())
-    applied = next((n for n, f in names_forwards if isinstance(f, Checkpointed)), None)
+    applied = next((n for n, m in model.named_modules() if _is_applied(m)), None)
     if applied is not None:
+        which = f"module '{applied}'" if applied else f"the {type(model).__name__}"
         raise PlanError(
-            f"module '{applied}' follows a plan already: undo that first, by remat.sac.remove(model)"
+            f"{which} follows a plan already: undo that first, by remat.sac.remove(model)"
         )
     names: dict[int, str] = {}
     for plan, module in chosen:

@@ -205,6 +205,9 @@ def test_applying_twice_and_removing_nothing_are_refused(model: Stack, plan: SAC
     apply(model, plan)
     with pytest.raises(PlanError, match=r"'layers.0' follows a plan already: .*remove\(model\)"):
         apply(model, plan)
+    apply(remove(model), sac_plan())
+    with pytest.raises(PlanError, match=r"the Stack follows a plan already: .*remove\(model\)"):
+        apply(model, plan)
 
 
 def test_what_is_no_model_or_plan_is_refused(model: Stack, plan: SACPlan) -> None:

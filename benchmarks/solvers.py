@@ -6,8 +6,7 @@ is killed. One row per family and solver: share of cells proven optimal and shar
 time, worst gap to the best bound that any solver proved, and answers that did not fit. ``shared`` rows count only the cells
 that all solvers faced.
 
-``real``: the knapsacks of benchmarks/instances. ``memory``: peak memory of a process at 10,000 items. The kept results have a part
-``random`` too: 100,000 random problems against dynamic programming. The conformance kit does that now.
+``real``: the knapsacks of benchmarks/instances. ``memory``: peak memory of a process at 10,000 items.
 
 PyTorch's four knapsack functions take part as solvers, called as PyTorch's partitioner calls them: sizes and room are shares
 of the total.

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
 import remat
 from remat.graph.costs import CostModel, node_costs
 from remat.passes.core.state import State
@@ -12,3 +18,25 @@ def costs(joint: remat.JointGraph, model: CostModel) -> dict[str, int]:
     state = State(joint=joint)
     found = node_costs(state.index, state.storages, model)
     return {n.name: c for n, c in zip(state.index.nodes, found, strict=True)}
+
+
+def call_of(target: Any, *args: Any, result: Any = None, **kwargs: Any) -> fx.Node:
+    """A call by itself, whose tensors are placeholders; it runs once for its result, unless that is given."""
+    graph = fx.Graph()
+
+    def argument(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        node = graph.placeholder("x")
+        node.meta["val"] = value
+        return node
+
+    node = graph.call_function(target, tuple(map(argument, args)), kwargs)
+    node.meta["val"] = target(*args, **kwargs) if result is None else result
+    return node
+
+
+def symbolic_product() -> remat.JointGraph:
+    """A product of a 6 by 5 and a 5 by 7 matrix whose sizes are symbols."""
+    traced = make_fx(torch.mm, tracing_mode="symbolic")(torch.ones(6, 5), torch.ones(5, 7))
+    return remat.JointGraph(graph_module=traced, num_fwd_outputs=1)

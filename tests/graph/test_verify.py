@@ -44,18 +44,18 @@ def mutates(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def joint(program: Program, dynamic: bool) -> remat.JointGraph:
+def planned(program: Program, budget: float, dynamic: bool) -> tuple[remat.JointGraph, remat.Plan]:
     x = torch.randn(64, 64) if program is mutates else weight(64, 64)
-    return joint_of(program, x, weight(64, 64), dynamic=dynamic)
+    joint = joint_of(program, x, weight(64, 64), dynamic=dynamic)
+    # The runtime-optimal cut alone: what these breakages break does not move with a cost model.
+    return joint, remat.plan(joint, budget, "cut" if budget == 1 else "auto")
 
 
 def split(program: Program = plain, budget: float = 1, *, dynamic: bool = False) -> Split:
     """A split that keeps every rule, in modules of its own."""
-    copied = joint(program, dynamic).copy()
-    # The runtime-optimal cut alone: what these breakages break does not move with a cost model.
-    plan = remat.plan(copied, budget, "cut" if budget == 1 else "auto")
+    joint, plan = planned(program, budget, dynamic)
     made = Split(
-        joint=copied,
+        joint=joint.copy(),
         forward=copy_module(plan.forward),
         backward=copy_module(plan.backward),
         capacity=plan.capacity,

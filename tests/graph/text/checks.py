@@ -49,6 +49,9 @@ def read_back(joint: remat.JointGraph) -> remat.JointGraph:
     assert (parsed.returned, parsed.runs) == (joint.returned, joint.runs)
     assert parsed.turns == joint.turns
     assert_same_graph(parsed.graph_module, joint.graph_module)
+    for path, module in joint.graph_module.named_modules():
+        if path and isinstance(module, fx.GraphModule):
+            assert_same_graph(parsed.graph_module.get_submodule(path), module)
     return parsed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import remat
 from remat.graph.costs import CostModel, node_costs
 from remat.passes.core.state import State
+from tests.graphs import joint_of, weight
 
 
 def costs(joint: remat.JointGraph, model: CostModel) -> dict[str, int]:
@@ -34,6 +36,18 @@ def call_of(target: Any, *args: Any, result: Any = None, **kwargs: Any) -> fx.No
     node = graph.call_function(target, tuple(map(argument, args)), kwargs)
     node.meta["val"] = target(*args, **kwargs) if result is None else result
     return node
+
+
+@functools.cache
+def products() -> remat.JointGraph:
+    """Three products of which the sine is taken."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = torch.sin(x @ w)
+        return x.sum()
+
+    return joint_of(f, torch.randn(8, 8), weight(8, 8))
 
 
 def symbolic_product() -> remat.JointGraph:

@@ -159,26 +159,23 @@ def draw_again(s: Split) -> None:
         drawn.target, drawn.args = drop, (find(half, "mm"), 0.5, True)
 
 
+def run_again(s: Split, first: fx.Node) -> fx.Node:
+    with s.forward.graph.inserting_after(first):
+        again = s.forward.graph.node_copy(first)
+    again.meta = {**first.meta, RUN_OF: first.name}
+    return again
+
+
 def draw_twice_in_forward(s: Split) -> None:
-    drawn = find(s.forward, "rand")
-    with s.forward.graph.inserting_after(drawn):
-        again = s.forward.graph.node_copy(drawn)
-    again.meta = {**drawn.meta, RUN_OF: "rand"}
+    run_again(s, find(s.forward, "rand"))
 
 
 def have_an_effect_again(s: Split) -> None:
-    written = next(n for n in s.forward.graph.nodes if n.name.startswith("copy_"))
-    with s.forward.graph.inserting_after(written):
-        again = s.forward.graph.node_copy(written)
-    again.meta = {**written.meta, RUN_OF: written.name}
+    run_again(s, next(n for n in s.forward.graph.nodes if n.name.startswith("copy_")))
 
 
 def run_again_from_something_else(s: Split) -> None:
-    first = find(s.forward, "exp")
-    with s.forward.graph.inserting_before(first):
-        again = s.forward.graph.node_copy(first)
-    again.meta = {**first.meta, RUN_OF: "exp"}
-    again.args = (find(s.forward, "cos"),)
+    run_again(s, find(s.forward, "exp")).args = (find(s.forward, "cos"),)
 
 
 def communicate_twice(s: Split) -> None:

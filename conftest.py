@@ -26,7 +26,6 @@ SLOW = frozenset(
         "fuzz",
         "graph/test_capture.py",
         "graph/text/test_files.py",
-        "graph/text/test_models.py",
         "hard",
         "integrations",
         "passes/decide/test_budgeted.py",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -40,21 +39,6 @@ def calls(graph: fx.Graph | fx.GraphModule) -> list[str]:
 def placeholders(graph: fx.Graph | fx.GraphModule) -> list[str]:
     graph = graph.graph if isinstance(graph, fx.GraphModule) else graph
     return [n.name for n in graph.nodes if n.op == "placeholder"]
-
-
-def renumbered(text: str, *stems: str) -> str:
-    """A graph's text with the names of these stems counted anew, in the order in which they come up.
-
-    With symbolic sizes, what PyTorch traces for guards takes names too, in some versions.
-    """
-    for stem in stems:
-        name = re.compile(rf"(?<![.\w]){stem}(?:_\d+)?(?![.\w])")
-        found = {
-            old: f"{stem}_{k}" if k else stem
-            for k, old in enumerate(dict.fromkeys(name.findall(text)))
-        }
-        text = name.sub(lambda m, found=found: found[m[0]], text)
-    return text
 
 
 def node(joint: remat.JointGraph, name: str) -> fx.Node:

@@ -6,13 +6,12 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 import remat
 from remat.graph.collection import paused_collection
 from remat.passes.core.state import PassResult, State
 from remat.passes.split.partition import Partition
-from tests.graphs import joint_of, weight
+from tests.graph.pricing import products
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +43,6 @@ def test_collection_is_paused_and_is_then_as_it_was(on: bool) -> None:
 
 
 def test_planning_pauses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    joint = joint_of(lambda x, w: (x @ w).sin().sum(), torch.randn(4, 4), weight(4, 4))
     seen: list[bool] = []
     run = Partition.run
 
@@ -54,7 +52,7 @@ def test_planning_pauses_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Partition, "run", watched)
     gc.enable()
-    remat.plan(joint, 0.5)
+    remat.plan(products(), 0.5)
     assert seen
     assert not any(seen)
     assert gc.isenabled()

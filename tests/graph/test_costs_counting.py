@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import fx
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import sdpa_backward_flop, sdpa_flop
 
@@ -12,6 +11,7 @@ import remat
 from remat.graph import ops
 from remat.graph.costs import Flops
 from remat.graph.costs.counting import count_flops
+from tests.graph.pricing import call_of
 from tests.graphs import weight
 
 
@@ -27,16 +27,10 @@ from tests.graphs import weight
 def test_a_grouped_product_counts_each_row_once(
     a: tuple[int, ...], b: tuple[int, ...], out: tuple[int, ...], operations: int
 ) -> None:
-    graph = fx.Graph()
-    inputs = []
-    for name, shape in (("a", a), ("b", b)):
-        node = graph.placeholder(name)
-        node.meta["val"] = torch.empty(shape, dtype=torch.bfloat16, device="meta")
-        inputs.append(node)
-    offsets = graph.placeholder("offsets")
-    offsets.meta["val"] = torch.empty(4, dtype=torch.int32, device="meta")
-    node = graph.call_function(torch.ops.aten._grouped_mm.default, (*inputs, offsets))
-    node.meta["val"] = torch.empty(out, dtype=torch.bfloat16, device="meta")
+    shapes = (a, b, out)
+    x, y, result = (torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes)
+    offsets = torch.empty(4, dtype=torch.int32, device="meta")
+    node = call_of(torch.ops.aten._grouped_mm.default, x, y, offsets, result=result)
     assert Flops().cost(node) == operations
 
 

@@ -14,7 +14,7 @@ import remat
 from remat.errors import ProblemError
 from remat.graph.costs import Device, Roofline, RooflineFused, calibrate, calibration
 from remat.plugins.registry import registry
-from tests.graphs import joint_of, weight
+from tests.graph.pricing import products
 
 MINE = Device(name="mine", label="a box", half_tflops=3, single_tflops=1.5, memory_tbps=1e-2)
 TOML = 'name = "mine"\nhalf_tflops = 3\nsingle_tflops = 1.5\nmemory_tbps = 0.01\n'
@@ -49,7 +49,7 @@ def test_a_roofline_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert registry().cost_model(str(model)) == model
     text = "min-cut,knapsack(cost=roofline:mine.toml)"
     assert str(remat.PassManager.parse(text)) == text
-    made = remat.plan(_joint(), 0.3, cost="roofline:mine.toml")
+    made = remat.plan(products(), 0.3, cost="roofline:mine.toml")
     assert made.cost == "roofline:mine.toml"
     before = registry().cost_model("roofline:mine.toml").key()
     Path("mine.toml").write_text(TOML.replace("1.5", "1.25"))
@@ -141,12 +141,3 @@ def test_calibration_does_not_mind_what_surrounds_it() -> None:
         assert calibrate("cpu").single_tflops > 0
     with pytest.raises(ProblemError, match=r"'abacus' is no device: .*expected cpu, cuda or here"):
         calibrate("abacus")
-
-
-def _joint() -> remat.JointGraph:
-    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        for _ in range(3):
-            x = torch.sin(x @ w)
-        return x.sum()
-
-    return joint_of(f, torch.randn(256, 256), weight(256, 256))

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from remat.graph.costs import measure
 from remat.graph.costs.request import request_of
+from tests.graph.pricing import call_of
 from tests.graphs import traced
 
 
@@ -42,13 +42,10 @@ def test_every_rank_asks_for_the_same_call() -> None:
     def key(device: str) -> str:
         with FakeTensorMode():
             value = torch.empty(4, device=device)
-        graph = fx.symbolic_trace(lambda x: x).graph
-        x = next(iter(graph.nodes))
-        with graph.inserting_after(x):
-            kwargs = {"device": torch.device(device)}
-            made = graph.call_function(torch.ops.aten.ones_like.default, (x,), kwargs)
-        x.meta["val"] = made.meta["val"] = value
-        return request_of(made).key
+        kwargs = {"device": torch.device(device)}
+        return request_of(
+            call_of(torch.ops.aten.ones_like.default, value, result=value, **kwargs)
+        ).key
 
     assert key("cuda:0") == key("cuda:1")
     assert key("cuda:0") != key("cpu")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -33,24 +34,26 @@ def test_names_do_not_count() -> None:
     assert joint.fingerprint == made().fingerprint
 
 
-def changed(name: str, **fields: Any) -> str:
-    """The fingerprint where a node has other fields, or another fake value."""
-    joint = made()
-    found = node(joint, name)
-    for field, value in fields.items():
-        if field == "val":
-            with found.meta["val"].fake_mode:
-                found.meta["val"] = value()
-        else:
-            setattr(found, field, value)
-    return joint.fingerprint
+CONSTANTS = (2, 1.0, True, "1", [1], (1,), None, torch.float32)
+#: A node, and what makes another of it: a field and its new value.
+CHANGES: list[tuple[str, str, Callable[[fx.Node], Any]]] = [
+    *(("mul", "args", lambda n, c=c: (n.args[0], c)) for c in CONSTANTS),
+    ("add", "args", lambda n: n.args[::-1]),
+    ("add", "kwargs", lambda n: {"alpha": 3}),
+    ("add", "kwargs", lambda n: {}),
+    ("mul", "target", lambda n: torch.ops.aten.div.Tensor),
+    ("mul", "meta", lambda n: {**n.meta, "recompute": CheckpointPolicy.MUST_SAVE}),
+    ("x_1", "meta", lambda n: {**n.meta, "val": torch.empty(8)[::2]}),
+    ("full", "meta", lambda n: {**n.meta, "val": torch.empty(3, dtype=torch.float64)}),
+]
 
 
-@pytest.mark.parametrize("constant", [2, 1.0, True, "1", [1], (1,), None, torch.float32], ids=repr)
-def test_constants_count_with_their_types(constant: Any) -> None:
+@pytest.mark.parametrize(("name", "field", "change"), CHANGES)
+def test_what_counts(name: str, field: str, change: Callable[[fx.Node], Any]) -> None:
     joint = made()
-    mul = node(joint, "mul")
-    mul.args = (mul.args[0], constant)
+    changed = node(joint, name)
+    with changed.meta["val"].fake_mode:
+        setattr(changed, field, change(changed))
     assert joint.fingerprint != made().fingerprint
 
 
@@ -63,28 +66,6 @@ def test_a_node_is_no_constant_of_its_position() -> None:
         mul.args = (mul.args[0], first if use == "node" else use)
         digests.add(joint.fingerprint)
     assert len(digests) == 3
-
-
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("add", {"kwargs": {"alpha": 3}}),
-        ("add", {"kwargs": {}}),
-        ("mul", {"target": torch.ops.aten.div.Tensor}),
-        ("mul", {"meta": {"recompute": CheckpointPolicy.MUST_SAVE}}),
-        ("x_1", {"val": lambda: torch.empty(8)[::2]}),
-        ("full", {"val": lambda: torch.empty(3, dtype=torch.float64)}),
-    ],
-)
-def test_what_else_counts(name: str, fields: dict[str, Any]) -> None:
-    assert changed(name, **fields) != made().fingerprint
-
-
-def test_edges_count() -> None:
-    joint = made()
-    add = node(joint, "add")
-    add.args = add.args[::-1]
-    assert joint.fingerprint != made().fingerprint
 
 
 def test_what_forward_returns_counts() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import fx
 
 import remat
 from remat.graph.fused_liveness import FusedWalk
@@ -42,16 +45,25 @@ def test_a_kernel_writes_where_an_input_ends() -> None:
 
 
 def test_long_chains_and_many_paths_are_looked_at_once() -> None:
-    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        x = x @ w
-        for _ in range(1100):
-            x = x + 1
-        for _ in range(40):
-            x = x.sin() + x.cos()
-        return x.sum()
+    forward, backward = fx.Graph(), fx.Graph()
 
-    plan = remat.plan(joint_of(f, weight(4, 4), weight(4, 4)), 0.0)
-    assert plan.predicted_peak_bytes < plan.peak_bytes
+    def call(target: Any, *args: Any) -> fx.Node:
+        node = forward.call_function(target, args)
+        node.meta["val"] = torch.empty(4, 4, device="meta")
+        return node
+
+    aten = torch.ops.aten
+    product = last = call(aten.mm.default)
+    for _ in range(1100):
+        last = call(aten.add.Tensor, last, 1)
+    chain = {n.name for n in forward.nodes} - {product.name, last.name}
+    for _ in range(40):
+        last = call(aten.add.Tensor, call(aten.sin.default, last), call(aten.cos.default, last))
+    forward.output((last,))
+    backward.output(())
+    walk = FusedWalk(fx.GraphModule({}, forward), fx.GraphModule({}, backward), 1, None)
+    assert {product.name, last.name} <= written(walk)
+    assert chain.isdisjoint(written(walk))
 
 
 def test_a_value_is_written_where_an_input_ends_that_one_result_reads() -> None:

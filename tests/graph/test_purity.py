@@ -13,7 +13,6 @@ from torch._library.effects import EffectType
 
 import remat
 from remat.graph import ops, purity
-from remat.passes.joint import cse, dce
 
 T = torch.Tensor
 aten = torch.ops.aten
@@ -182,18 +181,6 @@ def test_what_writes_stays_an_effect_where_it_writes() -> None:
     remat.declare_pure(writes)
     assert ops.is_effectful(call(writes._opoverload))
     assert not ops.may_have_effects(WAYS["made functional"](writes._opoverload))
-
-
-def test_calls_are_neither_merged_nor_dropped() -> None:
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    calls = [graph.call_function(OPERATOR, (x,)) for _ in range(3)]
-    graph.output(tuple(calls[:2]))
-    assert cse.merge(graph) == 0
-    assert dce.eliminate(graph) == 0
-    remat.declare_pure(unknown)
-    assert dce.eliminate(graph) == 1
-    assert cse.merge(graph) == 1
 
 
 def test_an_operator_of_the_same_name_in_another_library_is_another() -> None:

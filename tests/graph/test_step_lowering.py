@@ -37,20 +37,10 @@ class Branches(nn.Module):
         return z.transpose(0, 1).reshape(-1, 16).exp()
 
 
-MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
-    "branches": (Branches, (4, 6, 16)),
-    "chain": (
-        lambda: nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(4)]),
-        (5, 8),
-    ),
-}
-
-
 @pytest.mark.parametrize("lower", ["eager", "inductor"])
-@pytest.mark.parametrize("name", MODELS)
-def test_the_schedule_of_a_plan_has_its_peak(name: str, lower: Any) -> None:
-    make, shape = MODELS[name]
-    joint = remat.capture(make(), (torch.randn(shape, requires_grad=True),), lower=lower)
+def test_the_schedule_of_a_plan_has_its_peak(lower: Any) -> None:
+    x = torch.randn(4, 6, 16, requires_grad=True)
+    joint = remat.capture(Branches(), (x,), lower=lower)
     planner = Planner.of(joint, PlanRequest.of())
     state = planner.state
     lowered = lower_step(state.joint, state.index, state.roles, planner.lowered)
@@ -66,7 +56,7 @@ def test_the_schedule_of_a_plan_has_its_peak(name: str, lower: Any) -> None:
         seen.add(peak)
         beyond.add(found.cost - decided.cost)
     assert len(beyond) == 1, "all nodes once, and what is recomputed"
-    assert name != "chain" or len(seen) > 1, "the budget has something to decide"
+    assert len(seen) > 1, "the budget has something to decide"
 
 
 def test_a_backward_that_runs_nothing_has_no_boundary() -> None:

@@ -44,18 +44,18 @@ def mutates(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def joint(program: Program, dynamic: bool) -> remat.JointGraph:
+def planned(program: Program, budget: float, dynamic: bool) -> tuple[remat.JointGraph, remat.Plan]:
     x = torch.randn(64, 64) if program is mutates else weight(64, 64)
-    return joint_of(program, x, weight(64, 64), dynamic=dynamic)
+    joint = joint_of(program, x, weight(64, 64), dynamic=dynamic)
+    # The runtime-optimal cut alone: what these breakages break does not move with a cost model.
+    return joint, remat.plan(joint, budget, "cut" if budget == 1 else "auto")
 
 
 def split(program: Program = plain, budget: float = 1, *, dynamic: bool = False) -> Split:
     """A split that keeps every rule, in modules of its own."""
-    copied = joint(program, dynamic).copy()
-    # The runtime-optimal cut alone: what these breakages break does not move with a cost model.
-    plan = remat.plan(copied, budget, "cut" if budget == 1 else "auto")
+    joint, plan = planned(program, budget, dynamic)
     made = Split(
-        joint=copied,
+        joint=joint.copy(),
         forward=copy_module(plan.forward),
         backward=copy_module(plan.backward),
         capacity=plan.capacity,
@@ -159,26 +159,23 @@ def draw_again(s: Split) -> None:
         drawn.target, drawn.args = drop, (find(half, "mm"), 0.5, True)
 
 
+def run_again(s: Split, first: fx.Node) -> fx.Node:
+    with s.forward.graph.inserting_after(first):
+        again = s.forward.graph.node_copy(first)
+    again.meta = {**first.meta, RUN_OF: first.name}
+    return again
+
+
 def draw_twice_in_forward(s: Split) -> None:
-    drawn = find(s.forward, "rand")
-    with s.forward.graph.inserting_after(drawn):
-        again = s.forward.graph.node_copy(drawn)
-    again.meta = {**drawn.meta, RUN_OF: "rand"}
+    run_again(s, find(s.forward, "rand"))
 
 
 def have_an_effect_again(s: Split) -> None:
-    written = next(n for n in s.forward.graph.nodes if n.name.startswith("copy_"))
-    with s.forward.graph.inserting_after(written):
-        again = s.forward.graph.node_copy(written)
-    again.meta = {**written.meta, RUN_OF: written.name}
+    run_again(s, next(n for n in s.forward.graph.nodes if n.name.startswith("copy_")))
 
 
 def run_again_from_something_else(s: Split) -> None:
-    first = find(s.forward, "exp")
-    with s.forward.graph.inserting_before(first):
-        again = s.forward.graph.node_copy(first)
-    again.meta = {**first.meta, RUN_OF: "exp"}
-    again.args = (find(s.forward, "cos"),)
+    run_again(s, find(s.forward, "exp")).args = (find(s.forward, "cos"),)
 
 
 def communicate_twice(s: Split) -> None:
@@ -262,14 +259,17 @@ def spend_more(s: Split) -> Split:
     return replace(s, capacity=s.capacity - 1)
 
 
-WHOLE, GIVEN = (
-    "forward and backward must be whole",
-    "backward must take just what forward hands over",
-)
-SAVED, REPLAYED = {"budget": 1}, {"program": drops, "budget": 0}
+WHOLE = "forward and backward must be whole"
+GIVEN = "backward must take just what forward hands over"
+ALIKE = "a node that runs in forward and in backward"
+READ = "nothing may be read after it was overwritten"
+SAVED, RECOMPUTED = {"budget": 1}, {"budget": 0}
+REPLAYED, DRAWN = {"program": drops, "budget": 0}, {"program": draws_twice}
+MUTATED: dict[str, Any] = {"program": mutates, "budget": 0}
+#: What each breakage breaks: arguments of `split`, the rule, and what is said of it.
 BREAKAGES: dict[Callable[[Split], Split | None], tuple[dict[str, Any], str, str]] = {
     read_too_early: (SAVED, WHOLE, "forward: Argument 'mm' of Node 'exp' was used before it has been defined"),
-    read_another_graph: ({"budget": 0}, WHOLE, "Argument 'mm' of Node 'exp' does not belong to this Graph"),
+    read_another_graph: (RECOMPUTED, WHOLE, "Argument 'mm' of Node 'exp' does not belong to this Graph"),
     take_a_tangent: (SAVED, "forward must take the inputs", "is 'tangents_1', expected None"),
     return_another_output: (SAVED, "forward must return", "output 0 is 'exp', expected 'sum_1'"),
     return_too_little: (SAVED, "forward must return", "forward returns 0 values, expected 1"),
@@ -283,53 +283,21 @@ BREAKAGES: dict[Callable[[Split], Split | None], tuple[dict[str, Any], str, str]
     describe_too_little: (SAVED, "what forward returns must be described", "describes 4 of 5"),
     number_descriptors_wrongly: (SAVED, "what forward returns must be described", "'mm' is described"),
     draw_again: (REPLAYED, "a random operator must not draw twice", "'native_dropout' (aten.native_"),
-    draw_twice_in_forward: (
-        {"program": draws_twice},
-        "a random operator must not draw twice",
-        "'rand_2' (aten.rand.default) draws anew in forward",
-    ),
-    have_an_effect_again: (
-        {"program": mutates},
-        "an effect must not happen twice",
-        "'copy__1' (aten.copy_.default) has its effect twice",
-    ),
-    run_again_from_something_else: (
-        SAVED,
-        "a node that runs in forward and in backward",
-        "'exp_1' reads 'cos' in forward, 'mm' in the joint graph",
-    ),
+    draw_twice_in_forward: (DRAWN, "a random operator must not draw twice", "'rand_2' (aten.rand.default) draws anew in forward"),
+    have_an_effect_again: (MUTATED, "an effect must not happen twice", "'copy__1' (aten.copy_.default) has its effect twice"),
+    run_again_from_something_else: (SAVED, ALIKE, "'exp_1' reads 'cos' in forward, 'mm' in the joint graph"),
     communicate_twice: (SAVED, "an effect must not happen twice", "'exp' (_c10d_functional.all_redu"),
     lose_a_draw: (SAVED, "random draws and effects must happen", "operator 'rand_default'"),
     lose_an_effect: (SAVED, "random draws and effects must happen", "the effect 'copy__default'"),
-    draw_in_another_order: (
-        {"program": draws_twice},
-        "random draws and effects must keep their order",
-        "'rand' (aten.rand.default) runs behind 'rand_1'",
-    ),
-    recompute_something_else: (SAVED, "a node that runs in forward and in backward", "'exp' is aten.sin.default in"),
-    recompute_from_something_else: (
-        {"budget": 0},
-        "a node that runs in forward and in backward",
-        "'mm' reads 'primals_1' in backward, 'primals_2' in forward",
-    ),
-    recompute_from_less: ({"budget": 0}, "a node that runs in forward and in backward", "'mm' reads other values"),
-    replay_something_else: (REPLAYED, "a node that runs in forward and in backward", "is aten.rand_like.default in"),
-    snapshot_too_late: (
-        {"program": mutates, "budget": 0},
-        "nothing may be read after it was overwritten",
-        "'primals_1_snapshot' (aten.clone.default) reads 'primals_1' behind 'copy_'",
-    ),
-    read_what_was_overwritten: (
-        {"program": mutates, "budget": 0},
-        "nothing may be read after it was overwritten",
-        "reads 'primals_1', which forward has overwritten",
-    ),
-    refill_what_is_read: (
-        SAVED,
-        "inputs that may be overwritten must not be read again",
-        "'sin' (aten.sin.default) reads 'primals_1'",
-    ),
-    recompute_against_its_tag: ({"budget": 0}, "tags must hold", "'mm' is tagged MUST_SAVE"),
+    draw_in_another_order: (DRAWN, "random draws and effects must keep their order", "'rand' (aten.rand.default) runs behind 'rand_1'"),
+    recompute_something_else: (SAVED, ALIKE, "'exp' is aten.sin.default in"),
+    recompute_from_something_else: (RECOMPUTED, ALIKE, "'mm' reads 'primals_1' in backward, 'primals_2' in forward"),
+    recompute_from_less: (RECOMPUTED, ALIKE, "'mm' reads other values"),
+    replay_something_else: (REPLAYED, ALIKE, "is aten.rand_like.default in"),
+    snapshot_too_late: (MUTATED, READ, "'primals_1_snapshot' (aten.clone.default) reads 'primals_1' behind 'copy_'"),
+    read_what_was_overwritten: (MUTATED, READ, "reads 'primals_1', which forward has overwritten"),
+    refill_what_is_read: (SAVED, "inputs that may be overwritten must not be read again", "'sin' (aten.sin.default) reads 'primals_1'"),
+    recompute_against_its_tag: (RECOMPUTED, "tags must hold", "'mm' is tagged MUST_SAVE"),
     save_against_its_tag: (SAVED, "tags must hold", "'cos' is tagged MUST_RECOMPUTE"),
     lose_a_fake_value: (SAVED, "every value must have a fake value", "'exp' has lost"),
     spend_more: (SAVED, "the budget must hold", "32768 bytes are saved, 32767 allowed"),

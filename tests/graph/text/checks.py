@@ -49,6 +49,9 @@ def read_back(joint: remat.JointGraph) -> remat.JointGraph:
     assert (parsed.returned, parsed.runs) == (joint.returned, joint.runs)
     assert parsed.turns == joint.turns
     assert_same_graph(parsed.graph_module, joint.graph_module)
+    for path, module in joint.graph_module.named_modules():
+        if path and isinstance(module, fx.GraphModule):
+            assert_same_graph(parsed.graph_module.get_submodule(path), module)
     return parsed
 
 
@@ -123,12 +126,18 @@ def shared(module: fx.GraphModule) -> list[list[tuple[str, int]]]:
     return list(groups.values())
 
 
+def assert_read_back(joint: remat.JointGraph, budget: float) -> None:
+    """Reads a joint graph and both modules of its plan back."""
+    plan = assert_same_plans(read_back(joint), joint, budget)
+    read_back_half(plan.forward)
+    read_back_half(plan.backward)
+
+
 def assert_same_plans(
-    parsed: remat.JointGraph, joint: remat.JointGraph, *budgets: float
+    parsed: remat.JointGraph, joint: remat.JointGraph, budget: float
 ) -> remat.Plan:
-    """Plans both graphs at some budgets, compares what is decided, and gives the last plan."""
-    for budget in budgets:
-        mine, theirs = remat.plan(parsed, budget), remat.plan(joint, budget)
-        for figure in FIGURES:
-            assert getattr(mine, figure) == getattr(theirs, figure), (budget, figure)
+    """Plans both graphs, compares what is decided, and gives a plan."""
+    mine, theirs = remat.plan(parsed, budget), remat.plan(joint, budget)
+    for figure in FIGURES:
+        assert getattr(mine, figure) == getattr(theirs, figure), figure
     return mine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -138,7 +139,12 @@ def views_of_outputs(x: T, w: T) -> Any:
 
 
 def captured(name: str) -> remat.JointGraph:
-    """The joint graph of a step, without decompositions."""
+    """A copy of the joint graph of a step, without decompositions."""
+    return _captured(name).copy()
+
+
+@functools.cache
+def _captured(name: str) -> remat.JointGraph:
     from torch._dynamo import config
 
     f, args = STEPS[name]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 import remat
 from remat.errors import ProblemError, RematError
-from remat.graph.text import parsing, print_joint, read_joint, syntax, write_joint
+from remat.graph.text import parse_joint, print_joint, read_joint, write_joint
+from remat.graph.text.syntax import MAX_BYTES
 from tests.graph.text.steps import captured
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -51,18 +52,16 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
         write_joint(tmp_path / "missing" / "x.joint", captured("mlp"))
 
 
-def test_what_is_too_large_is_neither_written_nor_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    joint, path = captured("mlp"), tmp_path / "mlp.joint"
-    write_joint(path, joint)
-    for module in (parsing, syntax):
-        monkeypatch.setattr(module, "MAX_BYTES", 100)
-    with pytest.raises(ProblemError, match="larger than the 100 bytes that are read"):
+def test_what_is_too_large_is_neither_written_nor_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.joint"
+    with path.open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    with pytest.raises(ProblemError, match=f"larger than the {MAX_BYTES} bytes that are read"):
         read_joint(path)
+    named = replace(captured("mlp"), name="x" * MAX_BYTES)
     with pytest.raises(ProblemError, match=r"text of \d+ characters is too large"):
-        write_joint(path, joint)
-    assert path.read_text() == print_joint(joint)
+        write_joint(path, named)
+    assert path.stat().st_size == MAX_BYTES + 1
 
 
 OTHER_PROCESS = """
@@ -78,11 +77,25 @@ print(json.dumps([joint.fingerprint for joint in joints]))
 """
 
 
+#: Inductor draws random numbers by operators of its own.
+SEEDS = """\
+joint("seeds", version=1, device="cpu", lower="inductor", num_fwd_outputs=1)
+
+part("is_forward")
+seeds: i64[2] = prims.inductor_seeds.default(2, torch.device("cpu"))
+seed: i64 = prims.inductor_lookup_seed.default(seeds, 0)
+draw: f32[4] = prims.inductor_random.default([4], seed, "rand")
+return [
+    forward(draw),
+]
+"""
+
+
 def test_another_process_reads_the_same_graphs() -> None:
     """Operators that nothing there has imported yet are found; fingerprints agree."""
     plan = remat.plan(captured("dropout"), 0)
     half = remat.JointGraph(graph_module=plan.forward, num_fwd_outputs=1, name="forward")
-    graphs = [captured("branches"), half, _with_an_operator_of_inductor()]
+    graphs = [captured("branches"), half, parse_joint(SEEDS)]
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", OTHER_PROCESS],
         input=json.dumps([print_joint(graph) for graph in graphs]),
@@ -92,12 +105,3 @@ def test_another_process_reads_the_same_graphs() -> None:
     )
     assert done.stderr == ""
     assert json.loads(done.stdout) == [graph.fingerprint for graph in graphs]
-
-
-def _with_an_operator_of_inductor() -> remat.JointGraph:
-    """Inductor draws random numbers by operators of its own."""
-    torch._dynamo.reset()
-    f, args = torch.nn.functional.dropout, (torch.ones(4, requires_grad=True),)
-    joint = remat.capture(f, args, lower="inductor")
-    assert "prims.inductor" in print_joint(joint)
-    return joint

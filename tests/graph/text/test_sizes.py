@@ -103,7 +103,7 @@ def numbers() -> st.SearchStrategy[Any]:
     return st.recursive(leaves, grow, max_leaves=8)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(expression=numbers())
 def test_any_expression_is_read_back(expression: Any) -> None:
     text = write_expression(expression, set())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import textwrap
 from typing import Any
@@ -97,6 +98,7 @@ return (
 """
 
 
+@functools.cache
 def everything() -> remat.JointGraph:
     return parse_joint(EVERYTHING)
 

@@ -185,7 +185,6 @@ def test_a_file_as_it_was_saved_is_always_applied(budget: Any, cost: str) -> Non
         assert getattr(again, name) == getattr(plan, name)
 
 
-@pytest.mark.slow
 def test_a_plan_with_the_bytes_of_compiled_code_is_compared_as_it_was_planned() -> None:
     model, x = nn.Sequential(nn.Linear(48, 192), nn.Tanh(), nn.Linear(192, 8)), torch.randn(128, 48)
     joint = remat.capture(model, (x,), lower="inductor")

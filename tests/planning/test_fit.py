@@ -1,15 +1,11 @@
-"""Whole steps: what is predicted is what training takes, and what does not fit does not run."""
+"""Whole steps: what is predicted is what training takes, and what does not fit is refused."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,70 +17,17 @@ from remat.errors import BudgetError, ProblemError, RematError
 from remat.graph.costs import Roofline
 from remat.planning.fit import _by_speed, read_batches, read_memory, rows_up_to_most
 from remat.planning.fit_table import FitRow
-from tests.planning import fit_child
 from tests.planning.fit_cells import cells
 
-#: Small models of `transformers`, of which a step takes a second.
-SMALL = {
-    "gpt2": ("n_embd=128", "n_layer=1", "n_head=4", "vocab_size=500"),
-    "resnet": ("layer_type=basic", "depths=[1,1]", "hidden_sizes=[32,64]", "embedding_size=32"),
-}
 
-
-@pytest.mark.parametrize(
-    ("name", "optimizer"),
-    [("gpt2", "adamw"), ("resnet", "sgd:momentum=0.9")],
-)
-def test_the_predicted_peak_is_what_training_allocates(name: str, optimizer: str) -> None:
+def test_the_predicted_peak_is_what_training_allocates() -> None:
     """At budget 1 and within less: as the profiler saw every allocation of the third step."""
-    batch = 4 if name == "gpt2" else 2  # enough that parameters and their states are not all
-    found = cells(name, SMALL[name], optimizer, batch=batch, seq=64, tight=0.95)
+    small = ("n_embd=128", "n_layer=1", "n_head=4", "vocab_size=500")
+    found = cells("gpt2", small, "adamw", seq=64, tight=0.95)
     assert [c["budget"] == "1" for c in found] == [True, False]
     for cell in found:
         assert abs(cell["off"]) < 0.03, cell
         assert cell["predicted"] <= cell["memory"]
-
-
-def child(*arguments: object) -> str:
-    """What a process says that trains under each budget, within one memory after the other."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(remat.__file__).parents[1]),
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "MALLOC_ARENA_MAX": "1",
-        "MALLOC_MMAP_THRESHOLD_": "65536",  # what is freed goes back at once
-        "MALLOC_TRIM_THRESHOLD_": "65536",
-    }
-    command = [sys.executable, fit_child.__file__, *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits private memory")
-def test_what_fits_runs_within_a_hard_limit_and_what_does_not_dies() -> None:
-    """By five percent, at budget 1 and at the least budget that was found for a memory."""
-    optimizer, batch = "adamw", 3584
-    fit = partial(
-        remat.fit,
-        fit_child.model(),
-        fit_child.given,
-        optimizer=optimizer,
-        batches=batch,
-        lower="eager",
-        cost="roofline:cpu",
-    )
-    full = fit(memory="64GiB").rows[0]
-    less = fit(memory=int(0.85 * full.peak_bytes)).rows[0]
-    assert full.budget == "1"
-    assert (less.budget or "").startswith("peak:")
-    assert min(full.peak_bytes, less.peak_bytes) > 200 << 20
-    asked = (
-        f"{row.budget}={int(1.05 * row.peak_bytes)},{int(0.95 * row.peak_bytes)}"
-        for row in (full, less)
-    )
-    assert child(batch, optimizer, *asked).split() == ["ran", "died"] * 2
 
 
 def mlp(width: int = 64, depth: int = 4) -> nn.Module:
@@ -143,7 +86,7 @@ def test_less_memory_takes_a_lower_budget_and_more_time() -> None:
 
 
 def test_the_largest_batch_is_the_one_above_which_none_fits() -> None:
-    small = partial(fitted, mlp(depth=2), memory=200_000, optimizer="sgd")
+    small = partial(fitted, mlp(depth=1), memory="96KiB", optimizer="sgd")
     fit = small()
     largest = fit.largest_batch
     assert largest is not None
@@ -252,6 +195,13 @@ def test_the_arguments_of_a_batch_come_in_several_ways(args: Any) -> None:
     assert ways.rows[1].peak_bytes == fitted(memory="1GiB", batches=8).rows[0].peak_bytes
 
 
+def test_buffers_are_alive_throughout_the_step() -> None:
+    model = mlp()
+    model.register_buffer("table", torch.empty(1 << 20, device="meta"))
+    plain, more = (fitted(m, memory="1GiB", batches=4).rows[0] for m in (mlp(), model))
+    assert more.peak_bytes == plain.peak_bytes + (4 << 20)
+
+
 def test_frozen_and_unused_parameters_have_no_gradient_and_no_state() -> None:
     class Used(nn.Module):
         def __init__(self) -> None:
@@ -291,14 +241,14 @@ def test_frozen_and_unused_parameters_have_no_gradient_and_no_state() -> None:
         ({"optimizer": "lbfgs"}, ProblemError, "cannot be traced"),
         ({"kwargs": {}}, ProblemError, "let it return (args, kwargs)"),
         ({"args": ()}, ProblemError, "give a callable"),
+        ({"model": nn.ReLU()}, ProblemError, "'ReLU' has no parameters"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(
     given: dict[str, Any], error: type[RematError], says: str
 ) -> None:
-    given = {"memory": "1GiB", "args": rows_at, **given}
     with pytest.raises(error) as caught:
-        remat.fit(mlp(), given.pop("args"), **given)
+        remat.fit(**{"model": mlp(), "args": rows_at, "memory": "1GiB", **given})
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -342,17 +292,13 @@ def test_batches_are_doubled_and_then_bisected() -> None:
     assert read_memory("80 GB") == 80 * 10**9
 
 
-def test_without_parameters_there_is_nothing_to_fit() -> None:
-    with pytest.raises(ProblemError, match="'ReLU' has no parameters"):
-        remat.fit(nn.ReLU(), rows_at, memory="1GiB", batches=[1])
-
-
 def fit_wide(**options: Any) -> remat.Fit:
     with torch.device("meta"):
         model = nn.Sequential(
             nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10)
         )
-    return remat.fit(model, of_sixteen, optimizer="sgd", cost="roofline:h100", **options)
+    options = {"optimizer": "sgd", "cost": "roofline:h100", **options}
+    return remat.fit(model, of_sixteen, **options)
 
 
 def of_sixteen(batch: int) -> tuple[torch.Tensor]:
@@ -362,7 +308,7 @@ def of_sixteen(batch: int) -> tuple[torch.Tensor]:
 def test_the_largest_batch_never_falls_with_more_memory() -> None:
     """Searches that are aimed at a memory find a plan here and none there; what fits is not asked of them."""
     fit = partial(fit_wide, lower="eager")
-    memories = 500_000, 520_000, 545_000
+    memories = 70_000, 80_000
     largest = [fit(memory=m).largest_batch or 0 for m in memories]
     assert largest == sorted(largest)
     assert largest[0] > 0
@@ -384,16 +330,8 @@ def test_what_does_not_fit_is_proven_or_only_not_found() -> None:
 
 
 def test_processes_answer_what_this_one_does(pool: ProcessPoolExecutor) -> None:
-    fit = partial(
-        remat.fit,
-        nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 10)).to("meta"),
-        of_sixteen,
-        memory="40kB",
-        optimizer="sgd",
-        lower="eager",
-        cost="roofline:h100",
-    )
+    fit = partial(fit_wide, memory="56kB", lower="eager")
     assert fit(executor=pool) == fit()
-    assert fit(executor=pool, batches=(20, 500)) == fit(batches=(20, 500))
+    assert fit(executor=pool, batches=(4, 500)) == fit(batches=(4, 500))
     with pytest.raises(ProblemError, match=r"cost model .* cannot be sent to an executor"):
         fit(executor=2, cost=Roofline())

@@ -1,14 +1,12 @@
-"""Frontiers and budgets on the peak: every figure is that of a plan that exists."""
+"""Frontiers: every figure is that of a plan that exists, and none lies below what is proven."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import re
 import warnings
 from bisect import bisect_right
+from dataclasses import replace
 from fractions import Fraction
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -18,14 +16,13 @@ import torch
 from torch import nn
 
 import remat
-from remat.errors import BudgetError, PlanError, ProblemError
+from remat.errors import PlanError, ProblemError
+from remat.planning import peak_frontier
 from remat.planning.frontier import Frontier, FrontierPoint
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
-from remat.solvers.lagrangian import Lagrangian
 from remat.units import Budget
-from tests.graphs import joint_of
-from tests.models import build
+from tests.graphs import joint_of, weight
 
 SOLVERS = ("greedy", "lagrangian", "auto")
 
@@ -59,58 +56,82 @@ def joint() -> remat.JointGraph:
 
 @pytest.fixture(scope="module")
 def frontiers(joint: remat.JointGraph) -> dict[str, Frontier]:
-    return {solver: remat.frontier(joint, solver) for solver in SOLVERS}
+    by_saved = {solver: remat.frontier(joint, solver) for solver in SOLVERS}
+    return {**by_saved, "by peak": remat.frontier(joint, by="peak")}
 
 
-@pytest.fixture(params=SOLVERS)
+@pytest.fixture
+def by_peak(frontiers: dict[str, Frontier]) -> Frontier:
+    return frontiers["by peak"]
+
+
+@pytest.fixture(params=(*SOLVERS, "by peak"))
 def found(request: pytest.FixtureRequest, frontiers: dict[str, Frontier]) -> Frontier:
     return frontiers[request.param]
 
 
+def bytes_of(found: Frontier, point: FrontierPoint) -> int:
+    """The bytes on the axis of a frontier."""
+    return point.peak_bytes if found.by == "peak" else point.saved_bytes
+
+
 def bound_at(found: Frontier, nbytes: int) -> Fraction:
-    """The height of the bound over a number of bytes."""
+    """The height of the bound over a number of bytes; by peak, nothing is proven beyond its end."""
     at = bisect_right(found.bound, nbytes, key=lambda v: v[0])
     left, right = found.bound[at - 1], found.bound[min(at, len(found.bound) - 1)]
+    if found.by == "peak" and nbytes > right[0]:
+        return Fraction(0)
     if left == right:
         return Fraction(left[1])
     share = Fraction(nbytes - left[0], right[0] - left[0])
     return left[1] + share * (right[1] - left[1])
 
 
-def test_cost_falls_only_where_bytes_rise(found: Frontier) -> None:
-    assert len(found.points) > 5
-    for a, b in pairwise(found.points):
-        assert a.saved_bytes < b.saved_bytes
-        assert a.recompute_cost > b.recompute_cost
-    assert found.least_bytes <= found.points[0].saved_bytes
-
-
 def test_every_point_is_a_plan_with_exactly_these_figures(
     joint: remat.JointGraph, found: Frontier
 ) -> None:
+    assert len(found.points) > 5
+    for a, b in pairwise(found.points):
+        assert bytes_of(found, a) < bytes_of(found, b)
+        assert a.recompute_cost > b.recompute_cost
     for point in found.points:
         plan = found.plan(point)
         for name in ("saved_bytes", "recompute_cost", "peak_bytes"):
             assert getattr(plan, name) == getattr(point, name)
         for name in ("unit", "full_bytes", "least_bytes"):
             assert getattr(plan, name) == getattr(found, name)
+        assert plan.least_bytes <= plan.saved_bytes
+        limit = plan.asked.peak_bytes if found.by == "peak" else plan.asked.nbytes
+        assert limit == bytes_of(found, point)
         assert plan.recompute_bound <= plan.recompute_cost
+        if found.by == "peak":
+            assert bound_at(found, limit) <= plan.recompute_bound
     again = remat.plan(joint, plan=remat.Plan.from_json(plan.to_json()))
     assert again.saved == plan.saved
-    assert Budget.parse(plan.budget) == Budget(nbytes=plan.saved_bytes)
+    assert Budget.parse(plan.budget) == plan.asked
 
 
-def test_the_bound_is_below_all_points_of_all_solvers(frontiers: dict[str, Frontier]) -> None:
-    assert len({f.bound for f in frontiers.values()}) == 1
-    for found in frontiers.values():
+def test_the_bounds_are_below_all_points_of_all_solvers(
+    joint: remat.JointGraph, frontiers: dict[str, Frontier], by_peak: Frontier
+) -> None:
+    assert len({frontiers[solver].bound for solver in SOLVERS}) == 1
+    for found in (frontiers["auto"], by_peak):
+        assert any(cost for _, cost in found.bound)
         for (x0, y0), (x1, y1) in pairwise(found.bound):
             assert x0 < x1
-            assert y0 > y1
-        for point in found.points:
-            assert bound_at(found, point.saved_bytes) <= point.recompute_cost
-            assert found.bound[0][0] <= point.saved_bytes
+            assert y0 >= y1 if found is by_peak else y0 > y1
+        for point in (p for other in frontiers.values() for p in other.points):
+            assert found.bound[0][0] <= bytes_of(found, point)
+            assert bound_at(found, bytes_of(found, point)) <= point.recompute_cost
+    bound = frontiers["lagrangian"].bound
     reached = {(p.saved_bytes, p.recompute_cost) for p in frontiers["lagrangian"].points}
-    assert {found.bound[0], found.bound[-1]} <= reached
+    assert {bound[0], bound[-1]} <= reached
+    planner = Planner.of(joint, PlanRequest.of())
+    moments = [i for i, late in enumerate(planner.state.roles.tangent_closure) if late]
+    low, high = by_peak.bound[0][0], by_peak.bound[-1][0]
+    for k in range(100):
+        peak = low + (high - low) * k // 100
+        assert bound_at(by_peak, peak) <= planner.bounds.bound(peak, moments)
 
 
 def test_a_plan_under_a_budget_is_the_point_of_the_frontier(
@@ -153,6 +174,16 @@ def test_the_knee_by_either_rule() -> None:
     assert single.knee() == single.knee(by="chord") == single.points[0]
 
 
+def test_the_knee_by_peak_is_on_the_axis_of_peaks() -> None:
+    points = tuple(
+        FrontierPoint(saved_bytes=s, peak_bytes=p, recompute_cost=c)
+        for s, p, c in ((5, 1000, 200), (9, 1100, 145), (1, 1400, 120), (4, 2000, 100))
+    )
+    found = replace(made_up((0, 0)), by="peak", points=points)
+    assert found.knee() == found.points[2]
+    assert found.knee(by="chord") == found.points[1]
+
+
 def test_a_point_of_another_frontier_is_refused(frontiers: dict[str, Frontier]) -> None:
     foreign = FrontierPoint(saved_bytes=1, recompute_cost=2, peak_bytes=3)
     with pytest.raises(ProblemError, match=r"not a point of this frontier of \d+ points"):
@@ -163,12 +194,12 @@ def test_json_holds_the_figures(found: Frontier) -> None:
     data = json.loads(found.to_json())
     assert [FrontierPoint(**p) for p in data["points"]] == list(found.points)
     assert tuple(map(tuple, data["bound"])) == found.bound
-    for name in ("graph", "solver", "cost", "unit", "full_bytes", "least_bytes"):
+    for name in ("graph", "solver", "cost", "unit", "full_bytes", "least_bytes", "by"):
         assert data[name] == getattr(found, name)
 
 
 def test_frontiers_draw_themselves_and_what_was_chosen(
-    joint: remat.JointGraph, frontiers: dict[str, Frontier], tmp_path: Path
+    joint: remat.JointGraph, frontiers: dict[str, Frontier], by_peak: Frontier, tmp_path: Path
 ) -> None:
     auto, target = frontiers["auto"], tmp_path / "f.svg"
     others = [frontiers["greedy"], frontiers["lagrangian"]]
@@ -176,6 +207,10 @@ def test_frontiers_draw_themselves_and_what_was_chosen(
         auto.plot(target, chosen=remat.plan(joint, 0.5, "greedy", "flops"))
     with pytest.raises(ProblemError, match="have different bounds"):
         auto.plot(target, others=[remat.frontier(joint, "greedy", "flops")])
+    with pytest.raises(ProblemError, match="others has a frontier by saved, this one is by peak"):
+        by_peak.plot(target, others=[auto])
+    with pytest.raises(ProblemError, match="by is 'cost'; expected 'saved' or 'peak'"):
+        remat.frontier(joint, by="cost")
     assert not target.exists()
     pictures = []
     for chosen in (None, auto.points[2], auto.plan(auto.points[2]), auto.plan(auto.points[2])):
@@ -190,62 +225,6 @@ def test_every_step_is_told_of(joint: remat.JointGraph) -> None:
     found = remat.frontier(joint, "greedy", on_step=told.append)
     assert sum(t.startswith("deciding at ") for t in told) >= len(found.points)
     assert sum(t.startswith("simulating ") for t in told) == len(found.points)
-
-
-@pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("share", [0.0, 0.5, 2.0])
-def test_a_plan_is_never_above_its_peak(
-    joint: remat.JointGraph, frontiers: dict[str, Frontier], solver: str, share: float
-) -> None:
-    peaks = [p.peak_bytes for p in frontiers[solver].points]
-    assert min(peaks) < max(peaks), "the budget has something to decide"
-    allowed = int(min(peaks) + share * (max(peaks) - min(peaks)))
-    plan = remat.plan(joint, remat.Peak(allowed), solver)
-    assert plan.peak_bytes <= allowed
-    assert Budget.parse(plan.budget).peak_bytes == allowed
-    unbounded = remat.plan(joint, 1.0, solver)
-    if unbounded.peak_bytes <= allowed:  # nothing has to give way, and more bytes may cost less
-        assert plan.recompute_cost <= unbounded.recompute_cost
-        return
-    fits = [p.recompute_cost for p in frontiers[solver].points if p.peak_bytes <= allowed]
-    assert plan.recompute_cost <= min(fits), "no worse than the points that were looked at"
-
-
-def test_a_peak_that_nothing_meets_is_an_error_that_names_what_is_proven(
-    joint: remat.JointGraph, frontiers: dict[str, Frontier]
-) -> None:
-    with pytest.raises(BudgetError, match="which is infeasible") as caught:
-        remat.plan(joint, remat.Peak(2), "auto")
-    named = re.search(
-        r"every schedule of this step has a peak of at least (\d+) bytes", str(caught.value)
-    )
-    assert named is not None
-    proven = int(named[1])
-    least = remat.plan(joint, remat.Peak(0.0), "auto").peak_bytes
-    assert proven < least <= min(p.peak_bytes for p in frontiers["auto"].points)
-    assert remat.plan(joint, remat.Peak(least), "auto").peak_bytes == least
-    with pytest.raises(BudgetError, match="no plan was found within it") as caught:
-        remat.plan(joint, remat.Peak(proven), "auto")
-    for told in (f"({least} bytes)", f"no schedule has less than {proven} bytes"):
-        assert told in str(caught.value)
-    with pytest.raises(BudgetError, match="infeasible"):
-        remat.plan(joint, remat.Peak(proven - 1), "auto")
-
-
-@pytest.mark.parametrize(("solver", "hooks"), [("greedy", None), ("auto", "int8")])
-def test_shares_of_the_peak_reach_from_the_least_found_to_that_of_budget_1(
-    joint: remat.JointGraph, solver: str, hooks: str | None
-) -> None:
-    full = remat.plan(joint, 1.0, solver, hooks=hooks)
-    least, half, most = (
-        remat.plan(joint, budget, solver, hooks=hooks)
-        for budget in (remat.Peak(0), "peak:0.5", remat.Peak(1))
-    )
-    assert (half.budget, half.asked.label) == ("peak:0.5", "peak 0.5")
-    assert least.peak_bytes < full.peak_bytes
-    assert 2 * half.peak_bytes <= least.peak_bytes + full.peak_bytes
-    assert most.peak_bytes <= full.peak_bytes
-    assert most.recompute_cost <= full.recompute_cost
 
 
 def test_a_frontier_is_made_anew_where_declarations_have_changed() -> None:
@@ -267,163 +246,74 @@ def test_a_frontier_is_made_anew_where_declarations_have_changed() -> None:
         frontier.plan(frontier.points[0])
 
 
-class Dropping(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(32, 32) for _ in range(4)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = nn.functional.dropout(torch.tanh(layer(x)), 0.5)
-        return x.sum()
+# By peak -----------------------------------------------------------------------------------------------
 
 
-@cache
-def dropping(lower: Any = "eager") -> remat.JointGraph:
-    return remat.capture(Dropping(), (torch.randn(256, 32),), lower=lower)
-
-
-@pytest.mark.parametrize("lower", ["eager", "inductor"])
-def test_a_peak_that_a_byte_budget_reaches_costs_no_more(lower: Any) -> None:
-    cost = "roofline:h100" if lower == "eager" else "auto"
-    for nbytes in (96_142, 157_303, 192_252, 227_202):
-        # A CPU's costs would show that the search counts one generator state (5,056 bytes) too many.
-        by_bytes = remat.plan(dropping(lower), remat.Saved(nbytes), cost=cost)
-        by_peak = remat.plan(dropping(lower), remat.Peak(by_bytes.peak_bytes), cost=cost)
-        assert by_peak.peak_bytes <= by_bytes.peak_bytes
-        assert by_peak.recompute_cost <= by_bytes.recompute_cost
-
-
-def test_a_peak_of_what_hooks_pack_costs_no_more_than_bytes_that_reach_it() -> None:
-    for nbytes in (157_303, 227_202):
-        packed = remat.plan(dropping(), remat.Saved(nbytes), hooks="int8")
-        by_peak = remat.plan(dropping(), remat.Peak(packed.peak_bytes), hooks="int8")
-        assert by_peak.peak_bytes <= packed.peak_bytes
-        cheapest = remat.plan(dropping(), 1.0, hooks="int8")
-        if cheapest.peak_bytes <= packed.peak_bytes:
-            assert by_peak.recompute_cost == cheapest.recompute_cost
-
-
-class Moody(Lagrangian):
-    """Promises nothing twice."""
-
-    name = "moody"
-    deterministic = False
-
-
-def test_a_plan_within_a_peak_says_whether_it_repeats() -> None:
-    full = remat.plan(dropping(), 1.0, "lagrangian").peak_bytes
-    allowed = remat.Peak(full * 9 // 10)
-    assert remat.plan(dropping(), allowed, "lagrangian").deterministic
-    assert not remat.plan(dropping(), allowed, Moody()).deterministic
-
-
-@pytest.fixture(scope="module")
-def resnet() -> remat.JointGraph:
-    """Decomposed as for Inductor, with simulated peaks."""
-    step = build("resnet")
-    joint = remat.capture(step.model, step.args, step.kwargs, lower="inductor")
-    return dataclasses.replace(joint, lower="eager")
-
-
-def test_a_ratio_is_the_cheapest_plan_within_its_bytes_whatever_its_peak(
-    resnet: remat.JointGraph,
+def test_a_frontier_by_peak_is_near_the_plans_within_its_peaks(
+    joint: remat.JointGraph, by_peak: Frontier
 ) -> None:
-    cost = "roofline-fused"
-    full = remat.plan(resnet, 1.0, cost=cost)
-    planner = Planner.of(resnet, PlanRequest.of(cost=cost))
-    plans, warned = [], []
-    for ratio in (0.02, 0.07, 0.1, 0.13, 0.2, 0.5, 0.9):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            plan = remat.plan(resnet, ratio, cost=cost)
-        assert plan.saved_bytes <= plan.capacity < full.capacity
-        assert plan.recompute_cost == planner.at(plan.capacity).cost
-        more = plan.before_after.more
-        assert more is not None
-        above = plan.peak_bytes > full.peak_bytes
-        in_vain = more > 0.01 and plan.peak_bytes > 0.99 * full.peak_bytes
-        assert [w.category for w in caught] == [remat.PeakWarning] * (above or in_vain)
-        warned.append(bool(caught))
-        plans.append(plan)
-    assert any(warned)
-    assert not all(warned)
-    costs = [p.recompute_cost for p in plans]
-    assert costs == sorted(costs, reverse=True)
-
-
-@pytest.mark.parametrize("solver", ["dp", "lagrangian"])
-def test_no_search_changes_what_a_named_solver_decides(
-    resnet: remat.JointGraph, solver: str
-) -> None:
-    planner = Planner.of(resnet, PlanRequest.of(solver=solver))
-    own = planner.at(planner.full_bytes // 4)
-    plan = remat.plan(resnet, remat.Saved(planner.full_bytes // 4), solver)
-    assert plan.solver == solver
-    assert (plan.recompute_cost, plan.saved_bytes) == (own.cost, own.saved_bytes)
-
-
-class Nothing(remat.Solver):
-    """Save as little as possible, whatever the budget."""
-
-    name = "nothing"
-
-    def solve(
-        self, problem: remat.KnapsackProblem, *, time_limit: float | None = None
-    ) -> list[int]:
-        return []
-
-
-def test_named_solvers_within_a_peak_have_plans_of_their_own(joint: remat.JointGraph) -> None:
+    for point in by_peak.points[::4]:
+        plan = remat.plan(joint, remat.Peak(point.peak_bytes))
+        assert point.recompute_cost <= 1.15 * plan.recompute_cost
     full = remat.plan(joint, 1.0)
+    within = [p for p in by_peak.points if p.peak_bytes <= full.peak_bytes]
+    assert min(p.recompute_cost for p in within) <= full.recompute_cost
+
+
+def test_a_frontier_by_peak_has_plans_between_the_least_peak_and_those_without_orders() -> None:
+    def waves(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        for w in weights:
+            x = torch.sin(torch.tanh(x @ w))
+        return x
+
+    joint = joint_of(waves, torch.randn(512, 64), *(weight(64, 64) for _ in range(6)))
+    points = remat.frontier(joint, by="peak").points
+    for share in (0.1, 0.3):
+        plan = remat.plan(joint, remat.Peak(share))
+        within = [p.recompute_cost for p in points if p.peak_bytes <= 1.05 * plan.peak_bytes]
+        assert min(within) <= 1.5 * plan.recompute_cost
+
+
+def test_a_frontier_by_peak_ends_at_the_least_peak_that_is_found(
+    joint: remat.JointGraph, by_peak: Frontier
+) -> None:
     least = remat.plan(joint, remat.Peak(0.0))
-    lowest = remat.plan(joint, remat.Peak(0.0), Nothing())
-    limit = (lowest.peak_bytes + full.peak_bytes) // 2
-    assert least.peak_bytes < lowest.peak_bytes
-    plans = {s: remat.plan(joint, limit, s) for s in ("auto", "greedy", "lagrangian", Nothing())}
-    assert all(p.peak_bytes <= limit for p in plans.values())
-    costs = {getattr(s, "name", s): p.recompute_cost for s, p in plans.items()}
-    assert costs["auto"] <= min(costs.values())
-    assert costs["nothing"] > costs["auto"], "the search of auto does not stand in for it"
-    assert plans["greedy"].solver == "greedy"
-    rows = remat.compare(joint, ("auto", "greedy"), limit).rows
-    assert [r.recompute_cost for r in rows] == [costs["auto"], costs["greedy"]]
+    lowest = by_peak.points[0]
+    assert lowest.peak_bytes <= least.peak_bytes
+    assert lowest.recompute_cost <= least.recompute_cost or lowest.peak_bytes < least.peak_bytes
+    plan = by_peak.plan(lowest)
+    assert (plan.peak_bytes, plan.peak_limit) == (lowest.peak_bytes, 0)
 
 
-def test_a_named_solver_without_a_plan_within_a_peak_names_its_least(
-    joint: remat.JointGraph,
+def test_cuts_alone_are_mixed_and_filled_where_a_step_is_too_large_for_orders(
+    joint: remat.JointGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    least = remat.plan(joint, remat.Peak(0.0)).peak_bytes
-    with pytest.raises(
-        BudgetError, match=r"found within it by 'nothing'.* give budget=[0-9]+"
-    ) as e:
-        remat.plan(joint, least, Nothing())
-    named = int(str(e.value).split("give budget=")[1].split(".")[0])
-    assert remat.plan(joint, named, Nothing()).peak_bytes <= named
-
-
-def test_what_a_warning_of_the_peak_names_helps(joint: remat.JointGraph) -> None:
-    full = remat.plan(joint)
-    assert (full.budget, full.saved) == ("1", remat.plan(joint, 1).saved)
-    with pytest.warns(remat.PeakWarning) as told:
-        plan = remat.plan(joint, 0.0)
-    text = str(told[0].message)
-    assert told[0].filename == __file__
-    for nbytes in (plan.peak_bytes, full.peak_bytes):
-        assert f"({nbytes} bytes)" in text
-    assert plan.peak_bytes > full.peak_bytes
-    named = re.search(r"as text (peak:[0-9.]+),", text)
-    assert named is not None
-    assert remat.plan(joint, named[1]).peak_bytes <= full.peak_bytes
-
-
-def test_bytes_beyond_those_of_budget_1_may_peak_higher(joint: remat.JointGraph) -> None:
-    full = remat.plan(joint, 1.0)
+    monkeypatch.setattr(peak_frontier, "FEW_RUNS", 0)
+    found = remat.frontier(joint, by="peak")
+    planner = Planner.of(joint, PlanRequest.of())
+    search = planner.search
+    cuts = [search.tried(planner.hull.reduction.invert(v.saved)) for v in planner.hull.vertices]
+    for cut in cuts:
+        most = cut.peak_bytes * 1.001  # a schedule's peak; those of points are simulated
+        within = [p.recompute_cost for p in found.points if p.peak_bytes <= most]
+        assert min(within) <= cut.cost
+    assert {(p.peak_bytes, p.recompute_cost) for p in found.points} - {
+        (c.peak_bytes, c.cost) for c in cuts
+    }
+    for point in found.points:
+        plan = found.plan(point)
+        assert (plan.peak_bytes, plan.recompute_cost) == (point.peak_bytes, point.recompute_cost)
+    monkeypatch.setattr("remat.planning.peak_planner.SIMULATED", 0)
+    unsplit = remat.frontier(joint, by="peak")
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        more = remat.plan(joint, remat.Saved(2 * full.full_bytes))
-        compared = remat.compare(joint, "lagrangian", (0.0, 0.3, 1.0))
-        remat.frontier(joint)
-    assert more.recompute_cost <= full.recompute_cost
-    assert [r.reason for r in compared.rows] == [None, None, None]
-    assert compared.rows[0].peak_bytes == remat.plan(joint, 0.0, "lagrangian").peak_bytes
+        warnings.simplefilter("ignore", remat.PeakWarning)
+        for point in unsplit.points:
+            assert abs(unsplit.plan(point).peak_bytes / point.peak_bytes - 1) < 1e-3
+
+
+def test_a_plan_above_the_peak_of_its_point_says_so(by_peak: Frontier) -> None:
+    low = replace(by_peak.points[3], peak_bytes=by_peak.points[3].peak_bytes - 1)
+    wrong = replace(by_peak, points=(low,), _decided=by_peak._decided[3:4])
+    with pytest.warns(remat.PeakWarning, match=rf"above the {low.peak_bytes} bytes") as told:
+        wrong.plan(low)
+    assert told[0].filename == __file__

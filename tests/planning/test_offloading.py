@@ -15,12 +15,10 @@ from torch import nn
 
 import remat
 from remat.errors import PlanError, ProblemError, RematError
+from remat.graph.costs import links
 from remat.graph.costs.links import LINKS, Link
 from remat.graph.host_copies import OFFLOAD, RELOAD, WAIT_COPIED
-from remat.running.differences import first_difference
 from remat.running.measure import measure_step
-from remat.running.trial import Trial
-from tests.planning.test_ordered_plans import CASES
 
 #: A link so fast that small models gain by it, and costs as those of the CPU that tests run on.
 OPTIONS: dict[str, Any] = {"cost": "roofline:epyc", "offload": "10GB/s"}
@@ -121,13 +119,7 @@ def test_a_frontier_with_offloading_lies_below_the_one_without(tmp_path: Path) -
         remat.frontier(joint, **slow)
 
 
-def test_fit_and_compare_offload() -> None:
-    row = remat.compare(blocks(), ["auto"], [remat.Peak(0.2)], **OPTIONS).rows[0]
-    plan = offloading()
-    assert (row.recompute_cost, row.peak_bytes) == (
-        plan.recompute_cost + plan.exposed_time,
-        plan.peak_bytes,
-    )
+def test_fit_offloads() -> None:
     model = Blocks(width=64, depth=4)
 
     def fit(**options: Any) -> remat.Fit:
@@ -168,21 +160,10 @@ def test_saved_plans_keep_their_offloads() -> None:
     assert remat.plan(blocks(), 0.5).offloaded == ()
 
 
-@pytest.mark.parametrize("name", ["dropped", "pooled"])
-def test_offloading_changes_nothing(name: str) -> None:
-    joint = CASES[name]()
-    trial = Trial.of(joint)
-    for share in (0.6, 0.2):
-        plan = remat.plan(joint, remat.Peak(share), cost="roofline:epyc", offload="100GB/s")
-        assert plan.offloads
-        got = trial.run_graphs(plan.forward, plan.backward, joint.num_fwd_outputs)
-        assert first_difference(trial.run_joint(joint), got) is None
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"budget": 0.5, "offload": "25GB/s"}, "expected a budget on the peak"),
+        ({"budget": 0.5, "offload": "25GB/s"}, "nothing is tagged for offloading; expected a budget on the peak"),
         ({"budget": "saved:1MiB", "offload": "25GB/s"}, "expected a budget on the peak"),
         ({"offload": "fast"}, "'fast'; expected the link to the host"),
         ({"offload": "0GB/s"}, "expected the link to the host"),
@@ -194,11 +175,20 @@ def test_offloading_changes_nothing(name: str) -> None:
         ({"offload": 900}, "is 900 bytes per second"),
         ({"offload": "pcie5", "hooks": "bf16"}, "leave one of them out"),
         ({"offload": "pcie5", "cost": "flops"}, "expected one that gives times"),
+        ({"offload": "measured"}, "no CUDA device whose link could be timed; give the rate: '25GB/s'"),
+        ({"host_memory": "much"}, "host_memory is 'much'; expected the bytes"),
+        ({"host_memory": -1}, "host_memory is -1; expected the bytes"),
+        ({"host_memory": 0.5}, "host_memory is 0.5; expected the bytes"),
+        ({"host_memory": True}, "host_memory is True; expected the bytes"),
+        ({"host_memory": "1GiB", "hooks": "cpu-offload"}, "beside hooks or a pipeline"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(RematError, match=message):
+    if "measured" in options.values() and torch.cuda.is_available():
+        pytest.skip("there is a device")
+    with pytest.raises(RematError, match=message) as raised:
         remat.plan(blocks(), **{"budget": remat.Peak(0.5), **options})
+    assert raised.value.option in options
 
 
 class Torn(nn.Module):
@@ -219,7 +209,6 @@ def torn() -> list[remat.JointGraph]:
     return remat.capture(Torn(), (rows(batch=64),), lower="eager", fullgraph=False)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it behind a graph break
 def test_graphs_of_one_step_share_a_peak() -> None:
     without = remat.plan(torn(), remat.Peak(0.0), cost=OPTIONS["cost"])
@@ -255,16 +244,13 @@ def test_a_plan_that_offloads_is_not_packed_once_more() -> None:
         remat.plan(blocks(), plan=offloading(), hooks="bf16")
 
 
-def test_links_have_names() -> None:
+def test_a_link_has_a_name_or_a_rate() -> None:
     assert Link.parse("PCIe5") == Link(name="pcie5", bytes_per_s=LINKS["pcie5"])
-    assert Link.parse("25GB/s").time_ps(25_000) == 1_000_000
-    assert str(Link.parse("25GB/s")) == "25 GB/s"
     assert str(Link.parse("pcie4")) == "pcie4 (32 GB/s)"
-
-
-def test_a_link_is_a_number_of_bytes_too() -> None:
-    link = Link.parse(25e9)
-    assert (str(link), link.bytes_per_s) == ("25 GB/s", 25_000_000_000)
+    assert Link.parse("25GB/s").time_ps(25_000) == 1_000_000
+    for given in ("25GB/s", 25e9):
+        link = Link.parse(given)
+        assert (str(link), link.bytes_per_s) == ("25 GB/s", 25_000_000_000)
     for link in (Link.parse("pcie5"), Link.parse("1kB/s"), Link.parse("1.23456789GB/s")):
         assert Link.parse(str(link)) == link
     for wrong in (True, 0, -1.0, math.nan, math.inf):
@@ -272,6 +258,19 @@ def test_a_link_is_a_number_of_bytes_too() -> None:
             Link.parse(wrong)
     with pytest.raises(ProblemError, match="0 bytes per second; expected 1 to"):
         Link(bytes_per_s=0)
+
+
+def test_a_measured_link_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert links.measured_rate(torch.device("cpu"), 1 << 22) > 0
+    monkeypatch.setattr(links, "this_device", lambda: torch.device("cuda:0"))
+    monkeypatch.setattr(links, "measured_rate", lambda device: 24_987_654_321)
+    link = Link.parse("measured")
+    assert str(link) == "measured (24 GB/s)"
+    assert Link.parse(str(link)) == link
+    monkeypatch.undo()
+    if not torch.cuda.is_available():
+        with pytest.raises(ProblemError, match="no CUDA device"):
+            Link.parse("measured")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="copies beside a GPU need one")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -48,7 +49,8 @@ def compiled(model: Any, **options: Any) -> Any:
 
 def gradients(model: nn.Module, step: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     torch.manual_seed(1)
-    return torch.autograd.grad(step(x), list(model.parameters()))
+    out = step(x)
+    return torch.autograd.grad(out[-1] if isinstance(out, tuple) else out, list(model.parameters()))
 
 
 @pytest.mark.parametrize("budget", [0.0, 0.3, 1.0, "saved:20KiB"])
@@ -91,7 +93,6 @@ def test_saved_plans_are_what_torch_compile_runs_on(step, tmp_path) -> None:
     assert {p.saved for p in used} == {p.saved for p in plans}
 
 
-@pytest.mark.slow
 def test_a_second_graph_under_a_byte_budget_draws_a_warning(step) -> None:
     model, x, _ = step
     with pytest.warns(
@@ -150,26 +151,6 @@ def tied() -> tuple[Tied, torch.Tensor, list[remat.JointGraph]]:
     return model, x, remat.capture(model, (x,), lower="eager", fullgraph=False)
 
 
-def test_one_peak_holds_over_all_graphs(tied) -> None:
-    """The simulated peak of the whole step is what was measured, and falls with the share."""
-    model, x, joints = tied
-    assert [bool(j.shared) for j in joints] == [False, False, False, True]
-    expected = gradients(model, model, x)
-    peaks, costs = [], []
-    for share in (1.0, 0.4, 0.0):
-        # A CPU's costs count what operators allocate inside, which storages do not show.
-        plans = remat.plan(joints, budget=remat.Peak(share), cost="roofline:h100")
-        run = compiled(model, plan=plans)
-        assert measure_step(run, (x,), by="storages").peak_bytes == plans.peak_bytes
-        torch.testing.assert_close(gradients(model, run, x), expected)
-        peaks.append(plans.peak_bytes)
-        costs.append(plans.recompute_cost)
-    assert peaks == sorted(peaks, reverse=True)
-    assert costs == sorted(costs)
-    assert costs[0] == 0
-    assert peaks[-1] < peaks[0]
-
-
 class Equal(Tied):
     """The two equal graphs, and a third one."""
 
@@ -184,13 +165,13 @@ class Equal(Tied):
 def test_equal_graphs_take_their_plans_in_turn() -> None:
     torch.manual_seed(0)
     model, x = Equal(), torch.randn(256, 32, requires_grad=True)
-    joints = remat.capture(model, (x,), lower="inductor", fullgraph=False)
-    plans = remat.plan(joints, budget=remat.Peak(0.3))
+    joints = remat.capture(model, (x,), lower="eager", fullgraph=False)
+    plans = remat.plan(joints, budget=remat.Peak(0.5), cost="roofline:h100")
     assert plans.has_equal_graphs
     assert plans[0].saved != plans[1].saved
     for _ in range(2):
         before = len(remat.plans())
-        compiled(model, plan=plans.to_json(), lower="inductor")(x).backward()
+        compiled(model, plan=plans.to_json())(x).backward()
         assert [p.saved for p in remat.plans()[before:]] == [p.saved for p in plans]
 
 
@@ -224,18 +205,12 @@ def test_what_cannot_be_shared_is_refused(step) -> None:
     ("text", "fault"),
     [
         ("{", "not a saved set of plans"),
-        ("[]", "with the key 'remat_plans'"),
-        ('{"remat_plans": 9}', "version 9"),
-        (
-            '{"remat_plans": 1, "capacity": 1.5, "passed_bytes": 0, "plans": []}',
-            "field 'capacity' is 1.5, expected int",
-        ),
         ('{"remat_plans": 1, "capacity": 1, "passed_bytes": 0, "plans": []}', "holds no plan"),
         ('{"remat_plans": 1, "capacity": 1, "passed_bytes": 0, "plans": [1]}', "saved plan"),
-        ('{"remat_plans": 1, "capacity": 1, "passed_bytes": 0, "plans": [], "x": 1}', "unknown"),
     ],
 )
 def test_a_damaged_set_of_plans_is_refused(text: str, fault: str) -> None:
+    """What else is no record, `tests/test_files.py` refuses."""
     with pytest.raises(PlanError, match=fault):
         remat.PlanSet.from_json(text)
 
@@ -251,7 +226,6 @@ def test_a_plan_for_other_graphs_is_refused(step) -> None:
     assert "give a budget" not in str(caught.value)
 
 
-@pytest.mark.slow
 def test_a_budget_beside_saved_plans_is_for_graphs_without_one(step) -> None:
     model, x, joints = step
     some = remat.plan(joints[:2], budget="saved:20KiB")
@@ -320,34 +294,12 @@ class Wide(Step):
         return self.inner[2](x.float()).exp().mean()
 
 
-@pytest.mark.parametrize("kind", [Held, Returned, Wide])
-def test_the_peak_of_a_torn_step_is_what_is_measured(kind: type[nn.Module]) -> None:
-    torch.manual_seed(0)
-    model, x = kind(), torch.randn(128, 32)
-    joints = remat.capture(model, (x,), lower="eager", fullgraph=False)
-    figures = []
-    for share in (0.0, 1.0):
-        # A CPU's costs count what operators allocate inside, which storages do not show.
-        plans = remat.plan(joints, budget=remat.Peak(share), cost="roofline:h100")
-        run = compiled(model, plan=plans)
-        assert measure_step(run, (x,), by="storages").peak_bytes == plans.peak_bytes
-        figures.append((plans.peak_bytes, -plans.recompute_cost))
-    assert figures == sorted(figures)
-    again = remat.plan(joints, budget=remat.Peak(figures[0][0]))
-    assert again.peak_bytes <= figures[0][0]
+class Torn(nn.Module):
+    """A layer of two graphs."""
 
-
-class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.outer = nn.Linear(32, 64), nn.Linear(64, 32)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.outer(nn.functional.gelu(self.inner(x)))
-
-
-class Torn(Layer):
-    """A layer of two graphs."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = nn.functional.gelu(self.inner(x)).sin()
@@ -355,35 +307,9 @@ class Torn(Layer):
         return x + self.outer(h).tanh()
 
 
-class Repeated(nn.Module):
-    """Equal layers, each torn from the next: one graph that runs several times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-            torch._dynamo.graph_break()
-        return x.exp().sum()
-
-
-def test_a_graph_that_runs_several_times_counts_as_often() -> None:
-    joints = remat.capture(Repeated(), (torch.randn(16, 32),), lower="eager", fullgraph=False)
-    assert sum(j.runs for j in joints) >= 4
-    full = remat.plan(joints, budget=1.0)
-    each = [p.saved_bytes * j.runs for p, j in zip(full, joints, strict=True)]
-    assert full.saved_bytes == sum(each) + full.passed_bytes
-    half = remat.plan(joints, budget=remat.Saved(full.saved_bytes // 2))
-    assert half.saved_bytes <= full.saved_bytes // 2
-    assert remat.PlanSet.from_json(half.to_json()).saved_bytes == half.saved_bytes
-    unordered = [replace(joint, turns=()) for joint in joints]
-    with pytest.raises(PlanError, match="runs 3 times in a step, and does not say in which order"):
-        remat.plan(unordered, budget=remat.Peak(0.5))
-
-
 class Head(nn.Module):
+    """A graph of its own: Dynamo leaves out the frame of the loop around the layers."""
+
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(32, 32)
@@ -405,31 +331,67 @@ class Turns(nn.Module):
         return self.head(x)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_peak_of_graphs_that_run_in_turn_is_what_is_measured(tied: bool) -> None:
-    """Equal layers, and one layer that is called several times."""
+@pytest.mark.parametrize(
+    ("make", "runs", "reads_shared"),
+    [
+        (Tied, [1, 1, 1, 1], [False, False, False, True]),
+        (Held, [1, 1, 1, 1], [False, False, False, False]),
+        (Returned, [1, 1, 1], [False, False, False]),
+        (Wide, [1, 1, 1], [False, False, False]),
+        (lambda: Turns([Torn() for _ in range(3)]), [1, 1, 2, 2, 1], None),
+        (lambda: Turns([Torn()] * 3), [1, 1, 2, 2, 1], None),
+    ],
+    ids=["tied", "held", "returned", "wide", "equal layers", "one layer"],
+)
+def test_one_peak_holds_over_all_graphs(
+    make: Callable[[], nn.Module], runs: list[int], reads_shared: list[bool] | None
+) -> None:
+    """The simulated peak of the whole step is what was measured, and falls with the share."""
     torch.manual_seed(0)
-    layers: list[nn.Module] = [Torn()] * 3 if tied else [Torn() for _ in range(3)]
-    model, x = Turns(layers), torch.randn(128, 32)
+    model = make()
+    x = torch.randint(0, 50, (4, 64)) if isinstance(model, Tied) else torch.randn(128, 32)
     joints = remat.capture(model, (x,), lower="eager", fullgraph=False)
-    assert [j.runs for j in joints] == [1, 1, 2, 2, 1]
-    figures = []
+    assert [j.runs for j in joints] == runs
+    assert reads_shared in (None, [bool(j.shared) for j in joints])
+    expected, figures = gradients(model, model, x), []
     for share in (0.0, 1.0):
-        plans = remat.plan([parse_joint(print_joint(j)) for j in joints], remat.Peak(share))
+        read = [parse_joint(print_joint(j)) for j in joints]
+        # A CPU's costs count what operators allocate inside, which storages do not show.
+        plans = remat.plan(read, remat.Peak(share), cost="roofline:h100")
         run = compiled(model, plan=plans)
         assert measure_step(run, (x,), by="storages").peak_bytes == plans.peak_bytes
-        torch.testing.assert_close(gradients(model, run, x), gradients(model, model, x))
+        torch.testing.assert_close(gradients(model, run, x), expected)
         figures.append((plans.peak_bytes, -plans.recompute_cost))
     assert figures == sorted(figures)
-    assert figures[0][0] < figures[-1][0] == plans.without_peak_bytes
-    between = (figures[0][0] + figures[1][0]) // 2
-    assert remat.plan(joints, remat.Peak(between)).peak_bytes <= between
+    (least, _), (full, _) = figures
+    assert full == plans.without_peak_bytes
+    assert least < full or isinstance(model, Held)
+    between = (least + full) // 2
+    assert remat.plan(joints, remat.Peak(between), cost="roofline:h100").peak_bytes <= between
 
 
-def test_runs_that_are_not_there_are_refused() -> None:
-    joints = remat.capture(Turns([Torn()] * 3), (torch.randn(8, 32),), fullgraph=False)
+@pytest.fixture(scope="module")
+def in_turn() -> list[remat.JointGraph]:
+    args = (torch.randn(16, 32),)
+    return remat.capture(Turns([Torn()] * 3), args, lower="eager", fullgraph=False)
+
+
+def test_a_graph_that_runs_several_times_counts_as_often(in_turn) -> None:
+    assert [j.runs for j in in_turn] == [1, 1, 2, 2, 1]
+    full = remat.plan(in_turn, budget=1.0)
+    each = [p.saved_bytes * j.runs for p, j in zip(full, in_turn, strict=True)]
+    assert full.saved_bytes == sum(each) + full.passed_bytes
+    half = remat.plan(in_turn, budget=remat.Saved(full.saved_bytes // 2))
+    assert half.saved_bytes <= full.saved_bytes // 2
+    assert remat.PlanSet.from_json(half.to_json()).saved_bytes == half.saved_bytes
+
+
+def test_runs_that_are_not_there_are_refused(in_turn) -> None:
+    unordered = [replace(joint, turns=()) for joint in in_turn]
+    with pytest.raises(PlanError, match="runs 2 times in a step, and does not say in which order"):
+        remat.plan(unordered, budget=remat.Peak(0.5))
     with pytest.raises(PlanError, match="receives an output that no earlier run makes"):
-        remat.plan([replace(j, received=(), shared=()) for j in joints[1:]], budget=0.5)
+        remat.plan([replace(j, received=(), shared=()) for j in in_turn[1:]], budget=0.5)
 
 
 def test_graphs_out_of_order_are_refused(tied) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.graphs import joint_of, weight
 DOORS: list[Callable[..., Any]] = [remat.plan, remat.partitioner]
 
 
+@cache
 def joint(size: int = 8) -> remat.JointGraph:
     return joint_of(lambda x, w: torch.tanh(x @ w).sum(), weight(size, size), weight(size, size))
 
@@ -32,7 +34,7 @@ def test_an_option_that_says_what_its_default_says_is_given(door: Callable[..., 
     """Beside a pipeline, whose passes have options of their own, it would be ignored."""
     given = {"budget": 0.5, "solver": "auto", "cost": "roofline", "time_limit": 1.0}
     for name, value in {**given, "plan": remat.plan(joint())}.items():
-        with pytest.raises(ProblemError, match=f"{name} given beside a pipeline"):
+        with pytest.raises(ProblemError, match=f"{name} given beside a pipeline.* own passes, for"):
             asked(door, pipeline="dce,min-cut,partition", **{name: value})
     assert asked(door, pipeline="dce,min-cut,partition") is not None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from remat.errors import PlanError
 from remat.planning.saved_plans import plan_for
 
 
+@cache
 def captured(rows: int = 4) -> remat.JointGraph:
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     return remat.capture(model, (torch.randn(rows, 8),), lower="eager")

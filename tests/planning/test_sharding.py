@@ -103,7 +103,6 @@ def test_the_step_of_several_ranks_is_that_of_one_with_other_bytes() -> None:
     assert rate < (ddp.rows[0].samples_per_s or 0) <= 4 * rate
 
 
-@pytest.mark.slow
 def test_ten_layers_of_a_llama_of_70_billion_parameters_take_sixteen_ranks() -> None:
     """Too large for one; on sixteen of them by FSDP2 a batch of one fits with AdamW."""
     from remat.cli.hf import build

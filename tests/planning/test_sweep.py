@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import multiprocessing
+import os
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
@@ -18,9 +19,7 @@ from torch import nn
 import remat
 from remat.errors import ProblemError, SolverError
 from remat.planning.experiment_table import Sweep
-from tests.planning import sweep_child
 
-ROOT = Path(__file__).parents[2]
 #: What differs from run to run.
 TIMES = ("plan_s", "solve_s")
 
@@ -138,7 +137,6 @@ def test_processes_come_to_the_same_by_what_is_declared_here(
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.slow
 def test_dask_comes_to_the_same_although_a_worker_dies(alone: Sweep) -> None:
     distributed = pytest.importorskip("distributed")
     cluster = distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None)
@@ -197,11 +195,13 @@ def test_what_is_known_is_not_asked_again(tmp_path: Path) -> None:
     assert len(Sweep.load(path).rows) == 10, "what was known before stays in the table"
 
 
-@pytest.mark.slow
-def test_killed_interrupted_and_resumed_it_is_as_if_undisturbed(tmp_path: Path) -> None:
+def test_killed_interrupted_and_resumed_it_is_as_if_undisturbed(
+    alone: Sweep, tmp_path: Path
+) -> None:
     output = tmp_path / "resumed.json"
-    command = [sys.executable, "-m", "tests.planning.sweep_child", str(output), "4"]
-    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 9
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context) as dying, pytest.raises(BrokenProcessPool):
+        dying.submit(sweep_and_die, output, 4).result()
     with (tmp_path / "resumed.json.partial").open("a") as file:
         file.write('{"model": "cut o')  # as if it died while it wrote
     asked: list[Any] = []
@@ -211,12 +211,24 @@ def test_killed_interrupted_and_resumed_it_is_as_if_undisturbed(tmp_path: Path) 
         if len(asked) == 5:
             raise KeyboardInterrupt
 
-    sweep = partial(remat.sweep, sweep_child.models(), **sweep_child.ASKED)
+    sweep = partial(remat.sweep, models(), **ASKED)
     with pytest.raises(KeyboardInterrupt):
         sweep(output=output, on_row=fifth)
     sweep(output=output, on_row=asked.append)
-    assert len(asked) == 12 - 4
-    assert figures(Sweep.load(output)) == figures(sweep())
+    assert len(asked) == 40 - 4
+    assert figures(Sweep.load(output)) == figures(alone)
+
+
+def sweep_and_die(output: Path, rows: int) -> None:
+    """A sweep whose process is gone after a number of rows."""
+    asked: list[Any] = []
+
+    def on_row(row: Any) -> None:
+        asked.append(row)
+        if len(asked) == rows:
+            os._exit(9)
+
+    remat.sweep(models(), **ASKED, output=output, on_row=on_row)
 
 
 def test_figures_are_those_of_the_question(tmp_path: Path) -> None:

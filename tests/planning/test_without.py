@@ -19,7 +19,7 @@ from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.units import format_bytes
 from tests.graphs import joint_of
-from tests.planning.test_frontier import Nothing
+from tests.planning.test_peak_budgets import Nothing
 
 MODEL = nn.Sequential(
     *(nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16)) for _ in range(4))

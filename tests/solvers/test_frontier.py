@@ -59,16 +59,6 @@ def test_a_thinned_frontier_keeps_its_tolerance(compute) -> None:
         assert thin.values[i] * (1 + thin.tolerance) >= value * (1 - 1e-12)
 
 
-def test_the_best_point_within_a_capacity_is_the_knapsack() -> None:
-    rng = random.Random(5)
-    weights = [rng.randint(1, 1000) for _ in range(30)]
-    values = [rng.randint(1, 1000) for _ in range(30)]
-    whole = knapsack_frontier(remat.KnapsackProblem(weights, values, sum(weights)))
-    for capacity in (0, 77, 3000, sum(weights)):
-        best = remat.solve(remat.KnapsackProblem(weights, values, capacity), "cpsat")
-        assert whole.values[whole.best_within(capacity)] == best.value
-
-
 def test_knees() -> None:
     # Cheap gain first, then dear gain: the corner is the knee, whichever way it is looked for.
     problem = remat.KnapsackProblem([1, 10], [90, 10], 11)

@@ -56,12 +56,6 @@ def _no_strictness(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\n")
 
 
-def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    """Run pytest in this process, or with workers in a process of its own."""
-    in_process = "-n" not in arguments
-    return (pytester.runpytest if in_process else pytester.runpytest_subprocess)(*arguments)
-
-
 def test_one_solver_and_only_the_solver_tests(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(SOLVER_TEST)
     result = pytester.runpytest("--solver=greedy", "-v")
@@ -78,12 +72,11 @@ def test_without_the_option_and_with_all_each_solver_runs(pytester: pytest.Pytes
     result.assert_outcomes(passed=len(registry().solvers), deselected=1)
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")])
-def test_several_solvers_end_in_a_comparison(pytester: pytest.Pytester, workers) -> None:
+def test_several_solvers_end_in_a_comparison(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(SOLVER_TEST)
     pytester.makepyfile(mine=MINE)
     chosen = ("--solver=dp", "--solver=greedy", "--solver=mine:Mine", "--solver=dp")
-    result = run(pytester, *chosen, *workers)
+    result = pytester.runpytest(*chosen)
     result.assert_outcomes(passed=39)
     result.stdout.re_match_lines(
         [
@@ -165,7 +158,8 @@ def test_a_missing_package_is_a_visible_skip(pytester: pytest.Pytester) -> None:
 @pytest.mark.parametrize("workers", [(), ("-n", "1")])
 def test_nothing_to_run_is_a_failure(pytester: pytest.Pytester, workers) -> None:
     pytester.makepyfile("def test_other(): pass")
-    result = run(pytester, "--solver=greedy", *workers)
+    start = pytester.runpytest_subprocess if workers else pytester.runpytest
+    result = start("--solver=greedy", *workers)
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     result.stdout.fnmatch_lines(["*no test collected here takes the 'solver' fixture*"])
 
@@ -231,24 +225,31 @@ KNOWN = """
 """
 
 
-@pytest.mark.parametrize(
-    ("option", "workers"), [("known_failures.txt", ()), ("list.txt", ("-n", "1"))]
-)
-def test_known_failures_are_listed_and_strict(pytester: pytest.Pytester, option, workers) -> None:
+@pytest.mark.parametrize("option", ["known_failures.txt", "list.txt"])
+def test_known_failures_are_listed_and_strict(pytester: pytest.Pytester, option) -> None:
     pytester.makepyfile(KNOWN, mine=MINE)
     given = () if option == "known_failures.txt" else (f"--known-failures={option}",)
 
     def listed(*lines: str) -> pytest.RunResult:
         (pytester.path / option).write_text("\n".join(lines))
-        return run(pytester, "--solver=mine:Mine", "-rx", *given, *workers)
+        return pytester.runpytest("--solver=mine:Mine", "-rx", *given)
 
-    if not workers:
-        result = listed("# a comment", "", "test_one[mine:Mine]  # is not called other")
-        result.assert_outcomes(passed=1, xfailed=1, deselected=1)
-        result.stdout.fnmatch_lines(["XFAIL *test_one?mine:Mine? - is not called other*"])
+    result = listed("# a comment", "", "test_one[mine:Mine]  # is not called other")
+    result.assert_outcomes(passed=1, xfailed=1, deselected=1)
+    result.stdout.fnmatch_lines(["XFAIL *test_one?mine:Mine? - is not called other*"])
     result = listed("test_one[mine:Mine]", "x.py::test_two[mine:Mine]", "test_x[greedy]")
-    result.assert_outcomes(failed=1, xfailed=1, deselected=0 if workers else 1)
+    result.assert_outcomes(failed=1, xfailed=1, deselected=1)
     result.stdout.fnmatch_lines(["*XPASS(strict)*"])
+
+
+def test_workers_compare_and_know_failures_too(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(SOLVER_TEST + KNOWN.replace("test_other", "test_another"), mine=MINE)
+    (pytester.path / "list.txt").write_text("test_one[mine:Mine]\ntest_two[mine:Mine]")
+    chosen = ("--solver=mine:Mine", "--solver=dp", "--known-failures=list.txt")
+    result = pytester.runpytest_subprocess(*chosen, "-n", "2")
+    # With dp, nobody expects the two tests to fail: neither name is its own.
+    result.assert_outcomes(passed=26, failed=3, xfailed=1)
+    result.stdout.fnmatch_lines(["*XPASS(strict)*", "*solvers compared*", "dp * 12 * 12 *0.000%*"])
 
 
 @pytest.mark.parametrize(

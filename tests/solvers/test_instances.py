@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import remat
@@ -168,6 +168,7 @@ def test_a_text_changed_anywhere_is_refused_or_means_something_else(seed: int, t
 
 
 def test_any_json_is_refused_or_an_instance() -> None:
+    @settings(max_examples=40)
     @given(
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

@@ -134,20 +134,6 @@ def test_the_least_peak_names_the_node_that_shows_it() -> None:
         remat.solve(step(inputs=((), (), ()), to_end=(0, 1), capacity=7))
 
 
-def test_solve_takes_all_three_problems() -> None:
-    schedule = remat.solve(step(capacity=9))
-    assert isinstance(schedule, remat.Schedule)
-    assert schedule.sequence == (0, 1, 2)
-    assert schedule.status is remat.Status.OPTIMAL
-    assert (schedule.cost, schedule.bound, schedule.peak_bytes) == (6, 6, 9)
-    assert remat.solve(remat.KnapsackProblem((1,), (2,), 1)).value == 2
-    graph = remat.GraphProblem(
-        names=("a",), inputs=((),), cost=(1,), size=(1,), savable=(True,), recomputable=(True,),
-        in_forward=(True,), needed=(0,), capacity=0,
-    )  # fmt: skip
-    assert remat.solve(graph).cost == 1
-
-
 def test_isolation_passes_refusals_on() -> None:
     with pytest.raises(BudgetError, match="no schedule with a peak of 4 bytes was found"):
         remat.solve(

@@ -52,8 +52,10 @@ MINE = """
 
 
 @pytest.fixture(autouse=True)
-def _no_strictness(pytester: pytest.Pytester) -> None:
+def _folder(pytester: pytest.Pytester) -> None:
+    """A folder with some solvers, and without our own settings."""
     pytester.makeini("[pytest]\n")
+    pytester.makepyfile(mine=MINE)
 
 
 def test_one_solver_and_only_the_solver_tests(pytester: pytest.Pytester) -> None:
@@ -74,7 +76,6 @@ def test_without_the_option_and_with_all_each_solver_runs(pytester: pytest.Pytes
 
 def test_several_solvers_end_in_a_comparison(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(SOLVER_TEST)
-    pytester.makepyfile(mine=MINE)
     chosen = ("--solver=dp", "--solver=greedy", "--solver=mine:Mine", "--solver=dp")
     result = pytester.runpytest(*chosen)
     result.assert_outcomes(passed=39)
@@ -118,7 +119,6 @@ def test_a_case_of_a_kind_is_for_solvers_of_that_kind(pytester: pytest.Pytester)
 
 def test_a_wrong_answer_fails(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(SOLVER_TEST)
-    pytester.makepyfile(mine=MINE)
     result = pytester.runpytest("--solver=mine:Liar")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*SolverError: solver 'liar' returned an overweight choice*"])
@@ -135,7 +135,6 @@ def test_a_wrong_answer_fails(pytester: pytest.Pytester) -> None:
 )
 def test_an_unknown_name_is_a_usage_error(pytester: pytest.Pytester, name, said) -> None:
     pytester.makepyfile(SOLVER_TEST)
-    pytester.makepyfile(mine=MINE)
     result = pytester.runpytest(f"--solver={name}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([said])
@@ -143,7 +142,7 @@ def test_an_unknown_name_is_a_usage_error(pytester: pytest.Pytester, name, said)
 
 def test_a_missing_package_is_a_visible_skip(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_solver(solver): pass")
-    pytester.makepyfile(mine=MINE, lacking="import no_such_module_here\nclass Mine: pass")
+    pytester.makepyfile(lacking="import no_such_module_here\nclass Mine: pass")
     result = pytester.runpytest("--solver=mine:Needy", "--solver=lacking:Mine")
     result.assert_outcomes(skipped=2)
     assert result.ret == pytest.ExitCode.OK
@@ -227,7 +226,7 @@ KNOWN = """
 
 @pytest.mark.parametrize("option", ["known_failures.txt", "list.txt"])
 def test_known_failures_are_listed_and_strict(pytester: pytest.Pytester, option) -> None:
-    pytester.makepyfile(KNOWN, mine=MINE)
+    pytester.makepyfile(KNOWN)
     given = () if option == "known_failures.txt" else (f"--known-failures={option}",)
 
     def listed(*lines: str) -> pytest.RunResult:
@@ -242,11 +241,11 @@ def test_known_failures_are_listed_and_strict(pytester: pytest.Pytester, option)
     result.stdout.fnmatch_lines(["*XPASS(strict)*"])
 
 
-def test_workers_compare_and_know_failures_too(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(SOLVER_TEST + KNOWN.replace("test_other", "test_another"), mine=MINE)
+def test_a_worker_compares_and_knows_failures_too(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(SOLVER_TEST + KNOWN.replace("test_other", "test_another"))
     (pytester.path / "list.txt").write_text("test_one[mine:Mine]\ntest_two[mine:Mine]")
     chosen = ("--solver=mine:Mine", "--solver=dp", "--known-failures=list.txt")
-    result = pytester.runpytest_subprocess(*chosen, "-n", "2")
+    result = pytester.runpytest_subprocess(*chosen, "-n", "1")
     # With dp, nobody expects the two tests to fail: neither name is its own.
     result.assert_outcomes(passed=26, failed=3, xfailed=1)
     result.stdout.fnmatch_lines(["*XPASS(strict)*", "*solvers compared*", "dp * 12 * 12 *0.000%*"])
@@ -261,7 +260,7 @@ def test_workers_compare_and_know_failures_too(pytester: pytest.Pytester) -> Non
     ],
 )
 def test_a_list_that_is_wrong_is_an_error(pytester: pytest.Pytester, lines, said) -> None:
-    pytester.makepyfile(KNOWN, mine=MINE)
+    pytester.makepyfile(KNOWN)
     (pytester.path / "known_failures.txt").write_text(lines)
     result = pytester.runpytest("--solver=mine:Mine")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.plugins.stranger import COMMAND, output
+from tests.plugins.stranger import COMMAND, environment, output
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = """
     import torch
     from torch import nn
@@ -93,6 +95,18 @@ SCRIPT = """
     found["opt"] = command("opt", "model.py:net", "--passes", "dce,checkpoint-layers")
     print(json.dumps(found | planned(json.loads(sys.argv[1]))))
 """
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a fresh environment with both plugins."""
+    folder = tmp_path_factory.mktemp("stranger")
+    ignored = shutil.ignore_patterns("build", "*.egg-info", "__pyc*")
+    copies = [
+        shutil.copytree(EXAMPLES / name, folder / name, ignore=ignored)
+        for name in ("solver_plugin", "pass_plugin")
+    ]
+    return environment(folder, "--no-build-isolation", *copies)
 
 
 @pytest.fixture(scope="module")

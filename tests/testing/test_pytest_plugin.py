@@ -12,6 +12,8 @@ import pytest
 from remat.plugins import registry
 
 CLONE = Path(__file__).parents[2]
+#: In processes of their own, importing Hypothesis takes longer than all else.
+LIGHT = ("-p", "no:hypothesispytest")
 
 SOLVER_TEST = """
     import pytest
@@ -124,22 +126,6 @@ def test_a_wrong_answer_fails(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*SolverError: solver 'liar' returned an overweight choice*"])
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("gredy", "*--solver=gredy: unknown solver 'gredy': known are greedy, dp,*'greedy'?"),
-        ("nowhere:Mine", "*--solver=nowhere:Mine: *No module named 'nowhere'*"),
-        ("mine:Other", "*module 'mine' has no 'Other'*"),
-        ("mine:no_solver", "*'mine:no_solver' is unusable: 3 is not a class*"),
-    ],
-)
-def test_an_unknown_name_is_a_usage_error(pytester: pytest.Pytester, name, said) -> None:
-    pytester.makepyfile(SOLVER_TEST)
-    result = pytester.runpytest(f"--solver={name}")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([said])
-
-
 def test_a_missing_package_is_a_visible_skip(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_solver(solver): pass")
     pytester.makepyfile(lacking="import no_such_module_here\nclass Mine: pass")
@@ -154,7 +140,7 @@ def test_a_missing_package_is_a_visible_skip(pytester: pytest.Pytester) -> None:
     )
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+@pytest.mark.parametrize("workers", [(), ("-n", "1", *LIGHT)])
 def test_nothing_to_run_is_a_failure(pytester: pytest.Pytester, workers) -> None:
     pytester.makepyfile("def test_other(): pass")
     start = pytester.runpytest_subprocess if workers else pytester.runpytest
@@ -245,32 +231,49 @@ def test_a_worker_compares_and_knows_failures_too(pytester: pytest.Pytester) -> 
     pytester.makepyfile(SOLVER_TEST + KNOWN.replace("test_other", "test_another"))
     (pytester.path / "list.txt").write_text("test_one[mine:Mine]\ntest_two[mine:Mine]")
     chosen = ("--solver=mine:Mine", "--solver=dp", "--known-failures=list.txt")
-    result = pytester.runpytest_subprocess(*chosen, "-n", "1")
+    result = pytester.runpytest_subprocess(*chosen, "-n", "1", *LIGHT)
     # With dp, nobody expects the two tests to fail: neither name is its own.
     result.assert_outcomes(passed=26, failed=3, xfailed=1)
     result.stdout.fnmatch_lines(["*XPASS(strict)*", "*solvers compared*", "dp * 12 * 12 *0.000%*"])
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("option", "known", "said"),
     [
-        ("test_gone[mine:Mine]", "*there is no test test_gone?mine:Mine?: take it out*"),
-        ("whatever this is", "*known_failures.txt:1: 'whatever this is' is no name of a test*"),
-        ("test_one[mine:Mine]\n" * 2, "*known_failures.txt:2: test_one?mine:Mine? is listed twice"),
+        (
+            "--solver=gredy",
+            "",
+            "*--solver=gredy: unknown solver 'gredy': known are greedy, dp,*'greedy'?",
+        ),
+        ("--solver=nowhere:Mine", "", "*--solver=nowhere:Mine: *No module named 'nowhere'*"),
+        ("--solver=mine:Other", "", "*module 'mine' has no 'Other'*"),
+        ("--solver=mine:no_solver", "", "*'mine:no_solver' is unusable: 3 is not a class*"),
+        (
+            "--solver=mine:Mine",
+            "test_gone[mine:Mine]",
+            "*no test test_gone?mine:Mine?: take it out*",
+        ),
+        (
+            "--solver=mine:Mine",
+            "whatever",
+            "*known_failures.txt:1: 'whatever' is no name of a test*",
+        ),
+        (
+            "--solver=mine:Mine",
+            "test_one[mine:Mine]\n" * 2,
+            "*known_failures.txt:2: test_one?mine:Mine? is listed twice",
+        ),
+        ("--known-failures=nowhere", "", "*--known-failures=*nowhere: *No such file*"),
     ],
 )
-def test_a_list_that_is_wrong_is_an_error(pytester: pytest.Pytester, lines, said) -> None:
+def test_a_wrong_name_or_list_is_a_usage_error(
+    pytester: pytest.Pytester, option: str, known: str, said: str
+) -> None:
     pytester.makepyfile(KNOWN)
-    (pytester.path / "known_failures.txt").write_text(lines)
-    result = pytester.runpytest("--solver=mine:Mine")
+    (pytester.path / "known_failures.txt").write_text(known)
+    result = pytester.runpytest(option)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([said])
-
-
-def test_a_list_that_is_not_there_is_an_error(pytester: pytest.Pytester) -> None:
-    result = pytester.runpytest("--solver=greedy", "--known-failures=nowhere.txt")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--known-failures=*nowhere.txt: *No such file*"])
 
 
 @pytest.mark.parametrize("option", ["", "--solver=greedy"])
@@ -287,7 +290,7 @@ def test_start_up_imports_no_torch(pytester: pytest.Pytester, option) -> None:
             assert not {heavy} & set(sys.modules)
         """
     )
-    arguments = ["-m", "pytest", "-q", *filter(None, [option])]
+    arguments = ["-m", "pytest", "-q", *LIGHT, *filter(None, [option])]
     done = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, cwd=pytester.path
     )

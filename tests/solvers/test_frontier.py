@@ -42,6 +42,7 @@ def test_every_pareto_optimal_pair_with_its_items(compute) -> None:
             items = found.items(i)
             assert problem.weight_of(items) == found.weights[i]
             assert problem.value_of(items) == found.values[i]
+            assert found.best_within(int(found.weights[i])) == i
 
 
 @BOTH

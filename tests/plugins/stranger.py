@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import site
 import subprocess
 import venv
 from pathlib import Path
-
-
-def install(folder: Path, *plugins: Path) -> Path:
-    """The interpreter of a fresh environment with plugins; it borrows our other packages."""
-    ignored = shutil.ignore_patterns("build", "*.egg-info", "__pyc*")
-    copies = [shutil.copytree(plugin, folder / plugin.name, ignore=ignored) for plugin in plugins]
-    return environment(folder, "--no-build-isolation", *copies)
 
 
 def environment(folder: Path, *installed: object) -> Path:

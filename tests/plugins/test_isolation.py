@@ -22,8 +22,6 @@ from remat.solvers import KnapsackProblem, Solver, Status, run
 from remat.solvers.dp import DynamicProgram
 from remat.solvers.greedy import Greedy
 from remat.solvers.isolation import _Process, obstacle
-from remat.solvers.lagrangian import Lagrangian
-from remat.testing.graphs import layers
 
 PROBLEM = KnapsackProblem((3, 4, 5), (30, 41, 50), 8)
 
@@ -193,15 +191,6 @@ def test_who_cannot_be_loaded_says_so() -> None:
         match=r"^solver 'fails-to-load' cannot be loaded in a process of its own: RuntimeError: no",
     ):
         isolated(foreign.FailsToLoad())
-
-
-def test_a_graph_solver_works_in_a_process_of_its_own() -> None:
-    problem = layers(6)
-    problem = problem.within(sum(problem.size) // 2)
-    wrapped = isolated(Lagrangian())
-    assert wrapped.solves == {"graph"}
-    assert run(wrapped, problem).saved == run(Lagrangian(), problem).saved
-    assert wrapped.inner == Lagrangian()
 
 
 def test_what_cannot_be_isolated_says_why() -> None:

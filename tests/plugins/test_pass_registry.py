@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import remat
-from remat.errors import PluginError, ProblemError
+from remat.errors import PluginError
 from remat.graph.ops import OpTaxonomy, declarations, default_taxonomy, is_known
 from remat.passes.core.state import PassResult, State
 from remat.plugins import PluginWarning, Registry
@@ -188,12 +188,3 @@ def test_a_plugin_declares_what_may_run_again() -> None:
             assert "remat_plugin_tests::mine" in declarations()
         assert not is_known(made.default)
         assert "remat_plugin_tests::mine" not in declarations()
-
-
-def test_a_refused_pass_cannot_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry_points(monkeypatch, acme=plugin(Plain, hook="remat_passes"))
-    found = Registry()
-    with pytest.warns(PluginWarning):
-        assert "plain" not in found.passes
-    with pytest.raises(ProblemError, match="no pass is called 'plain'"):
-        remat.PassManager.parse("plain", passes=found.passes)

@@ -11,22 +11,21 @@ from hypothesis import strategies as st
 
 from remat.errors import ProblemError
 from remat.solvers.auto import Auto
+from remat.solvers.base import Solver
 from remat.solvers.dp import DynamicProgram
 from remat.solvers.float_bridge import knapsack_fn, problem_from_floats
 from remat.solvers.greedy import Greedy
 
 
-def test_three_tenths_fit_into_point_three() -> None:
-    solve = knapsack_fn(DynamicProgram())
+@pytest.mark.parametrize("solver", [DynamicProgram(), Auto()])
+def test_runtime_saved_what_is_saved_and_the_rest(solver: Solver) -> None:
+    solve = knapsack_fn(solver)
     assert solve([0.1, 0.1, 0.1], [1.0, 2.0, 3.0], 0.3) == (6.0, [0, 1, 2], [])
     assert solve([0.1, 0.1, 0.1], [1.0, 2.0, 3.0], 0.2) == (5.0, [1, 2], [0])
-
-
-def test_runtime_saved_and_the_rest() -> None:
-    total, saved, rest = knapsack_fn(Auto())([2, 3, 4, 5], [3, 4, 5, 6], 5)
+    total, saved, rest = solve([2, 3, 4, 5], [3, 4, 5, 6], 5)
     assert (total, saved, rest) == (7.0, [0, 1], [2, 3])
     assert isinstance(total, float)
-    assert knapsack_fn(Auto())([], [], 1.0) == (0.0, [], [])
+    assert solve([], [], 1.0) == (0.0, [], [])
 
 
 def test_decimals_are_scaled_exactly() -> None:

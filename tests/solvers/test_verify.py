@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -13,9 +14,34 @@ from remat.solvers.base import built_in
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.isolation import isolated
 from remat.solvers.native import Native
+from remat.solvers.schedule_problem import ScheduleProblem
+from remat.solvers.solution import ScheduleAnswer
+from remat.testing.graphs import layers
 
 # The optimum is items 1 and 2, worth 9; the relaxation says at most 9; greedy finds 0, worth 8.
 PROBLEM = KnapsackProblem((6, 5, 5, 9), (8, 5, 4, 1), 10)
+# One of two values fits: keeping the one that costs 5 leaves a cost of 3.
+GRAPH = GraphProblem(
+    names=("a", "b"),
+    inputs=((), ()),
+    cost=(3, 5),
+    size=(4, 4),
+    savable=(True, True),
+    recomputable=(True, True),
+    in_forward=(True, True),
+    needed=(0, 1),
+    capacity=6,
+)
+UNSAVABLE = dataclasses.replace(GRAPH, savable=(True, False))
+LAYERS = layers(4).within(100)
+# Two values of 4 bytes that a third run reads.
+STEP = ScheduleProblem(
+    names=("a", "b", "c"),
+    inputs=((), (0,), (0, 1)),
+    cost=(3, 2, 1),
+    size=(4, 4, 1),
+    capacity=9,
+)
 
 
 class Heuristic(Solver):
@@ -31,31 +57,51 @@ class Exact(Heuristic):
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("problem", "answer", "said"),
     [
-        (None, "returned NoneType where indices are due"),
-        (7, "returned int where indices are due"),
-        ([0, 1.0], "returned 1.0 where an item index is due"),
-        (["0"], "returned '0' where an item index is due"),
-        ([True, False, False, False], r"returned True .*a mask\? return the indices"),
-        ([0, 4], "returned index 4, but the items are 0 to 3"),
-        ([-1], "returned index -1, but the items are 0 to 3"),
-        ([2, 1, 2], "returned index 2 twice"),
-        (itertools.cycle([1]), "returned index 1 twice"),
-        ([0, 1], "overweight choice: 11 over a capacity of 10, 1 too much"),
-        (Answer([0], value=9), "claims a value of 9, but its own items are worth 8"),
-        (Answer([0], value=8.0), "claims a value of 8.0, which is no integer"),
-        (Answer([0], 7), "no choice is worth more than 7, but its own items are worth 8"),
-        (Answer([1], 6), "no choice is worth more than 6, but a greedy choice reaches 8"),
-        (Answer([0], 9.5), "claims a bound of 9.5, which is no integer"),
-        (Answer([0], 9, status=Status.OPTIMAL), "claims OPTIMAL at 8 and, with it, a bound of 9"),
-        (Answer([0], status=Status.OPTIMAL), "claims OPTIMAL without a bound"),
-        (Answer([0], status="optimal"), "returned 'optimal' as status"),
+        (PROBLEM, None, "returned NoneType where indices are due"),
+        (PROBLEM, 7, "returned int where indices are due"),
+        (PROBLEM, [0, 1.0], "returned 1.0 where an item index is due"),
+        (PROBLEM, ["0"], "returned '0' where an item index is due"),
+        (PROBLEM, [True, False, False, False], r"returned True .*a mask\? return the indices"),
+        (PROBLEM, [0, 4], "returned index 4, but the items are 0 to 3"),
+        (PROBLEM, [-1], "returned index -1, but the items are 0 to 3"),
+        (PROBLEM, [2, 1, 2], "returned index 2 twice"),
+        (PROBLEM, itertools.cycle([1]), "returned index 1 twice"),
+        (PROBLEM, [0, 1], "overweight choice: 11 over a capacity of 10, 1 too much"),
+        (PROBLEM, Answer([0], value=9), "claims a value of 9, but its own items are worth 8"),
+        (PROBLEM, Answer([0], value=8.0), "claims a value of 8.0, which is no integer"),
+        (PROBLEM, Answer([0], 7), "no choice is worth more than 7, but its own items are worth 8"),
+        (PROBLEM, Answer([1], 6), "no choice is worth more than 6, but a greedy choice reaches 8"),
+        (PROBLEM, Answer([0], 9.5), "claims a bound of 9.5, which is no integer"),
+        (
+            PROBLEM,
+            Answer([0], 9, status=Status.OPTIMAL),
+            "claims OPTIMAL at 8 and, with it, a bound of 9",
+        ),
+        (PROBLEM, Answer([0], status=Status.OPTIMAL), "claims OPTIMAL without a bound"),
+        (PROBLEM, Answer([0], status="optimal"), "returned 'optimal' as status"),
+        (LAYERS, (0, 0), "index 0 twice"),
+        (LAYERS, (True,), "a node index is due"),
+        (LAYERS, (0, 1), "overweight decision: 113 bytes over a capacity of 100, 13 too much"),
+        (LAYERS, Answer((0,), 10**9), "every decision costs at least"),
+        (LAYERS, Answer((0,), value=1), "claims a cost of 1"),
+        (LAYERS, 7, "where indices are due"),
+        (UNSAVABLE, (1,), "decision that cannot run.*'b'"),
+        (STEP, (0, 2, 1), "schedule that cannot run: run 1"),
+        (STEP, (0, 1), "'c' never runs"),
+        (STEP, (0, 0.5, 2), "returned 0.5 as run 1, where a node's number is due"),
+        (STEP, (0, True, 2), "returned True as run 1"),
+        (STEP, 7, "returned int where nodes are due"),
+        (STEP, itertools.repeat(0), "returned more than 192 runs, 64 for each node"),
+        (STEP, ScheduleAnswer((0, 1, 2), 7), "at least 7, but its own schedule costs 6"),
+        (STEP, ScheduleAnswer((0, 1, 2), 6.0), "claims a bound of 6.0"),
+        (STEP.within(8), (0, 1, 2), "peak of 9 bytes .*'c'.* over a capacity of 8, 1 too much"),
     ],
 )
-def test_a_lie_is_refused_by_name(answer, said) -> None:
+def test_a_lie_is_refused_by_name(problem, answer, said) -> None:
     with pytest.raises(SolverError, match=f"^solver 'heuristic' .*{said}") as raised:
-        verify(PROBLEM, Heuristic(), answer)
+        verify(problem, Heuristic(), answer)
     assert raised.value.solver == "heuristic"
 
 
@@ -126,26 +172,18 @@ def test_who_is_ours() -> None:
     wrapped.close()
 
 
-# One of two values fits: keeping the one that costs 5 leaves a cost of 3.
-GRAPH = GraphProblem(
-    names=("a", "b"),
-    inputs=((), ()),
-    cost=(3, 5),
-    size=(4, 4),
-    savable=(True, True),
-    recomputable=(True, True),
-    in_forward=(True, True),
-    needed=(0, 1),
-    capacity=6,
-)
-
-
 def test_a_claim_about_a_graph_is_looked_into_too() -> None:
     wrong = verify(GRAPH, Heuristic(), Answer([0], status=Status.OPTIMAL))
     assert (wrong.cost, wrong.status, wrong.claimed_bound) == (5, Status.FEASIBLE, 5)
     assert wrong.bound <= 3
     right = verify(GRAPH, Heuristic(), Answer([1], status=Status.OPTIMAL))
     assert (right.cost, right.status, right.claimed_bound) == (3, Status.OPTIMAL, None)
+
+
+def test_a_strangers_bound_on_schedules_is_a_claim() -> None:
+    schedule = verify(STEP, Heuristic(), ScheduleAnswer((0, 1, 0, 2), 8))
+    assert (schedule.cost, schedule.bound, schedule.claimed_bound) == (9, 6, 8)
+    assert schedule.status is Status.FEASIBLE
 
 
 def test_a_clock_makes_it_undetermined() -> None:

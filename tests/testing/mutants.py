@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import random
 import time
 from typing import Any, ClassVar
@@ -89,16 +88,6 @@ class DropsWeightless(Sound):
 
     def choose(self, problem):
         return [i for i in super().choose(problem) if problem.weights[i]]
-
-
-class SameItemTwice(Sound):
-    """Looks items up by what they weigh, and finds the first of equal ones."""
-
-    name = "same-item-twice"
-
-    def choose(self, problem):
-        chosen = super().choose(problem)
-        return [problem.weights.index(problem.weights[i]) for i in chosen]
 
 
 class GreedyCalledOptimal(Sound):
@@ -215,16 +204,6 @@ class LiesAboutItsLimit(Sound):
         return "too large for me" if problem.total_weight > 2**59 else None
 
 
-class ChangesTheProblem(Sound):
-    """Makes room for what it wants to save."""
-
-    name = "changes-the-problem"
-
-    def choose(self, problem):
-        object.__setattr__(problem, "capacity", problem.total_weight)
-        return range(len(problem))
-
-
 # Of graphs ---------------------------------------------------------------------------------------
 
 
@@ -323,24 +302,6 @@ class ForgetsTheBoundary(SoundSteps):
     def seen(self, problem):
         given = (*problem.at_start, *problem.at_boundary)
         return dataclasses.replace(problem, forward=(), backward=(), at_boundary=(), at_start=given)
-
-
-class Backwards(SoundSteps):
-    """Runs readers before what they read."""
-
-    name = "backwards"
-
-    def solve_schedule(self, problem, *, time_limit=None):
-        return super().solve_schedule(problem)[::-1]
-
-
-class RunsForEver(SoundSteps):
-    """Returns a sequence without an end."""
-
-    name = "runs-for-ever"
-
-    def solve_schedule(self, problem, *, time_limit=None):
-        return itertools.cycle(super().solve_schedule(problem))
 
 
 class OptimalByItsWord(SoundSteps):

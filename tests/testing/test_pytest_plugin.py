@@ -12,6 +12,8 @@ import pytest
 from remat.plugins import registry
 
 CLONE = Path(__file__).parents[2]
+#: In processes of their own, importing Hypothesis takes longer than all else.
+LIGHT = ("-p", "no:hypothesispytest")
 
 SOLVER_TEST = """
     import pytest
@@ -52,14 +54,10 @@ MINE = """
 
 
 @pytest.fixture(autouse=True)
-def _no_strictness(pytester: pytest.Pytester) -> None:
+def _folder(pytester: pytest.Pytester) -> None:
+    """A folder with some solvers, and without our own settings."""
     pytester.makeini("[pytest]\n")
-
-
-def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    """Run pytest in this process, or with workers in a process of its own."""
-    in_process = "-n" not in arguments
-    return (pytester.runpytest if in_process else pytester.runpytest_subprocess)(*arguments)
+    pytester.makepyfile(mine=MINE)
 
 
 def test_one_solver_and_only_the_solver_tests(pytester: pytest.Pytester) -> None:
@@ -78,12 +76,10 @@ def test_without_the_option_and_with_all_each_solver_runs(pytester: pytest.Pytes
     result.assert_outcomes(passed=len(registry().solvers), deselected=1)
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")])
-def test_several_solvers_end_in_a_comparison(pytester: pytest.Pytester, workers) -> None:
+def test_several_solvers_end_in_a_comparison(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(SOLVER_TEST)
-    pytester.makepyfile(mine=MINE)
     chosen = ("--solver=dp", "--solver=greedy", "--solver=mine:Mine", "--solver=dp")
-    result = run(pytester, *chosen, *workers)
+    result = pytester.runpytest(*chosen)
     result.assert_outcomes(passed=39)
     result.stdout.re_match_lines(
         [
@@ -125,32 +121,14 @@ def test_a_case_of_a_kind_is_for_solvers_of_that_kind(pytester: pytest.Pytester)
 
 def test_a_wrong_answer_fails(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(SOLVER_TEST)
-    pytester.makepyfile(mine=MINE)
     result = pytester.runpytest("--solver=mine:Liar")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*SolverError: solver 'liar' returned an overweight choice*"])
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("gredy", "*--solver=gredy: unknown solver 'gredy': known are greedy, dp,*'greedy'?"),
-        ("nowhere:Mine", "*--solver=nowhere:Mine: *No module named 'nowhere'*"),
-        ("mine:Other", "*module 'mine' has no 'Other'*"),
-        ("mine:no_solver", "*'mine:no_solver' is unusable: 3 is not a class*"),
-    ],
-)
-def test_an_unknown_name_is_a_usage_error(pytester: pytest.Pytester, name, said) -> None:
-    pytester.makepyfile(SOLVER_TEST)
-    pytester.makepyfile(mine=MINE)
-    result = pytester.runpytest(f"--solver={name}")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([said])
-
-
 def test_a_missing_package_is_a_visible_skip(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_solver(solver): pass")
-    pytester.makepyfile(mine=MINE, lacking="import no_such_module_here\nclass Mine: pass")
+    pytester.makepyfile(lacking="import no_such_module_here\nclass Mine: pass")
     result = pytester.runpytest("--solver=mine:Needy", "--solver=lacking:Mine")
     result.assert_outcomes(skipped=2)
     assert result.ret == pytest.ExitCode.OK
@@ -162,10 +140,11 @@ def test_a_missing_package_is_a_visible_skip(pytester: pytest.Pytester) -> None:
     )
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+@pytest.mark.parametrize("workers", [(), ("-n", "1", *LIGHT)])
 def test_nothing_to_run_is_a_failure(pytester: pytest.Pytester, workers) -> None:
     pytester.makepyfile("def test_other(): pass")
-    result = run(pytester, "--solver=greedy", *workers)
+    start = pytester.runpytest_subprocess if workers else pytester.runpytest
+    result = start("--solver=greedy", *workers)
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     result.stdout.fnmatch_lines(["*no test collected here takes the 'solver' fixture*"])
 
@@ -231,46 +210,70 @@ KNOWN = """
 """
 
 
-@pytest.mark.parametrize(
-    ("option", "workers"), [("known_failures.txt", ()), ("list.txt", ("-n", "1"))]
-)
-def test_known_failures_are_listed_and_strict(pytester: pytest.Pytester, option, workers) -> None:
-    pytester.makepyfile(KNOWN, mine=MINE)
+@pytest.mark.parametrize("option", ["known_failures.txt", "list.txt"])
+def test_known_failures_are_listed_and_strict(pytester: pytest.Pytester, option) -> None:
+    pytester.makepyfile(KNOWN)
     given = () if option == "known_failures.txt" else (f"--known-failures={option}",)
 
     def listed(*lines: str) -> pytest.RunResult:
         (pytester.path / option).write_text("\n".join(lines))
-        return run(pytester, "--solver=mine:Mine", "-rx", *given, *workers)
+        return pytester.runpytest("--solver=mine:Mine", "-rx", *given)
 
-    if not workers:
-        result = listed("# a comment", "", "test_one[mine:Mine]  # is not called other")
-        result.assert_outcomes(passed=1, xfailed=1, deselected=1)
-        result.stdout.fnmatch_lines(["XFAIL *test_one?mine:Mine? - is not called other*"])
+    result = listed("# a comment", "", "test_one[mine:Mine]  # is not called other")
+    result.assert_outcomes(passed=1, xfailed=1, deselected=1)
+    result.stdout.fnmatch_lines(["XFAIL *test_one?mine:Mine? - is not called other*"])
     result = listed("test_one[mine:Mine]", "x.py::test_two[mine:Mine]", "test_x[greedy]")
-    result.assert_outcomes(failed=1, xfailed=1, deselected=0 if workers else 1)
+    result.assert_outcomes(failed=1, xfailed=1, deselected=1)
     result.stdout.fnmatch_lines(["*XPASS(strict)*"])
 
 
+def test_a_worker_compares_and_knows_failures_too(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(SOLVER_TEST + KNOWN.replace("test_other", "test_another"))
+    (pytester.path / "list.txt").write_text("test_one[mine:Mine]\ntest_two[mine:Mine]")
+    chosen = ("--solver=mine:Mine", "--solver=dp", "--known-failures=list.txt")
+    result = pytester.runpytest_subprocess(*chosen, "-n", "1", *LIGHT)
+    # With dp, nobody expects the two tests to fail: neither name is its own.
+    result.assert_outcomes(passed=26, failed=3, xfailed=1)
+    result.stdout.fnmatch_lines(["*XPASS(strict)*", "*solvers compared*", "dp * 12 * 12 *0.000%*"])
+
+
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("option", "known", "said"),
     [
-        ("test_gone[mine:Mine]", "*there is no test test_gone?mine:Mine?: take it out*"),
-        ("whatever this is", "*known_failures.txt:1: 'whatever this is' is no name of a test*"),
-        ("test_one[mine:Mine]\n" * 2, "*known_failures.txt:2: test_one?mine:Mine? is listed twice"),
+        (
+            "--solver=gredy",
+            "",
+            "*--solver=gredy: unknown solver 'gredy': known are greedy, dp,*'greedy'?",
+        ),
+        ("--solver=nowhere:Mine", "", "*--solver=nowhere:Mine: *No module named 'nowhere'*"),
+        ("--solver=mine:Other", "", "*module 'mine' has no 'Other'*"),
+        ("--solver=mine:no_solver", "", "*'mine:no_solver' is unusable: 3 is not a class*"),
+        (
+            "--solver=mine:Mine",
+            "test_gone[mine:Mine]",
+            "*no test test_gone?mine:Mine?: take it out*",
+        ),
+        (
+            "--solver=mine:Mine",
+            "whatever",
+            "*known_failures.txt:1: 'whatever' is no name of a test*",
+        ),
+        (
+            "--solver=mine:Mine",
+            "test_one[mine:Mine]\n" * 2,
+            "*known_failures.txt:2: test_one?mine:Mine? is listed twice",
+        ),
+        ("--known-failures=nowhere", "", "*--known-failures=*nowhere: *No such file*"),
     ],
 )
-def test_a_list_that_is_wrong_is_an_error(pytester: pytest.Pytester, lines, said) -> None:
-    pytester.makepyfile(KNOWN, mine=MINE)
-    (pytester.path / "known_failures.txt").write_text(lines)
-    result = pytester.runpytest("--solver=mine:Mine")
+def test_a_wrong_name_or_list_is_a_usage_error(
+    pytester: pytest.Pytester, option: str, known: str, said: str
+) -> None:
+    pytester.makepyfile(KNOWN)
+    (pytester.path / "known_failures.txt").write_text(known)
+    result = pytester.runpytest(option)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([said])
-
-
-def test_a_list_that_is_not_there_is_an_error(pytester: pytest.Pytester) -> None:
-    result = pytester.runpytest("--solver=greedy", "--known-failures=nowhere.txt")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--known-failures=*nowhere.txt: *No such file*"])
 
 
 @pytest.mark.parametrize("option", ["", "--solver=greedy"])
@@ -287,7 +290,7 @@ def test_start_up_imports_no_torch(pytester: pytest.Pytester, option) -> None:
             assert not {heavy} & set(sys.modules)
         """
     )
-    arguments = ["-m", "pytest", "-q", *filter(None, [option])]
+    arguments = ["-m", "pytest", "-q", *LIGHT, *filter(None, [option])]
     done = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, cwd=pytester.path
     )

@@ -17,15 +17,7 @@ from remat.graph.joint import JointGraph, outputs_of
 from remat.graph.storages import Sizes
 from remat.passes.hooks.tracing import Traces
 from remat.passes.packing.pairs import PAIRS, HooksWarning
-from tests.graphs import joint_of, weight
-from tests.passes.hooks.hooked import (
-    ARGS,
-    CAST,
-    names_handed,
-    product,
-    shown,
-    through,
-)
+from tests.passes.hooks.hooked import CAST, names_handed, shown, through
 
 
 def test_a_tensor_that_comes_back_unchanged_is_left(joint: JointGraph) -> None:
@@ -82,11 +74,11 @@ def test_graph_modules_are_hooks(joint: JointGraph) -> None:
     assert result.statistics["packed"] == 2
 
 
-def test_hooks_are_decomposed_as_the_lowering_wants() -> None:
+def test_hooks_are_decomposed_as_the_lowering_wants(joint: JointGraph) -> None:
     hooks = (lambda x: F.silu(x), lambda p: F.silu(p))
     for lower, present in (("eager", True), ("inductor", False)):
-        joint = replace(joint_of(product, *ARGS), lower=lower)
-        assert ("aten.silu.default" in shown(through(joint, (), hooks).forward)) is present
+        forward = through(replace(joint, lower=lower), (), hooks).forward
+        assert ("aten.silu.default" in shown(forward)) is present
 
 
 @pytest.mark.parametrize(
@@ -130,10 +122,10 @@ def test_random_hooks_are_inlined_only_where_the_lowering_can_take_them(joint: J
         through(replace(joint, lower="inductor"), (), hooks)
 
 
-def test_what_cannot_be_traced_works_with_symbols() -> None:
+def test_what_cannot_be_traced_works_with_symbols(symbolic: JointGraph) -> None:
     hooks = (lambda x: x.numpy().copy(), lambda p: torch.from_numpy(p))
     with pytest.warns(HooksWarning, match="run eagerly"):
-        result = through(product, (torch.randn(5, 6), weight(6, 8)), hooks, dynamic=True)
+        result = through(symbolic, (), hooks)
     assert "[primals_1, primals_4], [primals_4, 1]" in shown(result.backward)
 
 
@@ -168,10 +160,6 @@ class Keeping:
         self.store: list[torch.Tensor] = []
         self.table: torch.Tensor | None = None
 
-    def append(self, x: torch.Tensor) -> int:
-        self.store.append(x)
-        return len(self.store) - 1
-
     def append_in_place(self, x: torch.Tensor) -> torch.Tensor:
         packed = x.clone().mul_(2)
         self.store.append(packed)
@@ -186,26 +174,22 @@ class Keeping:
         self.store.append(packed)
         return packed.float()
 
-    def fetch(self, at: int) -> torch.Tensor:
-        return self.store[at]
-
 
 @pytest.mark.parametrize(
-    ("pack", "unpack", "which", "dynamic"),
+    ("pack", "unpack", "which", "graph"),
     [
-        (Keeping.append, Keeping.fetch, "pack", False),
-        (Keeping.append_in_place, lambda _, p: p / 2, "pack", False),
-        (lambda _, x: x.half(), Keeping.unpack_kept, "unpack", True),
+        (Keeping.append_in_place, lambda _, p: p / 2, "pack", "joint"),
+        (lambda _, x: x.half(), Keeping.unpack_kept, "unpack", "symbolic"),
     ],
 )
 def test_hooks_that_keep_what_is_only_traced_run_eagerly(
-    pack: Any, unpack: Any, which: str, dynamic: bool
+    pack: Any, unpack: Any, which: str, graph: str, request: pytest.FixtureRequest
 ) -> None:
     keeping = Keeping()
     hooks = (lambda x: pack(keeping, x), lambda p: unpack(keeping, p))
     says = rf"run eagerly, outside of it: {which} kept a tensor that was only traced \(float"
     with pytest.warns(HooksWarning, match=says):
-        result = through(product, (torch.randn(4, 6), weight(6, 8)), hooks, dynamic=dynamic)
+        result = through(request.getfixturevalue(graph), (), hooks)
     assert result.statistics["eager"] == 2
 
 

@@ -20,6 +20,9 @@ from remat.passes.joint.chunk_loss import ChunkLoss
 from remat.passes.joint.dce import DeadCode
 from remat.planning.pipelines import initial_state
 
+# Dynamo creates an instance of each custom function.
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
 V, H, BATCH, SEQUENCE = 120, 8, 2, 15  # 30 tokens: of 4 chunks, the last is shorter
 
 
@@ -208,7 +211,6 @@ def late_products(state: State) -> int:
     return sum(n.target in products and V in n.meta["val"].shape for n in late)
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize(
     ("name", "lower"),
     [
@@ -319,7 +321,6 @@ def largest_logit(head: nn.Module, h: torch.Tensor, y: torch.Tensor) -> torch.Te
     return entropy(logits - logits.max(), y)
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize(
     ("make", "reason"),
     [

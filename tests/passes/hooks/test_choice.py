@@ -26,15 +26,8 @@ from tests.passes.hooks.hooked import (
 )
 
 
-@pytest.mark.parametrize(
-    ("keep", "packed"),
-    [
-        ("donated", {"sin"}),
-        ("no_static", {"input", "exp", "sin", "exp_1"}),
-        ("all", {"input", "parameter", "exp", "sin", "exp_1"}),
-    ],
-)
-def test_filters(keep: str, packed: set[str]) -> None:
+@pytest.fixture(scope="module")
+def with_parameter() -> JointGraph:
     class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -44,24 +37,36 @@ def test_filters(keep: str, packed: set[str]) -> None:
             h = (x @ self.w).exp()
             return h, (h.sin() @ h).exp()
 
-    result = through(Model(), (weight(6, 6),), Hooks(pack=CAST[0], unpack=CAST[1], filter=keep))
+    return joint_of(Model(), weight(6, 6))
+
+
+@pytest.mark.parametrize(
+    ("keep", "packed"),
+    [
+        ("donated", {"sin"}),
+        ("no_static", {"input", "exp", "sin", "exp_1"}),
+        ("all", {"input", "parameter", "exp", "sin", "exp_1"}),
+    ],
+)
+def test_filters(with_parameter: JointGraph, keep: str, packed: set[str]) -> None:
+    result = through(with_parameter, Hooks(pack=CAST[0], unpack=CAST[1], filter=keep))
     inputs = dict(zip(placeholders(result.joint.graph), ("parameter", "input"), strict=False))
     handed = {n.removesuffix("_packed") for n in names_handed(result) if n.endswith("_packed")}
     assert {inputs.get(n, n) for n in handed} == packed, result.detail
 
 
 def test_small_tensors_are_left(joint: JointGraph) -> None:
-    result = through(joint, (), PackSaved(pair="bf16", min_bytes=4 * 8 * 4))
+    result = through(joint, PackSaved(pair="bf16", min_bytes=4 * 8 * 4))
     assert (result.statistics["packed"], result.modified) == (2, True)
-    result = through(joint, (), PackSaved(pair="bf16", min_bytes=4 * 8 * 4 + 1))
+    result = through(joint, PackSaved(pair="bf16", min_bytes=4 * 8 * 4 + 1))
     assert (result.statistics["packed"], result.modified) == (0, False)
     assert "2 left: small" in result.detail
 
 
 def test_what_would_grow_is_left(joint: JointGraph) -> None:
     wider = Hooks(pack=lambda x: x.to(torch.float64), unpack=lambda p: p.to(torch.float32))
-    assert through(joint, (), wider).statistics["packed"] == 2, "nothing is lost: as PyTorch does"
-    result = through(joint, (), replace(wider, lossy=True))
+    assert through(joint, wider).statistics["packed"] == 2, "nothing is lost: as PyTorch does"
+    result = through(joint, replace(wider, lossy=True))
     assert result.statistics["packed"] == 0
     assert "2 left: would not get smaller" in result.detail
 
@@ -75,7 +80,7 @@ def normed(x: torch.Tensor, w: torch.Tensor, mask: torch.Tensor) -> torch.Tensor
 def test_lossy_hooks_leave_what_must_be_exact() -> None:
     """Deviations and logsumexp rule whole rows; masks and indices are no numbers."""
     args = (weight(6, 8), weight(8, 8), torch.rand(6, 8) > 0.5)
-    result = through(normed, args, "bf16")
+    result = through(joint_of(normed, *args), "bf16")
     kept = {n for n in names_handed(result) if not n.startswith("primals") and "_packed" not in n}
     assert result.forward is not None
     nodes = {n.name: n for n in result.forward.graph.nodes}
@@ -142,10 +147,11 @@ def test_what_a_gradient_goes_through_on_its_way_to_a_kink_is_packed() -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return ((x @ w).relu() @ w).sin().sum()
 
-    result = through(f, (weight(6, 6), weight(6, 6)), "int8")
+    joint = joint_of(f, weight(6, 6), weight(6, 6))
+    result = through(joint, "int8")
     assert "mm_1_packed_0" in names_handed(result), result.detail
     assert "1 left: backward chooses by it" in result.detail
-    kept = through(f, (weight(6, 6), weight(6, 6)), "bf16")  # which keeps signs
+    kept = through(joint, "bf16")  # which keeps signs
     assert "relu_packed" in names_handed(kept), kept.detail
 
 

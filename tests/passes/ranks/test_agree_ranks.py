@@ -150,10 +150,6 @@ class Broken(dist.Store):  # type: ignore[misc]
 
     asked = 0
 
-    def compare_set(self, *args: Any) -> bytes:
-        self.asked += 1
-        raise RuntimeError("Broken pipe")
-
     def check(self, keys: list[str]) -> bool:
         self.asked += 1
         raise dist.DistNetworkError("Connection reset by peer")

@@ -215,8 +215,8 @@ def late_products(state: State) -> int:
     ("name", "lower"),
     [
         *[(name, "eager") for name in LOSSES if name not in ("mean", "accuracy", "class weights")],
-        *[(name, "inductor") for name in ("shifted labels", "class weights", "two heads")],
-        *[(name, "inductor") for name in ("distilled", "accuracy", "scaled", "by position")],
+        # These have every operator that Inductor's decompositions make of the losses above.
+        *[(name, "inductor") for name in ("shifted labels", "class weights", "accuracy")],
     ],
 )
 def test_losses_and_gradients_are_those_of_the_step(name: str, lower: str) -> None:

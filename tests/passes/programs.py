@@ -13,7 +13,6 @@ from torch import nn
 
 import remat
 from remat.graph.joint import Role, role_of
-from tests.steps import run_graphs
 
 SIZE = 8
 
@@ -132,10 +131,3 @@ def values_like(joint: remat.JointGraph, role: Role, seed: int) -> list[torch.Te
             real = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype)
             found.append(real.normal_(generator=generator))
     return found
-
-
-def halves(joint: remat.JointGraph, plan: remat.Plan) -> dict[str, torch.Tensor]:
-    """What the halves of a plan leave behind on random inputs."""
-    inputs = values_like(joint, Role.PRIMAL, 1)
-    tangents = values_like(joint, Role.TANGENT, 2)
-    return run_graphs(joint, plan.forward, plan.backward, inputs, tangents)[0]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 import remat
-from remat.graph import ops
 from remat.passes.core.state import State
 from remat.passes.joint.cleanup_recompute_tags import CleanupRecomputeTags
 from remat.passes.joint.dce import DeadCode
@@ -29,27 +26,6 @@ def test_dead_code_goes_and_draws_and_effects_stay() -> None:
     assert calls(joint.graph) == ["rand_like", "add_", "tanh"]
     assert (result.modified, result.detail) == (True, "3 nodes removed")
     assert not DeadCode().run(result.state).modified
-
-
-@pytest.mark.parametrize(("p", "random"), [(0.0, False), (0.5, True)])
-def test_attention_draws_only_where_it_drops(p: float, random: bool) -> None:
-    q = torch.randn(1, 2, 4, 8)
-    joint = traced(lambda q: torch.ops.aten._scaled_dot_product_flash_attention(q, q, q)[0], q)
-    attention = node(joint, "_scaled_dot_product_flash_attention")
-    attention.args = (*attention.args, p)
-    assert ops.is_random(attention) is random
-    attention.args = attention.args[:-1]
-    attention.kwargs = {"dropout_p": p}
-    assert ops.is_random(attention) is random
-    graph = joint.graph
-    (output,) = (n for n in graph.nodes if n.op == "output")
-    output.args = (placeholder_of(joint),)
-    DeadCode().run(State(joint=joint))
-    assert (attention.name in calls(graph)) is random
-
-
-def placeholder_of(joint: remat.JointGraph) -> fx.Node:
-    return next(n for n in joint.graph.nodes if n.op == "placeholder")
 
 
 def test_the_stream_of_random_numbers_survives_planning() -> None:

@@ -14,18 +14,11 @@ from remat.passes.core.base import Pass, Stage
 from remat.passes.core.control import Fixpoint
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.core.state import PassResult, State
-from remat.passes.decide.knapsack import Knapsack
 from remat.passes.decide.min_cut import MinCut
 from remat.passes.joint.dce import DeadCode
-from remat.units import Budget
-from tests.graphs import calls, joint_of, traced, weight
+from tests.graphs import calls, traced
 from tests.passes.instruments.passes import Raises
 from tests.passes.instruments.sample import step
-
-
-def joint() -> remat.JointGraph:
-    return joint_of(lambda x, w: torch.mm(x.cos(), w).exp().sum(), weight(8, 8), weight(8, 8))
-
 
 # What is refused ----------------------------------------------------------------------------------
 
@@ -66,8 +59,8 @@ def test_pipelines_that_partition_twice_are_refused(text: str) -> None:
 def test_pipelines_that_can_do_nothing_are_refused(text: str, message: str) -> None:
     later = remat.PassManager.parse(text)
     with pytest.raises(ProblemError, match=message):
-        later.run(joint())
-    halves = remat.PassManager.parse("min-cut,partition").run(joint())
+        later.run(step())
+    halves = remat.PassManager.parse("min-cut,partition").run(step())
     assert later.run(halves.state).forward is not None
 
 
@@ -158,7 +151,7 @@ def test_a_run_leaves_the_callers_graph_alone_unless_asked() -> None:
 
 
 def test_what_a_pipeline_has_decided_another_goes_on_from() -> None:
-    graph = joint()
+    graph = step()
     decided = remat.PassManager.parse("min-cut,knapsack(solver=greedy,budget=0)").run(graph).state
     both = remat.PassManager.parse("min-cut,knapsack(solver=greedy,budget=0),partition").run(graph)
     after = remat.PassManager.parse("partition").run(decided)
@@ -195,14 +188,3 @@ def test_our_own_errors_keep_their_class_and_name_the_way_once() -> None:
     assert caught.value.__notes__ == [
         "while running pass 'fixpoint > fixpoint > min-cut' after: dce"
     ]
-
-
-def test_a_knapsack_without_a_solver_says_how_to_give_one() -> None:
-    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        for _ in range(4):
-            x = torch.tanh(x @ w)
-        return x.sum()
-
-    wide = joint_of(f, weight(64, 64), weight(64, 64))
-    with pytest.raises(PlanError, match="was given no solver"):
-        Pipeline((MinCut(), Knapsack(budget=Budget(share=0.3)))).run(wide)

@@ -70,7 +70,7 @@ def cost_at(state: State, share: float, solver: str, cost: str = "roofline") -> 
 )
 @pytest.mark.slow
 def test_more_budget_never_costs_more(state: State, solver: str, cost: str) -> None:
-    costs = [cost_at(state, k / 97, solver, cost) for k in range(98)]
+    costs = [cost_at(state, k / 37, solver, cost) for k in range(38)]
     assert all(a >= b for a, b in pairwise(costs))
     assert costs[-1] <= cost_at(state, 1.0, "cut", cost)
 
@@ -123,7 +123,8 @@ def test_knapsack_solvers_decide_graphs_in_one_way(
     problem = state.lowered(Roofline()).problem.within(choice.capacity)
     bare = run(asked, problem)
     assert evaluate(problem, by_pass.saved).recompute_cost <= bare.cost, "what is known only helps"
-    row = remat.compare(joint, (solver,), (share,), cost="roofline").rows[0]
+    row, other = remat.compare(joint, (solver,), (share, 0.1), cost="roofline").rows
+    assert [float(r.budget) for r in (row, other)] == [share, 0.1]
     assert (
         row.recompute_cost
         == by_pass.cost
@@ -138,13 +139,3 @@ def test_a_cut_without_rules_recomputes_nothing_that_costs(state: State) -> None
     assert bare.saved_bytes <= sum(problem.size)
     least = run(CutSolver(), problem.within(bare.saved_bytes - 1))
     assert least.saved_bytes < bare.saved_bytes
-
-
-@pytest.mark.slow
-def test_rows_of_one_comparison_are_in_order(joint: remat.JointGraph) -> None:
-    budgets = (0.45, 0.452, 0.451)
-    rows = remat.compare(joint, (Forgetful(), "auto"), budgets).rows
-    for name in ("forgetful", "auto"):
-        mine = [(r.capacity or 0, r.recompute_cost or 0) for r in rows if r.solver == name]
-        assert all(a[1] >= b[1] for a, b in pairwise(sorted(mine)))
-        assert [float(r.budget) for r in rows if r.solver == name] == list(budgets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -60,6 +60,12 @@ def drawn(x: T, w: T) -> T:
     return torch.mm(torch.nn.functional.dropout(x, 0.5), w).exp().sum()
 
 
+@cache
+def captured(step: Callable[[T, T], T]) -> remat.JointGraph:
+    x = torch.randn(16, 16) if step is refilled else weight(16, 16)
+    return joint_of(step, x, weight(16, 16))
+
+
 def refusal(joint: object, **options: bool) -> str:
     with pytest.raises(BudgetError) as caught:
         remat.plan(joint, "saved:2B", **options)  # type: ignore[call-overload]
@@ -93,21 +99,19 @@ def refusal(joint: object, **options: bool) -> str:
 def test_the_reason_is_named_and_no_other(
     step: Callable[[T, T], T], options: dict[str, bool], said: list[str], unsaid: str
 ) -> None:
-    x = torch.randn(16, 16) if step is refilled else weight(16, 16)
-    text = refusal(joint_of(step, x, weight(16, 16)), **options)
+    text = refusal(captured(step), **options)
     assert [part for part in said if part not in text] == []
     assert unsaid not in text
 
 
 def test_several_graphs_under_one_budget() -> None:
-    two = [joint_of(f, weight(16, 16), weight(16, 16)) for f in (undeclared, tagged)]
-    text = refusal(two)
+    text = refusal([captured(undeclared), captured(tagged)])
     assert "remat_least::noise" in text
     assert "loosen what is tagged MUST_SAVE" in text
 
 
 def test_a_share_that_was_raised_says_so_and_why() -> None:
-    joint = joint_of(undeclared, weight(16, 16), weight(16, 16))
+    joint = captured(undeclared)
     plan = remat.plan(joint, 0.1)
     assert plan.capacity == plan.least_bytes
     (line,) = (r for r in plan.explain().splitlines() if r.split()[0] == "raised")

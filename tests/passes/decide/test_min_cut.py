@@ -1,4 +1,4 @@
-"""The minimum cut against NetworkX, and its bound against brute force."""
+"""The minimum cut against NetworkX, its bound on a chain, and the rules that ban values."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import remat
 from remat.errors import ProblemError
-from remat.graph.lowering import SavedKind
-from remat.passes.core.state import State
 from remat.passes.decide.bans import banned
 from remat.passes.decide.min_cut import Fusibility, MinCut
 from remat.planning.pipelines import prepare
@@ -22,16 +19,14 @@ from remat.solvers.flow import InfeasibleCutError, Network
 from remat.solvers.graph_problem import GraphProblem, conflict, evaluate
 from remat.solvers.hull import Hull
 from remat.testing.graphs import random_graph
-from remat.testing.oracle import decisions
 from tests.graphs import joint_of, weight
-from tests.models import build
 
 
 @st.composite
-def problems(draw: st.DrawFn, most: int = 9) -> GraphProblem:
+def problems(draw: st.DrawFn) -> GraphProblem:
     """Small problems, most of them feasible."""
-    problem = random_graph(draw(st.integers(0, 2**20)), nodes=draw(st.integers(4, most)))
-    once, never = (draw(st.sets(st.integers(0, most), max_size=3)) for _ in range(2))
+    problem = random_graph(draw(st.integers(0, 2**20)), nodes=draw(st.integers(4, 9)))
+    once, never = (draw(st.sets(st.integers(0, 9), max_size=3)) for _ in range(2))
     again = (v and i not in once for i, v in enumerate(problem.recomputable))
     savable = (v and i not in never for i, v in enumerate(problem.savable))
     return replace(problem, recomputable=tuple(again), savable=tuple(savable))
@@ -57,7 +52,7 @@ def oracle(problem: GraphProblem, weight: list[int], penalty: list[int]) -> floa
     return float(nx.minimum_cut(graph, "source", "sink")[0])
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(problem=problems(), data=st.data())
 @pytest.mark.slow
 def test_cuts_are_as_small_as_networkxs(problem: GraphProblem, data: st.DataObject) -> None:
@@ -77,28 +72,6 @@ def test_cuts_are_as_small_as_networkxs(problem: GraphProblem, data: st.DataObje
     scored = evaluate(problem, cut.saved)
     assert cut.value == sum(price[i] for i in cut.saved) + sum(fee[i] for i in scored.recomputed)
     assert network.cut(price).value == oracle(problem, price, [0] * n)
-
-
-@settings(max_examples=150)
-@given(problem=problems(7), capacity=st.integers(0, 30))
-@pytest.mark.slow
-def test_the_bound_never_exceeds_the_optimum(problem: GraphProblem, capacity: int) -> None:
-    assume(conflict(problem) is None)
-    found = decisions(problem)
-    assert Network(problem).cut(problem.size).value == min(d.saved_bytes for d in found)
-    costs = [d.recompute_cost for d in found if d.saved_bytes <= capacity]
-    assume(costs)
-    assert 0 <= Hull(problem).edge(capacity).bound(capacity) <= min(costs)
-
-
-def test_the_cut_of_a_real_graph() -> None:
-    step = build("checkpointed")
-    state: State = prepare(remat.capture(step.model, step.args, step.kwargs, lower="eager"))
-    problem = state.lowered().problem
-    cut = Network(problem).cut(problem.size)
-    assert cut.value == oracle(problem, list(problem.size), [0] * len(problem))
-    assert cut.value == sum(problem.size[i] for i in cut.saved)
-    assert SavedKind.VALUE in [state.lowered().kind[i] for i in cut.saved]
 
 
 def chain(n: int, **fields: Any) -> GraphProblem:

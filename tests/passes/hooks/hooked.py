@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,16 +14,13 @@ from remat.graph.verify import Split, verify
 from remat.passes.core.state import PassResult
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
 from remat.planning.pipelines import prepare, split
-from tests.graphs import joint_of, placeholders, weight
+from tests.graphs import placeholders, weight
 
 Hooks = remat.SavedTensorHooks
 
 
-def through(
-    f: Callable[..., Any] | JointGraph, args: Iterable[torch.Tensor], hooks: Any, **capture: Any
-) -> PassResult:
+def through(joint: JointGraph, hooks: Any) -> PassResult:
     """Both halves of a step with its saved tensors passed through hooks, checked in every way."""
-    joint = f if isinstance(f, JointGraph) else joint_of(f, *args, **capture)
     hooks = hooks if isinstance(hooks, PackSaved) else PackSaved.of(Hooks.of(hooks))
     result = hooks.run(split(prepare(joint)))
     assert result.forward is not None

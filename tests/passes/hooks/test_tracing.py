@@ -17,15 +17,7 @@ from remat.graph.joint import JointGraph, outputs_of
 from remat.graph.storages import Sizes
 from remat.passes.hooks.tracing import Traces
 from remat.passes.packing.pairs import PAIRS, HooksWarning
-from tests.graphs import joint_of, weight
-from tests.passes.hooks.hooked import (
-    ARGS,
-    CAST,
-    names_handed,
-    product,
-    shown,
-    through,
-)
+from tests.passes.hooks.hooked import CAST, names_handed, shown, through
 
 
 def test_a_tensor_that_comes_back_unchanged_is_left(joint: JointGraph) -> None:
@@ -33,27 +25,25 @@ def test_a_tensor_that_comes_back_unchanged_is_left(joint: JointGraph) -> None:
         return x.detach() if x.shape[0] == 4 else x.half()
 
     with pytest.warns(HooksWarning, match="pack returned every one of the 2 saved tensors"):
-        result = through(joint, (), (pack, lambda p: p))
+        result = through(joint, (pack, lambda p: p))
     assert not result.modified
     assert names_handed(result) == ["primals_1", "primals_2", "mm", "exp"]
 
 
 def test_the_tensor_itself_may_be_part_of_what_is_kept(joint: JointGraph) -> None:
-    result = through(joint, (), (lambda x: (x, x.sum()), lambda p: p[0] + 0 * p[1]))
+    result = through(joint, (lambda x: (x, x.sum()), lambda p: p[0] + 0 * p[1]))
     assert names_handed(result)[2:] == ["mm_packed_1", "mm", "exp_packed_1", "exp"]
-    result = through(
-        joint, (), (lambda x: [x.sum(), x.sum()], lambda p: (p[0] + p[1]).expand(4, 8))
-    )
+    result = through(joint, (lambda x: [x.sum(), x.sum()], lambda p: (p[0] + p[1]).expand(4, 8)))
     assert result.statistics["packed"] == 2
 
 
 def test_nothing_at_all_may_be_kept(joint: JointGraph) -> None:
-    result = through(joint, (), (lambda x: list(x.shape), lambda p: torch.zeros(*p)))
+    result = through(joint, (lambda x: list(x.shape), lambda p: torch.zeros(*p)))
     assert names_handed(result) == ["primals_1", "primals_2"]
 
 
 def test_writes_in_place_are_taken_out_of_the_hooks(joint: JointGraph) -> None:
-    result = through(joint, (), (lambda x: x.clone().mul_(2), lambda p: p.clone().div_(2)))
+    result = through(joint, (lambda x: x.clone().mul_(2), lambda p: p.clone().div_(2)))
     for module in (result.forward, result.backward):
         assert "aten.mul_" not in shown(module)
         assert "aten.div_" not in shown(module)
@@ -61,7 +51,7 @@ def test_writes_in_place_are_taken_out_of_the_hooks(joint: JointGraph) -> None:
 
 def test_closures_become_constants(joint: JointGraph) -> None:
     table = torch.arange(8.0)
-    result = through(joint, (), (lambda x: x + table, lambda p: p - torch.tensor(3.0) - table + 3))
+    result = through(joint, (lambda x: x + table, lambda p: p - torch.tensor(3.0) - table + 3))
     assert result.forward is not None
     (first, *_) = [n for n in result.forward.graph.nodes if n.op == "get_attr"]
     assert getattr(result.forward, first.target) is table
@@ -70,7 +60,7 @@ def test_closures_become_constants(joint: JointGraph) -> None:
 
 def test_another_layout_is_put_right(joint: JointGraph) -> None:
     hooks = (lambda x: x.t().contiguous(), lambda p: p.t())
-    result = through(joint, (), hooks)
+    result = through(joint, hooks)
     assert result.backward is not None
     nodes = {n.name: n for n in result.backward.graph.nodes}
     for name in ("mm_unpacked", "exp_unpacked"):
@@ -78,15 +68,15 @@ def test_another_layout_is_put_right(joint: JointGraph) -> None:
 
 
 def test_graph_modules_are_hooks(joint: JointGraph) -> None:
-    result = through(joint, (), (fx.symbolic_trace(CAST[0]), fx.symbolic_trace(CAST[1])))
+    result = through(joint, (fx.symbolic_trace(CAST[0]), fx.symbolic_trace(CAST[1])))
     assert result.statistics["packed"] == 2
 
 
-def test_hooks_are_decomposed_as_the_lowering_wants() -> None:
+def test_hooks_are_decomposed_as_the_lowering_wants(joint: JointGraph) -> None:
     hooks = (lambda x: F.silu(x), lambda p: F.silu(p))
     for lower, present in (("eager", True), ("inductor", False)):
-        joint = replace(joint_of(product, *ARGS), lower=lower)
-        assert ("aten.silu.default" in shown(through(joint, (), hooks).forward)) is present
+        forward = through(replace(joint, lower=lower), hooks).forward
+        assert ("aten.silu.default" in shown(forward)) is present
 
 
 @pytest.mark.parametrize(
@@ -103,7 +93,7 @@ def test_hooks_are_decomposed_as_the_lowering_wants() -> None:
 )
 def test_hooks_that_break_their_word_are_refused(joint: JointGraph, hooks: Any, says: str) -> None:
     with pytest.raises(PlanError, match=says):
-        through(joint, (), hooks)
+        through(joint, hooks)
 
 
 def test_what_cannot_be_traced_stands_behind_operators(joint: JointGraph) -> None:
@@ -111,7 +101,7 @@ def test_what_cannot_be_traced_stands_behind_operators(joint: JointGraph) -> Non
     with pytest.warns(
         HooksWarning, match=r"run eagerly, outside of it: pack raised RuntimeError: \.numpy\(\)"
     ):
-        result = through(joint, (), hooks)
+        result = through(joint, hooks)
     assert result.statistics["eager"] == 2
     assert "mm_packed: int64[] = remat.pack_eagerly.default(mm, process-" in shown(result.forward)
     assert "mm_unpacked: float32[4, 8] = remat.unpack_eagerly.default(" in shown(result.backward)
@@ -120,20 +110,20 @@ def test_what_cannot_be_traced_stands_behind_operators(joint: JointGraph) -> Non
 def test_numbers_that_depend_on_data_cannot_be_traced(joint: JointGraph) -> None:
     hooks = (lambda x: (x, x.abs().max().item()), lambda p: p[0])
     with pytest.warns(HooksWarning, match="run eagerly"):
-        through(joint, (), hooks)
+        through(joint, hooks)
 
 
 def test_random_hooks_are_inlined_only_where_the_lowering_can_take_them(joint: JointGraph) -> None:
     hooks = (lambda x: (x + torch.rand_like(x)).half(), lambda p: p.float())
-    assert "aten.rand_like.default" in shown(through(joint, (), hooks).forward)
+    assert "aten.rand_like.default" in shown(through(joint, hooks).forward)
     with pytest.warns(HooksWarning, match="draws random numbers"):
-        through(replace(joint, lower="inductor"), (), hooks)
+        through(replace(joint, lower="inductor"), hooks)
 
 
-def test_what_cannot_be_traced_works_with_symbols() -> None:
+def test_what_cannot_be_traced_works_with_symbols(symbolic: JointGraph) -> None:
     hooks = (lambda x: x.numpy().copy(), lambda p: torch.from_numpy(p))
     with pytest.warns(HooksWarning, match="run eagerly"):
-        result = through(product, (torch.randn(5, 6), weight(6, 8)), hooks, dynamic=True)
+        result = through(symbolic, hooks)
     assert "[primals_1, primals_4], [primals_4, 1]" in shown(result.backward)
 
 
@@ -157,7 +147,7 @@ def test_each_kind_of_tensor_is_traced_once(joint: JointGraph) -> None:
         seen.append(x.shape)
         return x.half()
 
-    through(joint, (), (pack, lambda p: p.float()))
+    through(joint, (pack, lambda p: p.float()))
     assert seen == [torch.Size([4, 8])]
 
 
@@ -167,10 +157,6 @@ class Keeping:
     def __init__(self) -> None:
         self.store: list[torch.Tensor] = []
         self.table: torch.Tensor | None = None
-
-    def append(self, x: torch.Tensor) -> int:
-        self.store.append(x)
-        return len(self.store) - 1
 
     def append_in_place(self, x: torch.Tensor) -> torch.Tensor:
         packed = x.clone().mul_(2)
@@ -186,35 +172,31 @@ class Keeping:
         self.store.append(packed)
         return packed.float()
 
-    def fetch(self, at: int) -> torch.Tensor:
-        return self.store[at]
-
 
 @pytest.mark.parametrize(
-    ("pack", "unpack", "which", "dynamic"),
+    ("pack", "unpack", "which", "graph"),
     [
-        (Keeping.append, Keeping.fetch, "pack", False),
-        (Keeping.append_in_place, lambda _, p: p / 2, "pack", False),
-        (lambda _, x: x.half(), Keeping.unpack_kept, "unpack", True),
+        (Keeping.append_in_place, lambda _, p: p / 2, "pack", "joint"),
+        (lambda _, x: x.half(), Keeping.unpack_kept, "unpack", "symbolic"),
     ],
 )
 def test_hooks_that_keep_what_is_only_traced_run_eagerly(
-    pack: Any, unpack: Any, which: str, dynamic: bool
+    pack: Any, unpack: Any, which: str, graph: str, request: pytest.FixtureRequest
 ) -> None:
     keeping = Keeping()
     hooks = (lambda x: pack(keeping, x), lambda p: unpack(keeping, p))
     says = rf"run eagerly, outside of it: {which} kept a tensor that was only traced \(float"
     with pytest.warns(HooksWarning, match=says):
-        result = through(product, (torch.randn(4, 6), weight(6, 8)), hooks, dynamic=dynamic)
+        result = through(request.getfixturevalue(graph), hooks)
     assert result.statistics["eager"] == 2
 
 
 def test_hooks_that_use_what_was_kept_from_an_earlier_trace_run_eagerly(joint: JointGraph) -> None:
     keeping = Keeping()
     with pytest.warns(HooksWarning, match="kept a tensor"):
-        through(joint, (), (keeping.add_table, lambda p: p - keeping.table))
+        through(joint, (keeping.add_table, lambda p: p - keeping.table))
     with pytest.warns(HooksWarning, match="kept a tensor"):
-        through(joint, (), (lambda x: x + keeping.table, lambda p: p - keeping.table))
+        through(joint, (lambda x: x + keeping.table, lambda p: p - keeping.table))
 
 
 def test_what_hooks_raise_while_they_are_traced_names_the_hook(joint: JointGraph) -> None:
@@ -222,4 +204,4 @@ def test_what_hooks_raise_while_they_are_traced_names_the_hook(joint: JointGraph
         raise ValueError("no such scale.\nIn two lines.")
 
     with pytest.warns(HooksWarning, match="hooks 'custom' .*: unpack raised ValueError: no such"):
-        through(joint, (), (lambda x: x.half(), unpack))
+        through(joint, (lambda x: x.half(), unpack))

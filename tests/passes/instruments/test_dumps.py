@@ -119,7 +119,7 @@ def test_a_split_is_shown_whole() -> None:
     assert 'graph("backward"' in printed[5]
 
 
-def test_one_instrument_serves_many_runs(tmp_path: Path) -> None:
+def test_one_instrument_serves_many_runs() -> None:
     printed: list[str] = []
     changed = PrintChanged(write=printed.append)
     run(step(), "dce", changed)

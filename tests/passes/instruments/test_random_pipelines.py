@@ -13,7 +13,7 @@ from remat.planning.pipelines import initial_state
 from tests.passes.programs import Program, captured, programs
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     program=programs(max_lines=8),
     budget=st.sampled_from([0, 0.3, 0.6, 1]),

@@ -108,8 +108,13 @@ def drops(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.dropout(x @ w, 0.5, training=True).sin().sum()
 
 
-def test_a_replayed_draw_hands_the_state_of_its_generator_over() -> None:
-    plan = remat.plan(joint_of(drops, weight(64, 64), weight(64, 64)), 0)
+@pytest.fixture(scope="module")
+def dropped() -> remat.JointGraph:
+    return joint_of(drops, weight(64, 64), weight(64, 64))
+
+
+def test_a_replayed_draw_hands_the_state_of_its_generator_over(dropped: remat.JointGraph) -> None:
+    plan = remat.plan(dropped, 0)
     assert "native_dropout" in plan.recomputed
     assert plan.saved_bytes == 5056 == torch.get_rng_state().nbytes
 
@@ -121,8 +126,8 @@ def test_a_small_draw_is_saved_rather_than_replayed() -> None:
     assert plan.saved_bytes == 64 * 4 + 64
 
 
-def test_at_full_budget_nothing_is_replayed() -> None:
-    plan = remat.plan(joint_of(drops, weight(64, 64), weight(64, 64)), 1)
+def test_at_full_budget_nothing_is_replayed(dropped: remat.JointGraph) -> None:
+    plan = remat.plan(dropped, 1)
     targets = {n.target for m in (plan.forward, plan.backward) for n in m.graph.nodes}
     assert torch.ops.higher_order.run_and_save_rng_state not in targets
     assert torch.ops.aten.native_dropout.default in targets

@@ -18,6 +18,28 @@ WAV2VEC2 = (
 )
 
 
+@pytest.mark.parametrize(
+    ("kind", "dropout", "overrides"),
+    [
+        ("bert", True, "num_hidden_layers=1 hidden_size=48 intermediate_size=96 vocab_size=99"),
+        ("resnet", False, "depths=[1,1] hidden_sizes=[16,32] embedding_size=8 layer_type=basic"),
+        (
+            "whisper",
+            False,
+            "encoder_layers=1 decoder_layers=1 d_model=48 max_source_positions=20 vocab_size=99 "
+            "encoder_attention_heads=4 decoder_attention_heads=4 pad_token_id=0",
+        ),
+    ],
+)
+def test_a_model_is_planned_without_weights(kind: str, dropout: bool, overrides: str) -> None:
+    example = hf.build(kind, overrides.split(), batch=2)
+    assert example.model.training
+    assert {p.device.type for p in example.model.parameters()} == {"meta"}
+    joint = remat.capture(example.model, example.args, example.kwargs, lower="eager")
+    assert any("dropout" in str(n.target) for n in joint.graph.nodes) is dropout
+    assert remat.plan(joint, 0.5).saved_bytes > 0
+
+
 def test_on_a_device_weights_and_inputs_are_drawn_from_the_generator() -> None:
     def built(seed: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         torch.manual_seed(seed)
@@ -30,6 +52,7 @@ def test_on_a_device_weights_and_inputs_are_drawn_from_the_generator() -> None:
     assert torch.equal(inputs["input_ids"], same_inputs["input_ids"])
     assert not torch.equal(inputs["input_ids"], others["input_ids"])
     assert not torch.equal(inputs["input_ids"], inputs["labels"])
+    assert inputs["input_ids"].shape == (2, 64)
     # Words, but for those that pad a text or end it.
     assert inputs["input_ids"].unique().tolist() == [3, 4, 5, 6, 7, 8]
 

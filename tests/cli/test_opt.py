@@ -224,9 +224,6 @@ def test_hostile_or_broken_text_is_refused_without_being_run(
 
 
 def test_what_is_no_graph_at_all(folder: Path) -> None:
-    done = run("opt", "missing.joint")
-    assert done.exit_code == 2
-    assert "there is no file 'missing.joint'; expected a file of graph text" in done.stderr
     (folder / "bytes.joint").write_bytes(b"\xff\xfe\x00")
     assert "no text in UTF-8" in run("opt", "bytes.joint").stderr
     assert run("opt", str(folder)).exit_code == 1
@@ -257,10 +254,7 @@ def test_a_failure_is_written_down_and_seen_again(folder: Path) -> None:
     assert machine["error"].startswith("PassError: pass 'raises' failed")
 
 
-def test_what_is_no_reproducer(folder: Path) -> None:
-    done = run("repro", "nowhere")
-    assert done.exit_code == 2
-    assert "there is no folder 'nowhere'; expected a folder that" in done.stderr
+def test_what_is_no_reproducer() -> None:
     done = run("repro", ".")
     assert done.exit_code == 1
     assert "failure.json' cannot be read" in done.stderr

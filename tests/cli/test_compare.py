@@ -62,7 +62,7 @@ def test_a_solver_can_be_a_class_in_the_current_folder(folder: Path) -> None:
     text = shown("compare", MODEL, *options)
     assert "costs less than the solver's plan" not in text
     assert "gap: the cost above the proven lower bound" not in text
-    assert told("compare", MODEL, *options)["rows"][0]["solver"] == "idle:Nothing"
+    assert "idle:Nothing" in text
 
 
 def test_compare_fails_if_nobody_finds_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:

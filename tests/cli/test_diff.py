@@ -32,15 +32,11 @@ def test_what_one_keeps_and_the_other_does_not_and_figures_side_by_side() -> Non
     assert "kept in a.json only: nothing" in shown("diff", "a.json", "a.json")
 
 
-def test_plans_of_different_graphs_are_told() -> None:
+def test_plans_of_different_graphs_are_told_and_what_is_no_plan_is_an_error() -> None:
+    """The error names the file that it is about."""
     saved("a.json")
     saved("c.json", model="nets.py:block")
     assert "the plans are for different graphs" in shown("diff", "a.json", "c.json")
-
-
-def test_what_is_no_plan_is_an_error() -> None:
-    """It names the file that it is about."""
-    saved("a.json")
     Path("d.json").write_text("{}")
     done = run("diff", "a.json", "d.json")
     assert done.exit_code == 1

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
-import pytest
 from click.testing import Result
 
 from tests.cli.command import run as command
@@ -15,13 +13,6 @@ from tests.report.test_page import read
 
 def run(name: str, *args: str, model: str = "nets.py:block") -> Result:
     return command(name, model, "--lower", "eager", *args)
-
-
-def test_explain_prints_what_plan_explains() -> None:
-    found = run("explain", "--budget", "0.4", model="nets.py:blocks")
-    assert found.exit_code == 0, found.output
-    assert "plan for" in found.output
-    assert "kept activations" in found.output
 
 
 def test_explain_writes_a_page_and_exports(folder: Path) -> None:
@@ -42,12 +33,3 @@ def test_explain_without_a_frontier(folder: Path) -> None:
     found = run("explain", "--html", "plan.html", "--by", "none")
     assert found.output == "written: plan.html\n"
     assert read(folder / "plan.html", "figures")["frontier"] is None
-
-
-def test_without_bokeh_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "bokeh", None)
-    found = run("explain", "--html", "plan.html")
-    assert found.exit_code == 1
-    assert found.output == (
-        "error: pages are drawn with Bokeh, which is not installed; pip install 'remat[explore]'\n"
-    )

@@ -8,7 +8,7 @@ import torch
 
 import remat
 from remat.cli import hf
-from remat.cli.hf_recipes import RECIPES, recipe_for
+from remat.cli.hf_recipes import recipe_for
 
 GPT2 = "n_layer=1 n_embd=48 vocab_size=9"
 WAV2VEC2 = (
@@ -92,7 +92,6 @@ def test_a_type_without_a_recipe_is_refused() -> None:
 
 
 def test_a_type_of_several_kinds_is_of_the_first() -> None:
-    assert [k.label for k in RECIPES][:2] == ["sequence to sequence", "speech to text"]
     assert recipe_for("bart").auto == "AutoModelForSeq2SeqLM"
     assert recipe_for("bert").auto == "AutoModelForMaskedLM"
 

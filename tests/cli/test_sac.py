@@ -113,14 +113,6 @@ def test_options_reach_the_plan() -> None:
     assert json.loads(result.output)["measured"] is None
 
 
-def test_models_of_transformers_need_no_weights() -> None:
-    small = ["hidden_size=16", "intermediate_size=32", "num_hidden_layers=2", "vocab_size=32"]
-    args = ["num_attention_heads=2", "num_key_value_heads=2", "--batch", "2", "--seq", "64"]
-    result = sac("hf:llama", *small, *args, "--memory", "0.8")
-    assert result.exit_code == 0, result.output
-    assert "model.layers.0" in result.output
-
-
 @pytest.mark.parametrize(
     ("args", "says"),
     [

@@ -82,9 +82,6 @@ def test_another_place_and_json(joint: Path, tmp_path: Path) -> None:
     ("args", "code", "message"),
     [
         (["--test", "true {}"], 1, "graph 'step' does not fail: "),
-        (["--test", "false"], 2, "has no {}"),
-        ([], 2, "a JOINT needs a --test"),
-        (["--test", "false {}", "-o", "nowhere/x"], 2, "there is no folder"),
         (["--test", "nosuchcommand {}"], 2, "--test 'nosuchcommand {}' could not be run: the shell does"),
         (["--test", "/ {}"], 2, "could not be run: the shell may not execute it (exit code 126)"),
         (["--test", "sleep 60; cat {}; false", "--test-timeout", "0.2"], 1, "does not fail"),

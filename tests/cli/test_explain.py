@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+import pytest
 from click.testing import Result
 
 from tests.cli.command import run as command
@@ -33,3 +35,12 @@ def test_explain_without_a_frontier(folder: Path) -> None:
     found = run("explain", "--html", "plan.html", "--by", "none")
     assert found.output == "written: plan.html\n"
     assert read(folder / "plan.html", "figures")["frontier"] is None
+
+
+def test_without_bokeh_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    found = run("explain", "--html", "plan.html")
+    assert found.exit_code == 1
+    assert found.output == (
+        "error: pages are drawn with Bokeh, which is not installed; pip install 'remat[explore]'\n"
+    )

@@ -13,31 +13,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import remat
-
-_CALLS = 0
+from tests.fuzz.functions import bent, counter, noisy
 
 
-def begin() -> None:
-    """Operators count from here."""
-    global _CALLS
-    _CALLS = 0
-
-
-@torch.library.custom_op("remat_benchmarks::noisy", mutates_args=())
-def noisy(x: torch.Tensor) -> torch.Tensor:
-    """Draws random numbers, and has no tag that says so."""
-    return x + 0.5 * torch.randn_like(x)
-
-
-@torch.library.custom_op("remat_benchmarks::counting", mutates_args=())
-def counting(x: torch.Tensor) -> torch.Tensor:
-    """Scales by the number of its call."""
-    global _CALLS
-    _CALLS += 1
-    return x * (1 + _CALLS % 5)
-
-
+# Unlike `tests.fuzz.functions.stir` it counts no calls, so that graphs with it can be run again and compared.
 @torch.library.custom_op("remat_benchmarks::mutating", mutates_args=("total",))
 def mutating(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     """Draws random numbers, and adds to what it is given."""
@@ -45,30 +24,13 @@ def mutating(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     return x * torch.rand_like(x)
 
 
-@torch.library.custom_op("remat_benchmarks::softened", mutates_args=())
-def softened(x: torch.Tensor) -> torch.Tensor:
-    """A function of its input, and declared to be one."""
-    return x.tanh() * 1.5
-
-
-remat.declare_pure(softened)
-
-for _operator in (noisy, counting, softened):
-    _operator.register_fake(torch.empty_like)
 mutating.register_fake(lambda x, total: torch.empty_like(x))
-noisy.register_autograd(lambda ctx, g: g * 1.0)
-counting.register_autograd(lambda ctx, g: g * 1.0)
-softened.register_autograd(
-    lambda ctx, g: g * (1.5 - ctx.saved_tensors[0] ** 2 / 1.5),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
-)
-
 
 OPERATORS: dict[str, Callable[..., Any]] = {
     "random": noisy,
-    "counting": counting,
+    "counting": counter,
     "mutating": mutating,
-    "pure": softened,
+    "pure": bent,
 }
 
 

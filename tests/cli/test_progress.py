@@ -16,7 +16,7 @@ STAGE = re.compile(r"^ *\d+\.\d s  (.+)$")
 
 def stages(*args: str, code: int = 0) -> tuple[list[str], str]:
     """The stages that a command tells, and its result but for seconds."""
-    done = CliRunner().invoke(main, args)
+    done = CliRunner().invoke(main, [*args, "--lower", "eager"])
     assert done.exit_code == code, done.output
     result = [line for line in done.stdout.splitlines() if "solve_s" not in line]
     return [m[1] for m in map(STAGE.match, done.stderr.splitlines()) if m], "\n".join(result)

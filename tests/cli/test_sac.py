@@ -113,31 +113,19 @@ def test_options_reach_the_plan() -> None:
     assert json.loads(result.output)["measured"] is None
 
 
-def test_models_of_transformers_need_no_weights() -> None:
-    small = ["hidden_size=16", "intermediate_size=32", "num_hidden_layers=2", "vocab_size=32"]
-    args = ["num_attention_heads=2", "num_key_value_heads=2", "--batch", "2", "--seq", "64"]
-    result = sac("hf:llama", *small, *args, "--memory", "0.8")
-    assert result.exit_code == 0, result.output
-    assert "model.layers.0" in result.output
-
-
 @pytest.mark.parametrize(
-    ("args", "code", "says"),
+    ("args", "says"),
     [
-        ([MODEL, "--memory", "1KiB"], 1, "no plan fits into 1 KiB (1024 bytes)"),
-        ([MODEL, "--memory", "much"], 2, "budget is 'much'"),
-        ([MODEL, "--memory", "0.5", "--mode", "guess"], 2, "'guess' is not one of"),
-        ([MODEL, "--memory", "0.5", "--units", "7"], 1, "units: no module is called '7'"),
-        ([MODEL, "--memory", "0.9", "--gap", "1"], 2, "1.0 is not in the range"),
-        ([MODEL, "--memory", "0.9", "--plot", "x.txt"], 2, "expected .svg or .png"),
-        (["nets.py:function", "--memory", "0.9"], 1, "expected a torch.nn.Module"),
-        (["nets.py:a_class", "--memory", "0.8"], 1, "returned a class: model 'Block' is a class; pass an instance"),
-        (["nets.py:of_leaves", "--memory", "0.5"], 1, "the least that checkpointing gets the step to is"),
+        ([MODEL, "--memory", "1KiB"], "no plan fits into 1 KiB (1024 bytes)"),
+        ([MODEL, "--memory", "0.5", "--units", "7"], "units: no module is called '7'"),
+        (["nets.py:function", "--memory", "0.9"], "expected a torch.nn.Module"),
+        (["nets.py:a_class", "--memory", "0.8"], "returned a class: model 'Block' is a class; pass an instance"),
+        (["nets.py:of_leaves", "--memory", "0.5"], "the least that checkpointing gets the step to is"),
     ],
 )  # fmt: skip
-def test_what_is_refused(args: list[str], code: int, says: str) -> None:
+def test_what_is_refused(args: list[str], says: str) -> None:
     result = sac(*args)
-    assert result.exit_code == code
+    assert result.exit_code == 1
     assert says in " ".join(result.output.split())
 
 
@@ -149,11 +137,10 @@ def test_the_door_takes_names() -> None:
         make_plan(model, (x,), memory="1GiB", solver="abacus")
     with pytest.raises(BudgetError, match="expected bytes, or a number"):
         make_plan(model, (x,), memory=Peak(0.5))
+    assert make_plan(model, (x,), memory=1).modules == ()
 
 
 @pytest.mark.parametrize("memory", [1, 1.0, "1", "1.0"])
 def test_one_is_the_ratio_1_however_it_is_written(memory: float | str) -> None:
-    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()))
     assert read_memory(memory) == 1.0
     assert isinstance(read_memory(memory), float)
-    assert make_plan(model, (torch.randn(8, 4),), memory=memory).modules == ()

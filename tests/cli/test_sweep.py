@@ -73,10 +73,3 @@ def test_an_interrupted_sweep_says_how_to_go_on(
     done = CliRunner().invoke(main, ["sweep", MODEL, "-o", str(tmp_path / "a table.csv")])
     assert done.exit_code == 130
     assert f"go on with: remat sweep {MODEL} -o 'a table.csv'" in done.stderr
-
-
-def test_what_cannot_be_meant_is_told_in_one_line(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["sweep", MODEL, "-o", str(tmp_path / "table.xlsx")])
-    assert done.exit_code == 2
-    assert "must end in .json, .csv or .parquet" in done.stderr
-    assert CliRunner().invoke(main, ["sweep", MODEL, "--jobs", "0"]).exit_code == 2

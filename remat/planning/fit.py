@@ -33,7 +33,7 @@ from remat.plugins.registry import registry
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
 from remat.running.optimizer import Make, optimizer_code, read_optimizer
 from remat.torch_compat import pytree
-from remat.units import parse_bytes
+from remat.units import format_bytes, parse_bytes
 
 #: A call of a model at one batch size: the model, its positional arguments, then its keyword arguments in a dict.
 Call = tuple[Any, Sequence[Any], Mapping[str, Any]]
@@ -462,8 +462,12 @@ def read_memory(memory: object) -> int:
         if memory.strip().replace(".", "", 1).isdigit():
             raise BudgetError(f"{text}: did you mean '{memory.strip()}GiB'?")
         nbytes = parse_bytes(memory)
-        if nbytes:
+        if nbytes >= _LEAST_MEMORY:
             return nbytes
+        if nbytes:
+            raise BudgetError(
+                f"memory is {memory!r}; expected at least {format_bytes(_LEAST_MEMORY)}"
+            )
     elif type(memory) is int:
         if memory >= _LEAST_MEMORY:
             return memory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -65,7 +66,7 @@ class CpSat(CoreSolver):
             model.add_hint(pick, i in greedy)
 
         solver = self._engine(started, time_limit)
-        status = solver.solve(model)
+        status = _solve(solver, model)
 
         saved, bound = relaxed.saved, relaxed.bound
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -111,7 +112,7 @@ class CpSat(CoreSolver):
         core = step_core(problem)
         model, rows = schedule_model(core, core.apply(problem, known))
         solver = self._engine(started, time_limit)
-        status = solver.solve(model)
+        status = _solve(solver, model)
         by_clock = time_limit is not None and status != cp_model.OPTIMAL
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             # Positions are distinct, but unused ones leave gaps: a model has more positions than runs.
@@ -136,12 +137,25 @@ class CpSat(CoreSolver):
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 0
+        # OR-Tools would replace Python's handler for the rest of the process: Ctrl-C would then kill it.
+        solver.parameters.catch_sigint_signal = False
         if time_limit is None:
             solver.parameters.max_deterministic_time = self.work
         else:
             left = time_limit - (time.monotonic() - started)
             solver.parameters.max_time_in_seconds = max(0.001, left)
         return solver
+
+
+def _solve(solver: Any, model: Any) -> Any:
+    """Run a search in a thread, so that Ctrl-C in the main thread stops it; return its status."""
+    with ThreadPoolExecutor(1) as pool:
+        search = pool.submit(solver.solve, model)
+        try:
+            return search.result()
+        except KeyboardInterrupt:
+            solver.stop_search()
+            raise
 
 
 def _cost(problem: ScheduleProblem, sequence: Iterable[int]) -> int:

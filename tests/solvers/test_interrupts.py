@@ -1,4 +1,4 @@
-"""Ctrl-C ends every search of the compiled kernel."""
+"""Ctrl-C ends a search of the compiled kernel and of CP-SAT."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ from remat.testing.families import family
 problem = family("strongly-correlated", items=9_000, span=10**9, share=50, seed=3)
 def search(): knapsack_frontier(problem, most_points=5_000_000)
 """
+CP_SAT = """
+from remat.testing.families import family
+# A solver that replaces the handler of signals would kill the process, or lose the signal, at the second problem.
+remat.solve(family("weakly-correlated", items=3, span=1_000, share=50, seed=1), "cpsat")
+problem = family("inverse-strongly-correlated", items=1_000, span=10**7, share=50, seed=1)
+def search(): remat.solve(problem, "cpsat")
+"""
 RUN = """
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 try: search()
@@ -32,7 +39,9 @@ except KeyboardInterrupt: print("interrupted")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("search", [ANNEALING, FRONTIER], ids=["annealing", "frontier"])
+@pytest.mark.parametrize(
+    "search", [ANNEALING, FRONTIER, CP_SAT], ids=["annealing", "frontier", "cpsat"]
+)
 def test_an_interrupt_ends_a_search(search: str) -> None:
     code = f"import os, signal, threading, remat\n{search}{RUN}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

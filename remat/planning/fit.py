@@ -462,7 +462,7 @@ def read_memory(memory: object) -> int:
         if memory.strip().replace(".", "", 1).isdigit():
             raise BudgetError(f"{text}: did you mean '{memory.strip()}GiB'?")
         nbytes = parse_bytes(memory)
-        if nbytes >= _LEAST_MEMORY:
+        if nbytes and nbytes >= _LEAST_MEMORY:
             return nbytes
         if nbytes:
             raise BudgetError(

@@ -14,8 +14,6 @@ import remat
 from remat.errors import BudgetWarning
 from remat.units import format_bytes
 
-pytestmark = pytest.mark.slow
-
 
 def net() -> nn.Module:
     torch.manual_seed(0)

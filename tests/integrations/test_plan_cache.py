@@ -101,15 +101,15 @@ def test_cached_steps_above_their_budget_compile_no_kernels(
     def again(self: CompiledBudget, *_: Any, **__: Any) -> bool:
         self.times += 1
         self.excess += 1  # part of the key of the next compilation
-        return self.times < 3
+        return self.times < 2
 
     monkeypatch.setattr(CompiledBudget, "replans", again)
     model, x = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)), torch.randn(16, 32)
     for _ in range(2):
         step(model, x, budget=remat.Peak(0.5))
-        assert [len(made), sum(code.load.cache_info().currsize for code in made)] == [6, 2]
+        assert [len(made), sum(code.load.cache_info().currsize for code in made)] == [4, 2]
         made.clear()
-    assert hits() == 3
+    assert hits() == 2
 
 
 def test_a_step_from_the_cache_has_its_plan(cache: Path) -> None:

@@ -55,8 +55,8 @@ def compiled(f: Callable[..., Any], budget: Any = None, **options: Any) -> Calla
     [
         ("aot", (3,)),
         # The second time, the step comes from AOTAutograd's cache, which holds the guards as well.
-        pytest.param("inductor", (2, 0), marks=pytest.mark.slow),
-        pytest.param("remat", (2, 2), marks=pytest.mark.slow),
+        ("inductor", (2, 0)),
+        ("remat", (2, 2)),
     ],
 )
 def test_guards_are_those_of_the_code_under_every_backend(

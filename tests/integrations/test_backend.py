@@ -137,15 +137,20 @@ def until_shown(progress: CompileProgress, stream: io.StringIO, text: str) -> No
     pytest.fail(f"{text!r} was not shown: {stream.getvalue()!r}")
 
 
+@pytest.fixture(scope="module")
+def plan() -> remat.Plan:
+    joint = remat.capture(nn.Sequential(nn.Linear(8, 32), nn.GELU()), (X,), lower="eager")
+    return remat.plan(joint, 0.0)
+
+
 def test_a_long_compilation_shows_its_stage_and_ends_with_the_plan(
-    model: nn.Module, talks_at_once: None
+    plan: remat.Plan, talks_at_once: None
 ) -> None:
-    torch.compile(model, backend=remat.backend(budget=0.0, lower="eager"))(X)
     stream = Terminal()
     with CompileProgress("Net 0/0", stream) as progress:
         progress.stage("planning")
         until_shown(progress, stream, "remat: Net 0/0: planning, ")
-        progress.finish(remat.plans()[-1])
+        progress.finish(plan)
     *_, last = stream.getvalue().replace("\r", "\n").rstrip("\n").split("\n")
     assert "peak" in last
     assert "instead of" in last
@@ -154,9 +159,8 @@ def test_a_long_compilation_shows_its_stage_and_ends_with_the_plan(
 
 @pytest.mark.parametrize("why", ["piped", "quiet", "short", "closed"])
 def test_nothing_is_written_to_a_pipe_if_quiet_or_within_two_seconds(
-    why: str, model: nn.Module, monkeypatch: pytest.MonkeyPatch, talks_at_once: None
+    why: str, plan: remat.Plan, monkeypatch: pytest.MonkeyPatch, talks_at_once: None
 ) -> None:
-    torch.compile(model, backend=remat.backend(budget=0.0, lower="eager"))(X)
     stream = io.StringIO() if why == "piped" else Terminal()
     written = stream
     if why == "closed":
@@ -169,7 +173,7 @@ def test_nothing_is_written_to_a_pipe_if_quiet_or_within_two_seconds(
     with CompileProgress("Net 0/0", stream) as progress:
         progress.stage("planning")
         progress._done.wait(0.05)
-        progress.finish(remat.plans()[-1])
+        progress.finish(plan)
     assert written.getvalue() == ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 import zlib
 from dataclasses import replace
 
@@ -10,8 +11,8 @@ import pytest
 import torch
 
 import remat
-from remat.errors import BudgetError
-from remat.integrations.budget_loop import CompiledBudget
+from remat.errors import BudgetError, BudgetWarning
+from remat.integrations.budget_loop import CompiledBudget, warn_of_saved
 from remat.planning.request import PlanRequest
 from remat.units import format_bytes
 
@@ -70,11 +71,10 @@ def test_no_peak_is_refused_that_the_least_peak_comes_to(
 
 
 @pytest.mark.filterwarnings("ignore::remat.errors.BudgetWarning")
-@pytest.mark.parametrize("salt", [6, 7])
 def test_a_refusal_names_what_was_found_and_proven_and_a_budget_that_holds(
-    joint: remat.JointGraph, salt: int
+    joint: remat.JointGraph,
 ) -> None:
-    compiler = Compiler(joint, salt)
+    compiler = Compiler(joint, 6)
     with pytest.raises(BudgetError) as raised:
         compiler.run(remat.Peak(min(compiler.run(remat.Peak(0.0))) * 3 // 5))
     found, proven, named = (
@@ -119,3 +119,31 @@ def test_a_refusal_of_one_of_several_graphs_names_no_budget(joint: remat.JointGr
     )
     assert f"about {format_bytes(without)} without remat" in text
     assert "--budget peak:0" in text
+
+
+def test_a_peak_below_parameters_and_inputs_is_refused_before_anything_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def compiled(*args: object, **kwargs: object) -> None:
+        raise AssertionError("nothing is to be compiled")
+
+    monkeypatch.setattr("remat.integrations.budget_loop.compile_graph", compiled)
+    x, w = torch.randn(64, 16), torch.randn(16, 32, requires_grad=True)
+    torch.compiler.reset()
+    budget = remat.Peak((64 * 16 + 16 * 32) * 4 - 1)
+    with pytest.raises(Exception, match=r"parameters and inputs alone take 6 KiB \(6144 bytes\)"):
+        torch.compile(step, backend="remat", options={"budget": budget})(x, w)
+
+
+def test_a_saved_plan_that_is_above_its_budget_as_compiled_is_warned_of(
+    joint: remat.JointGraph,
+) -> None:
+    """It was simulated within its budget, and is above it as Inductor lays values out."""
+    made = Compiler(joint, 0).compiled(remat.plan(joint, remat.Peak("1MiB"), "greedy"))
+    assert f"peak {format_bytes(made.peak_bytes)} as compiled" in repr(made)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BudgetWarning)
+        warn_of_saved(made)
+    less = replace(made, budget=f"peak:{made.peak_bytes - 1}", _asked=None)
+    with pytest.warns(BudgetWarning, match=r"as Inductor compiled it by a saved plan, above"):
+        warn_of_saved(less)

@@ -14,21 +14,16 @@ import remat
 from remat.errors import BudgetWarning
 from remat.units import format_bytes
 
-pytestmark = pytest.mark.slow
 
-
-def net(depth: int) -> nn.Module:
+def net() -> nn.Module:
     torch.manual_seed(0)
-    blocks = (
-        nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)) for _ in range(depth)
-    )
-    return nn.Sequential(*blocks)
+    return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
 
 
-def steps(budget: Any, lower: str, *batches: int, depth: int = 2, **options: Any) -> list[str]:
+def steps(budget: Any, lower: str, *batches: int, **options: Any) -> list[str]:
     """Run a step of each batch size; return the warnings about the budget."""
     torch._dynamo.reset()
-    model, plainly = net(depth), net(depth)
+    model, plainly = net(), net()
     options = {"budget": budget, "lower": lower, **options}
     compiled = torch.compile(model, backend="remat", dynamic=False, options=options)
     with warnings.catch_warnings(record=True) as caught:
@@ -43,22 +38,18 @@ def steps(budget: Any, lower: str, *batches: int, depth: int = 2, **options: Any
     return [str(w.message) for w in caught if w.category is BudgetWarning]
 
 
-@pytest.mark.parametrize(
-    ("lower", "depth", "budget"), [("eager", 2, "1100KiB"), ("inductor", 1, "500KiB")]
-)
-def test_a_longer_batch_in_the_middle_of_training_runs_at_the_least_peak(
-    lower: str, depth: int, budget: str
-) -> None:
-    (warned,) = steps(budget, lower, 64, 512, 512, depth=depth)
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+def test_a_longer_batch_in_the_middle_of_training_runs_at_the_least_peak(lower: str) -> None:
+    (warned,) = steps("500KiB", lower, 64, 512, 512)
     assert "compiled again, and its budget cannot be held: budget" in warned
     least = remat.plans()[-1].peak_bytes
     assert f"runs instead, which takes {format_bytes(least)} ({least} bytes)" in warned
-    steps(remat.Peak(0.0), lower, 512, depth=depth)
+    steps(remat.Peak(0.0), lower, 512)
     assert least <= 1.05 * remat.plans()[-1].peak_bytes
 
 
 def test_what_takes_far_more_than_was_warned_of_is_warned_of_again() -> None:
-    first, second = steps("1100KiB", "eager", 64, 512, 520, 1024, 960)
+    first, second = steps("500KiB", "eager", 64, 512, 520, 1024, 960)
     figures = [
         int(re.findall(r"which takes .*\((\d+) bytes\)", text)[0]) for text in (first, second)
     ]
@@ -67,7 +58,7 @@ def test_what_takes_far_more_than_was_warned_of_is_warned_of_again() -> None:
 
 def test_the_first_step_refuses_and_names_a_budget_that_is_held() -> None:
     with pytest.raises(Exception, match=r"(?s)BudgetError.*give budget=") as raised:
-        steps("1100KiB", "eager", 512)
+        steps("500KiB", "eager", 512)
     named = str(raised.value).split("give budget=")[1].split()[0].rstrip(".")
     assert steps(int(named), "eager", 512) == []
     assert remat.plans()[-1].peak_bytes <= int(named)
@@ -75,7 +66,7 @@ def test_the_first_step_refuses_and_names_a_budget_that_is_held() -> None:
 
 def test_strict_options_refuse_later_too() -> None:
     with pytest.raises(Exception, match=r"(?s)BudgetError.*budget"):
-        steps("1100KiB", "eager", 64, 512, strict=True)
+        steps("500KiB", "eager", 64, 512, strict=True)
 
 
 @pytest.mark.parametrize("value", ["yes", 1, None])

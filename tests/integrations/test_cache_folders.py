@@ -68,22 +68,37 @@ def warned_of() -> list[str]:
     return [str(w.message) for w in caught if issubclass(w.category, CostWarning)]
 
 
-def garbage(folder: Path) -> None:
+Patch = pytest.MonkeyPatch
+
+
+def garbage(folder: Path, patch: Patch) -> None:
     folder.mkdir()
     (folder / NAME).write_bytes(b"\x00\xff")
 
 
-def a_folder_in_its_place(folder: Path) -> None:
+def a_folder_in_its_place(folder: Path, patch: Patch) -> None:
     (folder / NAME).mkdir(parents=True)
 
 
-def a_file_in_the_folder_s_place(folder: Path) -> None:
+def a_file_in_the_folder_s_place(folder: Path, patch: Patch) -> None:
     folder.write_text("mine")
 
 
-def a_folder_where_it_is_put_aside(folder: Path) -> None:
-    garbage(folder)
+def a_folder_where_it_is_put_aside(folder: Path, patch: Patch) -> None:
+    garbage(folder, patch)
     (folder / f"{NAME}.corrupt").mkdir()
+
+
+def a_full_disk(folder: Path, patch: Patch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    patch.setattr(sqlite3, "connect", full)
+
+
+def garbage_on_a_full_disk(folder: Path, patch: Patch) -> None:
+    garbage(folder, patch)
+    a_full_disk(folder, patch)
 
 
 @pytest.mark.parametrize(
@@ -93,33 +108,18 @@ def a_folder_where_it_is_put_aside(folder: Path) -> None:
         a_folder_in_its_place,
         a_file_in_the_folder_s_place,
         a_folder_where_it_is_put_aside,
+        a_full_disk,
+        garbage_on_a_full_disk,
     ],
 )
 def test_a_damaged_cache_of_costs_is_in_nobody_s_way(
-    folder: Path, damage: Callable[[Path], None]
+    folder: Path, damage: Callable[[Path, Patch], None], monkeypatch: Patch
 ) -> None:
-    damage(folder)
+    damage(folder, monkeypatch)
     (message,) = warned_of()
     assert str(folder) in message
     assert "point REMAT_CACHE to another folder" in message
     assert not list(folder.parent.rglob("*.part"))
-
-
-@pytest.mark.parametrize("damaged", [False, True])
-def test_where_the_cache_of_costs_cannot_be_written_a_step_trains(
-    folder: Path, damaged: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if damaged:
-        garbage(folder)
-
-    def full(*_: Any, **__: Any) -> Any:
-        raise sqlite3.OperationalError("database or disk is full")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(sqlite3, "connect", full)
-        (message,) = warned_of()
-    assert str(folder) in message
-    assert "point REMAT_CACHE to another folder" in message
 
 
 def test_what_is_wrong_with_a_folder_is_not_kept_with_a_step(

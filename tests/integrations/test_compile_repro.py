@@ -82,7 +82,7 @@ def test_what_pytorch_cannot_compile_says_so_and_leaves_no_reproducer(
 
 def test_the_option_goes_before_the_variable(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="ZeroDivisionError") as caught:
-        train(solver=CRASHES, repro=False)
+        split(solver=CRASHES, budget=0.1, repro=False)
     assert "reproducer" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(Exception, match="reproducer: "):
@@ -103,6 +103,10 @@ def split(text: str = TEXT, **options: Any) -> Any:
     return Partitioner(**options)(step(text).graph_module, [None], num_fwd_outputs=1)
 
 
+def crash(self: object, state: State) -> PassResult:
+    raise IndexError("nobody thought of this")
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [(Partition, "'partition' failed"), (ReorderBackward, "'reorder-backward' failed")],
@@ -110,9 +114,6 @@ def split(text: str = TEXT, **options: Any) -> Any:
 def test_a_pass_that_crashes(
     kind: type[remat.Pass], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def crash(self: object, state: State) -> PassResult:
-        raise IndexError("nobody thought of this")
-
     monkeypatch.setattr(kind, "run", crash)
     with pytest.raises(PassError, match=message):
         split()
@@ -151,9 +152,6 @@ def test_halves_that_the_verifier_refuses(tmp_path: Path, monkeypatch: pytest.Mo
 def test_every_way_to_a_plan_is_seen_again(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def crash(self: object, state: State) -> PassResult:
-        raise IndexError("nobody thought of this")
-
     monkeypatch.setattr(Partition, "run", crash)
     with pytest.raises(PassError):
         split(**options)

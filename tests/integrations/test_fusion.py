@@ -39,11 +39,20 @@ def schedule(*externs: int) -> SimpleNamespace:
     return SimpleNamespace(name_to_node=nodes, name_to_buf=buffers)
 
 
-@pytest.mark.parametrize(("extern", "joined"), [(10, True), (21, True), (30, False), (39, True)])
+@pytest.mark.parametrize(
+    ("extern", "theirs", "joined"),
+    [
+        (10, True, True),
+        (21, True, True),
+        (30, True, False),
+        (39, True, True),
+        (10, False, False),  # what Inductor does not join stays apart
+    ],
+)
 def test_no_operator_is_moved_far_ahead(
-    extern: int, joined: bool, monkeypatch: pytest.MonkeyPatch
+    extern: int, theirs: bool, joined: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(InductorChoices, "can_fuse_horizontal", staticmethod(lambda *_: True))
+    monkeypatch.setattr(InductorChoices, "can_fuse_horizontal", staticmethod(lambda *_: theirs))
     made = schedule(extern)
     first, other = made.name_to_node["op1"], made.name_to_node["op39"]
     assert NearFusions().can_fuse_horizontal(made, first, other, 8) is joined
@@ -66,12 +75,6 @@ def test_a_sum_does_not_wait_for_what_reads_it(externs: tuple[int, ...], joined:
     first, other = made.name_to_node["op1"], made.name_to_node["op39"]
     assert NearFusions().can_fuse_vertical(made, first, other, 8) is joined
     assert NearFusions().can_fuse_vertical(made, made.name_to_node["op2"], other, 8)
-
-
-def test_what_inductor_does_not_join_stays_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(InductorChoices, "can_fuse_horizontal", staticmethod(lambda *_: False))
-    made = schedule(5)
-    assert not NearFusions().can_fuse_horizontal(made, *list(made.name_to_node.values())[:2], 8)
 
 
 def test_choices_of_the_user_s_own_stay() -> None:

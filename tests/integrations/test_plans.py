@@ -29,18 +29,26 @@ def _only_what_is_new_is_collected() -> None:
     gc.freeze()
 
 
-def compiled(lower: str) -> Any:
+def compiled(lower: str, **options: Any) -> Any:
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh())
-    f = torch.compile(model, backend="remat", options={"budget": 0.0, "lower": lower})
+    options = {"budget": 0.0, "lower": lower, **options}
+    f = torch.compile(model, backend="remat", options=options)
     f(torch.randn(4, 8)).sum().backward()
     return f
 
 
 @pytest.mark.parametrize("lower", ["eager", "inductor"])
-def test_a_plan_has_its_modules_for_as_long_as_its_step_is_there(lower: str) -> None:
-    f = compiled(lower)
+def test_modules_of_a_plan_and_options_go_with_the_last_step(lower: str) -> None:
+    """`torch._dynamo.reset` lets steps go, and what backends remember of their options with them."""
+    of_another_graph = remat.plan(
+        remat.capture(nn.Linear(4, 4), (torch.randn(2, 4),), lower=lower), 0.5
+    )
+    f = compiled(lower, plan=of_another_graph)
+    option = weakref.ref(of_another_graph)
+    del of_another_graph
     gc.collect()
+    assert option() is not None
     plan = remat.plans()[-1]
     assert len(plan.forward.graph.nodes) > 0
     rows, module = plan.explain(), weakref.ref(plan.forward)
@@ -48,6 +56,7 @@ def test_a_plan_has_its_modules_for_as_long_as_its_step_is_there(lower: str) -> 
     torch._dynamo.reset()
     gc.collect()
     assert module() is None, "nobody holds it but the list of plans"
+    assert option() is None
     figures = remat.plans()[-1]
     shown = figures.explain().splitlines()
     assert shown == rows.splitlines()[: len(shown)]
@@ -79,26 +88,6 @@ def test_a_plan_whose_step_is_not_compiled_is_not_listed(
         with pytest.raises(BackendCompilerFailed, match="no such kernel"):
             compiled(lower)
     assert remat.plans() == before
-
-
-@pytest.mark.parametrize("lower", ["eager", "inductor"])
-def test_options_and_the_plans_in_them_go_with_the_last_step(lower: str) -> None:
-    """`torch._dynamo.reset` lets steps go, and what backends remember of their options with them."""
-    joint = remat.capture(nn.Linear(4, 4), (torch.randn(2, 4),), lower=lower)
-    plan = remat.plan(joint, 0.5)
-    torch._dynamo.reset()
-    options = {"plan": plan, "budget": 0.5, "lower": lower}
-    compiled = torch.compile(
-        nn.Sequential(nn.Tanh(), nn.Linear(4, 4)), backend="remat", options=options
-    )
-    compiled(torch.randn(2, 4)).sum().backward()
-    held = weakref.ref(plan)
-    gc.collect()
-    assert held() is plan
-    del plan, options, compiled
-    torch._dynamo.reset()
-    gc.collect()
-    assert held() is None
 
 
 def test_the_list_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

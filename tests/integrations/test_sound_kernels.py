@@ -7,16 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from functorch.compile import make_boxed_func
 
 from remat import torch_compat
 from remat.integrations import workarounds
+from tests.upstream.test_faults import scattered
 
-pytestmark = [
-    pytest.mark.vectorised,
-    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
 
 def halving(x: torch.Tensor) -> torch.Tensor:
@@ -74,16 +71,10 @@ def test_kernels_that_would_write_beyond_a_buffer_are_tiled_in_one_axis(
 
 
 def test_a_kernel_that_is_formed_anew_still_waits_for_a_scatter() -> None:
-    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(13).expand(2, 17, 22, 13)
-        made = F.conv2d(x[..., :13], w, padding=1)
-        spread = x.new_zeros(2, 17, 22, 26).scatter(3, places, made)
-        return F.conv2d(spread * spread, w, padding=1).sin().sum()
-
     torch.manual_seed(0)
     x = torch.randn(2, 17, 22, 26, dtype=torch.float64, requires_grad=True)
     w = torch.randn(17, 17, 3, 3, dtype=torch.float64).mul_(0.1).requires_grad_()
-    wanted = torch.autograd.grad(step(x, w), (x, w))
+    wanted = torch.autograd.grad(scattered(x, w), (x, w))
     torch.compiler.reset()
-    compiled = torch.compile(step, backend="remat", options={"budget": 0.0})
+    compiled = torch.compile(scattered, backend="remat", options={"budget": 0.0})
     torch.testing.assert_close(torch.autograd.grad(compiled(x, w), (x, w)), wanted)

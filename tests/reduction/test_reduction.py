@@ -152,6 +152,6 @@ def test_a_custom_operator_computed_twice() -> None:
         return first_difference(*results) is not None
 
     found = remat.reduce(gpt(custom=True), test)
-    assert found.before > 250
+    assert found.before > 130
     assert found.nodes < 15
     assert calls(found.joint, "noisy")

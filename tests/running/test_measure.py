@@ -65,7 +65,7 @@ def test_the_simulated_peak_is_the_measured_one(name: str, budget: float) -> Non
     assert plan.peak_bytes == measured.peak_bytes
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(program=programs(), budget=st.floats(0, 1, width=16))
 def test_the_simulated_peak_of_random_programs(program: Program, budget: float) -> None:
     torch.manual_seed(0)
@@ -85,15 +85,6 @@ def test_a_peak_in_forward_is_measured() -> None:
     measured = measure_step(f, (x,))
     assert measured.peak_bytes >= 8 + 2 * 4 * 64 * 64
     assert measured.input_bytes == 8
-
-
-def test_the_allocator_sees_inside_operators() -> None:
-    step = build("resnet")
-    f = compiled(step.model, 1)
-    storages = measure_step(f, step.args, step.kwargs, by="storages")
-    allocator = measure_step(f, step.args, step.kwargs, by="allocator")
-    assert allocator.input_bytes == storages.input_bytes
-    assert storages.peak_bytes <= allocator.peak_bytes < 1.5 * storages.peak_bytes
 
 
 def test_measuring_leaves_the_model_as_it_was() -> None:

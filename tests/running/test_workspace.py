@@ -25,7 +25,7 @@ from remat.planning.pipelines import modules_of, prepare
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.running import workspace
-from remat.running.measure import Measured, measure_step
+from remat.running.measure import measure_step
 from remat.running.workspace import note_workspaces, workspace_bytes
 from tests.graphs import evaluated
 
@@ -57,15 +57,6 @@ def compiled(fn: Any, **options: Any) -> Any:
     return torch.compile(fn, backend="remat", options={"lower": "eager", **options})
 
 
-def measured_as_planned(fn: Any, args: tuple[torch.Tensor, ...], budget: int, by: str) -> int:
-    """The peak of the plan of a step, which is that measured."""
-    step = compiled(fn, budget=budget)
-    found: Measured = measure_step(step, args, by=by)
-    planned = remat.plans()[-1].peak_bytes
-    assert planned == found.peak_bytes
-    return planned
-
-
 def rows_in_place(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     for _ in range(4):
         h = (x @ w).sin()
@@ -74,12 +65,33 @@ def rows_in_place(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Te
     return x.sum()
 
 
-def test_rows_that_are_updated_in_place_are_copied_with_all_of_their_memory() -> None:
+def of_rows() -> Any:
     """PyTorch's ``copy`` into a view takes the memory behind the view; its cache of fake results says less."""
     w, v = (torch.randn(64, 64, requires_grad=True) for _ in range(2))
-    args = torch.randn(96, 64), w, v
-    most = measured_as_planned(rows_in_place, args, 1, "storages")
-    assert measured_as_planned(rows_in_place, args, most * 7 // 10, "storages") <= most * 7 // 10
+    return rows_in_place, (torch.randn(96, 64), w, v), "storages", 0.7, ()
+
+
+def of_convolutions() -> Any:
+    return convolutions(), (torch.randn(4, 8, 16, 16),), "allocator", 0.85, ("batch_norm",)
+
+
+def of_dropouts() -> Any:
+    return Dropped(), (torch.randn(256, 32),), "allocator", 0.7, ("bernoulli", "dropout")
+
+
+@pytest.mark.parametrize("make", [of_rows, of_convolutions, of_dropouts])
+def test_peaks_count_what_operators_take_and_take_again(make: Any) -> None:
+    fn, args, by, share, repeated = make()
+
+    def measured_as_planned(budget: int) -> int:
+        measured = measure_step(compiled(fn, budget=budget), args, by=by).peak_bytes
+        assert remat.plans()[-1].peak_bytes == measured
+        return measured
+
+    budget = int(measured_as_planned(1) * share)
+    assert measured_as_planned(budget) <= budget
+    recomputed = remat.plans()[-1].recomputed
+    assert not repeated or any(word in name for word in repeated for name in recomputed)
 
 
 def test_a_copy_into_elements_that_share_memory_takes_these_elements_alone() -> None:
@@ -98,19 +110,6 @@ def test_a_copy_into_elements_that_share_memory_takes_these_elements_alone() -> 
         copied.meta["val"] = row.contiguous()
     repair_aliases(graph, by_kernel=True)
     assert copied.meta["val"].untyped_storage().nbytes() == 4 * 8 * 4
-
-
-def test_peaks_count_what_convolutions_and_batch_norms_take() -> None:
-    model, args = convolutions(), (torch.randn(4, 8, 16, 16),)
-    budget = int(measured_as_planned(model, args, 1, "allocator") * 0.85)
-    assert measured_as_planned(model, args, budget, "allocator") <= budget
-
-
-def test_peaks_count_what_dropout_takes_and_takes_again() -> None:
-    model, args = Dropped(), (torch.randn(256, 32),)
-    budget = int(measured_as_planned(model, args, 1, "allocator") * 0.7)
-    assert measured_as_planned(model, args, budget, "allocator") <= budget
-    assert any("bernoulli" in name or "dropout" in name for name in remat.plans()[-1].recomputed)
 
 
 def test_the_timeline_names_what_operators_take_and_a_plan_agrees_with_the_backend() -> None:

@@ -1,14 +1,15 @@
-"""One of two processes that train under a plan; what each comes to it writes to files.
+"""Two processes that train under a plan; each writes its results to files.
 
-``python -m tests.sac.sac_rank_worker FOLDER RANK`` runs every case below, each in a process group of
-its own, and writes ``FOLDER/CASE.RANK.json``. A case that raises writes its traceback. The tests that
-read the files are in ``test_distributed.py``.
+``python -m tests.sac.sac_rank_worker FOLDER`` runs every case below in both processes, each case in a
+process group of its own, and writes ``FOLDER/CASE.RANK.json``. A case that raises writes its traceback.
+The tests that read the files are in ``test_distributed.py``.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -133,10 +134,17 @@ def case_sharded_within(rank: int) -> Any:
     return "no error"
 
 
-def main(folder: Path, rank: int) -> None:
+def main(folder: Path) -> None:
+    """Fork one process for each rank: the imports take longer than all cases, and run once."""
     warnings.simplefilter("ignore")
-    run_all(globals(), folder, rank, WORLD, outcome)
+    ranks = []
+    for rank in range(WORLD):
+        ranks.append(os.fork())
+        if ranks[-1] == 0:
+            run_all(globals(), folder, rank, WORLD, outcome)
+    for process in ranks:
+        os.waitpid(process, 0)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]))

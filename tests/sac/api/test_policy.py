@@ -24,9 +24,9 @@ from tests.sac.planned import (
     Block,
     all_equal,
     checkpointed,
-    estimate,
     module_plan,
     plan_of,
+    ran,
     sac_plan,
 )
 
@@ -45,19 +45,9 @@ class Region(nn.Module):
         return self.run(self, x)
 
 
-class Outer(nn.Module):
-    """The estimator names what is below the model."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.inner(x)
-
-
-def stats_of(make: Callable[[], nn.Module], shape: tuple[int, ...] = (4, 8)) -> SACStats:
-    return estimate(lambda: Outer(make()), shape)["inner"]
+def stats_of(make: Callable[[], nn.Module]) -> SACStats:
+    (stats,) = ran(make, (4, 8)).sac_mod_stats.values()
+    return stats
 
 
 def gradients(
@@ -129,7 +119,7 @@ def chosen(stats: SACStats, items: list[Item]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_gradients_equal_eager_and_what_is_kept_is_what_was_planned(
     name: str, seed: int, estimated: dict[str, SACStats]
 ) -> None:

@@ -42,11 +42,11 @@ def whole(x: torch.Tensor) -> torch.Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def gradients(model: nn.Module, rank: int, steps: int) -> list[torch.Tensor]:
-    """The gradients after some forwards and backwards."""
+def gradients(model: nn.Module, rank: int) -> list[torch.Tensor]:
+    """The gradients after two forwards and backwards."""
     model.zero_grad()
     torch.manual_seed(7 + rank)
-    for _ in range(steps):
+    for _ in range(2):
         model(inputs(rank)).sin().sum().backward()
     return [whole(p.grad).clone() for p in model.parameters() if p.grad is not None]
 
@@ -64,7 +64,7 @@ def compare(
         part = next(m for m in wrapped.modules() if isinstance(m, nn.Linear))
         runs: list[int] = []
         part.register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
-        results.append(gradients(wrapped, rank, steps=2))
+        results.append(gradients(wrapped, rank))
         found[name] = len(runs)
     one, other = results
     found["gradients"] = len(one)
@@ -135,8 +135,9 @@ def case_sharded_within(rank: int) -> Any:
 
 
 def main(folder: Path) -> None:
-    """Fork one process for each rank: the imports take longer than all cases, and run once."""
+    """Fork one process for each rank: imports and the plan take longer than the cases, and run once."""
     warnings.simplefilter("ignore")
+    plan()
     ranks = []
     for rank in range(WORLD):
         ranks.append(os.fork())

@@ -125,6 +125,7 @@ def test_gradients_equal_eager_and_what_is_kept_is_what_was_planned(
 ) -> None:
     stats = estimated[name]
     drawn = random.Random(seed)
+    # A plan whose operators are not those of the module is refused, so this compares both.
     stored = chosen(stats, [i for i in group(stats).free if drawn.random() < 0.5])
     plan = module_plan("inner", stats, stored)
     torch.manual_seed(seed)
@@ -222,8 +223,6 @@ def test_an_error_of_the_module_is_its_own() -> None:
 def test_what_is_no_plan_is_refused() -> None:
     with pytest.raises(ProblemError, match="expected a plan"):
         policy("layers.3")  # type: ignore[call-overload]
-    with pytest.raises(ProblemError, match="expected a policy or a list"):
-        policy(plan_of(), 3)  # type: ignore[call-overload]
 
 
 def save_exp(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

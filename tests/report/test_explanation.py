@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+import functools
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import (
 )
 
 import remat
-from remat.report.explanation import MOST_DECLARED, MOST_ROWS, again, kept, price
+from remat.report.explanation import MOST_DECLARED, again, kept, price
 from remat.solvers.graph_problem import GraphProblem
 from remat.units import format_cost
 from tests.graphs import joint_of, weight
@@ -61,8 +61,13 @@ def mlp(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.mm(h, w).exp().sum()
 
 
-def test_each_kept_storage_is_listed_with_its_line() -> None:
-    plan = remat.plan(joint_of(mlp, weight(8, 8), weight(8, 8)), 1, cost="flops")
+@pytest.fixture(scope="module")
+def joint() -> remat.JointGraph:
+    return joint_of(mlp, weight(8, 8), weight(8, 8))
+
+
+def test_each_kept_storage_is_listed_with_its_line(joint: remat.JointGraph) -> None:
+    plan = remat.plan(joint, 1, cost="flops")
     found = kept(plan)
     assert sum(k.nbytes for k in found) == plan.saved_bytes
     assert {k.name for k in found} <= set(plan.saved)
@@ -75,8 +80,8 @@ def test_each_kept_storage_is_listed_with_its_line() -> None:
     assert sin.price == 1 + (0 if kept_too else cost)
 
 
-def test_what_runs_twice_is_listed_with_its_cost() -> None:
-    plan = remat.plan(joint_of(mlp, weight(8, 8), weight(8, 8)), 0, cost="flops")
+def test_what_runs_twice_is_listed_with_its_cost(joint: remat.JointGraph) -> None:
+    plan = remat.plan(joint, 0, cost="flops")
     runs = again(plan)
     assert [r.name for r in runs] == list(plan.recomputed)
     assert sum(r.cost for r in runs) == plan.recompute_cost
@@ -92,28 +97,27 @@ def test_what_runs_twice_is_listed_with_its_cost() -> None:
     assert "kept activations" not in text
 
 
+@functools.cache
 def stack(layers: int) -> remat.Plan:
     blocks = [nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16)) for _ in range(layers)]
     return remat.plan(joint_of(nn.Sequential(*blocks), torch.randn(8, 16)), 0.5, "greedy")
 
 
-@pytest.mark.slow
 def test_layers_are_grouped() -> None:
-    """Thirty layers take as many lines as six."""
-    few, many = stack(6).explain().splitlines(), stack(30).explain().splitlines()
-    assert abs(len(many) - len(few)) <= 2
-    assert any("in 1" in line or "in 2" in line for line in many)
-    assert len(many) < 2 * MOST_ROWS
+    """Eight layers take as many lines as four."""
+    few, many = stack(4).explain().splitlines(), stack(8).explain().splitlines()
+    assert len(many) == len(few)
+    assert any(" in 5  tanh" in line for line in many)
 
 
 def test_where_no_line_is_recorded_the_module_is_named() -> None:
-    rows = [line for line in stack(3).explain().splitlines() if "tanh" in line or "addmm" in line]
+    rows = [line for line in stack(4).explain().splitlines() if "tanh" in line or "addmm" in line]
     assert rows
     assert all(line.endswith(("Sequential / Tanh", "Sequential / Linear")) for line in rows)
 
 
 def test_the_head_of_the_text_stays() -> None:
-    plan = stack(2)
+    plan = stack(4)
     lines = plan.explain().splitlines()
     head = "plan saved recomputed peak step without decided"
     assert [line.split()[0] for line in lines[:7]] == head.split()
@@ -129,7 +133,7 @@ def test_tags_are_the_reason() -> None:
     def region(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.mm(torch.mm(x, w).sin(), w).exp()
 
-    contexts = partial(create_selective_checkpoint_contexts, policy)
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
 
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return checkpoint(region, x, w, use_reentrant=False, context_fn=contexts).sum()
@@ -191,8 +195,8 @@ def test_counts_agree_and_one_is_singular() -> None:
     assert "recomputed operators: 1, 1.024 kFLOP" in plan.explain()
 
 
-def test_where_everything_is_kept_no_bound_on_nothing_is_told() -> None:
-    plan = remat.plan(joint_of(mlp, weight(8, 8), weight(8, 8)), "saved:8GiB")
+def test_where_everything_is_kept_no_bound_on_nothing_is_told(joint: remat.JointGraph) -> None:
+    plan = remat.plan(joint, "saved:8GiB")
     (head, _, recomputed, *_) = plan.explain().splitlines()
     assert "budget 8 GiB saved," in head
     assert plan.recompute_cost == 0

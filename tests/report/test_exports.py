@@ -16,26 +16,13 @@ import remat
 from remat.errors import PlanError, ProblemError
 from remat.graph.liveness import StorageKind
 from remat.report.exports import COLUMNS, FORMATS
-from tests.report.blocks import stacked
-
-
-@pytest.fixture(scope="module")
-def joint() -> remat.JointGraph:
-    return stacked(drop=0.1)
-
-
-@pytest.fixture(scope="module")
-def plan(joint: remat.JointGraph) -> remat.Plan:
-    made = remat.plan(joint, 0.4)
-    assert made.recompute_cost > 0, "the exports show something that runs again"
-    return made
 
 
 @pytest.fixture(params=["simulated", "peak", "compiled"])
-def any_plan(request: pytest.FixtureRequest, joint: remat.JointGraph, plan: remat.Plan) -> Any:
+def any_plan(request: pytest.FixtureRequest, plan: remat.Plan, peak_plan: remat.Plan) -> remat.Plan:
     """A plan by bytes, one that says in which order things run, and one whose timeline is of kernels."""
     if request.param == "peak":
-        return remat.plan(joint, remat.Peak(0.3))
+        return peak_plan
     if request.param == "compiled":
         return plan.as_compiled(plan.timeline, plan.saved_bytes)
     return plan

@@ -49,33 +49,32 @@ def squeezed(label: str, times: float = 1.0) -> Curve:
     return curve(label, points=points, bound=bound, knee=points[9], unit="FLOP")
 
 
-@pytest.mark.parametrize(
-    ("count", "make"), [(1, squeezed), (7, curve), (8, squeezed), (24, curve), (24, squeezed)]
-)
-@pytest.mark.slow
+# Up to 7 curves have two lines each in the legend, up to 16 have one, and more have a smaller font.
+@pytest.mark.parametrize(("count", "make"), [(7, curve), (8, squeezed), (24, squeezed)])
 def test_labels_do_not_collide(count: int, make: Any) -> None:
     curves = [make(f"{i}{LONG}") for i in range(count)]
     chosen = ("plan at budget peak 1023 GiB " + LONG, (5 * GIB, 10**10))
     assert collisions(frontier_figure(curves, title=LONG * 3, chosen=chosen)) == []
 
 
-@pytest.mark.parametrize("full", [0, 1, int(2.3 * GIB), 11 * GIB, 10**15])
-def test_labels_do_not_collide_wherever_a_budget_of_1_is(full: int) -> None:
-    assert collisions(frontier_figure([curve(full_bytes=full)], title="t")) == []
+def scaled(scale: int, unit: str) -> Curve:
+    points = tuple((scale * i, scale * (12 - i)) for i in range(1, 12))
+    return curve(points=points, bound=points, knee=points[3], unit=unit)
+
+
+def single(only: Point) -> Curve:
+    return curve(points=(only,), bound=(only,), knee=only, full_bytes=only[0])
 
 
 @pytest.mark.parametrize(
-    ("scale", "unit"), [(1, "op"), (7, "ps"), (10**6, "FLOP"), (123_456_789, "ps"), (10**13, "op")]
+    "made",
+    [
+        *(curve(full_bytes=full) for full in (1, int(2.3 * GIB), 10**15)),
+        *(scaled(10**k, unit) for k, unit in ((0, "op"), (8, "ps"), (13, "FLOP"))),
+        *(single(point) for point in ((0, 0), (GIB, MS))),
+    ],
 )
-def test_labels_do_not_collide_whatever_the_unit(scale: int, unit: str) -> None:
-    points = tuple((scale * i, scale * (12 - i)) for i in range(1, 12))
-    made = curve(points=points, bound=points, knee=points[3], unit=unit)
-    assert collisions(frontier_figure([made], title="t")) == []
-
-
-@pytest.mark.parametrize("only", [(0, 0), (0, 5), (5, 0), (GIB, MS)])
-def test_a_single_point_can_be_drawn(only: Point) -> None:
-    made = curve(points=(only,), bound=(only,), knee=only, full_bytes=only[0])
+def test_labels_of_one_curve_do_not_collide(made: Curve) -> None:
     assert collisions(frontier_figure([made], title="t")) == []
 
 

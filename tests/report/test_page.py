@@ -14,16 +14,11 @@ from torch import nn
 
 import remat
 from remat.errors import PlanError, ProblemError
+from remat.report.explorer import explore
 from remat.units import format_bytes, format_cost
 from tests.graphs import joint_of
-from tests.report.blocks import stacked
 
 pytest.importorskip("bokeh")
-
-
-@pytest.fixture(scope="module")
-def joint() -> remat.JointGraph:
-    return stacked()
 
 
 def read(path: Path, part: str) -> Any:
@@ -35,9 +30,10 @@ def read(path: Path, part: str) -> Any:
     return json.loads(found[1])
 
 
-def test_a_page_has_the_figures_of_its_plans(joint: remat.JointGraph, tmp_path: Path) -> None:
-    plan, frontier = remat.plan(joint, 0.5), remat.frontier(joint)
-    path = tmp_path / "plan.html"
+def test_a_page_has_the_figures_of_its_plans(
+    joint: remat.JointGraph, plan: remat.Plan, tmp_path: Path
+) -> None:
+    frontier, path = remat.frontier(joint), tmp_path / "plan.html"
     plan.explore(path, frontier=frontier)
     figures, data = read(path, "figures"), read(path, "data")
     saved = json.loads(plan.to_json())
@@ -63,12 +59,10 @@ def test_a_page_has_the_figures_of_its_plans(joint: remat.JointGraph, tmp_path: 
 
 
 def test_a_page_loads_nothing_and_texts_of_the_user_are_text(
-    joint: remat.JointGraph, tmp_path: Path
+    plan: remat.Plan, tmp_path: Path
 ) -> None:
-    from remat.report.explorer import explore
-
     path = tmp_path / "plan.html"
-    explore(remat.plan(joint, 0.5), path, title="a < b </script><script>alert(1)</script>")
+    explore(plan, path, title="a < b </script><script>alert(1)</script>")
     text = path.read_text()
     assert "<script>alert" not in text
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=[\"']?(http|//)", text)
@@ -76,9 +70,9 @@ def test_a_page_loads_nothing_and_texts_of_the_user_are_text(
 
 
 def test_without_a_frontier_the_page_says_why_there_is_no_slider(
-    joint: remat.JointGraph, tmp_path: Path
+    joint: remat.JointGraph, plan: remat.Plan, tmp_path: Path
 ) -> None:
-    saved = remat.Plan.from_json(remat.plan(joint, 0.5).to_json())
+    saved = remat.Plan.from_json(plan.to_json())
     path = tmp_path / "plan.html"
     with pytest.raises(PlanError, match=r"read from a file.*remat.plan\(joint, plan=plan\)"):
         saved.explore(path)
@@ -104,25 +98,22 @@ def test_long_steps_are_drawn_in_columns(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_what_cannot_be_drawn_or_written_is_an_error(
-    joint: remat.JointGraph, tmp_path: Path
+    joint: remat.JointGraph, plan: remat.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, other = remat.plan(joint, 0.5), remat.frontier(joint, cost="flops")
+    other = remat.frontier(joint, cost="flops")
     with pytest.raises(ProblemError, match="of another graph or cost model"):
         plan.explore(tmp_path / "plan.html", frontier=other)
     with pytest.raises(PlanError, match="cannot be written: No such file or directory"):
         plan.explore(tmp_path / "nowhere" / "plan.html")
-
-
-def test_without_bokeh(joint: remat.JointGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.setitem(sys.modules, "bokeh", None)
     with pytest.raises(PlanError, match=r"not installed; pip install 'remat\[explore\]'"):
-        remat.plan(joint, 0.5).explore(tmp_path / "plan.html")
+        plan.explore(tmp_path / "plan.html")
 
 
 def test_exposed_transfer_time_is_in_the_figures_of_the_page(tmp_path: Path) -> None:
     """Each point of the frontier has a stop, and the step takes the time of copies too."""
     options: Any = {"cost": "roofline:epyc", "offload": "25GB/s"}
-    model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(8)))
+    model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(4)))
     joint = joint_of(model, torch.randn(1024, 512))
     frontier = remat.frontier(joint, by="peak", **options)
     plan = remat.plan(joint, remat.Peak(0.1), **options)

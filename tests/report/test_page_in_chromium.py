@@ -25,14 +25,21 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def plan() -> remat.Plan:
-    return remat.plan(stacked(batch=64), 0.5)
+def joint() -> remat.JointGraph:
+    return stacked(batch=64)
 
 
 @pytest.fixture(scope="module")
-def page(plan: remat.Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plan(joint: remat.JointGraph) -> remat.Plan:
+    return remat.plan(joint, 0.5)
+
+
+@pytest.fixture(scope="module")
+def page(
+    joint: remat.JointGraph, plan: remat.Plan, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     path = tmp_path_factory.mktemp("pages") / "plan.html"
-    plan.explore(path, frontier=remat.frontier(stacked(batch=64)))
+    plan.explore(path, frontier=remat.frontier(joint))
     return path
 
 

@@ -57,12 +57,6 @@ def ran(
     return found
 
 
-def estimate(make: Callable[[], nn.Module], *shapes: tuple[int, ...]) -> dict[str, SACStats]:
-    """Module name, below the model, to its statistics when the model gets tensors of these shapes."""
-    stats = ran(make, *shapes).sac_mod_stats
-    return {name.partition(".")[2]: s for name, s in stats.items()}
-
-
 def plan_of(*ops: str, stored: tuple[int, ...] = (), name: str = "layers.3") -> ModulePlan:
     """The plan of a module of which only the operators matter."""
     return ModulePlan(
@@ -95,7 +89,9 @@ def plan_for(
     share: float = 0.6,
 ) -> SACPlan:
     """The plan that stores in each of these modules what is best to, under a share of its memory."""
-    stats = estimate(make, *shapes)
+    # Names of the estimator begin with that of the model, which names of a plan do not have.
+    found = ran(make, *shapes).sac_mod_stats
+    stats = {name.partition(".")[2]: s for name, s in found.items()}
     modules = []
     for name in names:
         decided = optimal_checkpointing_policy(stats[name], share)

@@ -1,14 +1,15 @@
-"""One of two processes that train under a plan; what each comes to it writes to files.
+"""Two processes that train under a plan; each writes its results to files.
 
-``python -m tests.sac.sac_rank_worker FOLDER RANK`` runs every case below, each in a process group of
-its own, and writes ``FOLDER/CASE.RANK.json``. A case that raises writes its traceback. The tests that
-read the files are in ``test_distributed.py``.
+``python -m tests.sac.sac_rank_worker FOLDER`` runs every case below in both processes, each case in a
+process group of its own, and writes ``FOLDER/CASE.RANK.json``. A case that raises writes its traceback.
+The tests that read the files are in ``test_distributed.py``.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -41,11 +42,11 @@ def whole(x: torch.Tensor) -> torch.Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def gradients(model: nn.Module, rank: int, steps: int) -> list[torch.Tensor]:
-    """The gradients after some forwards and backwards."""
+def gradients(model: nn.Module, rank: int) -> list[torch.Tensor]:
+    """The gradients after two forwards and backwards."""
     model.zero_grad()
     torch.manual_seed(7 + rank)
-    for _ in range(steps):
+    for _ in range(2):
         model(inputs(rank)).sin().sum().backward()
     return [whole(p.grad).clone() for p in model.parameters() if p.grad is not None]
 
@@ -63,7 +64,7 @@ def compare(
         part = next(m for m in wrapped.modules() if isinstance(m, nn.Linear))
         runs: list[int] = []
         part.register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
-        results.append(gradients(wrapped, rank, steps=2))
+        results.append(gradients(wrapped, rank))
         found[name] = len(runs)
     one, other = results
     found["gradients"] = len(one)
@@ -133,10 +134,18 @@ def case_sharded_within(rank: int) -> Any:
     return "no error"
 
 
-def main(folder: Path, rank: int) -> None:
+def main(folder: Path) -> None:
+    """Fork one process for each rank: imports and the plan take longer than the cases, and run once."""
     warnings.simplefilter("ignore")
-    run_all(globals(), folder, rank, WORLD, outcome)
+    plan()
+    ranks = []
+    for rank in range(WORLD):
+        ranks.append(os.fork())
+        if ranks[-1] == 0:
+            run_all(globals(), folder, rank, WORLD, outcome)
+    for process in ranks:
+        os.waitpid(process, 0)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]))

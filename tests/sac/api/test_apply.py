@@ -17,6 +17,7 @@ import remat
 from remat.errors import PlanError, PolicyError, ProblemError
 from remat.graph.joint import JointGraph
 from remat.sac import SACPlan, apply, is_skipped, remove
+from tests.graphs import joint_of
 from tests.sac.planned import Block, Stack, all_equal, gradients, plan_for, plan_of, sac_plan
 
 LAYERS = ("layers.0", "layers.1")
@@ -236,16 +237,10 @@ def dry() -> SACPlan:
     return plan_for(dry_model, LAYERS[:1], SHAPE, share=0.5)
 
 
-@pytest.fixture
-def fresh_dynamo() -> None:
-    torch._dynamo.reset()
-
-
 @pytest.fixture(scope="module")
 def joint(dry: SACPlan) -> JointGraph:
     """The joint graph of a model that follows a plan."""
-    torch._dynamo.reset()
-    return remat.capture(apply(dry_model(), dry), [inputs()], lower="eager")
+    return joint_of(apply(dry_model(), dry), inputs())
 
 
 def test_tags_are_those_of_the_plan(dry: SACPlan, joint: JointGraph) -> None:
@@ -266,9 +261,8 @@ def test_tags_are_those_of_the_plan(dry: SACPlan, joint: JointGraph) -> None:
     assert {tag for _, tag in found} == set(told.values())
 
 
-@pytest.mark.usefixtures("fresh_dynamo")
 def test_our_partitioner_obeys(joint: JointGraph) -> None:
-    untagged = remat.capture(dry_model(), [inputs()], lower="eager")
+    untagged = joint_of(dry_model(), inputs())
     tags = {n.name: n.meta.get("recompute") for n in joint.graph.nodes}
     for budget in (0.0, 1.0):
         names = set(remat.plan(joint, budget=budget).saved)
@@ -293,22 +287,24 @@ class Normed(nn.Module):
         return out
 
 
-@pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize(
-    "compiler",
-    [None, {"backend": "remat", "options": {"lower": "eager"}}, {"backend": "aot_eager"}],
-    ids=["uncompiled", "remat", "aot_eager"],
-)
-def test_gradients_and_statistics_when_compiled(compiler: dict[str, Any] | None) -> None:
+def test_gradients_and_statistics_when_compiled() -> None:
+    """Compiled by remat and by PyTorch's own partitioner, both beside the latter without a plan."""
+    torch._dynamo.reset()
     torch.manual_seed(0)
-    model = Normed()
-    found = []
-    for run in (copy.deepcopy(model), apply(model, plan_for(Normed, ["layer"], SHAPE, share=0.8))):
-        step: Any = torch.compile(run, **compiler, fullgraph=True) if compiler else run
-        found.append(gradients(step, inputs()))
-    assert len(found[0]) == len(found[1]) == 4 + 3
-    for without, planned in zip(*found, strict=True):
-        torch.testing.assert_close(planned, without)
+    model, plan = Normed(), plan_for(Normed, ["layer"], SHAPE, share=0.8)
+    theirs: dict[str, Any] = {"backend": "aot_eager"}
+    ours: dict[str, Any] = {"backend": "remat", "options": {"lower": "eager"}}
+    wanted, *found = (
+        gradients(torch.compile(run, **compiler, fullgraph=True), inputs())
+        for run, compiler in (
+            (copy.deepcopy(model), theirs),
+            (apply(copy.deepcopy(model), plan), theirs),
+            (apply(model, plan), ours),
+        )
+    )
+    assert len(wanted) == 4 + 3
+    for planned in found:
+        torch.testing.assert_close(planned, wanted)
 
 
 def test_a_plan_of_no_modules_is_applied_and_removed() -> None:

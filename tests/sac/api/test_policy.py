@@ -24,9 +24,9 @@ from tests.sac.planned import (
     Block,
     all_equal,
     checkpointed,
-    estimate,
     module_plan,
     plan_of,
+    ran,
     sac_plan,
 )
 
@@ -45,19 +45,9 @@ class Region(nn.Module):
         return self.run(self, x)
 
 
-class Outer(nn.Module):
-    """The estimator names what is below the model."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.inner(x)
-
-
-def stats_of(make: Callable[[], nn.Module], shape: tuple[int, ...] = (4, 8)) -> SACStats:
-    return estimate(lambda: Outer(make()), shape)["inner"]
+def stats_of(make: Callable[[], nn.Module]) -> SACStats:
+    (stats,) = ran(make, (4, 8)).sac_mod_stats.values()
+    return stats
 
 
 def gradients(
@@ -129,12 +119,13 @@ def chosen(stats: SACStats, items: list[Item]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_gradients_equal_eager_and_what_is_kept_is_what_was_planned(
     name: str, seed: int, estimated: dict[str, SACStats]
 ) -> None:
     stats = estimated[name]
     drawn = random.Random(seed)
+    # A plan whose operators are not those of the module is refused, so this compares both.
     stored = chosen(stats, [i for i in group(stats).free if drawn.random() < 0.5])
     plan = module_plan("inner", stats, stored)
     torch.manual_seed(seed)
@@ -232,8 +223,6 @@ def test_an_error_of_the_module_is_its_own() -> None:
 def test_what_is_no_plan_is_refused() -> None:
     with pytest.raises(ProblemError, match="expected a plan"):
         policy("layers.3")  # type: ignore[call-overload]
-    with pytest.raises(ProblemError, match="expected a policy or a list"):
-        policy(plan_of(), 3)  # type: ignore[call-overload]
 
 
 def save_exp(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -109,6 +109,11 @@ def fails(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
     raise LookupError("no such layer")
 
 
+class Unnamed:
+    def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        return None
+
+
 @pytest.mark.parametrize("wrap", [lambda p: p, compose, lambda p: compose(compose(p), p)])
 @pytest.mark.parametrize(
     ("policy", "says", "cause"),
@@ -120,30 +125,22 @@ def fails(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
             type(None),
         ),
         (fails, "policy 'fails' raised LookupError: no such layer", LookupError),
+        (Unnamed(), "policy 'Unnamed' returned None", type(None)),
+        (partial(Unnamed()), "policy 'functools.partial(", type(None)),
     ],
 )
-def test_a_bool_and_an_error_name_module_operator_and_policy(
+def test_a_wrong_answer_and_an_error_name_module_operator_and_policy(
     wrap: Callable[[Any], Policy], policy: Policy, says: str, cause: type
 ) -> None:
     with pytest.raises(PolicyError) as caught:
         ran(wrap(policy), module="encoder.0")
-    assert str(caught.value) == f"module 'encoder.0': aten.sin.default: {says}"
+    assert str(caught.value).startswith(f"module 'encoder.0': aten.sin.default: {says}")
     assert isinstance(caught.value.__cause__, cause)
 
 
 def test_a_region_without_a_name_is_called_by_its_policy() -> None:
     with pytest.raises(PolicyError, match=r"region with policy 'fails': aten.sin.default"):
         ran(fails)
-
-
-def test_policies_without_a_name_are_called_by_their_type() -> None:
-    class Unnamed:
-        def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-            return None
-
-    for policy, name in [(Unnamed(), "Unnamed"), (partial(Unnamed()), "partial")]:
-        with pytest.raises(PolicyError, match=f"{name}.* returned None"):
-            ran(policy)
 
 
 def test_parts_are_renewed_and_told_of_the_end() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy
+from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.sac import context_fn, is_skipped, policy
 from tests.sac.planned import checkpointed, gradient, plan_of
@@ -62,35 +62,7 @@ def test_a_cached_value_is_freed_at_its_first_use() -> None:
         out.sum().backward()
 
 
-class Leaky:
-    """`sines`, and a hold on what `exp` made."""
-
-    leaked: torch.Tensor
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = x.sin().exp()
-        if not hasattr(self, "leaked"):
-            self.leaked = y.detach()
-        return y.sin()
-
-
-def test_a_change_to_a_cached_value_is_refused_or_allowed_on_request() -> None:
-    x, leaky = leaf(), Leaky()
-    out = checkpointed(leaky, x, contexts=policy(EXP))
-    leaky.leaked.mul_(2)
-    with pytest.raises(RuntimeError, match="has been mutated"):
-        out.sum().backward()
-
-    x, leaky = leaf(), Leaky()
-    out = checkpointed(leaky, x, contexts=policy(EXP, allow_cache_entry_mutation=True))
-    leaky.leaked.mul_(2)
-    out.sum().backward()
-    y = x.detach().sin().exp()
-    # The last sine takes the changed value, exp multiplies with it.
-    torch.testing.assert_close(x.grad, (2 * y).cos() * (2 * y) * x.detach().cos())
-
-
-def test_a_planned_write_is_no_change_and_another_one_is() -> None:
+def test_a_planned_write_is_no_change_and_another_one_is_unless_allowed() -> None:
     leaked: list[torch.Tensor] = []
 
     def in_place(x: torch.Tensor) -> torch.Tensor:
@@ -100,7 +72,8 @@ def test_a_planned_write_is_no_change_and_another_one_is() -> None:
 
     x = leaf()
     plan = plan_of("aten.sin.default", "aten.mul_.Tensor", "aten.exp.default", stored=(0, 1, 2))
-    assert torch.equal(gradient(in_place, x, policy(plan)), gradient(in_place, x))
+    wanted = gradient(in_place, x)
+    assert torch.equal(gradient(in_place, x, policy(plan)), wanted)
 
     leaked.clear()
     out = checkpointed(in_place, x, contexts=policy(plan))
@@ -108,60 +81,24 @@ def test_a_planned_write_is_no_change_and_another_one_is() -> None:
     with pytest.raises(RuntimeError, match="has been mutated"):
         out.sum().backward()
 
-
-def test_a_saved_tensor_comes_back_as_the_same_object() -> None:
-    seen: list[torch.Tensor] = []
-
-    def masked(x: torch.Tensor) -> torch.Tensor:
-        mask = x > 0  # has no gradient, and is no view
-        seen.append(mask)
-        return (x.sin() * mask).sin()
-
-    contexts = context_fn([aten.gt.Scalar])()
-    out = checkpointed(masked, leaf(), contexts=lambda: contexts)
-    cached = contexts[1].storage[aten.gt.Scalar][0].val
-    out.sum().backward()
-    forward, again = seen
-    assert again is cached
-    assert again.data_ptr() == forward.data_ptr()
+    leaked.clear()
+    out = checkpointed(in_place, x, contexts=policy(plan, allow_cache_entry_mutation=True))
+    leaked[0].zero_()
+    (found,) = torch.autograd.grad(out.sum(), x)
+    assert torch.equal(found, wanted), "only the stored exponential is read"
 
 
 @pytest.mark.parametrize("subclass", [False, True])
-def test_metadata_operators_are_not_asked_about(subclass: bool) -> None:
-    def asks(x: torch.Tensor) -> torch.Tensor:
-        y = x.sin()
-        assert y.detach().size() == y.shape
-        assert y.is_contiguous()
-        assert y.stride(), y.storage_offset()
-        assert y.device.type == "cpu"
-        return y.numel() * y.dim() * y.exp()
-
-    watch, x = Watch(aten.exp.default), torch.randn(2, 3, requires_grad=True)
+def test_a_policy_is_asked_once_for_each_operator_of_forward_and_never_after(
+    subclass: bool,
+) -> None:
+    watch, x = Watch(aten.exp.default), leaf()
     inputs = TwoTensor(x, x.clone()) if subclass else x
-    checkpointed(asks, inputs, contexts=context_fn(watch)).sum().backward()
-    assert not SAC_IGNORED_OPS.intersection(watch.asked)
-    assert aten.exp.default in watch.asked
-
-
-def test_a_policy_is_asked_once_for_each_operator_of_forward_and_never_after() -> None:
-    watch = Watch(aten.exp.default)
-    out = checkpointed(sines, leaf(), contexts=context_fn(watch))
+    out = checkpointed(sines, inputs, contexts=context_fn(watch))
     asked = [aten.sin.default, aten.exp.default, aten.sin.default]
     assert watch.asked == asked
     out.sum().backward()
     assert watch.asked == asked
-
-
-def test_a_region_that_was_recomputed_is_refused_with_other_operators() -> None:
-    runs: list[int] = []
-
-    def fickle(x: torch.Tensor) -> torch.Tensor:
-        runs.append(1)
-        return sines(x if len(runs) == 1 else x.cos())
-
-    out = checkpointed(fickle, leaf(), contexts=policy(EXP))
-    with pytest.raises(RuntimeError, match=r"cos.*not found in storage"):
-        out.sum().backward()
 
 
 def test_copies_and_constants_are_left_to_recomputation() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -179,7 +180,9 @@ def end(policy: Policy) -> None:
 
 
 def name_of(policy: Policy) -> str:
-    """Return the name of a policy for error messages."""
+    """Return the name of a policy for error messages; for a `functools.partial`, of its function."""
+    while isinstance(policy, functools.partial):
+        policy = policy.func
     named = getattr(policy, "__qualname__", None) or getattr(policy, "__name__", None)
     if named is not None:
         return str(named)

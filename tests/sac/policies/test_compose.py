@@ -126,7 +126,7 @@ class Unnamed:
         ),
         (fails, "policy 'fails' raised LookupError: no such layer", LookupError),
         (Unnamed(), "policy 'Unnamed' returned None", type(None)),
-        (partial(Unnamed()), "policy 'functools.partial(", type(None)),
+        (partial(Unnamed()), "policy 'Unnamed' returned None", type(None)),
     ],
 )
 def test_a_wrong_answer_and_an_error_name_module_operator_and_policy(

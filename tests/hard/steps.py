@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._inductor import config as inductor_config
 from torch.utils import _pytree as pytree
 
 import remat
@@ -108,7 +109,8 @@ def check(
     if captured:
         torch._dynamo.reset()
         f, args = make()
-        joint = remat.capture(f, args, lower=lower, dynamic=how.get("dynamic", False))
+        with inductor_config.patch(fallback_random=True):  # as `compiled` has it
+            joint = remat.capture(f, args, lower=lower, dynamic=how.get("dynamic", False))
         asked[0] = {"plan": remat.plan(joint, budgets[0])}
     made: list[remat.Plan] = []
     for options in asked:

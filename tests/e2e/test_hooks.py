@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import gc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -32,8 +32,7 @@ BITS = (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Ran:
+class Ran(NamedTuple):
     """One step of a model of the zoo: what it left behind, its plan, and its peak."""
 
     outcome: Outcome
@@ -188,21 +187,26 @@ def test_what_cannot_be_traced_runs_eagerly(gradients: Run, lower: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5 if lower == "inductor" else 0, atol=1e-5)
 
 
-def test_what_eager_hooks_keep_goes_with_the_step() -> None:
-    """After backward, and where backward never comes."""
-    w = torch.randn(8, 8, requires_grad=True)
+W = torch.randn(8, 8, requires_grad=True)
+
+
+@pytest.fixture
+def hooked() -> Any:
+    """A step whose hooks run eagerly."""
     options = {"budget": 1, "lower": "eager", "hooks": (to_numpy, from_numpy)}
-    compiled: Any = torch.compile(
-        lambda: (w @ w).sin().exp().sum(), backend="remat", options=options
-    )
+    return torch.compile(lambda: (W @ W).sin().exp().sum(), backend="remat", options=options)
+
+
+def test_what_eager_hooks_keep_goes_with_the_step(hooked: Any) -> None:
+    """After backward, and where backward never comes."""
     gc.freeze()  # what earlier tests have left is not collected below
     before = packed_count()
-    loss = compiled()
+    loss = hooked()
     assert packed_count() > before
     loss.backward()
     del loss
     assert packed_count() == before
-    loss = compiled()
+    loss = hooked()
     assert packed_count() > before
     del loss
     gc.collect()
@@ -262,14 +266,11 @@ def test_hooks_that_use_what_they_kept_when_they_were_traced_are_named(
         gradients((pack, lambda p: p))
 
 
-def test_what_eager_hooks_keep_can_be_unpacked_again() -> None:
-    w = torch.randn(8, 8, requires_grad=True)
-    options = {"budget": 1, "lower": "eager", "hooks": (to_numpy, from_numpy)}
+def test_what_eager_hooks_keep_can_be_unpacked_again(hooked: Any) -> None:
     with functorch_config.patch(donated_buffer=False):
-        compiled: Any = torch.compile(lambda: (w @ w).sin().sum(), backend="remat", options=options)
-        loss = compiled()
-        (once,) = torch.autograd.grad(loss, w, retain_graph=True)
-        (again,) = torch.autograd.grad(loss, w)
+        loss = hooked()
+        (once,) = torch.autograd.grad(loss, W, retain_graph=True)
+        (again,) = torch.autograd.grad(loss, W)
     assert torch.equal(once, again)
 
 

@@ -67,19 +67,6 @@ def matrix(rows: int = 1, columns: int = 1) -> torch.Tensor:
     return torch.randn(rows * N, columns * N, requires_grad=True)
 
 
-def cheap(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return torch.mm(x.cos(), w).sum()
-
-
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_what_is_cheap_is_recomputed(solver: str) -> None:
-    step = Step(cheap, matrix(), matrix())
-    for budget, saved in ((1, 1.0), (0.5, 0.0)):
-        measured = step.measure(budget, solver)
-        assert measured.saved == saved
-        assert measured.products == step.eager_products() == 3
-
-
 def chain(x: torch.Tensor, *ws: torch.Tensor) -> torch.Tensor:
     x = x.cos()
     for w in ws:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,22 +21,15 @@ from tests.steps import Recorded, differences, recording_backend
 #: All of them decide; what they decide runs by itself, which takes a tenth of compiling it.
 BUDGETS = (0, 0.2, 0.5, 1)
 #: Of those that resemble one another, one.
-NAMES = tuple(name for name in ZOO if name not in ("llama", "bert"))
+NAMES = tuple(name for name in ZOO if name not in ("llama", "bert", "vit"))
 #: Compiled steps of the others run on plans that recompute in `test_policies` and `test_model_types`.
 COMPILED = ("resnet", "randn_like", "checkpointed", "mutated_buffer")
 #: A link so fast that small models gain by it.
 LINK = {"offload": "2000GB/s", "cost": "roofline:h100"}
 
 
-@functools.cache
-def eager(name: str) -> Outcome:
-    return build(name).train()
-
-
-@functools.cache
 def at_full_budget(name: str) -> tuple[Recorded, Outcome]:
     """A step at budget 1, and what passed through its halves."""
-    torch._dynamo.reset()
     step, found = build(name), Recorded()
     f = torch.compile(step.model, backend=recording_backend(found, remat.partitioner(1)))
     return found, step.train(f)
@@ -73,19 +65,16 @@ def test_the_zoo_has_something_to_lose(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_is_the_same_at_every_budget(name: str) -> None:
-    _, full = at_full_budget(name)
-    assert full.gradient_distance(eager(name)) <= 1e-5
+    """Small models with every solver, large ones with the default."""
+    step, full = at_full_budget(name)
+    eager = build(name).train()
+    assert full.gradient_distance(eager) <= 1e-5
+    torch.testing.assert_close(full.buffers, eager.buffers)
     if name in COMPILED:
         assert compiled(build(name), budget=0).differs_from(full) == []
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_halves_are_the_same_with_every_solver(name: str) -> None:
-    """Without PyTorch's runtime around the two halves; the default solver on the largest models."""
-    step, _ = at_full_budget(name)
     assert step.joint is not None
     reference = step.run(remat.plan(step.joint, 1))
-    solvers = ("auto",) if name in ("t5", "vit") else remat.solver_names()
+    solvers = ("auto",) if name in ("gpt2", "t5", "resnet") else remat.solver_names()
     changed = {
         label: different
         for label, plan in plans_of_all(step.joint, solvers).items()
@@ -109,14 +98,12 @@ def plans_of_all(joint: remat.JointGraph, solvers: Sequence[str]) -> dict[str, r
     return dict(plans.values())
 
 
-@pytest.mark.parametrize("name", ["randn_like", "mutated_buffer"])
-def test_the_halves_are_the_same_with_values_offloaded(name: str) -> None:
-    step, _ = at_full_budget(name)
+def test_the_halves_are_the_same_with_values_offloaded() -> None:
+    step, _ = at_full_budget("mutated_buffer")
     assert step.joint is not None
-    reference = step.run(remat.plan(step.joint, 1))
-    plans = [remat.plan(step.joint, remat.Peak(share), **LINK) for share in (0.5, 0.0)]  # type: ignore[arg-type]
-    assert [differences(step.run(plan), reference) for plan in plans] == [[], []]
-    assert any(plan.host_bytes for plan in plans)
+    plan = remat.plan(step.joint, remat.Peak(0.0), **LINK)  # type: ignore[arg-type]
+    assert plan.host_bytes
+    assert differences(step.run(plan), step.run(remat.plan(step.joint, 1))) == []
 
 
 def shallow(name: str) -> Step:
@@ -152,14 +139,11 @@ def test_inductors_own_random_numbers_do_not_change() -> None:
     assert full.gradient_distance(plain) > 1e-3, "these are eager's numbers"
 
 
-@pytest.mark.parametrize(("name", "budget"), [("randn_like", 0.5), ("checkpointed", 0.05)])
-def test_pytorch_own_partitioner_is_caught(name: str, budget: float) -> None:
-    """What these tests look for is really there to be found: PyTorch 2.13 draws dropout anew."""
-    step = build(name)
-    with functorch_config.patch(
-        activation_memory_budget=budget, activation_memory_budget_solver="dp"
-    ):
+def test_pytorch_own_partitioner_is_caught() -> None:
+    """What these tests look for is really there to be found: PyTorch 2.13 draws anew in backward."""
+    step = build("randn_like")
+    with functorch_config.patch(activation_memory_budget=0.5, activation_memory_budget_solver="dp"):
         outcome = step.train(
             torch.compile(step.model, backend=aot(min_cut_rematerialization_partition))
         )
-    assert outcome.gradient_distance(eager(name)) > 1e-3
+    assert outcome.gradient_distance(build("randn_like").train()) > 1e-3

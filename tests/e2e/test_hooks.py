@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import gc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -32,8 +32,7 @@ BITS = (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Ran:
+class Ran(NamedTuple):
     """One step of a model of the zoo: what it left behind, its plan, and its peak."""
 
     outcome: Outcome
@@ -63,45 +62,36 @@ def ran(name: str, budget: float, hooks: Any = None) -> Ran:
 # Gradients ----------------------------------------------------------------------------------------
 
 
-def views(keep: str) -> remat.SavedTensorHooks:
-    """Views of the same bits, which take no memory of their own."""
-    return remat.SavedTensorHooks(
-        pack=lambda x: x.view(torch.int32) if x.dtype is torch.float32 else x,
-        unpack=lambda p: p.view(torch.float32),
-        filter=keep,
-    )
+# Views of the same bits, which take no memory of their own.
+VIEWS = remat.SavedTensorHooks(
+    pack=lambda x: x.view(torch.int32) if x.dtype is torch.float32 else x,
+    unpack=lambda p: p.view(torch.float32),
+    filter="all",
+)
 
 
 @pytest.mark.parametrize(
     ("name", "hooks"),
     [
         ("randn_like", BITS),
-        ("randn_like", views("donated")),
-        ("randn_like", views("all")),
-        ("mutated_buffer", views("no_static")),
-        ("mutated_buffer", views("all")),
-        ("checkpointed", views("all")),
+        ("mutated_buffer", VIEWS),
+        ("checkpointed", VIEWS),
         ("checkpointed", CLONE),
     ],
-    ids=["bits", "donated", "all", "no_static-mutated", "all-mutated", "all-regions", "clone"],
+    ids=["bits", "all-mutated", "all-regions", "clone"],
 )
 def test_hooks_that_lose_nothing_change_nothing(name: str, hooks: Any) -> None:
     assert ran(name, 0.4, hooks).outcome.differs_from(ran(name, 0.4).outcome) == []
 
 
-@pytest.mark.parametrize(
-    ("hooks", "error", "share"), [("bf16", 0.01, 0.52), ("int8", 0.02, 0.35), ("float8", 0.08, 0.3)]
-)
-def test_ready_made_pairs_stay_close_and_lower_the_peak(
-    hooks: str, error: float, share: float
-) -> None:
+def test_a_ready_made_pair_stays_close_and_lowers_the_peak() -> None:
     """Forward is not touched; gradients move by about as much as the pair loses."""
-    plain, packed = ran("llama", 1), ran("llama", 1, hooks)
+    plain, packed = ran("llama", 1), ran("llama", 1, "float8")
     for key, value in plain.outcome.outputs.items():
         assert torch.equal(packed.outcome.outputs[key], value), key
     assert torch.equal(packed.outcome.random_state, plain.outcome.random_state)
-    assert 0 < packed.outcome.gradient_distance(plain.outcome) < error
-    assert packed.plan.saved_bytes < share * plain.plan.saved_bytes
+    assert 0 < packed.outcome.gradient_distance(plain.outcome) < 0.08
+    assert packed.plan.saved_bytes < 0.3 * plain.plan.saved_bytes
     assert packed.peak_bytes < plain.peak_bytes
     simulated, measured = (
         plain.plan.peak_bytes - packed.plan.peak_bytes,
@@ -163,7 +153,7 @@ def gradients() -> Run:
     """Gradients of a step from the same seed, compiled with hooks or not, or with others active."""
     gc.freeze()  # tensors out of sight are looked for in all that was made since
     torch.manual_seed(0)
-    model, x = Mlp(width=16, depth=2), torch.randn(32, 16)
+    model, x = Mlp(width=16, depth=1), torch.randn(32, 16)
 
     def run(hooks: Any = None, active: Any = None, lower: str = "eager") -> torch.Tensor:
         torch._dynamo.reset()
@@ -197,21 +187,26 @@ def test_what_cannot_be_traced_runs_eagerly(gradients: Run, lower: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5 if lower == "inductor" else 0, atol=1e-5)
 
 
-def test_what_eager_hooks_keep_goes_with_the_step() -> None:
-    """After backward, and where backward never comes."""
-    w = torch.randn(8, 8, requires_grad=True)
+W = torch.randn(8, 8, requires_grad=True)
+
+
+@pytest.fixture
+def hooked() -> Any:
+    """A step whose hooks run eagerly."""
     options = {"budget": 1, "lower": "eager", "hooks": (to_numpy, from_numpy)}
-    compiled: Any = torch.compile(
-        lambda: (w @ w).sin().exp().sum(), backend="remat", options=options
-    )
+    return torch.compile(lambda: (W @ W).sin().exp().sum(), backend="remat", options=options)
+
+
+def test_what_eager_hooks_keep_goes_with_the_step(hooked: Any) -> None:
+    """After backward, and where backward never comes."""
     gc.freeze()  # what earlier tests have left is not collected below
     before = packed_count()
-    loss = compiled()
+    loss = hooked()
     assert packed_count() > before
     loss.backward()
     del loss
     assert packed_count() == before
-    loss = compiled()
+    loss = hooked()
     assert packed_count() > before
     del loss
     gc.collect()
@@ -271,14 +266,11 @@ def test_hooks_that_use_what_they_kept_when_they_were_traced_are_named(
         gradients((pack, lambda p: p))
 
 
-def test_what_eager_hooks_keep_can_be_unpacked_again() -> None:
-    w = torch.randn(8, 8, requires_grad=True)
-    options = {"budget": 1, "lower": "eager", "hooks": (to_numpy, from_numpy)}
+def test_what_eager_hooks_keep_can_be_unpacked_again(hooked: Any) -> None:
     with functorch_config.patch(donated_buffer=False):
-        compiled: Any = torch.compile(lambda: (w @ w).sin().sum(), backend="remat", options=options)
-        loss = compiled()
-        (once,) = torch.autograd.grad(loss, w, retain_graph=True)
-        (again,) = torch.autograd.grad(loss, w)
+        loss = hooked()
+        (once,) = torch.autograd.grad(loss, W, retain_graph=True)
+        (again,) = torch.autograd.grad(loss, W)
     assert torch.equal(once, again)
 
 

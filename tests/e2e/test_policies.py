@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -13,61 +11,36 @@ from torch import nn
 import remat
 from remat.errors import BudgetWarning, PlanError
 from tests.model_types import make
-from tests.models import Outcome, build
+from tests.models import build
 from tests.planning.test_host_memory import kept_inside
 from tests.planning.test_policies import Net, assert_holds, saved_inside
 
 
-@functools.cache
-def eager(name: str) -> Outcome:
-    return build(name).train()
-
-
-@pytest.mark.parametrize(
-    ("name", "policies"),
-    [
-        ("gpt2", {"*.h.*": "recompute", "*.attn": "save"}),  # with dropout
-        ("vit", {"*.attention": "save", "*.mlp": "recompute"}),
-    ],
-)
-def test_gradients_are_those_of_eager_to_the_bit(name: str, policies: dict[str, str]) -> None:
-    step = build(name)
-    options = {"lower": "eager", "budget": 0.5, "policies": policies}
+def test_gradients_are_those_of_eager_to_the_bit() -> None:
+    """With dropout; of each layer, one module is recomputed, and another goes to the host."""
+    step = build("gpt2")
+    options = {
+        "lower": "eager",
+        "budget": 0.5,
+        "policies": {"*.h.*": "recompute", "*.attn": "offload", "*.ln_1": "save"},
+        "host_memory": "1GiB",
+    }
     outcome = step.train(torch.compile(step.model, backend="remat", options=options))
-    assert outcome.differs_from(eager(name)) == []
+    assert outcome.differs_from(build("gpt2").train()) == []
     plan = remat.plans()[-1]
     assert plan.policies
-    assert name == "gpt2" or saved_inside(plan, "*.mlp") == []  # its "*.h.*" hold what is saved
-
-
-def test_gradients_stay_to_the_bit_if_values_go_to_the_host() -> None:
-    step = build("gpt2")
-    options = {"lower": "eager", "policies": {"*.attn": "offload"}, "host_memory": "1GiB"}
-    outcome = step.train(torch.compile(step.model, backend="remat", options=options))
-    assert outcome.differs_from(eager("gpt2")) == []
-    plan = remat.plans()[-1]
     assert plan.host_bytes
     assert kept_inside(plan, "*.attn") == []
+    assert saved_inside(plan, "*.mlp") == []
 
 
-#: Of each architecture, what is saved and what recomputed.
-PATTERNS: dict[str, dict[str, str]] = {
-    "mixtral": {"*.self_attn": "recompute", "*.mlp": "save"},
-    "convnext": {"*.stages.1": "recompute", "*.stages.0": "save"},
-    "vit": {"*.attention": "save", "*.mlp": "recompute"},
-}
-
-
-@pytest.mark.parametrize("name", PATTERNS)
-def test_policies_hold_in_the_finished_graphs(name: str) -> None:
-    built, policies = make(name), PATTERNS[name]
-    lower: Any = ("eager", "inductor")[list(PATTERNS).index(name) % 2]
-    joint = remat.capture(built.model, (), built.same[0], lower=lower)
+def test_policies_hold_in_the_finished_graphs() -> None:
+    built = make("convnext")
+    policies = {"*.stages.1": "recompute", "*.stages.0": "save"}
+    joint = remat.capture(built.model, (), built.same[0])
     for budget in (1, 0, "peak:0.5"):
-        plan = remat.plan(joint, budget, policies=policies)
-        assert_holds(joint, plan, policies)
-    (recomputed,) = (p for p, policy in policies.items() if policy == "recompute")
-    assert saved_inside(remat.plan(joint), recomputed), "the pattern changes something"
+        assert_holds(joint, remat.plan(joint, budget, policies=policies), policies)
+    assert saved_inside(remat.plan(joint), "*.stages.1"), "the pattern changes something"
 
 
 # Which graphs a pattern is about ----------------------------------------------------------------------

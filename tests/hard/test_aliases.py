@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.hard.steps import check, drawn, pair
+from tests.hard.steps import check, pair
 
 T = torch.Tensor
 
@@ -61,11 +61,3 @@ def test_outputs(program: Callable[..., Any]) -> None:
 
 def test_under_inductor() -> None:
     check(lambda: (of_one_another, pair()), lower="inductor")
-
-
-def test_one_input_given_twice() -> None:
-    def make() -> Any:
-        x = drawn(6, 8)
-        return (lambda a, b: (a @ b.t()).exp()), (x, x)
-
-    check(make)

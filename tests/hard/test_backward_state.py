@@ -55,13 +55,12 @@ def run(f: Callable[..., Any], args: Any, model: nn.Module) -> dict[str, Any]:
         return step(f, args, model)
 
 
-@pytest.mark.parametrize("budget", [0, 1])
-def test_every_budget(budget: float) -> None:
+def test_a_step_is_the_same() -> None:
     model, args = hooked()
     expected = step(model, args, model)
     model, args = hooked()
     before = len(remat.plans())
-    assert_same(run(compiled(model, budget=budget), args, model), expected)
+    assert_same(run(compiled(model, budget=0), args, model), expected)
     (plan,) = remat.plans()[before:]
     assert bool(plan.recomputed)
 

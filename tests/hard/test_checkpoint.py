@@ -24,13 +24,6 @@ T = torch.Tensor
 checkpoint: Any = partial(torch_checkpoint, use_reentrant=False)
 
 
-def in_a_row(x: T, w: T) -> T:
-    def block(a: T) -> T:
-        return torch.tanh(a @ w).exp()
-
-    return checkpoint(block, checkpoint(block, x).sin()).cos()
-
-
 def nested(x: T, w: T) -> T:
     def block(a: T) -> T:
         return torch.tanh(a @ w).exp()
@@ -68,7 +61,7 @@ def selected(
     return checkpoint(block, checkpoint(block, x, context_fn=contexts).cos(), context_fn=contexts)  # type: ignore[no-any-return]
 
 
-PROGRAMS: list[Callable[..., Any]] = [in_a_row, nested, dropping, selective, strict]
+PROGRAMS: list[Callable[..., Any]] = [nested, dropping, selective, strict]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
@@ -90,19 +83,11 @@ OFFLOADING = (CheckpointPolicy.MUST_CPU_OFFLOAD, CheckpointPolicy.PREFER_CPU_OFF
 LINK: dict[str, Any] = {"offload": "25GB/s", "cost": "roofline:epyc"}
 
 
-def for_the_host(tag: CheckpointPolicy, op: Any = torch.ops.aten.sin.default) -> Callable[..., Any]:
+def for_the_host(tag: CheckpointPolicy) -> Callable[..., Any]:
     def f(x: T, w: T) -> T:
-        return selected(x, w, {op: tag})
+        return selected(x, w, {torch.ops.aten.sin.default: tag})
 
     return f
-
-
-@pytest.mark.parametrize("tag", OFFLOADING)
-def test_what_is_tagged_for_the_host_is_offloaded_at_every_budget(tag: Any) -> None:
-    for plan in check(lambda: (for_the_host(tag), pair()), captured=True):
-        assert {"sin", "sin_1"} <= {*plan.offloaded}
-        assert {"sin", "sin_1"}.isdisjoint(plan.recomputed)
-        assert f"{plan.host_bytes} B in the host's memory at one time, over pcie4" in plan.explain()
 
 
 def square_pair() -> tuple[T, T]:
@@ -110,30 +95,33 @@ def square_pair() -> tuple[T, T]:
 
 
 @pytest.mark.parametrize(
-    ("tag", "share", "lower"),
+    ("tag", "budget", "lower", "link"),
     [
-        (OFFLOADING[0], 0.0, "eager"),
-        (OFFLOADING[0], 1.0, "inductor"),
-        (OFFLOADING[1], 0.5, "eager"),
+        (OFFLOADING[0], 0, "eager", {}),
+        (OFFLOADING[1], 1, "eager", {}),
+        (OFFLOADING[0], remat.Peak(0.0), "eager", LINK),
+        (OFFLOADING[1], remat.Peak(0.5), "eager", LINK),
+        (OFFLOADING[0], remat.Peak(1.0), "inductor", {**LINK, "cost": "roofline-fused:epyc"}),
     ],
 )
-def test_what_is_tagged_for_the_host_is_offloaded_over_a_link(
-    tag: Any, share: float, lower: Any
+def test_what_is_tagged_for_the_host_is_offloaded(
+    tag: Any, budget: Any, lower: Any, link: dict[str, Any]
 ) -> None:
-    f, budget = for_the_host(tag), remat.Peak(share)
-    expected = step(f, square_pair())
-    link = {**LINK, "cost": "roofline-fused:epyc"} if lower == "inductor" else LINK
+    f = for_the_host(tag)
     f_compiled = compiled(f, lower=lower, budget=budget, **link)
-    tolerance = 1e-4 if lower == "inductor" else 1e-5
-    assert_same(step(f_compiled, square_pair()), expected, tolerance)
+    left, expected = step(f_compiled, square_pair()), step(f, square_pair())
+    assert_same(left, expected, 1e-4 if lower == "inductor" else 1e-5)
     plan = remat.plans()[-1]
-    assert {"sin", "sin_1"} <= set(plan.offloaded)
-    assert plan.peak_bytes <= (plan.peak_limit or plan.peak_bytes)
-    text = plan.explain()
-    assert "tagged for the host's memory is saved" not in text
     joint = remat.capture(f, square_pair(), lower=lower)
     again = remat.plan(joint, plan=remat.plan(joint, budget, **link).to_json())
-    assert {"sin", "sin_1"} <= set(again.offloaded)
+    for made in (plan, again):
+        assert {"sin", "sin_1"} <= {*made.offloaded}
+        assert {"sin", "sin_1"}.isdisjoint(made.recomputed)
+        assert made.peak_bytes <= (made.peak_limit or made.peak_bytes)
+    text = plan.explain()
+    assert "tagged for the host's memory is saved" not in text
+    host = f"{plan.host_bytes // 1024} KiB in the host's memory at one time, over pcie4"
+    assert link or host in text
 
 
 def test_every_plan_of_a_frontier_offloads_what_is_tagged() -> None:
@@ -171,29 +159,19 @@ def test_a_view_that_is_tagged_for_the_host_is_offloaded_itself() -> None:
 
 
 def test_what_cannot_go_to_the_host_is_refused_or_saved() -> None:
-    def joint(tag: CheckpointPolicy) -> remat.JointGraph:
-        return remat.capture(for_the_host(tag), square_pair(), lower="eager", dynamic=True)
-
+    f = for_the_host(OFFLOADING[0])
+    joint = remat.capture(f, square_pair(), lower="eager", dynamic=True)
     with pytest.raises(
         PlanError, match=r"'sin' is tagged .* by MUST_CPU_OFFLOAD, .*: its size is symbolic"
     ):
-        remat.plan(joint(OFFLOADING[0]), remat.Peak(1.0), **LINK)
-    plan = remat.plan(joint(OFFLOADING[1]), remat.Peak(1.0), **LINK)
+        remat.plan(joint, remat.Peak(1.0), **LINK)
+    for node in joint.graph.nodes:
+        if node.meta.get("recompute") is OFFLOADING[0]:
+            node.meta["recompute"] = OFFLOADING[1]
+    plan = remat.plan(joint, remat.Peak(1.0), **LINK)
     assert {"sin", "sin_1"} <= {*plan.saved}
     assert not plan.offloads
     assert "tagged for the host's memory is saved: it has a symbolic size" in plan.explain()
-
-
-def test_each_graph_of_a_step_offloads_what_is_tagged() -> None:
-    def f(x: T, w: T) -> T:
-        h = for_the_host(OFFLOADING[0])(x, w)
-        torch._dynamo.graph_break()
-        return for_the_host(OFFLOADING[1])(h, w)
-
-    joints = remat.capture(f, square_pair(), lower="eager", fullgraph=False)
-    plans = remat.plan(joints, remat.Peak(1.0), **LINK)
-    assert len(plans) == 2
-    assert all({"sin", "sin_1"} <= set(plan.offloaded) for plan in plans)
 
 
 def test_the_end_of_a_region_that_others_read_need_not_be_recomputed() -> None:
@@ -259,10 +237,7 @@ def test_a_step_whose_every_value_must_be_saved() -> None:
         assert remat.plan(joint, budget).recompute_cost == 0
 
 
-@pytest.mark.parametrize("budget", [remat.Peak(0.0), remat.Peak(0.3), 0.3])
-def test_regions_that_end_with_one_result_of_a_tuple_are_planned(
-    budget: remat.Peak | float,
-) -> None:
+def test_regions_that_end_with_one_result_of_a_tuple_are_planned() -> None:
     """The next region reads the result of a LayerNorm, which is saved; its mean is computed again."""
 
     class Block(nn.Module):
@@ -284,6 +259,7 @@ def test_regions_that_end_with_one_result_of_a_tuple_are_planned(
             return x.square().mean()
 
     joint = remat.capture(Blocks(), (torch.randn(32, 8),), lower="eager")
-    plan = remat.plan(joint, budget, cost="roofline:h100")
-    assert {"getitem", "getitem_3"} <= {*plan.saved}
-    assert "native_layer_norm" in {n.name for n in plan.backward.graph.nodes}
+    for budget in (remat.Peak(0.0), remat.Peak(0.3), 0.3):
+        plan = remat.plan(joint, budget, cost="roofline:h100")
+        assert {"getitem", "getitem_3"} <= {*plan.saved}
+        assert "native_layer_norm" in {n.name for n in plan.backward.graph.nodes}

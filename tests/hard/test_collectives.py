@@ -28,14 +28,6 @@ def all_gathered(h: T) -> T:
     return functional.all_gather_tensor_autograd(h, 0, dist.group.WORLD)  # type: ignore[arg-type]
 
 
-def scattered(h: T) -> T:
-    return functional.reduce_scatter_tensor_autograd(h, "sum", 0, dist.group.WORLD)  # type: ignore[arg-type]
-
-
-def exchanged(h: T) -> T:
-    return functional.all_to_all_single_autograd(h, None, None, dist.group.WORLD)  # type: ignore[arg-type]
-
-
 def reduced_without_gradient(h: T) -> T:
     return h * functional.all_reduce(h.detach(), "sum", dist.group.WORLD)  # type: ignore[arg-type]
 
@@ -49,8 +41,6 @@ def reduced_in_place(h: T) -> T:
 COLLECTIVES: list[Callable[[T], T]] = [
     all_reduced,
     all_gathered,
-    scattered,
-    exchanged,
     reduced_without_gradient,
     reduced_in_place,
 ]

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import (
 )
 
 import remat
-from tests.fuzz.functions import begin_run, calls, counter, noisy, stir, tagged
+from tests.fuzz.functions import begin_run, calls, noisy, stir, tagged
 from tests.graphs import joint_of
 from tests.hard.steps import assert_same, compiled, drawn, step
 
@@ -98,11 +98,6 @@ def unread(x: T, w: T) -> T:
     return h.sin() * noisy(h).detach().exp()
 
 
-def same_twice(x: T, w: T) -> T:
-    h = torch.tanh(x @ w)
-    return noisy(h).sin() * noisy(h).cos()
-
-
 def in_a_condition(x: T, w: T) -> T:
     h = torch.tanh(x @ w)
     y = torch.cond(h.sum() > -1e9, lambda a: noisy(a).sin(), lambda a: a.clone(), (h,))
@@ -121,14 +116,11 @@ def in_nested_regions(x: T, w: T) -> T:
 
 PROGRAMS: dict[str, Program] = {
     "noisy in regions": layers(noisy, checkpointed),
-    "counter": layers(counter),
     "mutator": overwriting(stir),
     "tagged": layers(tagged),
-    "tagged in regions": layers(tagged, checkpointed),
     "tagged mutator": overwriting(tagged_mutator),
     "two results": both,
     "unread": unread,
-    "the same twice": same_twice,
     "in a condition": in_a_condition,
     "in nested regions": in_nested_regions,
 }
@@ -192,23 +184,6 @@ def test_a_declared_operator_may_run_again() -> None:
         assert "declare_pure" not in text
         joint = joint_of(lambda x, w: sine(torch.tanh(x @ w)).sin(), *arguments("sine"))
         assert "sine" not in remat.plan(joint, 1).recomputed, "it is not known to be cheap"
-
-
-def test_calls_of_a_declared_operator_with_the_same_arguments_are_one() -> None:
-    def f(x: T, w: T) -> T:
-        h = torch.tanh(x @ w)
-        return (sine(h).exp() * sine(h).cos()).sum()
-
-    joint = remat.capture(f, arguments("sine"), lower="eager")
-
-    def times() -> int:
-        forward = remat.plan(joint, 1.0).forward
-        target = torch.ops.remat_custom.sine.default
-        return len(forward.graph.find_nodes(op="call_function", target=target))
-
-    assert times() == 2
-    with declared():
-        assert times() == 1
 
 
 def test_a_plan_made_under_other_declarations_is_refused() -> None:

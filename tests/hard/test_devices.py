@@ -1,24 +1,21 @@
 """Several devices in one graph, and the generator that each of them draws from.
 
 A build of PyTorch for the CPU makes fake CUDA tensors, but cannot differentiate them: such graphs are
-written by hand here and planned, not run.
+written as text here and planned, not run.
 """
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import pytest
 import torch
-from torch import fx
 from torch._functorch import config
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.checkpoint import CheckpointPolicy
 
 import remat
-from remat.graph import ops
-from tests.hard.steps import check, compiled, pair
+from remat.graph.text import parse_joint
+from tests.graphs import node
+from tests.hard.steps import check, pair
 
 T = torch.Tensor
 
@@ -31,100 +28,62 @@ def test_shapes_without_memory() -> None:
     check(lambda: (f, (*pair(), torch.empty(6, 8, device="meta"))))
 
 
-def test_noise_without_memory_is_not_replayed() -> None:
-    """There is no generator whose state could be saved."""
-
-    def f(x: T, w: T) -> T:
-        return torch.tanh(x @ w).exp() * torch.nn.functional.dropout(x, 0.5)
-
-    args = [torch.empty(6, 6, device="meta", requires_grad=True) for _ in range(2)]
-    compiled(f, budget=0)(*args).sum().backward()
-    assert all(x.grad is not None and x.grad.is_meta for x in args)
-    assert not any("native_dropout" in n for n in remat.plans()[-1].recomputed)
-
-
-def drawing(*devices: str, tag: CheckpointPolicy | None = None) -> remat.JointGraph:
-    """Dropout of a sine on each device, of which backward reads mask and result."""
-    graph, call = fx.Graph(), torch.ops.aten
-    forward: list[fx.Node] = []
-    inputs: list[fx.Node] = []
-    with FakeTensorMode():
-        for k, device in enumerate(devices):
-            inputs.append(_given(graph, f"primals_{k + 1}", torch.empty(64, 64, device=device)))
-        tangents = [
-            _given(graph, f"tangents_{k + 1}", torch.empty(64, 64, device=device))
-            for k, device in enumerate(devices)
-        ]
-        outputs, gradients, masks = [], [], []
-        for x in inputs:
-            drop = _called(
-                graph, call.native_dropout.default, _called(graph, call.sin.default, x), 0.5, True
-            )
-            dropped, mask = (_called(graph, operator.getitem, drop, k) for k in range(2))
-            forward += [drop, dropped, mask]
-            outputs.append(
-                _called(graph, call.exp.default, _called(graph, call.cos.default, dropped))
-            )
-            masks.append((dropped, mask))
-        for (dropped, mask), g in zip(masks, tangents, strict=True):
-            local = _called(graph, call.sin.default, dropped)
-            gradients.append(
-                _called(graph, call.mul.Tensor, _called(graph, call.mul.Tensor, g, local), mask)
-            )
-    graph.output((*outputs, *gradients))
-    for n in forward:
-        if tag is not None:
-            n.meta["recompute"] = tag
-    return remat.JointGraph(
-        graph_module=fx.GraphModule({}, graph), num_fwd_outputs=len(devices), name="drawing"
-    )
+#: Dropout of a sine on a device, of which backward reads mask and result.
+INPUTS = "primals_{k}: {floats} = primal()\ntangents_{k}: {floats} = tangent()\n"
+FORWARD = """\
+sin_{k}: {floats} = aten.sin.default(primals_{k})
+drop_{k}: ({floats}, {mask}) = aten.native_dropout.default(sin_{k}, 0.5, True){tag}
+dropped_{k}: {floats} = drop_{k}[0]{tag}
+mask_{k}: {mask} = drop_{k}[1]{tag}
+exp_{k}: {floats} = aten.exp.default(dropped_{k})
+"""
+BACKWARD = """\
+again_{k}: {floats} = aten.sin.default(dropped_{k})
+local_{k}: {floats} = aten.mul.Tensor(tangents_{k}, again_{k})
+gradient_{k}: {floats} = aten.mul.Tensor(local_{k}, mask_{k})
+"""
 
 
-def _given(graph: fx.Graph, name: str, value: T) -> fx.Node:
-    node = graph.placeholder(name)
-    node.meta["val"] = value
-    return node
-
-
-def _called(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
-    node = graph.call_function(target, args)
-    values = fx.map_arg(args, lambda n: n.meta["val"])
-    node.meta["val"] = target(*values)
-    return node
-
-
-def drawn_again(*devices: str, tag: CheckpointPolicy | None = None) -> set[str]:
-    """Devices on which dropout is replayed in backward under the least budget."""
-    joint = drawing(*devices, tag=tag)
-    with config.patch(graphsafe_rng_functionalization=False):  # it needs the devices themselves
-        plan = remat.plan(joint, 0)
-    nodes = {n.name: n for n in joint.graph.nodes}
-    names = [n for n in plan.recomputed if n.startswith("native_dropout")]
-    assert all(ops.is_random(nodes[n]) for n in names)
-    return {str(nodes[n].args[0].meta["val"].device) for n in names}  # type: ignore[union-attr]
-
-
-MUST = CheckpointPolicy.MUST_RECOMPUTE
+def drawing(*devices: str, tag: str = "") -> remat.JointGraph:
+    """Dropout on each device."""
+    given = [
+        {
+            "k": k,
+            "floats": f'f32[64, 64](device="{device}")',
+            "mask": f'b8[64, 64](device="{device}")',
+            "tag": tag and f", {tag}",
+        }
+        for k, device in enumerate(devices, 1)
+    ]
+    parts = [part.format(**names) for part in (INPUTS, FORWARD, BACKWARD) for names in given]
+    returned = [f"forward(exp_{d['k']})" for d in given]
+    returned += [f"backward(gradient_{d['k']})" for d in given]
+    head = f'joint("drawing", version=1, device="cpu", lower="eager", num_fwd_outputs={len(devices)})\n'
+    return parse_joint(f"{head}{''.join(parts)}return ({', '.join(returned)},)\n")
 
 
 @pytest.mark.parametrize(
     ("devices", "tag", "again"),
     [
-        (["cpu"], None, ["cpu"]),
-        (["cuda:0"], None, ["cuda:0"]),
-        (["cpu", "cuda:0"], None, ["cpu", "cuda:0"]),
+        (["cpu"], "", ["cpu"]),
+        (["cuda:0"], "", ["cuda:0"]),
+        (["cpu", "cuda:0"], "", ["cpu", "cuda:0"]),
         # PyTorch would save and restore the state of the current accelerator for all of them.
-        (["cuda:0", "cuda:1"], None, []),
-        (["cuda:0", "cpu", "cuda:1"], None, ["cpu"]),
+        (["cuda:0", "cuda:1"], "", []),
+        (["cuda:0", "cpu", "cuda:1"], "", ["cpu"]),
         # Not even if a tag asks for it.
-        (["cuda:0"], MUST, ["cuda:0"]),
-        (["cuda:0", "cuda:1"], MUST, []),
+        (["cuda:0"], "must_recompute", ["cuda:0"]),
+        (["cuda:0", "cuda:1"], "must_recompute", []),
         # The state of this device's generator cannot be saved.
-        (["mps"], None, []),
+        (["mps"], "", []),
     ],
     ids=str,
 )
 def test_draws_are_replayed_on_devices_with_one_generator(
-    devices: list[str], tag: CheckpointPolicy | None, again: list[str]
+    devices: list[str], tag: str, again: list[str]
 ) -> None:
-    assert drawn_again(*devices, tag=tag) == set(again)
+    joint = drawing(*devices, tag=tag)
+    with config.patch(graphsafe_rng_functionalization=False):  # it needs the devices themselves
+        plan = remat.plan(joint, 0)
+    drawn = [node(joint, name) for name in plan.recomputed if name.startswith("dropped")]
+    assert [str(n.meta["val"].device) for n in drawn] == again

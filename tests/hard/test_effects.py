@@ -86,15 +86,6 @@ def test_an_effect_in_a_checkpointed_region_happens_once() -> None:
     assert len(LOG) == 3 + 2 * 2, "eager, then twice a call in forward and one in backward"
 
 
-def test_prints() -> None:
-    def f(x: T, w: T) -> T:
-        h = torch.tanh(x @ w)
-        torch.ops.aten._print("printed in forward")
-        return h.exp()
-
-    check(lambda: (f, pair()))
-
-
 def test_effects_are_seen_inside_the_graphs_that_an_operator_calls() -> None:
     inner = torch.fx.Graph()
     x = inner.placeholder("x")

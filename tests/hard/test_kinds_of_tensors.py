@@ -35,13 +35,8 @@ def transformed(x: T, w: T) -> T:
     return torch.fft.irfft(torch.fft.rfft((x @ w).real) * x[:, :5]).sin().exp()
 
 
-def viewed(x: T, w: T) -> T:
-    pairs = torch.view_as_real(x @ w).sin()
-    return torch.view_as_real(torch.view_as_complex(pairs) * x.conj()).exp()
-
-
 @pytest.mark.parametrize(
-    "program", [products, complex_output, transformed, viewed], ids=lambda f: f.__name__
+    "program", [products, complex_output, transformed], ids=lambda f: f.__name__
 )
 def test_complex(program: Callable[..., Any]) -> None:
     check(lambda: (program, complex_pair()))
@@ -88,8 +83,7 @@ def test_one_that_is_mutated_dropped_and_viewed() -> None:
     check(lambda: (f, (two(6, 8), drawn(8, 8), two(6, 8, grad=False))))
 
 
-@pytest.mark.parametrize("budget", [0, 1])
-def test_ragged_ones(budget: float) -> None:
+def test_ragged_ones() -> None:
     """Their symbolic lengths are told apart by number from run to run, so values are compared."""
 
     def run(f: Any) -> list[T]:
@@ -105,7 +99,7 @@ def test_ragged_ones(budget: float) -> None:
         return torch.tanh(x @ w).exp().values()
 
     before = len(remat.plans())
-    for mine, theirs in zip(run(compiled(program, budget=budget)), run(program), strict=True):
+    for mine, theirs in zip(run(compiled(program, budget=0)), run(program), strict=True):
         torch.testing.assert_close(mine, theirs)
     assert len(remat.plans()) - before == 1
 

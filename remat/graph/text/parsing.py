@@ -324,9 +324,11 @@ def _read_header(
     name = source.string(call.args[0])
     given = {k.arg: k.value for k in call.keywords}
     takes = ["version", "device", *(FIELDS if kind == "joint" else ())]
-    if not {*takes[:4]} <= given.keys() <= {*takes}:
+    required, optional = takes[:4], takes[4:]
+    if not {*required} <= given.keys() <= {*takes}:
         got = f"a head with {', '.join(sorted(map(str, given))) or 'nothing'}"
-        raise source.error(call, f"one with {', '.join(sorted(takes))}", got)
+        allowed = f", and if needed {', '.join(optional)}" if optional else ""
+        raise source.error(call, f"one with {', '.join(required)}{allowed}", got)
     version = source.integer(given["version"])
     if version != VERSION:
         expected = f"version {VERSION}, as this remat reads"

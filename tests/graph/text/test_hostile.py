@@ -112,7 +112,10 @@ def test_a_line_is_refused_with_its_place(
         ("", "line 1, column 1: the first statement; expected joint("),
         ("x = 1", 'line 1, column 1: the first statement; expected joint("name", version=1, …)'),
         ("joint()", "0 unnamed values; expected one: the name of the graph"),
-        ('joint("j")', "a head with nothing; expected one with device, lower, num_fwd_outputs"),
+        (
+            'joint("j")',
+            "a head with nothing; expected one with version, device, lower, num_fwd_outputs, and if needed static_inputs",
+        ),
         (JOINT.replace("version=1", "version=2"), "a text of version 2; expected version 1"),
         (JOINT.replace("=1)", "=-1)"), "num_fwd_outputs as '-1'; expected one such as 0"),
         (JOINT.replace('"eager"', "1"), "lower as '1'; expected one such as 'inductor'"),

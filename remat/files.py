@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -25,14 +26,20 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file atomically: write a temporary file in the same folder, then rename it.
 
     Args:
-        path: the file. A pipe or a terminal is written to directly.
+        path: the file. What `is_stream` accepts is written to directly.
         content: bytes, or text to encode as UTF-8.
 
     Raises:
         OSError: the file cannot be written. The previous content is unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
-    if path.exists() and not path.is_file():  # a pipe or a terminal
+    standard = _standard_stream(path)
+    if standard is not None:
+        # Opening the path again would empty the file that the stream is redirected to, or write at another position.
+        standard.buffer.write(data)
+        standard.flush()
+        return
+    if is_stream(path):
         path.write_bytes(data)
         return
     target = resolved(path)
@@ -49,6 +56,21 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
+
+
+def is_stream(path: Path) -> bool:
+    """Return whether a path names a pipe, a terminal, or this process's standard output or error."""
+    return (path.exists() and not path.is_file()) or _standard_stream(path) is not None
+
+
+def _standard_stream(path: Path) -> Any:
+    """Return the standard stream that a path such as ``/dev/stdout`` names; None if it names another file."""
+    for stream in (sys.stdout, sys.stderr):
+        # A stream without a descriptor, such as the one of a test, names no file.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            if os.path.samestat(path.stat(), os.fstat(stream.fileno())):
+                return stream
+    return None
 
 
 @contextlib.contextmanager

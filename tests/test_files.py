@@ -112,10 +112,16 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["page.json"]
 
 
-def test_a_pipe_is_written_to_where_it_stands(tmp_path: Path) -> None:
+def test_a_stream_is_written_to_where_it_stands(tmp_path: Path) -> None:
     code = "from pathlib import Path; from remat.files import write_atomic; write_atomic(Path('/dev/stdout'), 'told')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "told"
+    log = tmp_path / "log.txt"
+    log.write_text("earlier\n")
+    with log.open("a") as file:
+        code = f"print('printed'); {code}; print(' and more')"
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    assert log.read_text() == "earlier\nprinted\ntold and more\n"
 
 
 def test_links_in_a_circle_and_long_names(tmp_path: Path) -> None:

@@ -37,8 +37,12 @@ def _batches(text: str) -> Any:
 
     if text.strip() == "max":
         return "max"
-    parts = [part.strip() for part in text.split(",")]
-    numbers = [int(part) if part.lstrip("-").isdigit() else part for part in parts if part]
+    numbers: list[int | str] = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        try:
+            numbers.append(int(part))
+        except ValueError:  # no number, or one of thousands of digits
+            numbers.append(part)
     read_batches(numbers)
     return numbers
 
@@ -53,7 +57,7 @@ def _optimizer(text: str) -> str:
 @model_arguments
 @click.option(
     "--memory",
-    type=params.Checked("memory", "remat.planning.fit:read_memory"),
+    type=params.Checked("memory", "remat.planning.fit:read_memory", as_text=True),
     required=True,
     help="memory that a step may take on one rank, with its unit: 80GiB",
 )

@@ -27,18 +27,23 @@ class Checked(ParamType):
         name: name of the type in the help.
         read: function that converts the text to the value, or ``"module:function"`` to import it
             when a value is read. A `RematError` that the function raises becomes wrong usage.
+        as_text: whether the value stays text, which the function only checks.
     """
 
-    def __init__(self, name: str, read: Callable[[str], Any] | str) -> None:
+    def __init__(
+        self, name: str, read: Callable[[str], Any] | str, *, as_text: bool = False
+    ) -> None:
         self.name = name
         self._read = read
+        self._as_text = as_text
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         read = pkgutil.resolve_name(self._read) if isinstance(self._read, str) else self._read
         try:
-            return read(value)
+            found = read(value)
         except RematError as error:
             self.fail(one_line(error), param, ctx)
+        return value if self._as_text else found
 
 
 def one_line(error: Exception | str) -> str:
@@ -166,7 +171,7 @@ class OutputFile(click.Path):
         self.suffixes = suffixes
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Path:
-        from remat.files import resolved
+        from remat.files import is_stream, resolved
 
         if not str(value):
             self.fail("the name of the file is empty", param, ctx)
@@ -177,13 +182,14 @@ class OutputFile(click.Path):
         path = Path(str(super().convert(value, param, ctx)))
         try:
             folder = resolved(path).parent
+            # Streams such as /dev/stdout have no suffix.
+            suffixes = () if is_stream(path) else self.suffixes
         except OSError as error:
             self.fail(f"'{path}' cannot be written: {error.strerror}", param, ctx)
         if not folder.is_dir():
             self.fail(f"there is no folder '{folder}'", param, ctx)
-        is_stream = path.exists() and not path.is_file()  # such as /dev/stdout, which has no suffix
-        if self.suffixes and path.suffix.lower() not in self.suffixes and not is_stream:
-            expected = " or ".join(self.suffixes)
+        if suffixes and path.suffix.lower() not in suffixes:
+            expected = " or ".join(suffixes)
             self.fail(f"'{path}' ends with '{path.suffix}'; expected {expected}", param, ctx)
         return path
 

@@ -38,7 +38,7 @@ MODES = ("operator-level-cost-model", "operator-level-benchmark")
 @model_arguments
 @click.option(
     "--memory",
-    type=params.Checked("memory", "remat.sac.solve.milp:read_memory"),
+    type=params.Checked("memory", "remat.sac.solve.milp:read_memory", as_text=True),
     required=True,
     help="limit on the peak of a step: 12GiB, bytes, or a ratio of the peak without checkpointing such as 0.5",
 )
@@ -106,7 +106,7 @@ MODES = ("operator-level-cost-model", "operator-level-benchmark")
 def sac(
     model: str,
     overrides: tuple[str, ...],
-    memory: int | float,
+    memory: str,
     batch: int | None,
     seq: int | None,
     run_it: bool,

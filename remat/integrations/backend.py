@@ -94,9 +94,8 @@ class Backend:
             self._patches: dict[str, Any] = {}
         else:
             self._patches = _inductor_options(self._partition, given, mode)
-        self._options = (
-            options  # kept alive, so that no other dict gets the id that is its key in `_BACKENDS`
-        )
+        # Kept alive, so that no other dict gets the id that is its key in `_BACKENDS`.
+        self._options = options
         self._given = dict(options), mode
 
     def has(self, options: Mapping[str, Any], mode: str | None) -> bool:
@@ -378,10 +377,16 @@ def _inductor_options(
         partition: the partitioner.
         options: Inductor options that the user gave.
         mode: a mode of Inductor.
+
+    Raises:
+        ProblemError: Inductor has no such mode.
     """
     known = torch_compat.list_options()
     patches: dict[str, Any] = {_KEPT_MEMORY: False} if _KEPT_MEMORY in known else {}
-    patches.update(torch_compat.list_mode_options(mode) if mode else {})
+    modes = torch_compat.list_mode_options()
+    if mode is not None and mode not in [*modes]:
+        raise ProblemError(f"mode is {mode!r}; expected one of {', '.join(map(repr, modes))}")
+    patches.update(modes[mode] if mode else {})
     patches.update({k.replace("-", "_"): v for k, v in options.items()})
     if not partition.cacheable:  # a cached graph could have been compiled with another hook
         patches["fx_graph_cache"] = patches["fx_graph_remote_cache"] = False

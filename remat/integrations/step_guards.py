@@ -581,10 +581,12 @@ def wrap_step(
     met: list[type] = []
 
     def run(*arguments: Any) -> Any:
-        outputs = compiled(*arguments)
         if met and not places and count is None and look is None:
-            return outputs
-        step = next(filter(None, map(_step_of, outputs)), None)
+            return compiled(*arguments)
+        # Collected before the run, because a step that writes to an argument replaces its node.
+        earlier = {a.grad_fn for a in arguments if isinstance(a, torch.Tensor)}
+        outputs = compiled(*arguments)
+        step = next(filter(None, (_step_of(value, earlier) for value in outputs)), None)
         if step is not None:  # there is something to differentiate
             if not met:
                 met.append(type(step))
@@ -625,15 +627,19 @@ def _watch(
         step.register_prehook(partial(_check, marks, advice))
 
 
-def _step_of(value: Any) -> Any:
+def _step_of(value: Any, earlier: Collection[Any]) -> Any:
     """Return the node of autograd's graph that runs the backward of a compiled step.
 
     Args:
         value: an output of the step. If the output has no such node, the result is None.
+        earlier: nodes of the step's arguments. An output that is a view of an argument leads to
+            them, and to the nodes of other compiled steps behind them.
     """
     todo = [getattr(value, "grad_fn", None)]
     # If an output is a view of a returned value, view nodes come before the step's node.
     for node in islice(iter(todo), 8):
+        if node in earlier:
+            continue
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return node
         todo += [n for n, _ in getattr(node, "next_functions", ())]

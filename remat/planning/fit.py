@@ -33,7 +33,7 @@ from remat.plugins.registry import registry
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
 from remat.running.optimizer import Make, optimizer_code, read_optimizer
 from remat.torch_compat import pytree
-from remat.units import format_bytes, parse_bytes
+from remat.units import parse_bytes
 
 #: A call of a model at one batch size: the model, its positional arguments, then its keyword arguments in a dict.
 Call = tuple[Any, Sequence[Any], Mapping[str, Any]]
@@ -48,7 +48,7 @@ Answer = tuple[FitRow, tuple[Decision, ...]]
 Ask = Callable[[Sequence[int], Sequence[Decision]], Mapping[int, Answer]]
 #: Default rate in GB/s at which one rank sends: NVLink of an H100 in one direction, by the data sheet.
 LINK_GBPS = 450.0
-#: A memory of fewer bytes is refused, because the number probably lacks its unit.
+#: A number of fewer bytes is refused, because it probably lacks its unit.
 _LEAST_MEMORY = 1 << 16
 #: The largest batch that ``"max"`` tries.
 _MOST = 1 << 20
@@ -462,12 +462,8 @@ def read_memory(memory: object) -> int:
         if memory.strip().replace(".", "", 1).isdigit():
             raise BudgetError(f"{text}: did you mean '{memory.strip()}GiB'?")
         nbytes = parse_bytes(memory)
-        if nbytes and nbytes >= _LEAST_MEMORY:
-            return nbytes
         if nbytes:
-            raise BudgetError(
-                f"memory is {memory!r}; expected at least {format_bytes(_LEAST_MEMORY)}"
-            )
+            return nbytes
     elif type(memory) is int:
         if memory >= _LEAST_MEMORY:
             return memory

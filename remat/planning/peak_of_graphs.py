@@ -191,9 +191,8 @@ class PeakOfGraphs:
             over = max(self.highest(decided)) - peak_bytes
             if over <= 0:
                 return decided
-            aim -= (
-                over  # the estimated peak was at most `aim`, so it was too low by at least `over`
-            )
+            # The estimated peak was at most `aim`, so it was too low by at least `over`.
+            aim -= over
         return None
 
     def _with_offloads(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:

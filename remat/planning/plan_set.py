@@ -22,6 +22,7 @@ from remat.planning.candidates import Candidate, combine
 from remat.planning.peak_of_graphs import PeakOfGraphs
 from remat.planning.planner import Planner
 from remat.planning.plans import PlanSet
+from remat.planning.prepared import check_joint
 from remat.planning.request import PlanRequest
 from remat.units import Budget, format_bytes
 
@@ -49,7 +50,8 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
         BudgetError: the graphs together cannot save as few bytes as the budget allows, or no plans were found within
             the peak.
         PlanError: ``joints`` is empty, or does not hold all graphs of one step in order.
-        ProblemError: the request has a saved plan, a pipeline or chunks of the loss, which are for a single graph.
+        ProblemError: the request has a saved plan, a pipeline or chunks of the loss, which are for a single graph; or
+            an entry of ``joints`` is no joint graph.
     """
     if request.plan is not None:
         raise ProblemError("plan= applies one saved plan to one graph, got several graphs")
@@ -59,6 +61,8 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
         raise ProblemError("chunk= splits the loss of a step in one graph, got several graphs")
     if not joints:
         raise PlanError("there are no graphs to plan: remat.plan was given an empty list")
+    for joint in joints:
+        check_joint(joint)
     _refuse_strange_order(joints)
     if request.policies:
         check_matched(request.policies, [joint.graph for joint in joints], joints[0].name)

@@ -44,17 +44,22 @@ VERTICES = 16
 _SPLIT_NODES = 20_000
 
 
+def check_joint(joint: object) -> None:
+    """Raise a ProblemError unless ``joint`` is a `JointGraph`."""
+    if not isinstance(joint, JointGraph):
+        raise ProblemError(
+            f"joint is a {type(joint).__name__}; expected a JointGraph: use remat.capture(model, args); "
+            "several graphs of one step are what remat.plan takes as a list"
+        )
+
+
 def fingerprint_of(joint: JointGraph) -> str:
     """Return the digest of a joint graph, by which saved plans are matched to graphs.
 
     Raises:
         ProblemError: ``joint`` is not a `JointGraph`.
     """
-    if not isinstance(joint, JointGraph):
-        raise ProblemError(
-            f"joint is a {type(joint).__name__}; expected a JointGraph: use remat.capture(model, args); "
-            "several graphs of one step are what remat.plan takes as a list"
-        )
+    check_joint(joint)
     return joint.fingerprint
 
 

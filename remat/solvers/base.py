@@ -188,9 +188,6 @@ def unavailable(solver: type[Solver]) -> str | None:
 def _exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (
-        ImportError,
-        ValueError,
-    ):
+    except (ImportError, ValueError):
         # No parent package, or a module in sys.modules without a spec.
         return False

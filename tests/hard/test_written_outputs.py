@@ -258,3 +258,24 @@ def test_outputs_that_share_memory_share_that_of_copies() -> None:
     again = remat.plan(joint, plan=remat.Plan.from_json(plan.to_json()))
     assert again.reread_outputs == ()
     assert remat.Plan.from_json(plain.to_json()).reread_outputs == plain.reread_outputs
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_view_of_what_another_step_returned_hides_no_write(first: bool) -> None:
+    """Such a view leads to the backward of the other step, which may not run before the output is read."""
+    v, w = (torch.randn(16, 16, requires_grad=True) for _ in range(2))
+
+    def head(h: T) -> tuple[T, ...]:
+        outputs = h.t(), (h @ w).sigmoid().view(2, 32)
+        return outputs if first else outputs[::-1]
+
+    options = {"budget": 1, "lower": "eager"}
+    body, step = (
+        torch.compile(f, backend="remat", options=options) for f in (lambda x: (x @ v).sin(), head)
+    )
+    y = step(body(torch.randn(4, 16)))[first]
+    loss = y.sum()
+    torch.autograd.grad(loss, w, retain_graph=True)
+    y.detach().mul_(2)
+    with pytest.raises(RereadError, match="was written to between forward and backward"):
+        torch.autograd.grad(loss, w)

@@ -25,7 +25,7 @@ from remat.integrations.partitioner import Partitioner
 from remat.planning.request import PlanRequest
 from remat.solvers.graph_problem import evaluate
 from remat.units import parse_bytes
-from tests.custom_operators import counting
+from tests.fuzz.functions import counter
 from tests.graphs import joint_of, weight
 
 LOWERINGS = ("eager", "inductor")
@@ -264,7 +264,7 @@ def test_no_decision_that_keeps_to_a_policy_costs_less(policy: str, budget: Any)
 def test_random_operators_replay_and_undeclared_ones_run_once() -> None:
     class Counting(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return counting(x)
+            return counter(x)
 
     class Model(nn.Module):
         def __init__(self) -> None:

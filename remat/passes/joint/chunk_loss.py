@@ -225,7 +225,8 @@ class _Region:
                 continue
             if n in returned:
                 raise _refused(
-                    f"the logits ('{n.name}') are an output of the step; return only the loss"
+                    f"the logits ('{n.name}') are an output of the step; return only the loss, and have no graph break "
+                    "before it"
                 )
             self._refuse(next(u for u in n.users if u not in self.rules), n)
 

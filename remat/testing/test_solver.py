@@ -338,11 +338,16 @@ def test_leaves_standard_output_alone(
 
 @each(PLAIN)
 def test_answers_repeat(solver: Solver, sample: Sample) -> None:
-    """If a deterministic solver solves a problem twice, the two answers are the same."""
+    """If a deterministic solver solves a problem twice, the two answers are the same.
+
+    Without a time limit, no answer says that a clock ended the search.
+    """
     if not solver.deterministic:
         pytest.skip(f"solver '{solver.name}' declares deterministic = False")
     for problem in taken(solver, sample):
-        assert_alike(solved(solver, problem), solved(solver, problem))
+        solution = solved(solver, problem)
+        assert solution.deterministic, "by_clock is set, but the solver got no time limit"
+        assert_alike(solution, solved(solver, problem))
 
 
 @each(PLAIN)

@@ -41,6 +41,9 @@ _TO_LEAST = 6
 _OFFLOADED, _BELOW = 12, 4
 #: If the peak of the cheapest candidate is below this fraction of the limit, the solver is asked for decisions, too.
 _SLACK = 0.97
+#: A search that finds no decision within a limit is repeated with lower limits: these fractions of the limit, or the
+#: first one alone if the graph has more than `LEAST_RUNS` nodes. A lower limit leads the search past other decisions.
+_LOWER_LIMITS = (0.98, 0.99, 0.97, 0.95)
 #: Text for error messages: why no budget lowers the peak further, and what else lowers it.
 _UNSHRUNK = (
     "Weights, gradients and what one operator needs at once do not shrink with the budget: raise it, or make the "
@@ -287,6 +290,10 @@ class PeakPlanner(OffloadPlanner):
             if known:
                 cheapest = min(known, key=lambda d: (d.cost, d.saved_bytes))
                 known += fits(self.searched(peak_bytes, cheapest))
+            if not self.request.hooks:
+                parts = _LOWER_LIMITS if len(self.state.index) <= LEAST_RUNS else _LOWER_LIMITS[:1]
+                aims = [int(part * peak_bytes) for part in parts]
+                known += fits(*(self.searched(a) for a in aims if a >= self.search.least_possible))
             return known
         if budget.peak_share is not None:
             least = self.least_found

@@ -15,6 +15,7 @@ from torch import nn
 import remat
 from remat.errors import BudgetError
 from remat.planning.frontier import Frontier
+from remat.planning.peak_planner import PeakPlanner
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.solvers.lagrangian import Lagrangian
@@ -250,3 +251,24 @@ def test_bytes_beyond_those_of_budget_1_may_peak_higher(joint: remat.JointGraph)
     assert more.recompute_cost <= full.recompute_cost
     assert [r.reason for r in compared.rows] == [None, None, None]
     assert compared.rows[0].peak_bytes == remat.plan(joint, 0.0, "lagrangian").peak_bytes
+
+
+def test_a_search_that_finds_nothing_is_repeated_with_lower_limits(
+    joint: remat.JointGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Searches of U-Nets find nothing within some limits, although they find schedules within lower ones."""
+    search = PeakPlanner.searched
+    least, full = (remat.plan(joint, remat.Peak(share)).peak_bytes for share in (0.0, 1.0))
+    limit = (least + full) // 2
+
+    def cost_if_it_fails(*, always: bool) -> int:
+        def failing(self: PeakPlanner, peak_bytes: int, *starts: Any, **limits: Any) -> Any:
+            fails = always or peak_bytes == limit
+            return None if fails else search(self, peak_bytes, *starts, **limits)
+
+        monkeypatch.setattr(PeakPlanner, "searched", failing)
+        plan = remat.plan(joint, limit)
+        assert plan.peak_bytes <= limit
+        return plan.recompute_cost
+
+    assert cost_if_it_fails(always=False) < cost_if_it_fails(always=True)

@@ -46,6 +46,7 @@ $(STAMP) $(VENV)/.installed-demo: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"remat needs Python 3.11 or newer, this is {sys.version}: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/',cat) constraints.txt > $(VENV)/constraints.txt
+	@echo "installing PyTorch and more into $(VENV): 1.3 to 2.2 GB, some minutes"
 	$(BIN)/python -m pip install --quiet $(PIPFLAGS) --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 #: Key of ``click.Context.meta``; the value says whether ``--json`` was given.
 _AS_JSON = "remat.json"
+#: Limit in characters on summaries of commands. It is above their length, so that Click wraps and does not cut them.
+_WHOLE_SENTENCE = 1_000
 
 
 #: Sections of the help, by title. Each section is a dict from the name of a command to an example command line.
@@ -112,7 +114,7 @@ class _Group(click.Group):
         others = [name for name in self.list_commands(ctx) if name not in grouped]
         for title, names in (*HELP.items(), ("More", others)):
             rows = [
-                (name, self.commands[name].get_short_help_str(limit=formatter.width - 16))
+                (name, self.commands[name].get_short_help_str(limit=_WHOLE_SENTENCE))
                 for name in names
                 if name in self.commands
             ]

@@ -65,6 +65,10 @@ def policies(
         given["offload"] = str(request.offload)
     if request.host_memory is not None:
         given["host_memory"] = str(request.host_memory)
+    if not asked:
+        click.echo(
+            "no module is saved or recomputed as a whole, so no policies describe this plan:"
+        )
     click.echo(f'model = torch.compile(model, backend="remat", options={json.dumps(given)})')
 
 

@@ -95,7 +95,9 @@ def _peak(plan: Plan) -> str:
     if not plan.planned_peak_bytes:
         beside = _instead_of(plan.without_peak_bytes)
         return f"{format_bytes(plan.peak_bytes)}{beside}, inputs and parameters included{limit}"
-    expected = _instead_of(plan.without_expected_bytes, "about ")
+    # The plan for budget 1 is the step without remat: its own estimate would contradict its compiled peak.
+    is_without = plan.asked.share == 1
+    expected = "" if is_without else _instead_of(plan.without_expected_bytes, "about ")
     return f"{format_bytes(plan.peak_bytes)} as compiled{expected}, inputs and parameters included{limit}"
 
 

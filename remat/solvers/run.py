@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import partial
@@ -138,8 +139,11 @@ def solver_errors(solver: Solver) -> Iterator[Callable[[], float]]:
     except (Exception, SystemExit) as error:  # plugins may raise anything, even exit
         if isinstance(error, SolverError) and error.solver == solver.name:
             raise  # the solver's own message, such as how its process died
+        place = traceback.extract_tb(error.__traceback__)[-1]
         raise SolverError(
-            solver.name, f"solver '{solver.name}' raised {type(error).__name__}: {error}"
+            solver.name,
+            f"solver '{solver.name}' raised {type(error).__name__}: {error} "
+            f"({place.filename}:{place.lineno})",
         ) from error
 
 

@@ -63,6 +63,7 @@ def test_where_nothing_fits_the_command_fails_and_says_why() -> None:
         (("nets:fixed", "--memory", "1GiB", "--cost", "unit"), "no time"),
         (("nets:mixed", "--memory", "1GiB"), "first dimensions 3, 4"),
         ((*GPT2, "--memory", "66000B"), "alone take"),
+        ((*GPT2, "--memory", "10KiB"), "alone take"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_one_line(arguments: tuple[str, ...], says: str) -> None:

@@ -34,6 +34,8 @@ X = torch.ones(16, 8)
         ({"bugdet": "5MiB"}, "did you mean 'budget'"),
         ({"lower": "eagre"}, "'inductor', 'eager'"),
         ({"lower": "eager", "mode": "max-autotune"}, "does not use Inductor"),
+        ({"mode": "fastest"}, "mode is 'fastest'; expected one of 'default'"),
+        ({"mode": []}, r"mode is \[\]; expected one of"),
     ],
 )
 def test_an_option_that_cannot_be_meant_is_refused_at_once(

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import remat
-from remat.errors import BudgetError, BudgetWarning, PlanError
+from remat.errors import BudgetError, BudgetWarning, PlanError, ProblemError
 from remat.graph.text import parse_joint, print_joint
 from remat.running.measure import measure_step
 
@@ -195,6 +195,8 @@ def test_what_cannot_be_shared_is_refused(step) -> None:
     joints = step[2]
     with pytest.raises(PlanError, match="no graphs to plan"):
         remat.plan([], budget=0.5)
+    with pytest.raises(ProblemError, match="joint is a NoneType; expected a JointGraph"):
+        remat.plan([*joints, None], budget=0.5)  # type: ignore[list-item]
     with pytest.raises(BudgetError, match=r"no plans of these 3 graphs were found .* least peak"):
         remat.plan(joints, budget=remat.Peak("1KiB"))
     with pytest.raises(BudgetError, match="leave the hooks out"):

@@ -197,6 +197,15 @@ def lose_an_effect(s: Split) -> None:
         graph.call_function(torch.ops.aten.copy_.default, (target, target))
 
 
+def lose_a_collective(s: Split) -> None:
+    import torch.distributed._functional_collectives  # registers the operators
+
+    graph = s.joint.graph
+    with graph.inserting_before(output_node(graph)):
+        target = next(n for n in graph.nodes if n.op == "placeholder")
+        graph.call_function(torch.ops._c10d_functional.all_reduce.default, (target, "sum", "0"))
+
+
 def draw_in_another_order(s: Split) -> None:
     find(s.forward, "rand_1").append(find(s.forward, "rand"))
 
@@ -289,6 +298,7 @@ BREAKAGES: dict[Callable[[Split], Split | None], tuple[dict[str, Any], str, str]
     communicate_twice: (SAVED, "an effect must not happen twice", "'exp' (_c10d_functional.all_redu"),
     lose_a_draw: (SAVED, "random draws and effects must happen", "operator 'rand_default'"),
     lose_an_effect: (SAVED, "random draws and effects must happen", "the effect 'copy__default'"),
+    lose_a_collective: (SAVED, "random draws and effects must happen", "the collective 'all_reduce_default'"),
     draw_in_another_order: (DRAWN, "random draws and effects must keep their order", "'rand' (aten.rand.default) runs behind 'rand_1'"),
     recompute_something_else: (SAVED, ALIKE, "'exp' is aten.sin.default in"),
     recompute_from_something_else: (RECOMPUTED, ALIKE, "'mm' reads 'primals_1' in backward, 'primals_2' in forward"),

@@ -36,6 +36,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     standard = _standard_stream(path)
     if standard is not None:
         # Opening the path again would empty the file that the stream is redirected to, or write at another position.
+        standard.flush()  # earlier text comes first
         standard.buffer.write(data)
         standard.flush()
         return

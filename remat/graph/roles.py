@@ -46,8 +46,9 @@ def classify(joint: JointGraph, index: GraphIndex) -> Roles:
 
     Random operators, operators with effects, operators that may have undeclared effects and
     collectives must run even if no node reads their results. Otherwise the random state after a step
-    would depend on the plan, and another rank might wait for this one forever. Such a node belongs to backward (``tangent_closure``) if AOTAutograd traced it in the
-    user's backward, and to forward (``required_forward``) otherwise.
+    would depend on the plan, and another rank might wait for this one forever. Such a node belongs
+    to backward (``tangent_closure``) if AOTAutograd traced it in the user's backward, and to forward
+    (``required_forward``) otherwise.
     """
     n = len(index)
     fwd_outputs, bwd_outputs, _, _ = split_outputs(joint)

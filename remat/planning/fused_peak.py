@@ -5,15 +5,16 @@ The *estimated* peak is computed from the same graphs for the fused code (`remat
 peak is that of the code that Inductor made; it replaces the estimate once the decision was compiled.
 
 The simulated and the estimated peak differ by a similar offset for similar plans. So the search is repeated, with its
-target shifted by the offset of the last plan. If node orders can be searched, a repetition is a short search that
-starts from the last schedule.
+target shifted by the offset of the last plan: first in the node order of the passes, then, if node orders can be
+searched, by short searches that start from the last schedule.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 from remat.errors import BudgetError
@@ -25,7 +26,8 @@ from remat.planning.planner import Planner
 from remat.planning.prepared import VERTICES
 from remat.units import Budget, bytes_of_share, format_bytes
 
-#: Maximum number of searches of `aim_above` without offloads, and of `aim` after a compilation.
+#: Maximum number of searches of `aim_above` without offloads, of `aim` in the node order of the passes, and of `aim` in
+#: other node orders.
 _SEARCHES = 4
 #: Neighbouring limits from `without_gaps` differ by at most the largest limit divided by this number.
 _GAP = 16
@@ -40,9 +42,14 @@ _OFFLOADED = 5, 150
 _FAR = 10
 #: A search by estimated peak ends if the estimate is below the wanted peak by at most this fraction of the wanted peak.
 _NEAR = 0.005
-#: Before any compilation, `aim` makes at most the first number of searches. A search that starts from the last schedule
-#: tries the second number as a fraction of the usual number of edits.
-_REFINED, _REFINED_SHARE = 6, 0.5
+#: An estimated peak must be below the budget by the budget divided by this number; see `FusedSearch.within`.
+_MARGIN = 50
+#: `aim` searches node orders from a candidate whose estimated peak is at most this number times the wanted peak. Each
+#: search tries the second number as a fraction of the usual number of edits.
+_ABOVE, _REFINED_SHARE = 1.02, 0.5
+#: `aim` stops if two limits on the simulated peak, one too low and one too high, differ by at most the wanted peak
+#: divided by this number.
+_CLOSE = 500
 #: If the estimate exceeds the wanted peak, `aim` lowers its target by at least the wanted peak divided by this number.
 _LOWERED = 1000
 
@@ -92,7 +99,13 @@ class FusedSearch:
         The peak of a decision is its compiled peak if it was compiled, else its estimated peak. An estimate may
         be wrong, so the caller compiles the decision, and calls again with the compiled peak in ``compiled``. The
         decision for budget 1 saves no more than the runtime-optimal partition (the minimum cut that recomputes only
-        cheap operators). If no decision is within the budget, the first of these that exists is chosen:
+        cheap operators).
+
+        Most estimates are off by less than 2 %. So an estimated peak counts as within the budget if it is at least 2 %
+        below the budget; most steps then need no second plan. Before any compilation, estimated peaks up to the
+        budget count if the decision costs no more than budget 1, or if no other decision is within the budget.
+
+        If no decision is within the budget, the first of these that exists is chosen:
 
         1. After a compilation, the decision for budget 1, if it was not compiled and its estimated peak is below
            every compiled peak.
@@ -116,8 +129,8 @@ class FusedSearch:
 
         Args:
             budget: a budget on the peak, in bytes or as a ratio.
-            excess: number of bytes by which an estimated peak must be below the budget to count as within the budget;
-                0: an estimated peak equal to the budget counts.
+            excess: number of bytes by which an estimated peak must be below the budget, if these are more than 2 % of
+                the budget.
             compiled: the compiled peak in bytes of each compiled decision; None: nothing was compiled yet.
             last: whether the caller will compile no decision after this one.
 
@@ -137,6 +150,7 @@ class FusedSearch:
         near = planner.request.offload is None and not (last and in_bytes)
         found = False
         if limit is not None and near:
+            excess = max(excess, limit // _MARGIN)
             if not known:
                 self.try_around(planner.allowed_vertices(VERTICES), limit - excess)
             found = self.aim(limit - excess, known)
@@ -145,7 +159,7 @@ class FusedSearch:
             if limit is None:
                 least, most = ends
                 limit = least + bytes_of_share(budget.peak_share or 0.0, max(0, most - least))
-                self._limit = limit
+                self._limit, excess = limit, max(excess, limit // _MARGIN)
                 found = near and self.aim(limit - excess, known)
             if not found:
                 self.aim_above(lowest, off, limit - excess)
@@ -195,7 +209,8 @@ class FusedSearch:
     def try_around(self, capacities: Sequence[int], wanted: int) -> None:
         """Find the largest limit on saved bytes whose decision has an estimated peak of at most ``wanted``.
 
-        The limits are bisected. The decision at each limit that is tried is added to `found`.
+        The limits are bisected. If none that is tried is within ``wanted``, all are tried from the largest one down,
+        because peaks do not always rise with saved bytes. The decision at each limit that is tried is added to `found`.
 
         Args:
             capacities: the limits on saved bytes, in any order.
@@ -207,67 +222,86 @@ class FusedSearch:
             middle = (low + high) // 2
             (peak,) = self.try_saved([asked[middle]]).values()
             low, high = (middle + 1, high) if peak <= wanted else (low, middle - 1)
+        if all(self.planner.expected(d) > wanted for d in self.found):
+            for nbytes in reversed(without_gaps(asked)):
+                if self.try_saved([nbytes])[nbytes] <= wanted:
+                    break
 
     def aim(self, wanted: int, known: Mapping[Decision, int]) -> bool:
         """Search for decisions with estimated peaks just within ``wanted``, and add them to `found`.
 
-        Each search has a limit on the simulated peak, because estimated peaks cannot be searched directly. The first
-        limit is ``wanted`` plus the offset of the candidate whose estimated peak is nearest to ``wanted``.
+        The first searches keep the node order of the passes. The others also search node orders. They start from a
+        candidate of low cost whose estimated peak may slightly exceed ``wanted``.
 
         Args:
             wanted: the estimated peak to stay within, in bytes.
             known: the compiled peak, in bytes, of each decision that was compiled.
 
         Returns:
-            Whether the searches found a decision that was not compiled and has an estimated peak within
-            ``wanted``.
+            Whether a decision that was not compiled has an estimated peak within ``wanted``.
         """
         planner = self.planner
         self.expect(planner.allowed_full)
-        nearest = min(self.found, key=lambda d: abs(planner.expected(d) - wanted))
-        aim = wanted + planner.peak(nearest) - planner.expected(nearest)
-        last, fits = None, False
-        # `low`: the highest target whose candidate was within `wanted`; `high`: the lowest one whose candidate was not.
-        low, high = 0, math.inf
-        for _ in range(_SEARCHES if known else _REFINED):
-            # After a compilation, each search is a full one: short searches drift to node orders with wrong estimates.
-            last = self._near(None if known else last, aim)
-            if last is None:
-                break
-            room = wanted - self.expect(last)
-            fits = fits or (room >= 0 and last.decision not in known)
-            if 0 <= room <= _NEAR * wanted or (room > 0 and not last.cost):
-                break
-            # A search within almost the same peak would find the same schedule, so the target moves by a least step.
-            moved = aim + (room if room >= 0 else min(room, -(wanted // _LOWERED)))
-            low, high = (max(low, aim), high) if room >= 0 else (low, min(high, aim))
-            # Estimates jump where operators stop fusing. So a target that is not between `low` and `high` is replaced
-            # by their midpoint.
-            aim = moved if low < moved < high else (low + int(high)) // 2
-        return fits
 
-    def _near(self, last: Candidate | None, peak_bytes: int) -> Candidate | None:
-        """Return a candidate found near a simulated peak, by a short search or else by a full one.
+        def nearest() -> Candidate:
+            return min(self.found, key=lambda d: abs(planner.expected(d) - wanted))
 
-        Args:
-            last: the candidate from whose schedule the short search starts; None: no short search.
-            peak_bytes: limit on the simulated peak, in bytes. A short search may return a candidate above it.
+        def within(peak_bytes: float) -> list[Candidate]:
+            new = (d for d in self.found if d.decision not in known)
+            return [d for d in new if planner.expected(d) <= peak_bytes]
 
-        Returns:
-            The candidate. None if a full search finds none, or if no schedule is within the limit. `aim_above` handles
-            such limits, but takes several times as long.
-        """
-        planner = self.planner
-        if peak_bytes < planner.search.least_possible:
-            return None
-        if last is not None and not planner.is_alone:
-            refined = planner.refined(last, peak_bytes, share=_REFINED_SHARE)
-            if refined is not None:
-                return refined
+        self._close_in(wanted, nearest(), lambda _, limit: self._in_given_order(limit))
+        if not planner.is_alone and all(d.cost for d in within(wanted)):
+            start = min(within(_ABOVE * wanted), key=lambda d: d.cost, default=None) or nearest()
+            self._close_in(wanted, start, partial(planner.refined, share=_REFINED_SHARE))
+        return bool(within(wanted))
+
+    def _in_given_order(self, peak_bytes: int) -> Candidate | None:
+        """Return a candidate near a simulated peak, in the node order of the passes; None if none is found."""
+        if not self.planner.is_alone:
+            return self.planner.by_prices(peak_bytes)
         try:
-            return planner.within_peak(Budget(peak_bytes=peak_bytes))
+            return self.planner.within_peak(Budget(peak_bytes=peak_bytes))
         except BudgetError:
             return None
+
+    def _close_in(
+        self, wanted: int, last: Candidate, search: Callable[[Candidate, int], Candidate | None]
+    ) -> None:
+        """Repeat a search until the estimated peak of its candidate is just within ``wanted``; add all candidates.
+
+        Each search has a limit on the simulated peak, because estimated peaks cannot be searched directly. The first
+        limit is ``wanted`` plus the offset of ``last``.
+
+        Args:
+            wanted: the estimated peak to stay within, in bytes.
+            last: the candidate to start from.
+            search: function from the last candidate and a limit on the simulated peak, in bytes, to a candidate; None
+                if it finds none. The candidate may exceed the limit.
+        """
+        planner = self.planner
+        aim = wanted + planner.peak(last) - planner.expected(last)
+        # `low`: the highest limit whose candidate was within `wanted`; `high`: the lowest one whose candidate was not.
+        low, high = 0, math.inf
+        for _ in range(_SEARCHES):
+            found = search(last, aim) if aim >= planner.search.least_possible else None
+            if found is None:
+                return
+            room, same, last = wanted - self.expect(found), found.decision == last.decision, found
+            if 0 <= room <= _NEAR * wanted or (room > 0 and not last.cost):
+                return
+            if room < 0:
+                # A search within this candidate's peak may find the candidate again.
+                high = min(high, aim, max(low + 1, planner.peak(last)))
+                moved = min(aim + min(room, -(wanted // _LOWERED)), planner.peak(last) - 1)
+            else:
+                low, moved = max(low, aim), aim + room
+            if high - low <= wanted // _CLOSE:
+                return
+            # Estimates jump where operators stop fusing. So a limit that is not between `low` and `high` is replaced by
+            # their midpoint.
+            again = same and room > 0 and high < math.inf
+            aim = moved if low < moved < high and not again else (low + int(high)) // 2
 
     def aim_above(self, lowest: Candidate, off: int, wanted: int) -> None:
         """Search for decisions near an estimated peak, even if no schedule is within the corresponding simulated peak.
@@ -382,6 +416,9 @@ def _best(
         return known.get(decided.decision, expected(decided))
 
     fits = [d for d in new if expected(d) + excess <= limit]
+    if not known:
+        barely = [d for d in new if expected(d) <= limit]
+        fits = [d for d in barely if d.cost <= full.cost] or fits or barely
     fits += [d for d in found if known.get(d.decision, limit + 1) <= limit]
     if known and (last or not fits):
         fits = [d for d in new if d is full and expected(d) < lowest] or fits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -421,8 +421,7 @@ class PeakPlanner(OffloadPlanner):
         """
         limits = [c for c in (capacity, self.most_saved) if c is not None]
         capacity = min(limits, default=None)
-        saved = [*(s.saved for s in starts), *self._starts(peak_bytes)]
-        tried = self.search.within(peak_bytes, saved, capacity)
+        tried = self._by_prices(peak_bytes, starts, capacity)
         found = [self.informed(tried)]
         if not self.request.hooks:
             other = self.search.reordered(tried, peak_bytes)
@@ -431,6 +430,22 @@ class PeakPlanner(OffloadPlanner):
         cheapest = sorted((d for d in found if d.saved_bytes <= most), key=lambda d: d.cost)
         best = next((d for d in cheapest if self.peak(d) <= peak_bytes), None)
         return None if best is None else self._bounded(best, peak_bytes)
+
+    def by_prices(self, peak_bytes: int) -> Candidate | None:
+        """Search by prices of memory, in the node order of the passes, for a decision whose peak is within a limit.
+
+        Returns the cheapest decision found, or else the one that exceeds the limit least. None if this decision saves
+        more than `most_saved` bytes.
+        """
+        found = self.informed(self._by_prices(peak_bytes, (), self.most_saved))
+        return found if self.may_save(found) else None
+
+    def _by_prices(
+        self, peak_bytes: int, starts: Iterable[Candidate], capacity: int | None
+    ) -> Candidate:
+        """Search by prices from ``starts`` and `_starts`; arguments otherwise as in `PeakSearch.within`."""
+        saved = [*(s.saved for s in starts), *self._starts(peak_bytes)]
+        return self.search.within(peak_bytes, saved, capacity)
 
     def refined(self, decided: Candidate, peak_bytes: int, *, share: float) -> Candidate | None:
         """Search for a cheaper schedule within a peak, from the schedule of a candidate.

@@ -94,3 +94,39 @@ def test_solvers_are_asked_where_a_search_ends_far_below_the_peak(
     found = planner.within_peak(Budget(peak_bytes=peak))
     assert planner.peak(found) <= peak
     assert found.cost < poor.cost
+
+
+def test_an_estimate_stays_below_the_budget_unless_nothing_else_fits(planner: Planner) -> None:
+    full = planner.expected(planner.full)
+    free = FusedSearch(planner).within(Budget(peak_bytes=full))
+    assert free.cost <= planner.full.cost, "a step that fits is planned as at budget 1"
+    limit = full * 9 // 10
+    some = FusedSearch(planner).within(Budget(peak_bytes=limit))
+    assert planner.expected(some) <= limit - limit // 50
+    search = FusedSearch(planner)
+    least = min(map(planner.expected, [search.within(Budget(peak_share=0.0)), *search.found]))
+    tight = FusedSearch(planner).within(Budget(peak_bytes=least))
+    assert planner.expected(tight) <= least, "no estimate is further below"
+
+
+def test_a_plan_between_peaks_that_fall_and_rise_is_found(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bisection meets only decisions that exceed the peak."""
+    search, within = FusedSearch(planner), planner.at(planner.full_bytes // 2)
+    tried: list[int] = []
+
+    def peaks(capacities: list[int]) -> dict[int, int]:
+        tried.extend(capacities)
+        search.found.append(within if 40 in capacities else planner.full)
+        return {nbytes: planner.expected(search.found[-1]) for nbytes in capacities}
+
+    monkeypatch.setattr(search, "try_saved", peaks)
+    limit = planner.expected(within)
+    assert limit < planner.expected(planner.full)
+    search.try_around([*range(0, 80, 10)], limit)
+    assert 40 not in tried[:3]
+    assert tried[-1] == 40
+    tried.clear()
+    search.try_around([*range(0, 80, 10)], limit)
+    assert len(tried) == 3, "a decision within the limit is known, so nothing else is tried"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import inspect
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
@@ -185,24 +186,36 @@ Warned = tuple[str, type[Warning]]
 #: Each thread and each asyncio task has its own value of this context variable.
 _RECORDED: ContextVar[tuple[list[Warned], ...]] = ContextVar("_RECORDED", default=())
 
+#: Packages whose code is not the user's, although it may lie between the user's call and `warn`.
+_NOT_USERS = {"remat", "torch", "contextlib", "functools"}
+
 #: Whether `warn` does nothing; see `suppress_warnings`.
 _SUPPRESSED: ContextVar[bool] = ContextVar("_SUPPRESSED", default=False)
 
 
-def warn(text: str, category: type[Warning], *, stacklevel: int = 1) -> None:
+def warn(text: str, category: type[Warning]) -> None:
     """Warn with `warnings.warn`, and append the warning to the lists that `record_warnings` yielded.
+
+    The warning names the innermost line of the user's code that led to it.
 
     Args:
         text: the message.
         category: class of the warning.
-        stacklevel: as in `warnings.warn`; 1 names the caller of this function.
     """
     if _SUPPRESSED.get():
         return
     # Recorded first: under the filter "error" `warnings.warn` raises.
     for noted in _RECORDED.get():
         noted.append((text, category))
-    warnings.warn(text, category, stacklevel=stacklevel + 1)
+    warnings.warn(text, category, stacklevel=levels_to_user())
+
+
+def levels_to_user() -> int:
+    """Return the ``stacklevel`` for `warnings.warn` in the caller that names the innermost line of the user's code."""
+    frame, level = inspect.currentframe(), 0
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_USERS:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from remat.errors import TorchVersionError
+from remat.errors import TorchVersionError, levels_to_user
 from remat.lazy import names_for_types
 
 #: The minor versions of PyTorch on which the whole test suite passes, oldest first.
@@ -199,7 +199,7 @@ def check_version() -> None:
             "the gradients of a step with those of eager PyTorch. To silence this: "
             "warnings.filterwarnings('ignore', message='remat is tested with PyTorch')",
             TorchVersionWarning,
-            stacklevel=3,
+            stacklevel=levels_to_user(),
         )
 
 

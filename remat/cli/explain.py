@@ -95,7 +95,7 @@ def explain(
         is_only = html is None or by == "none"
         planner = Planner.of(step.joint, request, on_step=progress.detail, at_budget=is_only)
         plan = planner.finish(planner.decide(request.budget), request.budget)
-        warn_of_peak(plan, stacklevel=2)
+        warn_of_peak(plan)
         figures: dict[str, Any] = {"plan": figures_of(plan), "frontier": None, "plans": []}
         if html is not None:
             frontier = None

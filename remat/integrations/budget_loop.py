@@ -644,7 +644,7 @@ class CompiledBudget:
             f"{instead}"
         )
         if asked.peak_share is None or taken > limit + limit // _FAR:
-            warn(message, BudgetWarning, stacklevel=4)
+            warn(message, BudgetWarning)
 
 
 def warn_of_saved(made: Plan) -> None:
@@ -668,7 +668,6 @@ def warn_of_saved(made: Plan) -> None:
             f"{most} ({limit} bytes) of its budget. A saved plan is applied as it is: give the budget instead, and the "
             "step is planned again until it holds",
             BudgetWarning,
-            stacklevel=4,
         )
 
 

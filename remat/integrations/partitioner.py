@@ -471,7 +471,6 @@ class StepPartition:
                 f"{no_match(missing, module_names(nodes), joint.name)}. The step has graph breaks; no graph of it that "
                 "was compiled so far has such a module",
                 BudgetWarning,
-                stacklevel=2,
             )
 
     def take(self, made: Plan, kind: str) -> None:
@@ -563,7 +562,6 @@ class StepPartition:
                 f"step runs on a CPU, and cost model '{asked.cost}' is about none. Leave cost out, or give "
                 "cost='roofline:epyc', and it is counted",
                 BudgetWarning,
-                stacklevel=2,
             )
 
     @property
@@ -617,7 +615,6 @@ class StepPartition:
             f"({taken} bytes). Of this code no more is said unless it takes over {_MORE_OVER - 1:.0%} more; "
             "options={'strict': True} refuses it",
             BudgetWarning,
-            stacklevel=2,
         )
 
     def _plan_anyway(self, joint: JointGraph) -> Plan:
@@ -681,7 +678,6 @@ class StepPartition:
                 "remat.plan(remat.capture(model, args, fullgraph=False), budget=…), then "
                 'options={"plan": plans}',
                 BudgetWarning,
-                stacklevel=2,
             )
 
 

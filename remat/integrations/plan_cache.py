@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +19,7 @@ import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.errors import PeakWarning, RematError, Warned
+from remat.errors import PeakWarning, RematError, Warned, warn
 from remat.files import Form, read_record, write_atomic, write_record
 from remat.graph import ops, purity
 from remat.graph.joint import JointGraph
@@ -66,7 +65,7 @@ class CachedPlan:
     def warn_again(self) -> None:
         """Issue the warnings again that planning issued when the step was compiled."""
         for name, text in self.warnings:
-            warnings.warn(text, _REPEATED.get(name, UserWarning), stacklevel=2)
+            warn(text, _REPEATED.get(name, UserWarning))
 
     def read(self, request: PlanRequest, graph: str) -> Plan:
         """Return the plan of this record; the plan's modules are built on first access.

@@ -368,7 +368,6 @@ def guard_sizes(
         f"'{made.graph}' holds its budget {budget.label} for {look.shown()}. The step exceeds the budget at larger sizes, "
         "which depend on the data and are not checked as it runs. Keep them smaller, or give a smaller budget",
         BudgetWarning,
-        stacklevel=4,
     )
     return look if watched else None
 
@@ -493,7 +492,6 @@ class _SizeCheck:
             f"for {self.shown()}, and is not planned again. budget='{instead}' makes up for it; or keep these "
             "sizes smaller. Nothing more is said of this step",
             BudgetWarning,
-            stacklevel=4,
         )
 
     def shown(self, numbers: Mapping[str, int] | None = None) -> str:

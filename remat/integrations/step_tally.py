@@ -504,7 +504,6 @@ class StepTally:
             "Compile the model as one graph, or plan its graphs together: remat.plan(remat.capture(model, args, "
             f'fullgraph=False), budget=…), then options={{"plan": plans}}{saved}',
             BudgetWarning,
-            stacklevel=4,
         )
 
 

@@ -179,7 +179,6 @@ class Frontier:
                 f"bytes), above the {point.peak_bytes} bytes of its point: that peak was one of a schedule, "
                 f"not simulated. remat.plan(joint, remat.Peak({point.peak_bytes})) keeps to it",
                 PeakWarning,
-                stacklevel=2,
             )
         return plan
 

@@ -217,7 +217,6 @@ class _SetPlanner(PeakOfGraphs):
                 capacity / self._full_bytes,
                 of_graph=False,
                 is_estimated=False,
-                stacklevel=5,
             )
         return made
 

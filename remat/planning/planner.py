@@ -222,14 +222,13 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
     return made
 
 
-def warn_of_peak(plan: Plan, *, stacklevel: int) -> None:
+def warn_of_peak(plan: Plan) -> None:
     """Warn if a plan under a budget on saved bytes hardly lowers the peak of the step.
 
     `remat.report.before_after.BeforeAfter.warn_if_not_lower` defines the condition.
 
     Args:
         plan: a finished plan with the figures of the step without remat.
-        stacklevel: number of frames from this function up to the caller that the warning names.
     """
     figures = plan.before_after
     if plan.asked.on_peak or plan.capacity >= plan.full_bytes or not figures.without_peak_bytes:
@@ -244,9 +243,7 @@ def warn_of_peak(plan: Plan, *, stacklevel: int) -> None:
         )
     what = f"budget {plan.asked.label} for '{plan.graph}'"
     ratio = plan.capacity / plan.full_bytes
-    figures.warn_if_not_lower(
-        what, ratio, of_graph=True, is_estimated=is_estimated, stacklevel=stacklevel + 1
-    )
+    figures.warn_if_not_lower(what, ratio, of_graph=True, is_estimated=is_estimated)
 
 
 class Planner(PeakPlanner):
@@ -281,7 +278,7 @@ class Planner(PeakPlanner):
         except PlanError as error:
             if not pool:
                 raise
-            warn(f"'{joint.name}' is planned without chunks: {error}", BudgetWarning, stacklevel=2)
+            warn(f"'{joint.name}' is planned without chunks: {error}", BudgetWarning)
         whole, budget = pool[0], request.budget
         if budget.peak_share is not None:
             ends = min(p.least_found for p in pool), whole.peak(whole.allowed_full)
@@ -382,7 +379,7 @@ class Planner(PeakPlanner):
             agree: a pass that may change the decision before the split; None: no such pass.
         """
         made = self.finish(decided, self.request.budget, agree)
-        warn_of_peak(made, stacklevel=4)
+        warn_of_peak(made)
         return made
 
     def finish(self, decided: Candidate, budget: Budget, agree: Pass | None = None) -> Plan:

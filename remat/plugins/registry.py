@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pluggy
 
-from remat.errors import PluginError, ProblemError, SolverError, did_you_mean
+from remat.errors import PluginError, ProblemError, SolverError, did_you_mean, levels_to_user
 from remat.plugins import builtin, hooks
 from remat.plugins.checks import CHECKS, check_solver
 from remat.solvers.base import Solver, unavailable
@@ -385,7 +385,7 @@ class Registry:
         fresh = [str(p) for p in self.problems if str(p) not in self._warned]
         self._warned.update(fresh)
         for message in fresh:
-            warnings.warn(message, PluginWarning, stacklevel=4)
+            warnings.warn(message, PluginWarning, stacklevel=levels_to_user())
 
 
 @functools.cache

@@ -88,7 +88,7 @@ class BeforeAfter:
         return text
 
     def warn_if_not_lower(
-        self, what: str, ratio: float, *, of_graph: bool, is_estimated: bool, stacklevel: int
+        self, what: str, ratio: float, *, of_graph: bool, is_estimated: bool
     ) -> None:
         """Issue a `PeakWarning` if the plan hardly lowers the peak of the step, or raises the peak.
 
@@ -101,8 +101,6 @@ class BeforeAfter:
             of_graph: whether the plan is for one graph, which may be one of several in the step.
             is_estimated: whether the peaks are estimates of compiled peaks. If so, the first case
                 holds only if the plan's peak is more than 1 % above the peak without remat.
-            stacklevel: number of frames from this method up to the caller that the warning names; 1 is
-                the direct caller.
         """
         peak, most, more = self.peak_bytes, self.without_peak_bytes, self.more or 0.0
         # Estimates of compiled peaks are inexact, so an estimate that is only slightly above is no reason to warn.
@@ -127,7 +125,6 @@ class BeforeAfter:
             f"budget=remat.Peak({ratio:.2f}), as text peak:{ratio:.2f}, where 0 is the least peak found and 1 that of "
             f"budget 1{alone}",
             PeakWarning,
-            stacklevel=stacklevel + 1,
         )
 
 

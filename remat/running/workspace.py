@@ -110,7 +110,6 @@ def _cached(op: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) ->
             "what operators take beside their results is not counted in peaks: a profiler runs while a step is "
             "planned, and to measure would end it. Run a step before profiling",
             PeakWarning,
-            stacklevel=2,
         )
         return 0
     if any(t.device.type != "cpu" for t in tensors):
@@ -149,7 +148,6 @@ def _estimated(op: Any, args: Any, kwargs: Any, together: int) -> int:
             f"{format_bytes(together)}, and it is not run on more than {format_bytes(_MOST_AT_ONCE)} while a step "
             "is planned. Leave that much of the memory out of the budget",
             PeakWarning,
-            stacklevel=2,
         )
         return 0
     return _measured(op, args, kwargs)

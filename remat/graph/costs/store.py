@@ -99,7 +99,7 @@ class Store:
         if not self._warned:
             self._warned = True
             text = f"the cache of measured costs '{self.path}' {message}. {_REMEDY}"
-            warn(text, CostWarning, stacklevel=2)
+            warn(text, CostWarning)
 
 
 def _exchange(path: Path, fresh: Mapping[Place, int]) -> dict[Place, int]:

@@ -265,7 +265,6 @@ def _warn(hooks: SavedTensorHooks, graph: str, chosen: list[Traced], left: Count
             f"hooks '{hooks.name}' cannot be part of graph '{graph}' and run eagerly, outside of it: "
             f"{eager[0]}. What they keep counts neither as saved bytes nor in the simulated peak",
             HooksWarning,
-            stacklevel=2,
         )
     if left["declined"] and not chosen:
         warn(
@@ -273,7 +272,6 @@ def _warn(hooks: SavedTensorHooks, graph: str, chosen: list[Traced], left: Count
             f"{left['declined']} saved tensors that it was shown unchanged (a pair declines what it "
             "cannot make smaller, cpu-offload what lies in the host's memory already)",
             HooksWarning,
-            stacklevel=2,
         )
 
 

@@ -396,4 +396,4 @@ def tell(kind: str, text: str) -> None:
         known = kind in _REPORTED
         _REPORTED.add(kind)
     if not known:
-        warn(text, RankWarning, stacklevel=3)
+        warn(text, RankWarning)

@@ -102,7 +102,7 @@ class FusedSearch:
         cheap operators).
 
         Most estimates are off by less than 2 %. So an estimated peak counts as within the budget if it is at least 2 %
-        below the budget; most steps then need no second plan. Before any compilation, estimated peaks up to the
+        below the budget, or near the least one; most steps then need no second plan. Before any compilation, estimated peaks up to the
         budget count if the decision costs no more than budget 1, or if no other decision is within the budget.
 
         If no decision is within the budget, the first of these that exists is chosen:
@@ -148,23 +148,24 @@ class FusedSearch:
         # The last decision under a budget in bytes is the one with the least estimated peak. `aim` looks only for
         # decisions near the budget, so it would not find that decision.
         near = planner.request.offload is None and not (last and in_bytes)
-        found = False
-        if limit is not None and near:
-            excess = max(excess, limit // _MARGIN)
-            if not known:
-                self.try_around(planner.allowed_vertices(VERTICES), limit - excess)
-            found = self.aim(limit - excess, known)
+        found, margin = False, 0
+        if limit is not None:
+            margin = max(excess, limit // _MARGIN)
+            if near and not known:
+                self.try_around(planner.allowed_vertices(VERTICES), limit - margin)
+            found = near and self.aim(limit - margin, known)
         if not found:
-            lowest, off, ends = self._explore()
+            lowest, off, (least, most) = self._explore()
+            first = limit is None
             if limit is None:
-                least, most = ends
                 limit = least + bytes_of_share(budget.peak_share or 0.0, max(0, most - least))
-                self._limit, excess = limit, max(excess, limit // _MARGIN)
-                found = near and self.aim(limit - excess, known)
+                self._limit = limit
+            margin = max(excess, min(limit // _MARGIN, limit - least))
+            found = near and first and self.aim(limit - margin, known)
             if not found:
-                self.aim_above(lowest, off, limit - excess)
+                self.aim_above(lowest, off, limit - margin)
         assert limit is not None
-        best = _best(self, known, budget, limit, excess, last)
+        best = _best(self, known, budget, limit, margin, last)
         # No lower bound is proven for peaks of fused code.
         choice = replace(best.choice, recompute_bound=0, peak_limit=0 if in_bytes else limit)
         return replace(best, choice=choice)

@@ -295,8 +295,8 @@ class PeakPlanner(OffloadPlanner):
                 aims = [int(part * peak_bytes) for part in parts]
                 known += fits(*(self.searched(a) for a in aims if a >= self.search.least_possible))
             return known
-        if budget.peak_share is not None:
-            least = self.least_found
+        least = self.least_found if budget.peak_share is not None else peak_bytes
+        if least < peak_bytes:
             lowest = self.search.tried(self.least_peak.saved)
             bound = self.bounds.bound(least, self.search.highest(lowest))
             if bound <= min(d.cost for d in known):

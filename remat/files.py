@@ -259,8 +259,8 @@ class Record:
             raise PlanError(str(wrong)) from None
 
 
-def check_figures(record: Any, names: Iterable[str], where: str = "") -> None:
-    """Raise a ProblemError if an attribute is negative, NaN, or 2**100 or more.
+def check_figures(record: Any, names: Iterable[str], where: str = "", *, bits: int = 100) -> None:
+    """Raise a ProblemError if an attribute is negative, NaN, or 2**bits or more.
 
     A file that was edited by hand may have such numbers.
 
@@ -268,12 +268,13 @@ def check_figures(record: Any, names: Iterable[str], where: str = "") -> None:
         record: the dataclass.
         names: names of the attributes to check.
         where: text to put before the attribute's name in the error message.
+        bits: logarithm of the limit to base 2.
     """
     for name in names:
         value = getattr(record, name)
-        if not 0 <= value < 2**100:  # False for NaN, too
+        if not 0 <= value < 2**bits:  # False for NaN, too
             raise ProblemError(
-                f"{where}{name} is {value}, expected 0 or more, and less than 2**100"
+                f"{where}{name} is {value}, expected 0 or more, and less than 2**{bits}"
             )
 
 

@@ -100,7 +100,10 @@ def plan(
         click.echo(made.to_json(), nl=False)
         return
     for joint, one in zip(step.joints, [made] if isinstance(made, Plan) else made, strict=True):
-        tables.show(tables.plan_table(one, step.title(joint), str(request.cost)))
+        if explain:  # the explanation has the figures of the table
+            click.echo(f"{step.title(joint)}\n{one.explain()}")
+        else:
+            tables.show(tables.plan_table(one, step.title(joint), str(request.cost)))
     if not isinstance(made, Plan):
         click.echo(made.explain().partition("\n")[0])
     elif request.budget.on_peak and options["lower"] == "inductor":
@@ -108,8 +111,6 @@ def plan(
             f"as compiled    {format_bytes(made.predicted_peak_bytes)} is expected once Inductor has fused this plan; "
             'torch.compile(backend="remat") plans by such peaks, this command by those of the graph as it is'
         )
-    if explain:
-        click.echo("\n" + made.explain())
     for what, path in (("drawn:", plot), ("plan written to", save)):
         if path is not None:
             click.echo(f"{what} {path}")

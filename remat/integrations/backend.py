@@ -82,7 +82,7 @@ class Backend:
             raise ProblemError(
                 f"option 'lower' is {lower!r}; expected one of {', '.join(map(repr, LOWERINGS))}"
             )
-        _refuse_unknown(given)
+        _check_inductor(given)
         self._partition = Partitioner(**ours)
         if lower == "eager":
             if given or mode is not None:
@@ -312,16 +312,17 @@ def _for_dynamo(error: RematError) -> Exception:
     return raised.with_traceback(error.__traceback__)  # type: ignore[no-any-return]
 
 
-def _refuse_unknown(options: Mapping[str, Any]) -> None:
-    """Refuse options that belong neither to remat nor to Inductor.
+def _check_inductor(options: Mapping[str, Any]) -> None:
+    """Check the options that do not belong to remat.
 
     Raises:
-        ProblemError: an option is unknown. The message suggests the nearest known option.
+        ProblemError: an option is not one of Inductor either, and the message suggests the nearest
+            known option. Or an option that is a bool has another value.
     """
     if not options:
         return
     theirs = torch_compat.list_options()
-    for name in options:
+    for name, value in options.items():
         written = str(name).replace("-", "_")
         if not isinstance(name, str) or written not in theirs:
             # remat's names are suggested first, since Inductor has hundreds of options.
@@ -330,6 +331,10 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
                 f"option {name!r} is known to neither remat ({', '.join(OPTIONS)}) nor Inductor "
                 f"(torch._inductor.list_options() lists its options){meant}"
             )
+        # Inductor takes any value that is true for True, such as the text "False".
+        kind = torch_compat.inductor_config.get_type(written)  # type: ignore[attr-defined]
+        if kind is bool and not isinstance(value, bool):
+            raise ProblemError(f"option {name!r} of Inductor is {value!r}; expected True or False")
 
 
 def _plan(joint: JointGraph, request: PlanRequest, agree: AgreeRanks | None) -> Plan:

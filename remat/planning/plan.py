@@ -16,6 +16,7 @@ from torch import fx
 
 from remat.errors import PlanError, ProblemError, RematError
 from remat.files import Form, Record, check_figures
+from remat.graph.costs.links import LINKS, Link
 from remat.graph.fused_liveness import predict_peak
 from remat.graph.liveness import MemoryCurve, Timeline, own_outputs, timeline
 from remat.graph.lowering import Decision, Offload
@@ -35,11 +36,14 @@ from remat.units import Budget, format_bytes, format_cost
 if TYPE_CHECKING:
     from remat.planning.frontier import Frontier
 
-#: Fields that hold numbers. `check_figures` refuses a negative, huge or undefined number, as an edited file may have.
-_FIGURES = (
-    "capacity", "full_bytes", "least_bytes", "saved_bytes", "peak_bytes", "recompute_cost", "recompute_bound",
-    "planned_saved_bytes", "planned_peak_bytes", "step_cost", "without_peak_bytes", "without_recompute_cost",
-    "without_expected_bytes", "exposed_time", "peak_limit",
+#: Fields that hold numbers: bytes and counts, which are below 2**63 as in `GraphProblem`, then costs and seconds.
+#: `check_figures` refuses a negative, huge or undefined number, as an edited file may have.
+_BYTES = (
+    "capacity", "full_bytes", "least_bytes", "saved_bytes", "peak_bytes", "items", "planned_saved_bytes",
+    "planned_peak_bytes", "without_peak_bytes", "without_expected_bytes", "peak_limit",
+)  # fmt: skip
+_COSTS = (
+    "recompute_cost", "recompute_bound", "step_cost", "without_recompute_cost", "exposed_time", "solve_s",
 )  # fmt: skip
 #: Fields that a plan lacks if it was read from a file or a cache. A plan from a cache builds them when they are needed.
 _OF_MODULES = ("_modules", "_problem", "_costs")
@@ -192,11 +196,27 @@ class Plan(Record):
     _sizes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_figures(self, _FIGURES)
-        # Only a plan from a file can have an invalid text as its budget. Such a plan has no `_asked`.
-        for budget in (self.budget, self.region_budget) if self._asked is None else ():
+        check_figures(self, _BYTES, bits=63)
+        check_figures(self, _COSTS)
+        # Only a plan from a file can have an invalid text as its budget or link. Such a plan has no `_asked`.
+        if self._asked is not None:
+            return
+        for budget in (self.budget, self.region_budget):
             if budget:
                 Budget.parse(budget)
+        if self.link:
+            self._check_link()
+
+    def _check_link(self) -> None:
+        """Raise a ProblemError if the link has no rate."""
+        with contextlib.suppress(ProblemError):
+            if self.link.strip().lower() != "measured":  # parsing this text would time a device
+                Link.parse(self.link)
+                return
+        raise ProblemError(
+            f"link is {self.link!r}, expected a rate such as '25 GB/s', one of {', '.join(LINKS)}, or "
+            "'' without a link: plan again"
+        )
 
     def as_compiled(self, timeline: Timeline, saved_bytes: int) -> Plan:
         """Return a copy of the plan with the peak, saved bytes and timeline of the compiled step.

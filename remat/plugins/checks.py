@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-from remat.solvers.base import KINDS, Solver
+from remat.solvers.base import KINDS, Solver, check_requires
 from remat.solvers.columns import as_integer
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -137,13 +137,10 @@ def _check_capabilities(solver: type[Solver]) -> str | None:
     limit: Any = solver.integer_limit
     if limit is not None and (as_integer(limit) is None or limit < 1):
         return f"{where}.integer_limit must be an integer above 0 or None, got {limit!r}"
-    requires: Any = solver.requires
-    if not isinstance(requires, (tuple, list)) or not all(isinstance(m, str) for m in requires):
-        return f"{where}.requires must be a tuple of module names, got {requires!r}"
     extra: Any = solver.extra
     if not (extra is None or isinstance(extra, str)):
         return f"{where}.extra must be text for pip install or None, got {extra!r}"
-    return None
+    return check_requires(solver)
 
 
 def _check_methods(solver: type[Solver]) -> str | None:

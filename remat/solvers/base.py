@@ -178,11 +178,22 @@ def unavailable(solver: type[Solver]) -> str | None:
 
     The check finds the modules in ``requires`` without importing them.
     """
+    fault = check_requires(solver)
+    if fault is not None:  # an instance of a class that was never registered
+        return fault
     for module in solver.requires:
         if not _exists(module):
             install = solver.extra or module.partition(".")[0]
             return f"module '{module}' is not installed: pip install '{install}'"
     return solver.cannot_run()
+
+
+def check_requires(solver: type[Solver]) -> str | None:
+    """Return why ``requires`` of a solver is not a tuple of names; None if it is one."""
+    requires: Any = solver.requires
+    if isinstance(requires, (tuple, list)) and all(isinstance(m, str) for m in requires):
+        return None
+    return f"{solver.__qualname__}.requires must be a tuple of module names, got {requires!r}"
 
 
 def _exists(module: str) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from remat.errors import RefusalError
 from remat.solvers.bounds import relax, repair
 from remat.solvers.eviction import evicting
+from remat.solvers.interrupts import interruptible
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.reduction import CoreSolver, reduce
 from remat.solvers.schedule_cpsat import MOST_NODES, schedule_model
@@ -66,7 +66,7 @@ class CpSat(CoreSolver):
             model.add_hint(pick, i in greedy)
 
         solver = self._engine(started, time_limit)
-        status = _solve(solver, model)
+        status = interruptible(lambda: solver.solve(model), solver.stop_search)
 
         saved, bound = relaxed.saved, relaxed.bound
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -112,7 +112,7 @@ class CpSat(CoreSolver):
         core = step_core(problem)
         model, rows = schedule_model(core, core.apply(problem, known))
         solver = self._engine(started, time_limit)
-        status = _solve(solver, model)
+        status = interruptible(lambda: solver.solve(model), solver.stop_search)
         by_clock = time_limit is not None and status != cp_model.OPTIMAL
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             # Positions are distinct, but unused ones leave gaps: a model has more positions than runs.
@@ -145,17 +145,6 @@ class CpSat(CoreSolver):
             left = time_limit - (time.monotonic() - started)
             solver.parameters.max_time_in_seconds = max(0.001, left)
         return solver
-
-
-def _solve(solver: Any, model: Any) -> Any:
-    """Run a search in a thread, so that Ctrl-C in the main thread stops it; return its status."""
-    with ThreadPoolExecutor(1) as pool:
-        search = pool.submit(solver.solve, model)
-        try:
-            return search.result()
-        except KeyboardInterrupt:
-            solver.stop_search()
-            raise
 
 
 def _cost(problem: ScheduleProblem, sequence: Iterable[int]) -> int:

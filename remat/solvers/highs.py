@@ -19,6 +19,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from remat.solvers.interrupts import interruptible
+
 _NOISE = b"HighsMipSolverData::"
 
 
@@ -44,11 +46,15 @@ if os.name == "posix":
 
 
 def milp(*args: Any, **kwargs: Any) -> Any:
-    """Call `scipy.optimize.milp` with the same arguments and result; drop HiGHS's debug output."""
+    """Call `scipy.optimize.milp` with the same arguments and result; drop HiGHS's debug output.
+
+    Ctrl-C ends the call at once. SciPy cannot stop HiGHS, so HiGHS's thread runs on to its limit,
+    and its debug output is no longer dropped.
+    """
     from scipy import optimize
 
     with quiet_stdout():
-        return optimize.milp(*args, **kwargs)
+        return interruptible(lambda: optimize.milp(*args, **kwargs))
 
 
 @contextlib.contextmanager

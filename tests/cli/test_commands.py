@@ -93,6 +93,8 @@ def test_plan_prints_and_draws_the_figures_that_the_library_gives(folder: Path) 
     timed = "  decided by"  # with the seconds that it took
     for line in made.explain().splitlines():
         assert line.startswith(timed) or line in done.stdout.splitlines()
+    for name, text in made.rows:
+        assert name == timed.strip() or done.stdout.count(text) == 1
     assert re.search(rf"decided by +{made.solver}", done.stdout)
     assert "nets.py is imported" in done.stderr
     for part in ("drawn: step.svg", "instead of", "modelled"):

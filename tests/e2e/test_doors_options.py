@@ -52,6 +52,10 @@ def test_a_plan_is_reused_on_its_graph_only(
         ({"plan": "/nowhere/plan.json"}, "cannot be read"),
         ({"no_such_option": 1}, "known to neither remat .* nor Inductor"),
         ({"max-autotun": True, "lower": "inductor"}, "did you mean 'max_autotune'"),
+        (
+            {"max-autotune": "x", "lower": "inductor"},
+            "option 'max-autotune' of Inductor is 'x'; expected True or False",
+        ),
     ],
 )
 def test_bad_options_say_what_is_wrong(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -74,3 +75,20 @@ def test_figures_that_cannot_be_are_refused(joint: remat.JointGraph, name: str) 
     for value in (-5, 10**400):
         with pytest.raises(PlanError, match=f"{name} is "):
             remat.Plan.from_json(re.sub(rf'"{name}": \d+', f'"{name}": {value}', text))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("capacity", 10**30, r"0 or more, and less than 2\*\*63"),
+        ("items", -1, "0 or more"),
+        ("link", "pigeon", "a rate such as '25 GB/s', one of pcie4,"),
+        ("link", "measured", "a rate such as"),
+    ],
+)
+def test_an_edited_plan_is_refused_by_field(
+    joint: remat.JointGraph, name: str, value: object, expected: str
+) -> None:
+    data = json.loads(remat.plan(joint, 0.3).to_json()) | {name: value}
+    with pytest.raises(PlanError, match=f"{name} is {value!r}, expected {expected}"):
+        remat.Plan.from_json(json.dumps(data))

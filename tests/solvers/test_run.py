@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from remat.errors import ProblemError, SolverError
@@ -124,6 +126,16 @@ def test_a_missing_module_says_what_to_install() -> None:
     assert unavailable(NeedyExtra).endswith("pip install 'my-package[highs]'")
     with pytest.raises(SolverError, match=r"^solver 'needy' is not available: module"):
         run(Needy(), PROBLEM)
+
+
+@pytest.mark.parametrize("wrong", [(3,), 3, "numpy"])
+def test_names_of_modules_are_checked_without_registration(wrong: Any) -> None:
+    class Odd(Recorder):
+        name = "odd"
+        requires = wrong
+
+    with pytest.raises(SolverError, match=r"'odd' is not available: .*requires must be a tuple"):
+        run(Odd(), PROBLEM)
 
 
 def test_a_solver_of_the_graph_problem_only_is_told_from_others() -> None:

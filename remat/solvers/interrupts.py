@@ -1,0 +1,41 @@
+"""Run a native search so that Ctrl-C is noticed while it runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def interruptible(search: Callable[[], T], stop: Callable[[], object] | None = None) -> T:
+    """Run a search in a thread, and return its result; Ctrl-C in the main thread ends the wait.
+
+    Python handles a signal only between its own instructions, so the main thread must not be inside
+    of native code. The search must release the GIL.
+
+    Args:
+        search: the search; an exception that it raises is raised here.
+        stop: makes a running search return soon. None: the thread of an interrupted search runs on
+            until the search ends by its own limit, or until the process exits.
+    """
+    result = Future[T]()
+
+    def run() -> None:
+        try:
+            result.set_result(search())
+        except BaseException as error:
+            result.set_exception(error)
+
+    # A daemon, so that the process does not wait at its exit for a search that cannot be stopped.
+    thread = threading.Thread(target=run, name="remat-search", daemon=True)
+    thread.start()
+    try:
+        return result.result()
+    except KeyboardInterrupt:
+        if stop is not None:
+            stop()
+            thread.join()
+        raise

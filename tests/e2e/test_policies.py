@@ -89,7 +89,9 @@ def test_a_pattern_may_match_in_a_later_graph_of_a_step() -> None:
 
 def test_a_pattern_that_matches_in_no_graph_of_a_step_is_warned_of() -> None:
     options = {"lower": "eager", "policies": {"layers.1.mlp": "recompute", "*.mpl": "save"}}
-    with pytest.warns(BudgetWarning, match=r"'\*\.mpl' match no module .* has graph breaks") as told:
+    with pytest.warns(
+        BudgetWarning, match=r"'\*\.mpl' match no module .* has graph breaks"
+    ) as told:
         torch.compile(Broken(), backend="remat", options=options)(torch.randn(4, 32)).backward()
     assert {w.filename for w in told} == {__file__}, "a warning names the user's line"
 

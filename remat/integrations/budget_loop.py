@@ -428,7 +428,8 @@ class CompiledBudget:
         return own if self.within is None else f"{[*self.within.values()]}, then {own}"
 
     def _seek_least(self) -> None:
-        """Make the next calls of `plan` plan for the least peak."""
+        """Make the next calls of `plan` plan for the least peak, with the same plans for each refused budget."""
+        self.search = None
         self.within, self.peaks, self.excess, self._before = self.peaks, {}, 0, self.times
 
     def plan(self, joint: JointGraph, request: PlanRequest, agree: AgreeRanks | None) -> Plan:

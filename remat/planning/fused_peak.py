@@ -44,6 +44,9 @@ _FAR = 10
 _NEAR = 0.005
 #: An estimated peak must be below the budget by the budget divided by this number; see `FusedSearch.within`.
 _MARGIN = 50
+#: If the estimated peak of budget 1 is above the budget, but at most this number times the budget, its step is compiled
+#: first.
+_PERHAPS = 1.05
 #: `aim` searches node orders from a candidate whose estimated peak is at most this number times the wanted peak. Each
 #: search tries the second number as a fraction of the usual number of edits.
 _ABOVE, _REFINED_SHARE = 1.02, 0.5
@@ -102,8 +105,10 @@ class FusedSearch:
         cheap operators).
 
         Most estimates are off by less than 2 %. So an estimated peak counts as within the budget if it is at least 2 %
-        below the budget, or near the least one; most steps then need no second plan. Before any compilation, estimated peaks up to the
-        budget count if the decision costs no more than budget 1, or if no other decision is within the budget.
+        below the budget, or near the least one; most steps then need no second plan. There are two exceptions before
+        any compilation. Under a budget in bytes, the decision for budget 1 is chosen if its estimate is above the
+        budget by at most 5 %. And a decision with an estimate up to the budget is chosen if it costs no more than
+        budget 1, if it costs at most half of the cheapest decision that counts, or if none counts.
 
         If no decision is within the budget, the first of these that exists is chosen:
 
@@ -148,10 +153,14 @@ class FusedSearch:
         # The last decision under a budget in bytes is the one with the least estimated peak. `aim` looks only for
         # decisions near the budget, so it would not find that decision.
         near = planner.request.offload is None and not (last and in_bytes)
-        found, margin = False, 0
+        found, margin, full = False, 0, planner.with_tagged(planner.allowed_full)
+        if in_bytes and limit and not known and limit < planner.expected(full) <= _PERHAPS * limit:
+            # The estimate may be too high. Only the compiled step shows whether it fits without further recomputation.
+            self.found.append(full)
+            return replace(full, choice=replace(full.choice, recompute_bound=0))
         if limit is not None:
             margin = max(excess, limit // _MARGIN)
-            if near and not known:
+            if near and known.keys() <= {full.decision}:
                 self.try_around(planner.allowed_vertices(VERTICES), limit - margin)
             found = near and self.aim(limit - margin, known)
         if not found:
@@ -418,8 +427,9 @@ def _best(
 
     fits = [d for d in new if expected(d) + excess <= limit]
     if not known:
-        barely = [d for d in new if expected(d) <= limit]
-        fits = [d for d in barely if d.cost <= full.cost] or fits or barely
+        # A plan that may have to be replaced is worth it if it costs half of one that most likely fits.
+        most = max(full.cost, min((d.cost for d in fits), default=math.inf) / 2)
+        fits = [d for d in new if d.cost <= most and expected(d) <= limit] or fits
     fits += [d for d in found if known.get(d.decision, limit + 1) <= limit]
     if known and (last or not fits):
         fits = [d for d in new if d is full and expected(d) < lowest] or fits
@@ -430,4 +440,5 @@ def _best(
     if known and budget.peak_bytes:
         # Compiling a decision takes long, so a decision whose estimate exceeds the budget is not chosen.
         new = [d for d in new if expected(d) <= limit]
+        found = [d for d in found if d.decision in known] or found
     return min(new or found, key=taken)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import remat
+from remat.planning import fused_peak
 from remat.planning.candidates import Candidate
 from remat.planning.fused_peak import FusedSearch, beside_least, without_gaps
 from remat.planning.planner import Planner
@@ -107,6 +110,34 @@ def test_an_estimate_stays_below_the_budget_unless_nothing_else_fits(planner: Pl
     least = min(map(planner.expected, [search.within(Budget(peak_share=0.0)), *search.found]))
     tight = FusedSearch(planner).within(Budget(peak_bytes=least))
     assert planner.expected(tight) <= least, "no estimate is further below"
+
+
+def test_budget_1_is_compiled_first_where_its_estimate_may_be_too_high(planner: Planner) -> None:
+    limit = planner.expected(planner.full) - 1
+    search = FusedSearch(planner)
+    first = search.within(Budget(peak_bytes=limit))
+    assert first.decision == planner.full.decision
+    compiled = {first.decision: limit + 1}
+    other = search.within(Budget(peak_bytes=limit), excess=1, compiled=compiled)
+    assert planner.expected(other) <= limit - limit // 50
+    far = FusedSearch(planner).within(Budget(peak_bytes=limit * 9 // 10))
+    assert far.decision != planner.full.decision
+
+
+def test_a_plan_far_cheaper_than_those_below_the_margin_is_tried(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cheap one is right below the budget, the dear one 10 % below; then both at costs that are near."""
+    search, some = FusedSearch(planner), [planner.at(planner.full_bytes // k) for k in (2, 4)]
+    peaks = {some[0].saved: 990, some[1].saved: 900}
+    monkeypatch.setattr(search, "aim", lambda *_: True)
+    monkeypatch.setattr(search, "try_around", lambda *_: None)
+    monkeypatch.setattr(planner, "expected", lambda d: peaks.get(d.saved, 5000))
+    monkeypatch.setattr(fused_peak, "input_bytes", lambda _: 0)
+    unit = 1 + planner.full.cost
+    for cost, chosen in ((400, 0), (600, 1)):
+        search.found = [replace(some[0], cost=cost * unit), replace(some[1], cost=1000 * unit)]
+        assert search.within(Budget(peak_bytes=1000)).saved == some[chosen].saved
 
 
 def test_a_plan_between_peaks_that_fall_and_rise_is_found(

@@ -213,7 +213,7 @@ def warn(text: str, category: type[Warning]) -> None:
 def levels_to_user() -> int:
     """Return the ``stacklevel`` for `warnings.warn` in the caller that names the innermost line of the user's code."""
     frame, level = inspect.currentframe(), 0
-    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_USERS:
+    while frame and str(frame.f_globals.get("__name__")).partition(".")[0] in _NOT_USERS:
         frame, level = frame.f_back, level + 1
     return level
 

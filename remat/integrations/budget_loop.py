@@ -428,7 +428,8 @@ class CompiledBudget:
         return own if self.within is None else f"{[*self.within.values()]}, then {own}"
 
     def _seek_least(self) -> None:
-        """Make the next calls of `plan` plan for the least peak, with the same plans for each refused budget."""
+        """Make the next calls of `plan` plan for the least peak."""
+        # A search anew: its plans do not depend on the refused budget, so another budget leads to the same plans.
         self.search = None
         self.within, self.peaks, self.excess, self._before = self.peaks, {}, 0, self.times
 

@@ -160,7 +160,7 @@ class FusedSearch:
             return replace(full, choice=replace(full.choice, recompute_bound=0))
         if limit is not None:
             margin = max(excess, limit // _MARGIN)
-            if near and known.keys() <= {full.decision}:
+            if near and known.keys() <= {full.decision}:  # no search was made yet
                 self.try_around(planner.allowed_vertices(VERTICES), limit - margin)
             found = near and self.aim(limit - margin, known)
         if not found:
@@ -397,7 +397,7 @@ def _best(
     known: Mapping[Decision, int],
     budget: Budget,
     limit: int,
-    excess: int,
+    margin: int,
     last: bool,
 ) -> Candidate:
     """Choose one of the candidates found, by the rules of `FusedSearch.within`.
@@ -407,7 +407,7 @@ def _best(
         known: the compiled peak in bytes of each compiled decision.
         budget: the requested budget.
         limit: the peak in bytes that the budget stands for.
-        excess: as in `FusedSearch.within`.
+        margin: number of bytes by which an estimated peak must be below ``limit`` to count as within the budget.
         last: whether the caller will compile no decision after this one.
     """
     planner, found = search.planner, search.found
@@ -425,7 +425,7 @@ def _best(
     def taken(decided: Candidate) -> int:
         return known.get(decided.decision, expected(decided))
 
-    fits = [d for d in new if expected(d) + excess <= limit]
+    fits = [d for d in new if expected(d) + margin <= limit]
     if not known:
         # A plan that may have to be replaced is worth it if it costs half of one that most likely fits.
         most = max(full.cost, min((d.cost for d in fits), default=math.inf) / 2)

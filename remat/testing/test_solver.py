@@ -340,7 +340,7 @@ def test_leaves_standard_output_alone(
 def test_answers_repeat(solver: Solver, sample: Sample) -> None:
     """If a deterministic solver solves a problem twice, the two answers are the same.
 
-    Without a time limit, no answer says that a clock ended the search.
+    Without a time limit, no solution may report that the clock ended the search.
     """
     if not solver.deterministic:
         pytest.skip(f"solver '{solver.name}' declares deterministic = False")

@@ -537,7 +537,8 @@ class CompiledBudget:
         if asked.peak_bytes and can_hold and self.within is None and self.times == MOST_REPLANS + 1:
             self._seek_least()
         elif asked.on_peak:
-            excess = taken - (made.predicted_peak_bytes or limit)
+            # A quarter more, because the errors of similar plans differ.
+            excess = (taken - (made.predicted_peak_bytes or limit)) * 5 // 4
             self.excess = max(excess, 2 * self.excess)
         else:
             self.tighter = Budget(nbytes=max(0, made.planned_saved_bytes - (taken - limit)))

@@ -5,16 +5,15 @@ The *estimated* peak is computed from the same graphs for the fused code (`remat
 peak is that of the code that Inductor made; it replaces the estimate once the decision was compiled.
 
 The simulated and the estimated peak differ by a similar offset for similar plans. So the search is repeated, with its
-target shifted by the offset of the last plan: first in the node order of the passes, then, if node orders can be
-searched, by short searches that start from the last schedule.
+target shifted by the offset of the last plan: first in the node order of the passes. If node orders can be searched,
+short searches of other orders follow. Their offsets vary more, so their target is shifted by the mean offset.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 
 from remat.errors import BudgetError
@@ -26,9 +25,11 @@ from remat.planning.planner import Planner
 from remat.planning.prepared import VERTICES
 from remat.units import Budget, bytes_of_share, format_bytes
 
-#: Maximum number of searches of `aim_above` without offloads, of `aim` in the node order of the passes, and of `aim` in
-#: other node orders.
+#: Maximum number of searches of `aim_above` without offloads, and of `aim` in the node order of the passes.
 _SEARCHES = 4
+#: Maximum number of searches of `aim` in other node orders, and of those in a row that find no cheaper candidate. Each
+#: tries the third number as a fraction of the usual number of edits.
+_ORDERED, _IDLE, _ORDERED_SHARE = 8, 3, 0.17
 #: Neighbouring limits from `without_gaps` differ by at most the largest limit divided by this number.
 _GAP = 16
 #: How often `_explore` halves the two intervals beside the best limit on saved bytes, see `beside_least`.
@@ -47,14 +48,14 @@ _MARGIN = 50
 #: If the estimated peak of budget 1 is above the budget, but at most this number times the budget, its step is compiled
 #: first.
 _PERHAPS = 1.05
-#: `aim` searches node orders from a candidate whose estimated peak is at most this number times the wanted peak. Each
-#: search tries the second number as a fraction of the usual number of edits.
-_ABOVE, _REFINED_SHARE = 1.02, 0.5
+#: `aim` searches node orders from a candidate whose estimated peak is at most this number times the wanted peak.
+_ABOVE = 1.02
 #: `aim` stops if two limits on the simulated peak, one too low and one too high, differ by at most the wanted peak
 #: divided by this number.
 _CLOSE = 500
-#: If the estimate exceeds the wanted peak, `aim` lowers its target by at least the wanted peak divided by this number.
-_LOWERED = 1000
+#: If the estimate exceeds the wanted peak, `aim` lowers its target by at least the wanted peak divided by the first
+#: number, or by the second number in other node orders.
+_LOWERED, _LOWERED_ORDERED = 1000, 100
 
 
 class FusedSearch:
@@ -252,19 +253,22 @@ class FusedSearch:
         """
         planner = self.planner
         self.expect(planner.allowed_full)
+        self._close_in(wanted)
+        fits = self._fits(wanted, known)
+        if not planner.is_alone and all(d.cost for d in fits):
+            near = self._fits(_ABOVE * wanted, known)
+            start = min(near, key=lambda d: d.cost, default=None) or self._nearest(wanted)
+            self._search_orders(wanted, start, known)
+        return bool(self._fits(wanted, known))
 
-        def nearest() -> Candidate:
-            return min(self.found, key=lambda d: abs(planner.expected(d) - wanted))
+    def _fits(self, peak_bytes: float, known: Container[Decision] = ()) -> list[Candidate]:
+        """Return the candidates found with an estimated peak of at most ``peak_bytes``, without those in ``known``."""
+        expected = self.planner.expected
+        return [d for d in self.found if d.decision not in known and expected(d) <= peak_bytes]
 
-        def within(peak_bytes: float) -> list[Candidate]:
-            new = (d for d in self.found if d.decision not in known)
-            return [d for d in new if planner.expected(d) <= peak_bytes]
-
-        self._close_in(wanted, nearest(), lambda _, limit: self._in_given_order(limit))
-        if not planner.is_alone and all(d.cost for d in within(wanted)):
-            start = min(within(_ABOVE * wanted), key=lambda d: d.cost, default=None) or nearest()
-            self._close_in(wanted, start, partial(planner.refined, share=_REFINED_SHARE))
-        return bool(within(wanted))
+    def _nearest(self, wanted: int) -> Candidate:
+        """Return the candidate found with the estimated peak nearest to ``wanted``."""
+        return min(self.found, key=lambda d: abs(self.planner.expected(d) - wanted))
 
     def _in_given_order(self, peak_bytes: int) -> Candidate | None:
         """Return a candidate near a simulated peak, in the node order of the passes; None if none is found."""
@@ -275,26 +279,18 @@ class FusedSearch:
         except BudgetError:
             return None
 
-    def _close_in(
-        self, wanted: int, last: Candidate, search: Callable[[Candidate, int], Candidate | None]
-    ) -> None:
-        """Repeat a search until the estimated peak of its candidate is just within ``wanted``; add all candidates.
+    def _close_in(self, wanted: int) -> None:
+        """Search in the node order of the passes until an estimated peak is just within ``wanted``; add all candidates.
 
         Each search has a limit on the simulated peak, because estimated peaks cannot be searched directly. The first
-        limit is ``wanted`` plus the offset of ``last``.
-
-        Args:
-            wanted: the estimated peak to stay within, in bytes.
-            last: the candidate to start from.
-            search: function from the last candidate and a limit on the simulated peak, in bytes, to a candidate; None
-                if it finds none. The candidate may exceed the limit.
+        limit is ``wanted`` plus the offset of the nearest candidate found before.
         """
-        planner = self.planner
+        planner, last = self.planner, self._nearest(wanted)
         aim = wanted + planner.peak(last) - planner.expected(last)
         # `low`: the highest limit whose candidate was within `wanted`; `high`: the lowest one whose candidate was not.
         low, high = 0, math.inf
         for _ in range(_SEARCHES):
-            found = search(last, aim) if aim >= planner.search.least_possible else None
+            found = self._in_given_order(aim) if aim >= planner.search.least_possible else None
             if found is None:
                 return
             room, same, last = wanted - self.expect(found), found.decision == last.decision, found
@@ -312,6 +308,40 @@ class FusedSearch:
             # their midpoint.
             again = same and room > 0 and high < math.inf
             aim = moved if low < moved < high and not again else (low + int(high)) // 2
+
+    def _search_orders(self, wanted: int, start: Candidate, known: Mapping[Decision, int]) -> None:
+        """Search node orders for cheaper candidates with estimated peaks within ``wanted``, and add them to `found`.
+
+        Each search starts from the cheapest candidate near ``wanted``, and has a limit on the simulated peak:
+        ``wanted`` plus the mean offset of the candidates so far. The limit is lower after searches without a candidate
+        within ``wanted``.
+
+        Args:
+            wanted: the estimated peak to stay within, in bytes.
+            start: the candidate that the first search starts from.
+            known: the decisions that were compiled, which no search may find again.
+        """
+        planner = self.planner
+        offset, offsets = planner.peak(start) - planner.expected(start), []
+        misses = idle = 0
+        least = math.inf
+        for _ in range(_ORDERED):
+            aim = wanted + offset - misses * (wanted // _LOWERED_ORDERED)
+            if aim < planner.search.least_possible:
+                return
+            refined = planner.refined(start, aim, share=_ORDERED_SHARE)
+            new = [d for d in refined if d.decision != start.decision]
+            reached = [self.expect(d) for d in new]
+            offsets += [planner.peak(d) - peak for d, peak in zip(new, reached, strict=True)]
+            fits = self._fits(wanted, known)
+            before, least = least, min((d.cost for d in fits), default=math.inf)
+            idle = 0 if least < before else idle + 1
+            misses = 0 if any(peak <= wanted for peak in reached) else misses + 1
+            if not offsets or not least or idle == _IDLE:
+                return
+            offset = sum(offsets) // len(offsets)
+            near = self._fits(_ABOVE * wanted, known)
+            start = min(near or new or [start], key=lambda d: d.cost)
 
     def aim_above(self, lowest: Candidate, off: int, wanted: int) -> None:
         """Search for decisions near an estimated peak, even if no schedule is within the corresponding simulated peak.

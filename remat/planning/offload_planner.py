@@ -301,10 +301,10 @@ class OffloadPlanner(Prepared):
                 return
             copies = search.copies(start, at_once=at_once)
             better = orders.improved(*own, aimed, copies, share=share)
-            if better is None:
+            if not better:
                 return
-            other = search.settled(search.on(start.saved, *better, start.offloaded))
-            decision = orders.decision_of(*better)
+            other = search.settled(search.on(start.saved, *better[0], start.offloaded))
+            decision = orders.decision_of(*better[0])
             if decision is not None:
                 yield other, decision
                 fits = fits or not (other.over or other.exposed)

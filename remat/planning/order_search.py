@@ -29,12 +29,12 @@ from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
 
 #: The usual number of edits that one annealing search tries: the first number times the runs of the schedule, but at
 #: most the second number.
-MOVES_PER_RUN, MOST_MOVES = 6_000, 2_000_000
+MOVES_PER_RUN, MOST_MOVES = 3_000, 1_000_000
 #: Schedules with more runs get fewer edits, because each edit takes longer.
 _MANY_RUNS = 25_000
 #: Maximum number of rounds of `lowest`, and the number of edits in each search as a ratio of the usual number. With the
 #: usual number, searches took four times as long. Peaks then differed by at most 0.5 %, but once a peak was 4 % lower.
-_LOWER, _LOWER_SHARE = 3, 0.25
+_LOWER, _LOWER_SHARE = 3, 0.33
 
 
 class OrderSearch:
@@ -113,8 +113,8 @@ class OrderSearch:
 
     def within(
         self, sequence: Sequence[int], boundary: int, peak_bytes: int, *, share: float = 1.0
-    ) -> Candidate | None:
-        """Search for the cheapest schedule within a peak.
+    ) -> list[Candidate]:
+        """Search for cheap schedules within a peak.
 
         Args:
             sequence: the schedule to start from: for each run in order, a node of the step problem. Its peak may
@@ -124,11 +124,10 @@ class OrderSearch:
             share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
-            A candidate: the cheapest schedule found within the limit or, if there is none, the schedule with the lowest
-            peak that was found. None if this schedule cannot be executed, or if `is_possible` is False.
+            The schedules that `improved` returns, as candidates; without those that cannot be executed.
         """
         found = self.improved(sequence, boundary, peak_bytes, share=share)
-        return found and self._decided(*found)
+        return [d for schedule in found if (d := self._decided(*schedule))]
 
     def solved(
         self,
@@ -184,8 +183,9 @@ class OrderSearch:
             found: Candidate | None = None
             for sequence, boundary in todo:
                 high = evaluate_schedule(self.step.problem, sequence, boundary).peak_bytes
-                better = self.improved(sequence, boundary, (low + high) // 2, share=_LOWER_SHARE)
-                decided = better and self._decided(*better)
+                aim = (low + high) // 2
+                better = self.improved(sequence, boundary, aim, share=_LOWER_SHARE)
+                decided = self._decided(*better[0]) if better else None
                 if decided and (found is None or decided.peak_bytes < found.peak_bytes):
                     found, reached = decided, max(low, 2 * decided.peak_bytes - high)
             if found is None or (best and found.peak_bytes >= best.peak_bytes):
@@ -202,7 +202,7 @@ class OrderSearch:
         copies: Sequence[Copy] = (),
         *,
         share: float = 1.0,
-    ) -> tuple[Sequence[int], int] | None:
+    ) -> list[tuple[Sequence[int], int]]:
         """Search for the cheapest schedule within a peak; if none is found, for the schedule with the lowest peak.
 
         Args:
@@ -213,12 +213,12 @@ class OrderSearch:
             share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
-            The schedule, in the form of ``sequence``, and the position where backward begins. None if `is_possible` is
-            False.
+            The given schedule and those found, best first. Each is a pair: the schedule in the form of ``sequence``,
+            and the position where backward begins. Empty if `is_possible` is False.
         """
         compiled = kernel()
         if compiled is None or not self.is_possible:
-            return None
+            return []
         problem = self._free.within(peak_bytes)
         kept = self._runs_once(sequence)
         start, boundary = [sequence[p] for p in kept], bisect_left(kept, boundary)
@@ -230,7 +230,7 @@ class OrderSearch:
         moves = min(MOST_MOVES, MOVES_PER_RUN * len(start))
         moves = int(share * moves * min(1.0, _MANY_RUNS / max(1, len(start))) ** 2)
         better = improve(compiled, changed.problem, changed.sequence, changed.boundary, moves=moves)
-        return changed.invert(*better)
+        return [changed.invert(*schedule) for schedule in better]
 
     def _runs_once(self, sequence: Sequence[int]) -> list[int]:
         """Return the positions of those runs of a schedule that `_free` allows: all but some second and later runs.

@@ -67,8 +67,7 @@ class PeakFrontier(PeakSearch):
         if len(self.step.problem.runnable) <= FEW_RUNS and self.orders.is_possible:
             for tried in self._best[:: max(1, len(best) // _ORDERED)]:
                 on_step("searching orders")
-                other = self.reordered(tried, tried.peak_bytes)
-                best += [other] if other else []
+                best += self.reordered(tried, tried.peak_bytes)[:1]
         return pareto(best, by_peak)
 
     @property

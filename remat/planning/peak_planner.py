@@ -100,11 +100,12 @@ class PeakPlanner(OffloadPlanner):
             if first and room > 0 and len(search.step.problem.runnable) <= FEW_RUNS:
                 self.on_step("searching orders down to the least peak")
                 aims = (least + room * k // _TO_LEAST for k in range(1, _TO_LEAST))
-                orders = filter(None, (search.reordered(first, aim) for aim in aims))
+                orders = (d for aim in aims for d in search.reordered(first, aim))
                 decided += [self.simulated(self.informed(d)) for d in orders]
-            decided = pareto([*decided, lowest], by_peak)
+            decided.append(lowest)
         if self.may_offload:
-            decided += self._cheaper_with_offloads(decided, search.least_possible)
+            frontier = pareto(decided, by_peak)
+            decided += self._cheaper_with_offloads(frontier, search.least_possible)
         return self._above(line, decided), line
 
     def simulated(self, decided: Candidate) -> Candidate:
@@ -424,8 +425,7 @@ class PeakPlanner(OffloadPlanner):
         tried = self._by_prices(peak_bytes, starts, capacity)
         found = [self.informed(tried)]
         if not self.request.hooks:
-            other = self.search.reordered(tried, peak_bytes)
-            found += [self.informed(other)] if other else []
+            found += map(self.informed, self.search.reordered(tried, peak_bytes))
         most = math.inf if capacity is None else capacity
         cheapest = sorted((d for d in found if d.saved_bytes <= most), key=lambda d: d.cost)
         best = next((d for d in cheapest if self.peak(d) <= peak_bytes), None)
@@ -447,8 +447,8 @@ class PeakPlanner(OffloadPlanner):
         saved = [*(s.saved for s in starts), *self._starts(peak_bytes)]
         return self.search.within(peak_bytes, saved, capacity)
 
-    def refined(self, decided: Candidate, peak_bytes: int, *, share: float) -> Candidate | None:
-        """Search for a cheaper schedule within a peak, from the schedule of a candidate.
+    def refined(self, decided: Candidate, peak_bytes: int, *, share: float) -> list[Candidate]:
+        """Search for cheaper schedules within a peak, from the schedule of a candidate.
 
         Args:
             decided: the candidate; its peak may exceed the limit.
@@ -456,11 +456,11 @@ class PeakPlanner(OffloadPlanner):
             share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
-            A candidate: the cheapest schedule found within the limit, or else the schedule with the lowest peak. None
-            if node orders cannot be searched, or if the schedule cannot be executed or saves more than `most_saved`.
+            The best schedule of each search, as candidates. Empty if node orders cannot be searched. Schedules that
+            cannot be executed or save more than `most_saved` are left out.
         """
         found = self.search.reordered(decided, peak_bytes, share=share)
-        return self.informed(found) if found and self.may_save(found) else None
+        return [self.informed(d) for d in found if self.may_save(d)]
 
     def _bounded(self, decided: Candidate, peak_bytes: int) -> Candidate:
         """Return a copy of ``decided`` with a lower bound in its ``choice``.

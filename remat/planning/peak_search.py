@@ -104,8 +104,8 @@ class PeakSearch:
 
     def reordered(
         self, decided: Candidate, peak_bytes: int, *, share: float = 1.0
-    ) -> Candidate | None:
-        """Search for the cheapest schedule within a peak, from a candidate's schedule; see `OrderSearch.within`."""
+    ) -> list[Candidate]:
+        """Search for cheap schedules within a peak, from a candidate's schedule; see `OrderSearch.within`."""
         if decided.schedule is not None:
             sequence, boundary = decided.schedule
         else:
@@ -549,7 +549,8 @@ class PeakSearch:
         """Lower the cost of a candidate within the limits; return the resulting candidate.
 
         First, further values are saved, highest cost per byte first. Then saved values are exchanged for values
-        that cost more to recompute. Both steps are repeated until the cost no longer falls.
+        that cost more to recompute, unless `reordered` can do this. Both steps are repeated until the cost no longer
+        falls.
         """
         problem = self.problem
 
@@ -574,6 +575,8 @@ class PeakSearch:
                 better((*best.saved, i))
             if best is not before:
                 continue
+            if self.orders.is_possible:
+                return best
             kept = [i for i in best.saved if problem.size[i] and problem.recomputable[i]]
             kept.sort(key=lambda i: (problem.cost[i] / (1 + problem.size[i]), i))
             for i, j in ((i, j) for i in again for j in kept if problem.cost[j] < problem.cost[i]):

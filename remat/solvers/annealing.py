@@ -19,7 +19,7 @@ from remat.solvers.solution import ScheduleAnswer
 from remat.solvers.step_core import StepCore, step_core
 
 #: Number of edits in one turn of `anneal`: `_MOVES` for each node of the problem, at most `_MOST`.
-_MOVES, _MOST = 30_000, 10_000_000
+_MOVES, _MOST = 15_000, 5_000_000
 #: The turns that start from the best known schedule; one row of numbers for each turn. A row has the
 #: first and last temperature, in mean costs of a node, and the first and last margin. Bytes are
 #: penalised from this margin below the capacity on; margins are fractions of the capacity. The last
@@ -100,10 +100,10 @@ def improve(
     boundary: int,
     *,
     moves: int,
-) -> tuple[tuple[int, ...], int]:
+) -> list[tuple[tuple[int, ...], int]]:
     """Lower the cost of a schedule that fits the capacity, or the peak of one that does not.
 
-    The search is simulated annealing that starts from this schedule.
+    Several annealing searches start from this schedule.
 
     Args:
         compiled: the kernel module.
@@ -113,8 +113,9 @@ def improve(
         moves: number of edits that each annealing search tries.
 
     Returns:
-        The best schedule found, and the position in it at which backward begins. This is the
-        earliest legal position, unless the schedule would then exceed the capacity.
+        The given schedule and the best schedule of each search, best first. With each, the position
+        at which backward begins: the earliest legal one, unless the schedule would then exceed the
+        capacity.
     """
     core = step_core(problem)
     best = (tuple(sequence), boundary)
@@ -122,12 +123,15 @@ def improve(
     turns = [(seed, moves, *row) for seed, row in enumerate(_NEAR, 1)]
     start = core.apply(problem, *best)
     found = graph.anneal(start, core.capacity >> core.shift, turns, 0.0)
-    candidates = (best, *(core.invert(s) for *_, s in found))
-    best = min(candidates, key=lambda candidate: _rank(problem, *candidate))
-    first = _first_boundary(problem, best[0])
-    if first < best[1] and not _rank(problem, best[0], first)[0]:
-        best = (best[0], first)
-    return best
+    candidates = {best, *(core.invert(s) for *_, s in found)}
+
+    def with_boundary(sequence: tuple[int, ...], boundary: int) -> tuple[tuple[int, ...], int]:
+        first = _first_boundary(problem, sequence)
+        fits = first < boundary and not _rank(problem, sequence, first)[0]
+        return sequence, first if fits else boundary
+
+    ranked = sorted(candidates, key=lambda candidate: (_rank(problem, *candidate), candidate))
+    return [with_boundary(*candidate) for candidate in ranked]
 
 
 def _rank(

@@ -32,7 +32,7 @@ def half(planner: Planner) -> tuple[FusedSearch, Candidate]:
 
 
 def test_shares_of_the_expected_peak_are_kept_to(planner: Planner) -> None:
-    some = FusedSearch(planner).within(Budget(peak_share=0.25))
+    some = FusedSearch(planner).within(Budget(peak_share=0.4))
     assert planner.expected(some) <= some.choice.peak_limit
     # Searches within simulated peaks find what no number of bytes comes to.
     by_bytes = [planner.at(planner.full_bytes * k // 16) for k in range(1, 17)]

@@ -71,8 +71,7 @@ def test_no_decision_and_no_schedule_lies_below(name: str, lower: Any) -> None:
         assert bound <= tried.cost
         sequence, _, boundary = search.schedule(tried.saved)
         wanted = (tried.peak_bytes + search.least_possible) // 2
-        found = search.orders.within(sequence, boundary, wanted)
-        assert found is not None
+        found = search.orders.within(sequence, boundary, wanted)[0]
         bound = bounds.bound(found.peak_bytes, moments)
         assert bound <= found.cost
         positive += bound > 0
@@ -101,8 +100,7 @@ def test_the_order_that_was_searched_is_the_one_that_runs(name: str, lower: Any)
         sequence, _, boundary = search.schedule(saved)
         done = evaluate_schedule(search.orders.step.problem, sequence, boundary)
         assert done.peak_bytes == search.tried(saved).peak_bytes
-        found = search.orders.within(sequence, boundary, int(done.peak_bytes * 0.95))
-        assert found is not None
+        found = search.orders.within(sequence, boundary, int(done.peak_bytes * 0.95))[0]
         assert found.decision.is_ordered
         ordered = planner.informed(found)
         assert planner.peak(ordered) <= found.peak_bytes

@@ -1,5 +1,6 @@
 // Simulated annealing over schedules of the step problem. A schedule is a sequence of runs in which a node
-// may occur several times. An edit moves one run, adds a recomputation, or drops a run.
+// may occur several times. An edit moves one run, adds a recomputation, or drops a run. Some changes need
+// several edits at once: a recomputation with some of its inputs, or one recomputation in exchange for another.
 //
 // Memory is stored per gap: gap[p] holds the bytes that are alive between positions p and p + 1. During
 // the run at position p, memory holds gap[p - 1], the results of the run and its extra bytes. An edit is
@@ -8,6 +9,8 @@
 // Bytes over the capacity have an adaptive price, which rises while a position is over the capacity and
 // falls otherwise. The price applies from a margin below the capacity on; the margin shrinks as the search
 // cools. Without the margin, schedules would stay near the capacity, because nearly all schedules do.
+//
+// At the end, runs return to the order of the start wherever the capacity allows, see `tidy`.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +18,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <utility>
 #include <vector>
 
 namespace remat {
@@ -95,6 +100,7 @@ class Annealer {
         break;
       }
     }
+    tidy(start);
     return best_;
   }
 
@@ -173,6 +179,12 @@ class Annealer {
     return {&first_[v], &first_[v] + count_[v]};  // a node without runs of its own gives an empty range
   }
 
+  int next_run(int v, int p) const {  // the position of the first run of v after p; the length if there is none
+    const Runs mine = runs(v);
+    const int* after = std::upper_bound(mine.begin(), mine.end(), p);
+    return after == mine.end() ? length() : *after;
+  }
+
   void put(int v, int p) {  // record a further run of v at p
     if (++count_[v] == 1) {
       first_[v] = last_[v] = p;
@@ -240,6 +252,61 @@ class Annealer {
     best_.cost = cost_;
     best_.peak = most;
     best_.sequence = sequence_;
+  }
+
+  // ---- the order of the result ----------------------------------------------------------------------
+  // Return the place that each run of the sequence belongs to. Places are pairs, and runs are in order if
+  // their places ascend. A first run has the place of its node in `start`. A recomputation belongs right
+  // before its first reader.
+  std::vector<std::pair<int, int>> places(const std::vector<int>& start) const {
+    std::vector<int> rank(g_.cost.size(), -1);
+    for (int p = 0; p < static_cast<int>(start.size()); ++p)
+      if (rank[start[p]] < 0) rank[start[p]] = p;
+    std::vector<std::pair<int, int>> found(sequence_.size());
+    for (int p = length() - 1; p >= 0; --p) {
+      const int v = sequence_[p];
+      found[p] = {rank[v], 0};
+      if (p == first_[v]) continue;
+      const int end = next_run(v, p);
+      int reader = end;
+      for (int x : g_.makes[v])
+        for (int w : g_.readers[x])
+          for (int q : runs(w))
+            if (q > p) reader = std::min(reader, q);
+      if (reader < end) found[p] = {found[reader].first, found[reader].second - 1};
+    }
+    return found;
+  }
+
+  // Move the runs of the best sequence towards their places, as far as the capacity allows. The search leaves
+  // runs anywhere where they do not matter. But costs that the problem does not have, such as those of kernels
+  // that could not be fused, are usually lower in the given order.
+  void tidy(const std::vector<int>& start) {
+    if (best_.sequence == start) return;
+    Result best = best_;
+    load(best.sequence);
+    capacity_ = std::max(capacity_, best.peak);
+    margin(0);
+    auto place_of = places(start);
+    for (int i = 2; i < length() - 1; ++i) {
+      const int v = sequence_[i];
+      int low = 1;
+      for (int x : g_.reads[v]) low = std::max(low, first_[g_.maker[x]] + 1);
+      for (int p : runs(v))
+        if (p < i) low = std::max(low, p + 1);
+      int j = i;
+      while (j > low && place_of[j - 1] > place_of[i]) --j;
+      for (; j < i; j += (i - j + 1) / 2) {
+        const Edit e{Kind::move, v, i, j};
+        if (judge(e) > 0) continue;
+        apply(e);
+        std::rotate(place_of.begin() + j, place_of.begin() + i, place_of.begin() + i + 1);
+        break;
+      }
+    }
+    best.sequence = sequence_;
+    best.peak = *std::max_element(most_.begin(), most_.end());
+    best_ = best;
   }
 
   // ---- what an edit changes -----------------------------------------------------------------------
@@ -505,14 +572,16 @@ class Annealer {
   void step(double t) {
     const int kind = below(64);
     const double chance = unit() + 1e-300;
-    if (kind < 48) return move(t, chance);
+    if (kind < 24) return move(t, chance);
     const double room = -t * std::log(chance);  // the largest worsening that is accepted
-    if (kind < 55)
+    if (kind < 32)
       add(room);
-    else if (kind < 56)
+    else if (kind < 34)
       add_chain(room);
-    else
+    else if (kind < 46)
       drop(room);
+    else
+      exchange(room);
   }
 
   void move(double t, double chance) {
@@ -590,59 +659,150 @@ class Annealer {
     again_.push_back(v);
   }
 
-  // Recompute a value right before its reader, and recursively some inputs of this recomputation. Added one
-  // by one, such runs would not improve the schedule: each alone keeps the values that it reads alive.
   void add_chain(double room) {
     int x = 0;
     const int q = pick(x);
     if (q == 0) return;
     const int last = last_use(x, q);
     if (q - last < 2 || !may_pay(g_.maker[x], last, q, room)) return;
-    chain_.clear();
-    chain_.push_back(g_.maker[x]);
-    double worse = 0;
-    std::size_t done = 0;
-    for (; done < chain_.size(); ++done) {  // each run comes right before its reader, so always at q
-      const int v = chain_[done];
-      for (int y : g_.reads[v])
-        if (first_[g_.maker[y]] >= q) return undo(done, q);
-      const Edit e{Kind::add, v, -1, q};
-      worse += g_.cost[v] + price_ * judge(e);
-      apply(e);
-      for (int y : g_.reads[v]) {
-        const int u = g_.maker[y];
-        if (g_.size[y] == 0 || g_.once[u] || q - last_use(y, q) < 3 || chain_.size() >= kChain || (next() & 3) == 0) continue;
-        if (std::find(chain_.begin(), chain_.end(), u) == chain_.end()) chain_.push_back(u);
-      }
-    }
-    if (worse > room) return undo(done, q);
-    again_.insert(again_.end(), chain_.begin(), chain_.end());
-  }
-  static constexpr std::size_t kChain = 12;
-
-  void undo(std::size_t runs, int q) {  // drop the first `runs` runs of a chain; the last of these is at q
-    while (runs--) {
-      const Edit e{Kind::drop, chain_[runs], q, -1};
-      judge(e);
-      apply(e);
-    }
+    done_.clear();
+    settle(grow(x, q), room);
   }
 
   void drop(double room) {
-    if (again_.empty()) return;
-    const int at = below(static_cast<int>(again_.size())), v = again_[at];
+    int v = 0;
+    const int i = pick_drop(v);
+    if (i == 0) return;
+    const Edit e{Kind::drop, v, i, -1};
+    if (price_ * judge(e) - g_.cost[v] > room) return;
+    apply(e);
+    forget(v);
+  }
+
+  // Drop a run, and recompute instead another value that is alive between the last use of the first value
+  // before this run, and the run. Either change alone would exceed the capacity or cost more.
+  void exchange(double room) {
+    int v = 0;
+    const int i = pick_drop(v);
+    if (i == 0) return;
+    int from = i;
+    for (int x : g_.makes[v]) from = std::min(from, last_use(x, i));
+    const int at = from + below(std::max(1, i - from));
+    for (int tries = 0; tries < kTries; ++tries) {
+      int x = 0, q = pick(x);
+      if (q <= at || q == i) continue;
+      const int u = g_.maker[x], reader = sequence_[q], last = last_use(x, q);
+      if (u == v || last >= at || q - last < 2 || !may_pay(u, last, q, room + g_.cost[v])) continue;
+      done_.clear();
+      double worse = shrink(v, i);
+      for (const Edit& e : done_) q -= e.i < q;
+      if (q < length() && sequence_[q] == reader) worse += grow(x, q);
+      return settle(worse, room);
+    }
+  }
+  static constexpr int kTries = 8;
+
+  // Pick a run that a value's readers can do without, because the value was made before. Returns its position, or 0.
+  int pick_drop(int& v) {
+    if (again_.empty()) return 0;
+    v = again_[below(static_cast<int>(again_.size()))];
     const Runs mine = runs(v);
     const int k = below(static_cast<int>(mine.size())), i = mine[k];
-    if (i == 0 || i == length() - 1) return;  // the first and last nodes never move
+    if (i == length() - 1) return 0;  // the first and last nodes never move
     if (k == 0)  // readers before the second run need the first one
       for (int x : g_.makes[v])
         for (int w : g_.readers[x])
-          if (first_[w] < mine[1]) return;
-    const Edit e{Kind::drop, v, i, -1};
-    if (price_ * judge(e) - g_.cost[v] > room) return;
-    again_[at] = again_.back();
-    again_.pop_back();
+          if (first_[w] < mine[1]) return 0;
+    return i;
+  }
+
+  // Recompute a value right before its reader, and recursively some inputs of this recomputation. Added one
+  // by one, such runs would not improve the schedule: each alone keeps the values that it reads alive.
+  // Like `shrink`, it applies its edits, adds them to `done_`, and returns by how much they worsen the schedule.
+  double grow(int x, int q) {
+    chain_.clear();
+    chain_.push_back(g_.maker[x]);
+    double worse = 0;
+    for (std::size_t k = 0; k < chain_.size(); ++k) {  // each run comes right before its reader, so always at q
+      const int v = chain_[k];
+      for (int y : g_.reads[v])
+        if (first_[g_.maker[y]] >= q) return std::numeric_limits<double>::infinity();
+      worse += make({Kind::add, v, -1, q});
+      for (int y : g_.reads[v]) {
+        const int u = g_.maker[y];
+        if (g_.size[y] == 0 || g_.once[u] || q - last_use(y, q) < 3 || chain_.size() >= kChain || (next() & 1) == 0) continue;
+        if (std::find(chain_.begin(), chain_.end(), u) == chain_.end()) chain_.push_back(u);
+      }
+    }
+    return worse;
+  }
+  static constexpr std::size_t kChain = 12;
+
+  // Drop the run of v at i, and recursively the runs before it that nothing else needs.
+  double shrink(int v, int i) {
+    double worse = make({Kind::drop, v, i, -1});
+    unread_.clear();
+    inputs(v, i);
+    while (!unread_.empty() && done_.size() < kChain) {
+      // The last run comes first, so that the positions of the others do not change.
+      const auto last = std::max_element(unread_.begin(), unread_.end());
+      const auto [p, u] = *last;
+      unread_.erase(last);
+      if (is_read(u, p)) continue;
+      worse += make({Kind::drop, u, p, -1});
+      inputs(u, p);
+    }
+    return worse;
+  }
+
+  // Add to `unread_` the runs that made what the run of v at i reads, if their nodes run before them, too.
+  void inputs(int v, int i) {
+    for (int y : g_.reads[v]) {
+      const int u = g_.maker[y];
+      const Runs mine = runs(u);
+      const int* after = std::lower_bound(mine.begin(), mine.end(), i);
+      if (after - mine.begin() < 2) continue;
+      const std::pair<int, int> run{*(after - 1), u};
+      if (std::find(unread_.begin(), unread_.end(), run) == unread_.end()) unread_.push_back(run);
+    }
+  }
+
+  // Whether a node reads what the run of u at p makes, before the next run of u.
+  bool is_read(int u, int p) const {
+    const int end = next_run(u, p);
+    for (int x : g_.makes[u])
+      for (int w : g_.readers[x])
+        for (int q : runs(w))
+          if (q > p && q < end) return true;
+    return false;
+  }
+
+  // Apply an edit that adds or drops a run, without judging it first. Returns by how much it worsens the schedule.
+  double make(const Edit& e) {
+    const double cost = e.kind == Kind::add ? g_.cost[e.node] : -g_.cost[e.node];
+    const double worse = cost + price_ * judge(e);
     apply(e);
+    done_.push_back(e);
+    return worse;
+  }
+
+  // Keep the edits in `done_` if they worsen the schedule by at most `room`; else undo them.
+  void settle(double worse, double room) {
+    if (worse <= room) {
+      for (const Edit& e : done_) e.kind == Kind::add ? again_.push_back(e.node) : forget(e.node);
+      return;
+    }
+    for (; !done_.empty(); done_.pop_back()) {
+      const Edit& e = done_.back();
+      const Edit back = e.kind == Kind::add ? Edit{Kind::drop, e.node, e.j, -1} : Edit{Kind::add, e.node, -1, e.i};
+      judge(back);
+      apply(back);
+    }
+  }
+
+  void forget(int v) {  // remove one entry of v from `again_`
+    *std::find(again_.begin(), again_.end(), v) = again_.back();
+    again_.pop_back();
   }
 
   const StepGraph& g_;
@@ -665,6 +825,8 @@ class Annealer {
   std::vector<Span> before_, after_;
   std::vector<std::pair<int, double>> steps_;
   std::vector<int> chain_;
+  std::vector<Edit> done_;  // edits that were applied and may be undone, see `settle`
+  std::vector<std::pair<int, int>> unread_;  // runs that may have become useless, as positions and nodes
   int low_ = 0, high_ = 0, own_last_ = 0;
 };
 

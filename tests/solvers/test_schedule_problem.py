@@ -9,7 +9,8 @@ import pytest
 
 import remat
 from remat.errors import BudgetError, ProblemError
-from remat.solvers.kernel import missing
+from remat.solvers.annealing import improve
+from remat.solvers.kernel import kernel, missing
 from remat.solvers.native import Native
 from remat.solvers.run import run
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, least_peak
@@ -203,3 +204,24 @@ def test_the_kernel_is_never_worse_than_the_given_order_with_evictions() -> None
     )
     greedy = remat.solve(problem, "greedy")
     assert remat.solve(problem, time_limit=0.5).cost <= greedy.cost
+
+
+@needs_kernel
+def test_runs_keep_the_given_order_where_memory_allows() -> None:
+    free = range(5, 25)
+    problem = ScheduleProblem(
+        names=("cheap", "dear", "both", "wide", "sum", *(f"free{i}" for i in free), "end"),
+        inputs=((), (), (0, 1), (2,), (3,), *((4,) for _ in free), (0, 1, 4, *free)),
+        cost=(10, 30, 1, 1, 1, *(1 for _ in free), 1),
+        size=(8, 8, 1, 16, 1, *(0 for _ in free), 1),
+    )
+    # While "wide" is alive, only one of "cheap" and "dear" fits; the other one is recomputed.
+    start = (*range(25), 1, 25)
+    capacity = evaluate_schedule(problem, start).peak_bytes
+    assert capacity < evaluate_schedule(problem, problem.order).peak_bytes
+    compiled = kernel()
+    assert compiled is not None
+    found = improve(compiled, problem.within(capacity), start, 0, moves=20_000)
+    best, _ = found[0]
+    assert best == (*range(25), 0, 25)
+    assert (start, 0) in found

@@ -27,9 +27,9 @@ from remat.units import Budget, bytes_of_share, format_bytes
 
 #: Maximum number of searches of `aim_above` without offloads, and of `aim` in the node order of the passes.
 _SEARCHES = 4
-#: Maximum number of searches of `aim` in other node orders, and of those in a row that find no cheaper candidate. Each
-#: tries the third number as a fraction of the usual number of edits.
-_ORDERED, _IDLE, _ORDERED_SHARE = 8, 3, 0.17
+#: Searches of `aim` in other node orders: maximum number, maximum number in a row without a cheaper candidate, and edits
+#: of each search as a fraction of the usual number.
+_ORDERED, _IDLE, _ORDERED_SHARE = 8, 4, 0.17
 #: Neighbouring limits from `without_gaps` differ by at most the largest limit divided by this number.
 _GAP = 16
 #: How often `_explore` halves the two intervals beside the best limit on saved bytes, see `beside_least`.
@@ -53,8 +53,9 @@ _ABOVE = 1.02
 #: `aim` stops if two limits on the simulated peak, one too low and one too high, differ by at most the wanted peak
 #: divided by this number.
 _CLOSE = 500
-#: If the estimate exceeds the wanted peak, `aim` lowers its target by at least the wanted peak divided by the first
-#: number, or by the second number in other node orders.
+#: If an estimate exceeds the wanted peak, `_close_in` lowers its limit by at least the wanted peak divided by the first
+#: number. After each search without a candidate within the wanted peak, `_search_orders` lowers its limit by the wanted
+#: peak divided by the second number.
 _LOWERED, _LOWERED_ORDERED = 1000, 100
 
 
@@ -233,7 +234,7 @@ class FusedSearch:
             middle = (low + high) // 2
             (peak,) = self.try_saved([asked[middle]]).values()
             low, high = (middle + 1, high) if peak <= wanted else (low, middle - 1)
-        if all(self.planner.expected(d) > wanted for d in self.found):
+        if not self._fits(wanted):
             for nbytes in reversed(without_gaps(asked)):
                 if self.try_saved([nbytes])[nbytes] <= wanted:
                     break
@@ -312,34 +313,39 @@ class FusedSearch:
     def _search_orders(self, wanted: int, start: Candidate, known: Mapping[Decision, int]) -> None:
         """Search node orders for cheaper candidates with estimated peaks within ``wanted``, and add them to `found`.
 
-        Each search starts from the cheapest candidate near ``wanted``, and has a limit on the simulated peak:
-        ``wanted`` plus the mean offset of the candidates so far. The limit is lower after searches without a candidate
+        The first search starts from ``start``, with its offset. Each later one starts from the cheapest candidate whose
+        estimate is at most `_ABOVE` times ``wanted``. Its limit on the simulated peak is ``wanted`` plus the mean offset
+        of the candidates that these searches found. The limit falls with each search in a row that finds no candidate
         within ``wanted``.
 
         Args:
             wanted: the estimated peak to stay within, in bytes.
             start: the candidate that the first search starts from.
-            known: the decisions that were compiled, which no search may find again.
+            known: the compiled peak, in bytes, of each decision that was compiled. These decisions do not count.
         """
         planner = self.planner
         offset, offsets = planner.peak(start) - planner.expected(start), []
         misses = idle = 0
-        least = math.inf
+
+        def cheapest() -> float:
+            return min((d.cost for d in self._fits(wanted, known)), default=math.inf)
+
+        least, seen = cheapest(), {d.decision for d in self.found}
         for _ in range(_ORDERED):
             aim = wanted + offset - misses * (wanted // _LOWERED_ORDERED)
             if aim < planner.search.least_possible:
                 return
             refined = planner.refined(start, aim, share=_ORDERED_SHARE)
-            new = [d for d in refined if d.decision != start.decision]
+            new = [d for d in refined if d.decision not in seen and d.schedule != start.schedule]
+            seen |= {d.decision for d in new}
             reached = [self.expect(d) for d in new]
             offsets += [planner.peak(d) - peak for d, peak in zip(new, reached, strict=True)]
-            fits = self._fits(wanted, known)
-            before, least = least, min((d.cost for d in fits), default=math.inf)
+            before, least = least, cheapest()
             idle = 0 if least < before else idle + 1
             misses = 0 if any(peak <= wanted for peak in reached) else misses + 1
-            if not offsets or not least or idle == _IDLE:
+            if not least or idle == _IDLE:
                 return
-            offset = sum(offsets) // len(offsets)
+            offset = sum(offsets) // len(offsets) if offsets else offset
             near = self._fits(_ABOVE * wanted, known)
             start = min(near or new or [start], key=lambda d: d.cost)
 

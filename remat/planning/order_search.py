@@ -32,8 +32,7 @@ from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
 MOVES_PER_RUN, MOST_MOVES = 3_000, 1_000_000
 #: Schedules with more runs get fewer edits, because each edit takes longer.
 _MANY_RUNS = 25_000
-#: Maximum number of rounds of `lowest`, and the number of edits in each search as a ratio of the usual number. With the
-#: usual number, searches took four times as long. Peaks then differed by at most 0.5 %, but once a peak was 4 % lower.
+#: Maximum number of rounds of `lowest`, and the number of edits in each search as a ratio of the usual number.
 _LOWER, _LOWER_SHARE = 3, 0.33
 
 
@@ -124,7 +123,8 @@ class OrderSearch:
             share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
-            The schedules that `improved` returns, as candidates; without those that cannot be executed.
+            The schedules of `improved`, in the same order, as candidates. Those that cannot be executed are left out.
+            Peaks may exceed the limit. The list may be empty.
         """
         found = self.improved(sequence, boundary, peak_bytes, share=share)
         return [d for schedule in found if (d := self._decided(*schedule))]
@@ -185,7 +185,9 @@ class OrderSearch:
                 high = evaluate_schedule(self.step.problem, sequence, boundary).peak_bytes
                 aim = (low + high) // 2
                 better = self.improved(sequence, boundary, aim, share=_LOWER_SHARE)
-                decided = self._decided(*better[0]) if better else None
+                decided = next(
+                    filter(None, (self._decided(*schedule) for schedule in better)), None
+                )
                 if decided and (found is None or decided.peak_bytes < found.peak_bytes):
                     found, reached = decided, max(low, 2 * decided.peak_bytes - high)
             if found is None or (best and found.peak_bytes >= best.peak_bytes):
@@ -213,8 +215,9 @@ class OrderSearch:
             share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
-            The given schedule and those found, best first. Each is a pair: the schedule in the form of ``sequence``,
-            and the position where backward begins. Empty if `is_possible` is False.
+            The given schedule and those found. Schedules within the limit come first, cheapest first; the others
+            follow, lowest peak first. Each is a pair: the schedule in the form of ``sequence``, and the position where
+            backward begins. Empty if `is_possible` is False.
         """
         compiled = kernel()
         if compiled is None or not self.is_possible:

@@ -456,8 +456,9 @@ class PeakPlanner(OffloadPlanner):
             share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
-            The best schedule of each search, as candidates. Empty if node orders cannot be searched. Schedules that
-            cannot be executed or save more than `most_saved` are left out.
+            The candidate's own schedule and the best schedule of each search, best first, as candidates. Their peaks
+            may exceed the limit. Schedules that cannot be executed or save more than `most_saved` are left out. Empty
+            if node orders cannot be searched.
         """
         found = self.search.reordered(decided, peak_bytes, share=share)
         return [self.informed(d) for d in found if self.may_save(d)]

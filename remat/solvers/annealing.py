@@ -113,9 +113,9 @@ def improve(
         moves: number of edits that each annealing search tries.
 
     Returns:
-        The given schedule and the best schedule of each search, best first. With each, the position
-        at which backward begins: the earliest legal one, unless the schedule would then exceed the
-        capacity.
+        Pairs, best first: the given schedule and the best schedule of each search, each with the
+        position at which backward begins. This is the earliest legal position, unless the schedule
+        would then exceed the capacity. A schedule may exceed the capacity in any case.
     """
     core = step_core(problem)
     best = (tuple(sequence), boundary)
@@ -130,8 +130,8 @@ def improve(
         fits = first < boundary and not _rank(problem, sequence, first)[0]
         return sequence, first if fits else boundary
 
-    ranked = sorted(candidates, key=lambda candidate: (_rank(problem, *candidate), candidate))
-    return [with_boundary(*candidate) for candidate in ranked]
+    made = {with_boundary(*candidate) for candidate in candidates}
+    return sorted(made, key=lambda candidate: (_rank(problem, *candidate), candidate))
 
 
 def _rank(

@@ -257,7 +257,7 @@ class Annealer {
   // ---- the order of the result ----------------------------------------------------------------------
   // Return the place that each run of the sequence belongs to. Places are pairs, and runs are in order if
   // their places ascend. A first run has the place of its node in `start`. A recomputation belongs right
-  // before its first reader.
+  // before its first reader; without a reader, it has the place of its node.
   std::vector<std::pair<int, int>> places(const std::vector<int>& start) const {
     std::vector<int> rank(g_.cost.size(), -1);
     for (int p = 0; p < static_cast<int>(start.size()); ++p)
@@ -278,9 +278,10 @@ class Annealer {
     return found;
   }
 
-  // Move the runs of the best sequence towards their places, as far as the capacity allows. The search leaves
-  // runs anywhere where they do not matter. But costs that the problem does not have, such as those of kernels
-  // that could not be fused, are usually lower in the given order.
+  // Move runs of the best sequence forward to their places. If the whole way exceeds the capacity, half of it is
+  // tried, then a quarter, and so on. The search leaves runs in arbitrary places if these do not affect the cost.
+  // Some costs are not part of the problem, such as those of kernels that can no longer be fused. They are usually
+  // lower in the order of `start`.
   void tidy(const std::vector<int>& start) {
     if (best_.sequence == start) return;
     Result best = best_;
@@ -679,36 +680,35 @@ class Annealer {
     forget(v);
   }
 
-  // Drop a run, and recompute instead another value that is alive between the last use of the first value
-  // before this run, and the run. Either change alone would exceed the capacity or cost more.
+  // Drop a run, and recompute another value instead. Dropping the run keeps its value alive from its last use
+  // before the run; the other value is alive there, too.
   void exchange(double room) {
     int v = 0;
     const int i = pick_drop(v);
     if (i == 0) return;
     int from = i;
-    for (int x : g_.makes[v]) from = std::min(from, last_use(x, i));
+    for (int x : g_.makes[v])
+      if (g_.size[x] > 0) from = std::min(from, last_use(x, i));
     const int at = from + below(std::max(1, i - from));
     for (int tries = 0; tries < kTries; ++tries) {
       int x = 0, q = pick(x);
       if (q <= at || q == i) continue;
-      const int u = g_.maker[x], reader = sequence_[q], last = last_use(x, q);
+      const int u = g_.maker[x], last = last_use(x, q);
       if (u == v || last >= at || q - last < 2 || !may_pay(u, last, q, room + g_.cost[v])) continue;
       done_.clear();
-      double worse = shrink(v, i);
-      for (const Edit& e : done_) q -= e.i < q;
-      if (q < length() && sequence_[q] == reader) worse += grow(x, q);
-      return settle(worse, room);
+      const double worse = make({Kind::drop, v, i, -1});
+      return settle(worse + grow(x, q - (i < q)), room);
     }
   }
   static constexpr int kTries = 8;
 
-  // Pick a run that a value's readers can do without, because the value was made before. Returns its position, or 0.
+  // Pick a run that may be dropped: a later run of a node, or its first run if no reader comes before the second
+  // one. Returns its position, or 0.
   int pick_drop(int& v) {
     if (again_.empty()) return 0;
     v = again_[below(static_cast<int>(again_.size()))];
     const Runs mine = runs(v);
     const int k = below(static_cast<int>(mine.size())), i = mine[k];
-    if (i == length() - 1) return 0;  // the first and last nodes never move
     if (k == 0)  // readers before the second run need the first one
       for (int x : g_.makes[v])
         for (int w : g_.readers[x])
@@ -718,7 +718,7 @@ class Annealer {
 
   // Recompute a value right before its reader, and recursively some inputs of this recomputation. Added one
   // by one, such runs would not improve the schedule: each alone keeps the values that it reads alive.
-  // Like `shrink`, it applies its edits, adds them to `done_`, and returns by how much they worsen the schedule.
+  // Applies the edits, adds them to `done_`, and returns by how much they worsen the schedule.
   double grow(int x, int q) {
     chain_.clear();
     chain_.push_back(g_.maker[x]);
@@ -738,46 +738,7 @@ class Annealer {
   }
   static constexpr std::size_t kChain = 12;
 
-  // Drop the run of v at i, and recursively the runs before it that nothing else needs.
-  double shrink(int v, int i) {
-    double worse = make({Kind::drop, v, i, -1});
-    unread_.clear();
-    inputs(v, i);
-    while (!unread_.empty() && done_.size() < kChain) {
-      // The last run comes first, so that the positions of the others do not change.
-      const auto last = std::max_element(unread_.begin(), unread_.end());
-      const auto [p, u] = *last;
-      unread_.erase(last);
-      if (is_read(u, p)) continue;
-      worse += make({Kind::drop, u, p, -1});
-      inputs(u, p);
-    }
-    return worse;
-  }
-
-  // Add to `unread_` the runs that made what the run of v at i reads, if their nodes run before them, too.
-  void inputs(int v, int i) {
-    for (int y : g_.reads[v]) {
-      const int u = g_.maker[y];
-      const Runs mine = runs(u);
-      const int* after = std::lower_bound(mine.begin(), mine.end(), i);
-      if (after - mine.begin() < 2) continue;
-      const std::pair<int, int> run{*(after - 1), u};
-      if (std::find(unread_.begin(), unread_.end(), run) == unread_.end()) unread_.push_back(run);
-    }
-  }
-
-  // Whether a node reads what the run of u at p makes, before the next run of u.
-  bool is_read(int u, int p) const {
-    const int end = next_run(u, p);
-    for (int x : g_.makes[u])
-      for (int w : g_.readers[x])
-        for (int q : runs(w))
-          if (q > p && q < end) return true;
-    return false;
-  }
-
-  // Apply an edit that adds or drops a run, without judging it first. Returns by how much it worsens the schedule.
+  // Apply an edit that adds or drops a run, whatever it costs. Returns by how much it worsens the schedule.
   double make(const Edit& e) {
     const double cost = e.kind == Kind::add ? g_.cost[e.node] : -g_.cost[e.node];
     const double worse = cost + price_ * judge(e);
@@ -826,7 +787,6 @@ class Annealer {
   std::vector<std::pair<int, double>> steps_;
   std::vector<int> chain_;
   std::vector<Edit> done_;  // edits that were applied and may be undone, see `settle`
-  std::vector<std::pair<int, int>> unread_;  // runs that may have become useless, as positions and nodes
   int low_ = 0, high_ = 0, own_last_ = 0;
 };
 

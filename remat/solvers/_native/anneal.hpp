@@ -709,6 +709,7 @@ class Annealer {
     v = again_[below(static_cast<int>(again_.size()))];
     const Runs mine = runs(v);
     const int k = below(static_cast<int>(mine.size())), i = mine[k];
+    if (i == length() - 1) return 0;  // the last node never moves, even if it runs again before
     if (k == 0)  // readers before the second run need the first one
       for (int x : g_.makes[v])
         for (int w : g_.readers[x])

@@ -537,7 +537,7 @@ class CompiledBudget:
         if asked.peak_bytes and can_hold and self.within is None and self.times == MOST_REPLANS + 1:
             self._seek_least()
         elif asked.on_peak:
-            # A quarter more, because the errors of similar plans differ.
+            # The next plan's estimate may be off by more, so a quarter is added.
             excess = (taken - (made.predicted_peak_bytes or limit)) * 5 // 4
             self.excess = max(excess, 2 * self.excess)
         else:

@@ -286,7 +286,7 @@ class Annealer {
     if (best_.sequence == start) return;
     Result best = best_;
     load(best.sequence);
-    capacity_ = std::max(capacity_, best.peak);
+    capacity_ = std::max(capacity_, best.peak);  // an Annealer runs once, so the capacity is not restored
     margin(0);
     auto place_of = places(start);
     for (int i = 2; i < length() - 1; ++i) {

@@ -76,7 +76,11 @@ if TYPE_CHECKING:
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.codegen.cpp import TilingSelect
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-    from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomPartitionerFn
+    from torch._inductor.custom_graph_pass import (
+        CustomKnapsackSolver,
+        CustomPartitionerFn,
+        CustomSchedulerPass,
+    )
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.inductor_prims import force_stride_order
     from torch._inductor.runtime.cache_dir_utils import cache_dir

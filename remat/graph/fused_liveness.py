@@ -208,9 +208,9 @@ class _Kernels:
         #: Segments of the kernels that read a value, by (node that computes the value, number of elements that
         #: the kernel computes).
         self._read_at: dict[tuple[fx.Node, int], list[int]] = defaultdict(list)
-        #: `_reads` maps a node to the number of memory reads for one element of its result. `_heavy` says whether
-        #: the result needs an expensive operator. Both include inlined inputs, which the node's kernel computes.
-        self._reads: dict[fx.Node, int] = {}
+        #: `_reads` maps a node to the values that are read from memory for its result. `_heavy` says whether the
+        #: result needs an expensive operator. Both include inlined inputs, which the node's kernel computes.
+        self._reads: dict[fx.Node, frozenset[fx.Node]] = {}
         self._heavy: dict[fx.Node, bool] = {}
         #: For each node, whether every kernel that reads its result computes the result again, so that no
         #: kernel writes the result.
@@ -237,7 +237,9 @@ class _Kernels:
                 self._moments.append(moment + 1)
             given = inputs_of(node)
             inlined = [n for n in given if self._inlined.get(n) and id(n) not in kept]
-            self._reads[node] = sum(self._reads[n] if n in inlined else 1 for n in given)
+            self._reads[node] = frozenset().union(
+                *(self._reads[n] if n in inlined else (self._producer(n),) for n in given)
+            )
             self._heavy[node] = heavy[node] or any(self._heavy[n] for n in inlined)
             self._inlined[node] = self._inlines(node)
 
@@ -361,7 +363,7 @@ class _Kernels:
         if not self.fuses[node] or not self._is_pointwise(node):
             return self._passed_on[node]
         alone = len(node.users) < 2
-        return alone or (self._reads[node] <= _MOST_READS and not self._heavy[node])
+        return alone or (len(self._reads[node]) <= _MOST_READS and not self._heavy[node])
 
     def _is_pointwise(self, node: fx.Node) -> bool:
         """Return whether no input of a node has more elements than the node's result.

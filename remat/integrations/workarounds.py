@@ -116,16 +116,23 @@ def saved_inputs_themselves(graph: fx.Graph, is_backward: bool) -> Iterator[None
 
 
 @contextlib.contextmanager
-def planned_order_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Keep the order of a graph's operators if several draw random numbers, or some offload values.
+def planned_order(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
+    """Make Inductor run a graph's operators in the planned order, as far as fusion allows.
 
-    To lower the peak, Inductor's scheduler reorders operators, also those that draw random numbers.
-    The new order depends on the rest of the graph, hence on the plan. This context manager switches
-    the reordering off while Inductor compiles such a graph.
+    `near_fusions.PlannedOrder` orders the kernels, unless the user has set such a pass. Inductor's
+    scheduler may then choose another order to lower the peak, also of operators that draw random
+    numbers. That order depends on the rest of the graph, hence on the plan. This context manager
+    switches the choice off if several operators draw random numbers, or if some offload values.
     """
+    from remat.integrations.near_fusions import PlannedOrder
+
+    config = torch_compat.inductor_config
     drawn = sum(n.op == "call_function" and ops.draws_in_order(n) for n in graph.nodes)
     ordered = drawn > 1 or any(n.target in (OFFLOAD, RELOAD) for n in graph.nodes)
-    with torch_compat.inductor_config.patch({"reorder_for_peak_memory": False} if ordered else {}):
+    order: dict[str, Any] = {"reorder_for_peak_memory": False} if ordered else {}
+    if config._post_fusion_custom_pass is None:
+        order["_post_fusion_custom_pass"] = PlannedOrder()
+    with config.patch(order):
         yield
 
 
@@ -249,6 +256,8 @@ def waits_of_formed_loops(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 def near_fusions(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
     """Make Inductor fuse kernels of backward, and of chunks of a loss, by the rules of `near_fusions.NearFusions`.
 
+    Short reductions stay reductions, to which these rules apply. Inductor would compute a sum of fewer
+    than eight elements in each kernel that reads the sum, and keep the elements alive until then.
     Nothing changes if the user has set fusion rules.
     """
     theirs = torch_compat.INDUCTOR.choices
@@ -261,7 +270,9 @@ def near_fusions(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
     # The setting only enters Inductor's cache keys, since each thread reads it once. The handler applies the rules.
     with (
-        torch_compat.inductor_config.patch(inductor_choices_class=NearFusions),
+        torch_compat.inductor_config.patch(
+            inductor_choices_class=NearFusions, unroll_reductions_threshold=1
+        ),
         torch_compat.INDUCTOR.set_choices_handler(NearFusions()),
     ):
         yield
@@ -272,7 +283,7 @@ def near_fusions(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 WORKAROUNDS: tuple[Callable[[fx.Graph, bool], AbstractContextManager[None]], ...] = (
     planned_layouts_of_draws,
     saved_inputs_themselves,
-    planned_order_of_draws,
+    planned_order,
     no_unsound_reinplacing,
     scalar_tails,
     replays_on_fakes,

@@ -255,7 +255,7 @@ FAULTS: tuple[Callable[[], bool], ...] = (
 )
 #: Wrong tails were seen once, on one processor, and not found again. Which operators are moved past one another depends
 #: on all of a graph, and no small one is known in which draws are.
-NOT_REPRODUCED = {"scalar_tails", "planned_order_of_draws"}
+NOT_REPRODUCED = {"scalar_tails", "planned_order"}
 
 
 def test_every_workaround_has_a_reproducer() -> None:

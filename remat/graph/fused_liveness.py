@@ -47,6 +47,8 @@ _MOST_READS = 4
 _HEAVY = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh")
 #: Indexed reads. Inductor fuses them, but the operator lists of PyTorch's partitioner leave them out.
 _INDEXED = (torch.ops.aten._unsafe_index, torch.ops.aten._unsafe_masked_index)
+#: Fused operators whose results are contiguous, whatever the format of their inputs.
+_CONTIGUOUS = (*_INDEXED, torch.ops.aten.cat)
 
 
 def predict_peak(
@@ -87,13 +89,27 @@ class FusedWalk(StepWalk):
         """Yield the predicted workspaces, as (node, bytes, first moment, last moment).
 
         A workspace is memory that an operator allocates besides its result. Measured workspaces of
-        single operators do not apply to a compiled step, so fixed rules predict two kinds. The
+        single operators do not apply to a compiled step, so fixed rules predict three kinds. The
         first kind is memory for partial results. The second kind is channels-last copies of the
         step's inputs, one for each convolution that reads an input. Forward makes all copies of an
-        input before the first of these convolutions runs. Backward does the same.
+        input before the first of these convolutions runs. Backward does the same. The third kind
+        is a computed value whose channels-last copy a convolution reads, as in the backward of a
+        group norm. The kernel before the convolution makes the copy. This kernel also computes a
+        channels-last value of this size, which it cannot overwrite by the contiguous one.
+
+        A backward that recomputes no convolution makes no such copies for a ``convolution_backward``
+        whose input is contiguous. The operator then copies all that it reads.
         """
         begun: dict[tuple[bool, fx.Node], int] = {}
+        convolution = torch.ops.aten.convolution.default
+        converts = any(
+            n.target is convolution for moment, n in self.running() if moment >= self.boundary
+        )
         for moment, node in self.running():
+            if not converts and self._is_contiguous(node):
+                read = node.all_input_nodes[:3]  # the result's gradient, the input and the weight
+                yield node, sum(tensor_bytes(a.meta["val"]) for a in read), moment, moment
+                continue
             nbytes = _workspace(node)
             if nbytes:
                 yield node, nbytes, moment, moment
@@ -102,6 +118,8 @@ class FusedWalk(StepWalk):
                 for a in (a for a in node.all_input_nodes if a is not sizes and self._is_copied(a)):
                     first = begun.setdefault((moment < self.boundary, a), moment)
                     yield node, tensor_bytes(a.meta.get("val")), first, moment
+                for a in filter(_is_reshaped, node.all_input_nodes):
+                    yield node, 2 * tensor_bytes(a.meta.get("val")), moment - 1, moment - 1
 
     def _is_copied(self, node: fx.Node) -> bool:
         """Return whether convolutions read a channels-last copy of a node's value.
@@ -114,6 +132,34 @@ class FusedWalk(StepWalk):
             return False
         given = any(key in self.inputs for key in self.sizes.keys(node))
         return given and not value.is_contiguous(memory_format=torch.channels_last)
+
+    def _is_contiguous(self, node: fx.Node) -> bool:
+        """Return whether a node is a ``convolution_backward`` on a CPU with a contiguous input."""
+        if node.target is not torch.ops.aten.convolution_backward.default:
+            return False
+        given = node.all_input_nodes[:2][-1]
+        value = given.meta["val"]
+        on_cpu = value.device.type == "cpu" and value.dim() == 4
+        return on_cpu and not self._is_channels_last(given)
+
+    def _is_channels_last(self, node: fx.Node) -> bool:
+        """Return whether backward reads a value in channels-last format.
+
+        Forward saves the values that it computes in this format. A fused result has the format of
+        its inputs, unless it concatenates or indexes them.
+        """
+        node = producer_of(node)
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or value.dim() != 4:
+            return False
+        if node.op == "placeholder":
+            given = any(key in self.inputs for key in self.sizes.keys(node))
+            return not given or value.is_contiguous(memory_format=torch.channels_last)
+        if ops.packet(node.target) in _CONTIGUOUS:
+            return False
+        return not may_fuse(node) or any(
+            _numel(n) >= _numel(node) and self._is_channels_last(n) for n in inputs_of(node)
+        )
 
     def _walk(
         self, nodes: list[fx.Node], start: int, there: set[int]
@@ -356,12 +402,14 @@ class _Kernels:
     def _inlines(self, node: fx.Node) -> bool:
         """Return whether every kernel that reads a node's result computes the result again.
 
-        No kernel writes such a result to memory.
+        No kernel writes such a result to memory. An operand of ``as_strided`` is always written.
 
         Call this method after the inputs of the node have been processed.
         """
         if not self.fuses[node] or not self._is_pointwise(node):
             return self._passed_on[node]
+        if any(ops.packet(u.target) is torch.ops.aten.as_strided for u in node.users):
+            return False
         alone = len(node.users) < 2
         return alone or (len(self._reads[node]) <= _MOST_READS and not self._heavy[node])
 
@@ -417,6 +465,25 @@ class _Kernels:
             for k in keys
             if k not in flows or any(not self._segments[r] <= mine for r in readers[k])
         ]
+
+
+def _is_reshaped(node: fx.Node) -> bool:
+    """Return whether a convolution on a CPU reads a copy of a node's value in another layout.
+
+    True if the value is a view of a fused result of another shape. Inductor gives such a result the
+    view's contiguous layout, and convolutions read channels-last values.
+    """
+    value, producer = node.meta.get("val"), producer_of(node)
+    made = producer.meta.get("val")
+    if not isinstance(value, torch.Tensor) or not isinstance(made, torch.Tensor):
+        return False
+    on_cpu = value.device.type == "cpu" and value.dim() == 4 and producer.op == "call_function"
+    return (
+        on_cpu
+        and may_fuse(producer)
+        and made.shape != value.shape
+        and not value.is_contiguous(memory_format=torch.channels_last)
+    )
 
 
 def _weight_for_its_sizes(node: fx.Node) -> Any:

@@ -165,9 +165,9 @@ class NearFusions(InductorChoices):
 
 def _draws(node: Any) -> bool:
     """Return whether a node of a schedule is an operator that draws random numbers, or might."""
-    return isinstance(node, ExternKernelSchedulerNode) and any(
-        map(ops.draws_in_order, node.node.get_origins())
-    )
+    if not isinstance(node, ExternKernelSchedulerNode) or node.node is None:
+        return False
+    return any(map(ops.draws_in_order, node.node.get_origins()))
 
 
 def _chunks(node: Any) -> set[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import fx
 
@@ -176,3 +177,38 @@ def test_a_read_by_index_is_never_written_either() -> None:
     plan = remat.plan(joint_of(f, x, index), 1.0)
     assert "cos" in plan.saved
     assert written(walk_of(plan)).isdisjoint({"_unsafe_index", "sin"})
+
+
+def test_a_value_that_is_read_several_times_counts_once() -> None:
+    """The sum has two readers but reads only one value, so that both of their kernels compute it."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        product = x @ w
+        total = product * 2 + product * 3 + product * 4 + product * 5 + product * 6
+        return (total * 2) @ w + (total * 3) @ w
+
+    walk = walk_of(remat.plan(joint_of(f, weight(16, 16), torch.ones(16, 16)), 1))
+    assert {"mm", "mul_5", "mul_6"} <= written(walk)
+    assert "add_3" not in written(walk)
+
+
+def workspaces(plan: remat.Plan, name: str) -> list[int]:
+    return [nbytes for node, nbytes, *_ in walk_of(plan).workspaces() if node.name == name]
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_backward_convolution_with_a_contiguous_input_copies_what_it_reads(joined: bool) -> None:
+    """What is concatenated again is contiguous, and what forward saved is not."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        made = torch.nn.functional.conv2d(x, w, padding=1)
+        both = torch.cat([made, made.sin()], 1) if joined else made.sin()
+        return torch.nn.functional.conv2d(both.exp(), v[:, : both.shape[1]], padding=1).sum()
+
+    args = torch.randn(2, 4, 8, 8), weight(4, 4, 3, 3), weight(6, 8, 3, 3)
+    plan = remat.plan(remat.capture(f, args, lower="inductor"), 0.5)
+    assert "convolution" in plan.saved
+    channels = 8 if joined else 4
+    kernel = 6 * channels * 3 * 3 * 4
+    copied = 2 * (channels + 6) * 8 * 8 * 4 + kernel
+    assert (copied in workspaces(plan, "convolution_backward")) is joined

@@ -244,7 +244,10 @@ class _Kernels:
         self._passed_on = {n: is_passed_on(n) for n in nodes}
         self._numel = functools.cache(_numel)
         self._producer = functools.cache(producer_of)
-        self.fuses = {n: may_fuse(n) or ops.packet(n.target) in _INDEXED for n in nodes}
+        self.fuses = {
+            n: may_fuse(n) or ops.packet(n.target) in _INDEXED or _is_summed_product(n)
+            for n in nodes
+        }
         self._segments: dict[fx.Node, frozenset[int]] = {}
         self._moments: list[int] = [start]
         self._own: dict[fx.Node, int] = {}
@@ -453,7 +456,11 @@ class _Kernels:
         """
         if not self.fuses[node]:
             return [] if node in self._inside else keys
-        flows = [k for k in keys if k not in kept and all(self.fuses[r] for r in readers[k])]
+        flows = [
+            k
+            for k in keys
+            if k not in kept and all(self.fuses[r] or _is_scatter(r) for r in readers[k])
+        ]
         at = frozenset(s for k in flows for r in readers[k] for s in self._segments[r])
         if self._is_summed_at_once(node, at):
             at = frozenset()
@@ -505,10 +512,27 @@ def _fills(read: fx.Node, node: fx.Node) -> bool:
         read: the constant tensor, an input of ``node``.
         node: the node that writes into a copy of ``read``.
     """
-    if read.target is not torch.ops.aten.full.default or read is not node.args[0]:
-        return False
+    return read.target is torch.ops.aten.full.default and read is node.args[0] and _is_scatter(node)
+
+
+def _is_scatter(node: fx.Node) -> bool:
+    """Return whether a node is an out-of-place index write or scatter.
+
+    Its kernel computes the written values, if they are results of fusible operators.
+    """
     name = str(node.target).split(".")[1:2]
     return any(part in n and n[-1] != "_" for n in name for part in ("index_put", "scatter"))
+
+
+def _is_summed_product(node: fx.Node) -> bool:
+    """Return whether Inductor computes a batched matrix product by multiplying and summing.
+
+    True on a CPU if the products have one row or one column.
+    """
+    value = node.meta.get("val")
+    if node.target is not torch.ops.aten.bmm.default or not isinstance(value, torch.Tensor):
+        return False
+    return value.device.type == "cpu" and any(hint(n) <= 1 for n in value.shape[1:])
 
 
 def _workspace(node: fx.Node) -> int:

@@ -212,3 +212,19 @@ def test_a_backward_convolution_with_a_contiguous_input_copies_what_it_reads(joi
     kernel = 6 * channels * 3 * 3 * 4
     copied = 2 * (channels + 6) * 8 * 8 * 4 + kernel
     assert (copied in workspaces(plan, "convolution_backward")) is joined
+
+
+def test_experts_one_row_at_a_time_are_neither_gathered_nor_scattered_in_memory() -> None:
+    """Each row has its own weight. Neither these weights nor their gradients are written."""
+
+    def f(x: torch.Tensor, experts: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        return (experts[chosen] @ x[..., None]).sin().sum()
+
+    args = torch.randn(32, 16), weight(4, 16, 16), torch.arange(32) % 4
+    plan = remat.plan(remat.capture(f, args, lower="inductor"), 0.0)
+    fused, plain = walk_of(plan), StepWalk(plan.forward, plan.backward, 1, None)
+    gathered = {
+        node.name for _, node, nbytes, *_ in plain.lifetimes() if nbytes == 32 * 16 * 16 * 4
+    }
+    assert gathered
+    assert written(fused).isdisjoint(gathered)

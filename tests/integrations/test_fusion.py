@@ -127,7 +127,7 @@ def fused(k: int, *reads: int, last: int | None = None, draws: bool = False) -> 
     """Node ``k`` of a schedule after fusion."""
     node = object.__new__(ExternKernelSchedulerNode) if draws else SimpleNamespace()
     rand = fx.Graph().call_function(torch.ops.aten.rand.default, ([2],))
-    node.__dict__.update(  # type: ignore[attr-defined]
+    node.__dict__.update(
         min_order=k,
         unmet_dependencies=[SimpleNamespace(name=f"buf{read}") for read in reads],
         get_buffer_names=lambda: {f"buf{k}", *([f"buf{last}"] if last else [])},

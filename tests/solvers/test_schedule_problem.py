@@ -225,3 +225,25 @@ def test_runs_keep_the_given_order_where_memory_allows() -> None:
     best, _ = found[0]
     assert best == (*range(25), 0, 25)
     assert (start, 0) in found
+
+
+@needs_kernel
+def test_every_recomputation_is_read() -> None:
+    half = 60
+    forward = [()] + [(k - 1,) for k in range(1, half)]
+    backward = [(half - 1,)] + [(half + k - 1, half - 1 - k) for k in range(1, half)]
+    problem = ScheduleProblem(
+        names=tuple(f"n{i}" for i in range(2 * half)),
+        inputs=(*forward, *backward),
+        cost=(1, 1, 10_000) * (2 * half // 3),
+        size=(4,) * (2 * half),
+    )
+    compiled = kernel()
+    assert compiled is not None
+    for capacity in range(60, 200, 20):
+        found = improve(compiled, problem.within(capacity), problem.order, 0, moves=20_000)
+        for sequence, _ in found:
+            for p, node in enumerate(sequence[:-1]):
+                following = sequence[p + 1 :]
+                end = following.index(node) if node in following else len(following)
+                assert any(node in problem.inputs[reader] for reader in following[:end]), (p, node)

@@ -267,18 +267,24 @@ class Annealer {
       const int v = sequence_[p];
       found[p] = {rank[v], 0};
       if (p == first_[v]) continue;
-      const int end = next_run(v, p);
-      int reader = end;
-      for (int x : g_.makes[v])
-        for (int w : g_.readers[x])
-          for (int q : runs(w))
-            if (q > p) reader = std::min(reader, q);
-      if (reader < end) found[p] = {found[reader].first, found[reader].second - 1};
+      const int reader = first_reader(v, p);
+      if (reader < next_run(v, p)) found[p] = {found[reader].first, found[reader].second - 1};
     }
     return found;
   }
 
-  // Move runs of the best sequence forward to their places. If the whole way exceeds the capacity, half of it is
+  // The first position after p that reads a result of the run of v at p; if there is none, the end of the sequence
+  // or a position after v's next run. Values of 0 bytes count for the first run only: they stay alive from then on.
+  int first_reader(int v, int p) const {
+    int reader = length();
+    for (int x : g_.makes[v])
+      for (int w : g_.size[x] > 0 || p == first_[v] ? g_.readers[x] : kNone)
+        for (int q : runs(w))
+          if (q > p) reader = std::min(reader, q);
+    return reader;
+  }
+
+  // Drop recomputations whose results are not read, and move runs of the best sequence forward to their places. If the whole way exceeds the capacity, half of it is
   // tried, then a quarter, and so on. The search leaves runs in arbitrary places if these do not affect the cost.
   // Some costs are not part of the problem, such as those of kernels that can no longer be fused. They are usually
   // lower in the order of `start`.
@@ -288,6 +294,11 @@ class Annealer {
     load(best.sequence);
     capacity_ = std::max(capacity_, best.peak);  // an Annealer runs once, so the capacity is not restored
     margin(0);
+    for (int p = length() - 2; p > 0; --p) {
+      const int v = sequence_[p];
+      const Edit e{Kind::drop, v, p, -1};
+      if (runs(v).size() > 1 && first_reader(v, p) >= next_run(v, p) && judge(e) <= 0) apply(e);
+    }
     auto place_of = places(start);
     for (int i = 2; i < length() - 1; ++i) {
       const int v = sequence_[i];
@@ -306,6 +317,7 @@ class Annealer {
       }
     }
     best.sequence = sequence_;
+    best.cost = cost_;
     best.peak = *std::max_element(most_.begin(), most_.end());
     best_ = best;
   }
@@ -766,6 +778,8 @@ class Annealer {
     *std::find(again_.begin(), again_.end(), v) = again_.back();
     again_.pop_back();
   }
+
+  inline static const std::vector<int> kNone;
 
   const StepGraph& g_;
   double capacity_;

@@ -125,6 +125,9 @@ if TYPE_CHECKING:
 #: comment beside each path names the versions that have it.
 ELSEWHERE: dict[str, tuple[str, ...]] = {}
 
+#: Inductor's setting for a pass of its scheduler that runs after fusion.
+POST_FUSION_PASS = "_post_fusion_custom_pass"
+
 
 #: Dict from each private name to the import paths that it may have in PyTorch, as ``module:name``. The first path is
 #: the one imported under ``TYPE_CHECKING``.

@@ -130,8 +130,8 @@ def planned_order(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
     drawn = sum(n.op == "call_function" and ops.draws_in_order(n) for n in graph.nodes)
     ordered = drawn > 1 or any(n.target in (OFFLOAD, RELOAD) for n in graph.nodes)
     order: dict[str, Any] = {"reorder_for_peak_memory": False} if ordered else {}
-    if config._post_fusion_custom_pass is None:
-        order["_post_fusion_custom_pass"] = PlannedOrder()
+    if getattr(config, torch_compat.POST_FUSION_PASS) is None:
+        order[torch_compat.POST_FUSION_PASS] = PlannedOrder()
     with config.patch(order):
         yield
 

@@ -101,12 +101,12 @@ class FusedWalk(StepWalk):
         whose input is contiguous. The operator then copies all that it reads.
         """
         begun: dict[tuple[bool, fx.Node], int] = {}
-        convolution = torch.ops.aten.convolution.default
-        converts = any(
-            n.target is convolution for moment, n in self.running() if moment >= self.boundary
-        )
+        aten, called = torch.ops.aten, {n.target for n in self._backward}
+        leaves = aten.convolution_backward.default in called
+        leaves = leaves and aten.convolution.default not in called
+        contiguous = self._contiguous() if leaves else set()
         for moment, node in self.running():
-            if not converts and self._is_contiguous(node):
+            if node in contiguous:
                 read = node.all_input_nodes[:3]  # the result's gradient, the input and the weight
                 yield node, sum(tensor_bytes(a.meta["val"]) for a in read), moment, moment
                 continue
@@ -127,39 +127,39 @@ class FusedWalk(StepWalk):
         True if the value is a four-dimensional input of the step that is not in channels-last
         format.
         """
-        value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or value.dim() != 4:
+        if not _is_image(node) or not any(key in self.inputs for key in self.sizes.keys(node)):
             return False
-        given = any(key in self.inputs for key in self.sizes.keys(node))
-        return given and not value.is_contiguous(memory_format=torch.channels_last)
+        return not node.meta["val"].is_contiguous(memory_format=torch.channels_last)
 
-    def _is_contiguous(self, node: fx.Node) -> bool:
-        """Return whether a node is a ``convolution_backward`` on a CPU with a contiguous input."""
-        if node.target is not torch.ops.aten.convolution_backward.default:
-            return False
-        given = node.all_input_nodes[:2][-1]
-        value = given.meta["val"]
-        on_cpu = value.device.type == "cpu" and value.dim() == 4
-        return on_cpu and not self._is_channels_last(given)
+    def _contiguous(self) -> set[fx.Node]:
+        """Return each ``convolution_backward`` on a CPU whose input is contiguous.
 
-    def _is_channels_last(self, node: fx.Node) -> bool:
-        """Return whether backward reads a value in channels-last format.
-
-        Forward saves the values that it computes in this format. A fused result has the format of
-        its inputs, unless it concatenates or indexes them.
+        Forward saves the values that it computes in channels-last format. A fused result has the
+        format of its inputs, unless it concatenates or indexes them.
         """
-        node = producer_of(node)
-        value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or value.dim() != 4:
-            return False
-        if node.op == "placeholder":
-            given = any(key in self.inputs for key in self.sizes.keys(node))
-            return not given or value.is_contiguous(memory_format=torch.channels_last)
-        if ops.packet(node.target) in _CONTIGUOUS:
-            return False
-        return not may_fuse(node) or any(
-            _numel(n) >= _numel(node) and self._is_channels_last(n) for n in inputs_of(node)
-        )
+        channels_last: set[fx.Node] = set()
+
+        def is_channels_last(node: fx.Node) -> bool:
+            node = producer_of(node)
+            given = node.op == "placeholder" and _is_image(node) and not self._is_copied(node)
+            return given or node in channels_last
+
+        found = set()
+        for node in self._backward:
+            if node.target is torch.ops.aten.convolution_backward.default:
+                given = node.all_input_nodes[:2][-1]
+                on_cpu = _is_image(given) and given.meta["val"].device.type == "cpu"
+                if on_cpu and not is_channels_last(given):
+                    found.add(node)
+            if ops.packet(node.target) in _CONTIGUOUS:
+                continue
+            if not may_fuse(node):
+                channels_last.add(node)
+            elif _is_image(node):
+                size = _numel(node)
+                if any(_numel(n) >= size and is_channels_last(n) for n in inputs_of(node)):
+                    channels_last.add(node)
+        return found
 
     def _walk(
         self, nodes: list[fx.Node], start: int, there: set[int]
@@ -474,23 +474,26 @@ class _Kernels:
         ]
 
 
+def _is_image(node: fx.Node) -> bool:
+    """Return whether a node's value is a four-dimensional tensor, as convolutions of images read."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dim() == 4
+
+
 def _is_reshaped(node: fx.Node) -> bool:
     """Return whether a convolution on a CPU reads a copy of a node's value in another layout.
 
     True if the value is a view of a fused result of another shape. Inductor gives such a result the
     view's contiguous layout, and convolutions read channels-last values.
     """
-    value, producer = node.meta.get("val"), producer_of(node)
-    made = producer.meta.get("val")
-    if not isinstance(value, torch.Tensor) or not isinstance(made, torch.Tensor):
+    producer = producer_of(node)
+    if not _is_image(node) or producer.op != "call_function" or not may_fuse(producer):
         return False
-    on_cpu = value.device.type == "cpu" and value.dim() == 4 and producer.op == "call_function"
-    return (
-        on_cpu
-        and may_fuse(producer)
-        and made.shape != value.shape
-        and not value.is_contiguous(memory_format=torch.channels_last)
-    )
+    value, made = node.meta["val"], producer.meta.get("val")
+    if value.device.type != "cpu" or not isinstance(made, torch.Tensor):
+        return False
+    in_order = value.is_contiguous(memory_format=torch.channels_last)
+    return made.shape != value.shape and not in_order
 
 
 def _weight_for_its_sizes(node: fx.Node) -> Any:

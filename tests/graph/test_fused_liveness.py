@@ -228,3 +228,16 @@ def test_experts_one_row_at_a_time_are_neither_gathered_nor_scattered_in_memory(
     }
     assert gathered
     assert written(fused).isdisjoint(gathered)
+
+
+def test_formats_of_many_paths_are_found_in_one_pass() -> None:
+    """With one search for each path, 2**40 of them would never end."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(40):
+            x = x + x.sin()
+        return torch.nn.functional.conv2d(x, w, padding=1).sum()
+
+    joint = joint_of(f, weight(2, 4, 8, 8), weight(4, 4, 3, 3))
+    plan = remat.plan(joint, 0.0)
+    assert workspaces(plan, "convolution_backward") == [2 * 4 * 8 * 8 * 4 * 2 + 4 * 4 * 3 * 3 * 4]

@@ -20,6 +20,20 @@ from remat.testing.samples import SMALL, solved
 from remat.testing.steps import layered
 
 
+def there_and_back(cost: tuple[int, ...], capacity: int | None = None) -> ScheduleProblem:
+    """A chain, and a second chain whose nodes also read those of the first, from the last to the first."""
+    half = len(cost) // 2
+    forward = [()] + [(k - 1,) for k in range(1, half)]
+    backward = [(half - 1,)] + [(half + k - 1, half - 1 - k) for k in range(1, half)]
+    return ScheduleProblem(
+        names=tuple(f"n{i}" for i in range(2 * half)),
+        inputs=(*forward, *backward),
+        cost=cost,
+        size=(4,) * (2 * half),
+        capacity=capacity,
+    )
+
+
 def step(**changes: Any) -> ScheduleProblem:
     """Two values of 4 bytes that a third run reads, with the given fields changed."""
     fields: dict[str, Any] = {
@@ -192,16 +206,7 @@ def test_what_comes_after_something_late_is_late() -> None:
 
 @needs_kernel
 def test_the_kernel_is_never_worse_than_the_given_order_with_evictions() -> None:
-    half = 120
-    forward = [()] + [(k - 1,) for k in range(1, half)]
-    backward = [(half - 1,)] + [(half + k - 1, half - 1 - k) for k in range(1, half)]
-    problem = ScheduleProblem(
-        names=tuple(f"n{i}" for i in range(2 * half)),
-        inputs=(*forward, *backward),
-        cost=(1,) * (2 * half),
-        size=(4,) * (2 * half),
-        capacity=120,
-    )
+    problem = there_and_back(cost=(1,) * 240, capacity=120)
     greedy = remat.solve(problem, "greedy")
     assert remat.solve(problem, time_limit=0.5).cost <= greedy.cost
 
@@ -229,15 +234,7 @@ def test_runs_keep_the_given_order_where_memory_allows() -> None:
 
 @needs_kernel
 def test_every_recomputation_is_read() -> None:
-    half = 60
-    forward = [()] + [(k - 1,) for k in range(1, half)]
-    backward = [(half - 1,)] + [(half + k - 1, half - 1 - k) for k in range(1, half)]
-    problem = ScheduleProblem(
-        names=tuple(f"n{i}" for i in range(2 * half)),
-        inputs=(*forward, *backward),
-        cost=(1, 1, 10_000) * (2 * half // 3),
-        size=(4,) * (2 * half),
-    )
+    problem = there_and_back(cost=(1, 1, 10_000) * 40)
     compiled = kernel()
     assert compiled is not None
     for capacity in range(60, 200, 20):

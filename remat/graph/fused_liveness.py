@@ -459,7 +459,7 @@ class _Kernels:
         flows = [
             k
             for k in keys
-            if k not in kept and all(self.fuses[r] or _is_scatter(r) for r in readers[k])
+            if k not in kept and all(self.fuses[r] or _is_scatter(r.target) for r in readers[k])
         ]
         at = frozenset(s for k in flows for r in readers[k] for s in self._segments[r])
         if self._is_summed_at_once(node, at):
@@ -515,15 +515,20 @@ def _fills(read: fx.Node, node: fx.Node) -> bool:
         read: the constant tensor, an input of ``node``.
         node: the node that writes into a copy of ``read``.
     """
-    return read.target is torch.ops.aten.full.default and read is node.args[0] and _is_scatter(node)
+    return (
+        read.target is torch.ops.aten.full.default
+        and read is node.args[0]
+        and _is_scatter(node.target)
+    )
 
 
-def _is_scatter(node: fx.Node) -> bool:
-    """Return whether a node is an out-of-place index write or scatter.
+@functools.cache
+def _is_scatter(target: Any) -> bool:
+    """Return whether an operator is an out-of-place index write or scatter.
 
     Its kernel computes the written values, if they are results of fusible operators.
     """
-    name = str(node.target).split(".")[1:2]
+    name = str(target).split(".")[1:2]
     return any(part in n and n[-1] != "_" for n in name for part in ("index_put", "scatter"))
 
 

@@ -174,15 +174,15 @@ class FusedWalk(StepWalk):
         ]
         last = {key: max(map(kernels.last, found)) for key, found in readers.items() if found}
         nbytes, end = self.sizes.nbytes, start + max(0, len(nodes) - 1)
-        in_registers = {*made} - {key for key, _ in written}
+        in_registers = {*made} - {key for key, _ in written} - there
         stays = {*self.inputs, *self.outputs, *kept, *in_registers}
         writing = {node for _, node in written}
-        # For each kernel's single output node, the number of inputs that the result may overwrite. They are
-        # counted by size, because a result can only overwrite an input of equal size.
+        # For each output node of a kernel, the number of inputs that the result may overwrite. They are counted by
+        # size, because a result can only overwrite an input of equal size.
         free = Counter(
             (node, nbytes[key])
             for key, moment in last.items()
-            if key not in stays and (node := kernels.only_writer(readers[key], moment, writing))
+            if key not in stays and (node := kernels.overwriter(readers[key], moment, writing))
         )
         found = {}
         for key, node in reversed(written):
@@ -248,6 +248,7 @@ class _Kernels:
             n: may_fuse(n) or ops.packet(n.target) in _INDEXED or _is_summed_product(n)
             for n in nodes
         }
+        self._order = {n: k for k, n in enumerate(nodes)}
         self._segments: dict[fx.Node, frozenset[int]] = {}
         self._moments: list[int] = [start]
         self._own: dict[fx.Node, int] = {}
@@ -364,14 +365,15 @@ class _Kernels:
                 self._segments[node] = frozenset((to,))
                 waiting += inputs_of(node)
 
-    def only_writer(
+    def overwriter(
         self, readers: Iterable[fx.Node], moment: int, writing: Container[fx.Node]
     ) -> fx.Node | None:
-        """Return the single output node of the last kernel that reads a storage.
+        """Return the output node whose result may overwrite a storage that its kernel reads last.
 
-        An output node is a node whose result the kernel writes to memory. The search begins at the
-        readers of the storage in this kernel. If a reader's result stays in registers, the search
-        continues with the nodes that read this result.
+        An output node is a node whose result the kernel writes to memory. The search for the output
+        nodes that read the storage begins at the readers of the storage in this kernel. If a
+        reader's result stays in registers, the search continues with the nodes that read this
+        result.
 
         Args:
             readers: nodes that read the storage.
@@ -379,12 +381,13 @@ class _Kernels:
             writing: nodes whose results are written to memory.
 
         Returns:
-            The node; None if the search finds no output node or several output nodes.
+            The last of these output nodes. None if there is none, or if the last one does not depend
+            on all others: Inductor then lets no result overwrite the storage.
         """
         found: set[fx.Node] = set()
         waiting = [n for n in readers if self.last(n) == moment]
         seen = {*waiting}
-        while waiting and len(found) < 2:
+        while waiting:
             node = waiting.pop()
             if node in writing or not self.fuses[node]:
                 found.add(node)
@@ -392,7 +395,20 @@ class _Kernels:
                 new = {n for n in readers_of(node) if n in self.fuses} - seen
                 waiting += new
                 seen |= new
-        return found.pop() if len(found) == 1 else None
+        if len(found) < 2:
+            return found.pop() if found else None
+        last = max(found, key=self._order.__getitem__)
+        return last if self._depends_on(last, found - {last}) else None
+
+    def _depends_on(self, node: fx.Node, others: set[fx.Node]) -> bool:
+        """Return whether a node depends on all ``others``, which come before the node."""
+        first = min(map(self._order.__getitem__, others))
+        waiting, seen = [node], {node}
+        while waiting:
+            new = {n for n in inputs_of(waiting.pop()) if self._order.get(n, -1) >= first} - seen
+            waiting += new
+            seen |= new
+        return others <= seen
 
     def first(self, node: fx.Node) -> int:
         """Return the moment at which the first of the kernels that compute a node runs."""

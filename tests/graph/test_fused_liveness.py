@@ -45,6 +45,46 @@ def test_a_kernel_writes_where_an_input_ends() -> None:
     assert plan.predicted_peak_bytes == 4096 + 65536 + 4 + 65536 + 65536 + 4096
 
 
+def test_a_kernel_writes_over_a_saved_value_that_it_reads_through_a_view() -> None:
+    """Backward's kernel reads the product, and writes its result of 64 KiB over the product."""
+    value, aten = torch.empty(128, 128, device="meta"), torch.ops.aten
+    forward, backward = fx.Graph(), fx.Graph()
+    product = forward.call_function(aten.mm.default)
+    forward.output((product,))
+    saved = backward.placeholder("product")
+    view = backward.call_function(aten.view.default, (saved, [-1]))
+    result = backward.call_function(aten.sin.default, (view,))
+    last = backward.call_function(aten.mm.default, (result,))
+    backward.output((last,))
+    for node in (product, saved, view, result, last):
+        node.meta["val"] = value if node in (product, saved) else torch.empty_like(value)
+    view.meta["val"] = value.view(-1)
+    walk = FusedWalk(fx.GraphModule({}, forward), fx.GraphModule({}, backward), 0, None)
+    assert walk.alive() == (65536, 65536, 65536, 2 * 65536)
+
+
+@pytest.mark.parametrize("dependent", [False, True])
+def test_the_last_of_several_results_is_written_over_an_input_if_it_depends_on_the_others(
+    dependent: bool,
+) -> None:
+    """The product and two results, each of 64 KiB. Of two independent results, both may still read the product."""
+    forward, backward = fx.Graph(), fx.Graph()
+
+    def call(target: Any, *args: Any) -> fx.Node:
+        node = forward.call_function(target, args)
+        node.meta["val"] = torch.empty(128, 128, device="meta")
+        return node
+
+    aten = torch.ops.aten
+    product = call(aten.mm.default)
+    first = call(aten.tanh.default, product)
+    last = call(aten.mul.Tensor, product, first if dependent else product)
+    forward.output((first, last, call(aten.mm.default, last)))
+    backward.output(())
+    walk = FusedWalk(fx.GraphModule({}, forward), fx.GraphModule({}, backward), 3, None)
+    assert walk.alive()[2] == (2 if dependent else 3) * 65536
+
+
 def test_long_chains_and_many_paths_are_looked_at_once() -> None:
     forward, backward = fx.Graph(), fx.Graph()
 

@@ -37,6 +37,9 @@ def schedule(*externs: int) -> SimpleNamespace:
             get_name=lambda k=k: f"op{k}",
             get_nodes=lambda k=k: [nodes[f"op{k}"]],
             is_reduction=lambda k=k: k == 1,
+            get_outputs=lambda k=k: [
+                SimpleNamespace(users=[SimpleNamespace(node=nodes.get(f"op{k + 1}"))])
+            ],
         )
         nodes[f"op{k}"] = node
     buffers = {f"buf{k}": SimpleNamespace(defining_op_name=lambda k=k: f"op{k}") for k in range(40)}
@@ -79,6 +82,17 @@ def test_a_sum_does_not_wait_for_what_reads_it(externs: tuple[int, ...], joined:
     first, other = made.name_to_node["op1"], made.name_to_node["op39"]
     assert NearFusions().can_fuse_vertical(made, first, other, 8) is joined
     assert NearFusions().can_fuse_vertical(made, made.name_to_node["op2"], other, 8)
+
+
+@pytest.mark.parametrize(
+    ("externs", "joined"), [((6,), True), ((30,), True), ((6, 30), False), ((7, 30), True)]
+)
+def test_an_operator_does_not_wait_for_another_reader_of_its_input(
+    externs: tuple[int, ...], joined: bool
+) -> None:
+    made = schedule(*externs)
+    first, other = made.name_to_node["op5"], made.name_to_node["op39"]
+    assert NearFusions().can_fuse_vertical(made, first, other, 8) is joined
 
 
 def test_choices_of_the_user_s_own_stay() -> None:

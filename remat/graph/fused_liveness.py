@@ -106,6 +106,8 @@ class FusedWalk(StepWalk):
         leaves = leaves and aten.convolution.default not in called
         contiguous = self._contiguous() if leaves else set()
         for moment, node in self.running():
+            if _workspace_of(node.target) is None:
+                continue
             if node in contiguous:
                 read = node.all_input_nodes[:3]  # the result's gradient, the input and the weight
                 yield node, sum(tensor_bytes(a.meta["val"]) for a in read), moment, moment
@@ -166,7 +168,7 @@ class FusedWalk(StepWalk):
     ) -> tuple[dict[int, tuple[fx.Node, int]], dict[int, int]]:
         made, _ = super()._walk(nodes, start, there)
         kernels = _Kernels(nodes, start, self._kept)
-        makes, readers, kept = self._uses(nodes, made)
+        makes, readers, kept = self._uses(nodes, made, kernels.passed_on)
         written = [  # readers first, because a node moves to the kernels of its readers
             (key, node)
             for node in reversed(nodes)
@@ -197,13 +199,17 @@ class FusedWalk(StepWalk):
         return found, last
 
     def _uses(
-        self, nodes: list[fx.Node], made: dict[int, tuple[fx.Node, int]]
+        self,
+        nodes: list[fx.Node],
+        made: dict[int, tuple[fx.Node, int]],
+        passed_on: dict[fx.Node, bool],
     ) -> tuple[dict[fx.Node, list[int]], dict[int, list[fx.Node]], set[int]]:
         """Find the storages that the nodes of one graph allocate, read and return.
 
         Args:
             nodes: the call nodes of the graph.
             made: by storage key, the node that allocates the storage and its moment.
+            passed_on: by node, whether the node is a view or an element of a tuple.
 
         Returns:
             Three collections. The first has for each node the keys of the storages that the node
@@ -215,7 +221,7 @@ class FusedWalk(StepWalk):
             makes[node].append(key)
         readers: dict[int, list[fx.Node]] = defaultdict(list)
         for node in nodes:
-            if not is_passed_on(node):
+            if not passed_on[node]:
                 read_by = (read for read in inputs_of(node) if not _fills(read, node))
                 for key in (key for read in read_by for key in self.sizes.keys(read)):
                     readers[key].append(node)
@@ -237,11 +243,12 @@ class _Kernels:
 
     Attributes:
         fuses: by node, whether the node can fuse with other nodes.
+        passed_on: by node, whether the node is a view or an element of a tuple.
     """
 
     def __init__(self, nodes: list[fx.Node], start: int, kept: set[int]) -> None:
         # Results are cached, because each is needed many times per node, and a search predicts dozens of plans.
-        self._passed_on = {n: is_passed_on(n) for n in nodes}
+        self.passed_on = {n: is_passed_on(n) for n in nodes}
         self._numel = functools.cache(_numel)
         self._producer = functools.cache(producer_of)
         self.fuses = {
@@ -273,13 +280,17 @@ class _Kernels:
         self.fuses |= dict.fromkeys(self._products, False)
         self._inside = {*self._products.values()}
         heavy = dict(zip(nodes, by_target(nodes, _is_heavy), strict=True))
+        plain = by_target(nodes, ops.is_plain)
+        self._draws = {
+            n for n, p in zip(nodes, plain, strict=True) if not p and ops.draws_in_order(n)
+        }
         segment = 0
         for moment, node in enumerate(nodes, start):
             self._segments[node] = frozenset((self._segment(node, segment),))
             if self.fuses[node]:
                 if segment in self._segments[node]:
                     self._moments[segment] = moment
-            elif not self._passed_on[node]:
+            elif not self.passed_on[node]:
                 self._own[node] = moment
                 if node in self._products:
                     self._own[self._products[node]] = moment
@@ -311,7 +322,7 @@ class _Kernels:
         given = [self._ready[n] for n in inputs_of(node) if n in self._ready]
         ready = max((at for at, _ in given), default=0)
         joins = (ready, True) in given
-        if self._passed_on[node]:
+        if self.passed_on[node]:
             self._ready[node] = ready, joins
         elif not self.fuses[node]:
             self._ready[node] = now + 1, False
@@ -426,7 +437,7 @@ class _Kernels:
         Call this method after the inputs of the node have been processed.
         """
         if not self.fuses[node] or not self._is_pointwise(node):
-            return self._passed_on[node]
+            return self.passed_on[node]
         if any(ops.packet(u.target) is torch.ops.aten.as_strided for u in node.users):
             return False
         alone = len(node.users) < 2
@@ -438,7 +449,7 @@ class _Kernels:
         Always False for operators that draw random numbers.
         """
         largest = max(map(self._numel, inputs_of(node)), default=0)
-        return largest <= self._numel(node) and not ops.draws_in_order(node)
+        return largest <= self._numel(node) and node not in self._draws
 
     def _is_summed_at_once(self, node: fx.Node, at: frozenset[int]) -> bool:
         """Return whether a sum in backward runs in a kernel of its own, before its readers.
@@ -564,14 +575,21 @@ def _workspace(node: fx.Node) -> int:
 
     0 for operators without such memory, and on other devices.
     """
-    name = str(node.target)
-    for part, argument, times in _WORKSPACES:
-        if part in name:
-            read = [a for a in node.args if isinstance(a, fx.Node)]
-            value = read[argument].meta.get("val") if argument < len(read) else None
-            on_cpu = isinstance(value, torch.Tensor) and value.device.type == "cpu"
-            return times * tensor_bytes(value) if on_cpu else 0
-    return 0
+    needs = _workspace_of(node.target)
+    if needs is None:
+        return 0
+    argument, times = needs
+    read = [a for a in node.args if isinstance(a, fx.Node)]
+    value = read[argument].meta.get("val") if argument < len(read) else None
+    on_cpu = isinstance(value, torch.Tensor) and value.device.type == "cpu"
+    return times * tensor_bytes(value) if on_cpu else 0
+
+
+@functools.cache
+def _workspace_of(target: Any) -> tuple[int, int] | None:
+    """Return the last two items of an operator's entry in `_WORKSPACES`; None if it has no entry."""
+    name = str(target)
+    return next((needs for part, *needs in _WORKSPACES if part in name), None)  # type: ignore[return-value]
 
 
 def _added_product(node: fx.Node) -> fx.Node | None:

@@ -549,8 +549,8 @@ class PeakSearch:
         """Lower the cost of a candidate within the limits; return the resulting candidate.
 
         First, further values are saved, highest cost per byte first. Then saved values are exchanged for values
-        that cost more to recompute, unless `reordered` can do this. Both steps are repeated until the cost no longer
-        falls.
+        that cost more to recompute. Both steps are repeated until the cost no longer falls. If node orders can be
+        searched, the result is that of the first step, because `reordered` lowers the cost further.
         """
         problem = self.problem
 
@@ -573,10 +573,10 @@ class PeakSearch:
                 if self._spent():
                     return best
                 better((*best.saved, i))
-            if best is not before:
-                continue
             if self.orders.is_possible:
                 return best
+            if best is not before:
+                continue
             kept = [i for i in best.saved if problem.size[i] and problem.recomputable[i]]
             kept.sort(key=lambda i: (problem.cost[i] / (1 + problem.size[i]), i))
             for i, j in ((i, j) for i in again for j in kept if problem.cost[j] < problem.cost[i]):

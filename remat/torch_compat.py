@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     )
     from torch._ops import _higher_order_ops as higher_order_ops
     from torch._prims import rng_prims
+    from torch._prims_common import is_contiguous_or_false
     from torch._subclasses.fake_impls import fast_detach
     from torch._subclasses.fake_tensor import (
         FakeTensor,

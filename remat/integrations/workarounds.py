@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from remat import torch_compat
 from remat.graph import ops
@@ -92,6 +93,41 @@ def planned_layouts_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[Non
                 )
             laid_out.meta = dict(given.meta)
             node.replace_input_with(given, laid_out)
+    yield
+
+
+@contextlib.contextmanager
+def traced_layouts_of_strided(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
+    """Make ``as_strided`` read contiguous inputs, if they were contiguous when the step was traced.
+
+    ``as_strided`` reads its input's memory, whatever the order of the elements there. Inductor may
+    save a value for backward in another layout than the traced one. Results that backward computes
+    from this value then have that layout, too, and ``as_strided`` reads the wrong elements. Whether
+    this happens depends on the saved values, hence on the plan. The decomposition of a group norm
+    contains such operators.
+
+    Args:
+        graph: the graph; it is changed.
+        is_backward: whether the graph is the backward graph.
+    """
+    aten = torch.ops.aten
+    for node in list(graph.find_nodes(op="call_function", target=aten.as_strided.default)):
+        given = node.args[0]
+        value, result = (n.meta.get("val") for n in (given, node))
+        if not isinstance(value, torch.Tensor) or not torch_compat.is_contiguous_or_false(value):
+            continue
+        with graph.inserting_before(node):
+            if _is_reshaped(value, result):
+                made = graph.call_function(aten.reshape.default, (given, node.args[1]))
+                made.meta = dict(node.meta)
+                node.replace_all_uses_with(made)
+                graph.erase_node(node)
+            else:
+                made = graph.call_function(
+                    aten.clone.default, (given,), {"memory_format": torch.contiguous_format}
+                )
+                made.meta = dict(given.meta)
+                node.replace_input_with(given, made)
     yield
 
 
@@ -282,6 +318,7 @@ def near_fusions(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 #: graph that Inductor gets.
 WORKAROUNDS: tuple[Callable[[fx.Graph, bool], AbstractContextManager[None]], ...] = (
     planned_layouts_of_draws,
+    traced_layouts_of_strided,
     saved_inputs_themselves,
     planned_order,
     no_unsound_reinplacing,
@@ -291,6 +328,16 @@ WORKAROUNDS: tuple[Callable[[fx.Graph, bool], AbstractContextManager[None]], ...
     waits_of_formed_loops,
     near_fusions,
 )
+
+
+def _is_reshaped(value: torch.Tensor, result: Any) -> bool:
+    """Return whether a result has the elements of a contiguous tensor, in the same order."""
+    return (
+        isinstance(result, torch.Tensor)
+        and torch_compat.is_contiguous_or_false(result)
+        and statically_known_true(result.numel() == value.numel())
+        and statically_known_true(result.storage_offset() == value.storage_offset())
+    )
 
 
 class GeneratedCode:

@@ -78,3 +78,26 @@ def test_a_kernel_that_is_formed_anew_still_waits_for_a_scatter() -> None:
     torch.compiler.reset()
     compiled = torch.compile(scattered, backend="remat", options={"budget": 0.0})
     torch.testing.assert_close(torch.autograd.grad(compiled(x, w), (x, w)), wanted)
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "instead"),
+    [
+        ([4, 32], [32, 1], torch.ops.aten.reshape.default),
+        ([4, 8], [32, 1], torch.ops.aten.clone.default),  # not all elements
+    ],
+)
+def test_strided_reads_are_of_traced_layouts(
+    size: list[int], stride: list[int], instead: Any
+) -> None:
+    aten, graph, given = torch.ops.aten, torch.fx.Graph(), torch.randn(4, 8, 4, 1)
+    x = graph.placeholder("x")
+    added = graph.call_function(aten.add.Tensor, (x, 1.0))
+    read = graph.call_function(aten.as_strided.default, (added, size, stride))
+    graph.output(read)
+    x.meta["val"] = added.meta["val"] = given
+    read.meta["val"] = given.as_strided(size, stride)
+    with workarounds.traced_layouts_of_strided(graph, True):
+        assert instead in {n.target for n in graph.nodes}
+    found = torch.fx.GraphModule({}, graph)(given)
+    assert torch.equal(found, (given + 1.0).as_strided(size, stride))

@@ -66,6 +66,26 @@ def planned_layouts_of_draws() -> bool:
     return not torch.equal(found, expected)
 
 
+def traced_layouts_of_strided() -> bool:
+    """`as_strided` of a sum reads the layout of a value that backward gets, not the traced one."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    given = torch.randn(4, 1, 4, 8).permute(0, 3, 2, 1)  # the traced value is contiguous
+    graph = fx.Graph()
+    aten = torch.ops.aten
+    with tracing(TracingContext(mode)), mode:
+        value = torch.empty(4, 8, 4, 1)
+        x = graph.placeholder("x")
+        added = graph.call_function(aten.add.Tensor, (x, 1.0))
+        read = graph.call_function(aten.as_strided.default, (added, [4, 32], [32, 1]))
+        x.meta["val"], added.meta["val"] = mode.from_tensor(given), value
+        read.meta["val"] = value.as_strided([4, 32], [32, 1])
+        graph.output((read,))
+    with tracing(TracingContext(mode)):
+        run = compile_fx_inner(fx.GraphModule({}, graph), [x.meta["val"]])
+    (found,) = run([given])
+    return not torch.equal(found, (given + 1.0).reshape(4, 32))
+
+
 def saved_inputs_themselves() -> bool:
     """Forward hands backward copies of the inputs of a convolution."""
     x, w = (torch.randn(shape, requires_grad=True) for shape in ((2, 8, 16, 16), (8, 8, 3, 3)))
@@ -244,6 +264,7 @@ def allow_keeping_the_graph() -> bool:
 
 FAULTS: tuple[Callable[[], bool], ...] = (
     planned_layouts_of_draws,
+    traced_layouts_of_strided,
     saved_inputs_themselves,
     no_unsound_reinplacing,
     replays_on_fakes,

@@ -82,9 +82,10 @@ if TYPE_CHECKING:
         CustomSchedulerPass,
     )
     from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.dependencies import WeakDep
     from torch._inductor.inductor_prims import force_stride_order
     from torch._inductor.runtime.cache_dir_utils import cache_dir
-    from torch._inductor.scheduler import ExternKernelSchedulerNode, SchedulerNode
+    from torch._inductor.scheduler import ExternKernelSchedulerNode
     from torch._inductor.virtualized import V as INDUCTOR
     from torch._library.custom_ops import OPDEFS, CustomOpDef
     from torch._library.utils import is_impure
@@ -126,7 +127,8 @@ if TYPE_CHECKING:
 #: comment beside each path names the versions that have it.
 ELSEWHERE: dict[str, tuple[str, ...]] = {}
 
-#: Inductor's setting for a pass of its scheduler that runs after fusion.
+#: Inductor's settings for passes of its scheduler that run before fusion, and after it.
+PRE_FUSION_PASS = "_pre_fusion_custom_pass"
 POST_FUSION_PASS = "_post_fusion_custom_pass"
 
 

@@ -14,7 +14,45 @@ from typing import Any
 from remat.graph import ops
 from remat.graph.fused_liveness import NEAR_SUMS
 from remat.graph.tokens import CHUNK
-from remat.torch_compat import CustomSchedulerPass, ExternKernelSchedulerNode, InductorChoices
+from remat.torch_compat import (
+    CustomSchedulerPass,
+    ExternKernelSchedulerNode,
+    InductorChoices,
+    WeakDep,
+)
+
+
+class KeptWaits(CustomSchedulerPass):
+    """Pass of Inductor's scheduler that makes readers of an in-place write wait for that write.
+
+    Inductor may rebuild a kernel's loops to match those of another kernel. The kernel's dependency
+    on an in-place write is then lost, unless the kernel has a dependency that is only an order. This
+    pass adds such a dependency.
+
+    Args:
+        first: pass of the user's own, which runs first.
+    """
+
+    def __init__(self, first: CustomSchedulerPass | None = None) -> None:
+        self._first = first
+
+    def uuid(self) -> Any:
+        """Return a text that identifies the pass, and the user's own, in Inductor's cache keys."""
+        return "remat.kept-waits", None if self._first is None else self._first.uuid()
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        """Add the dependencies to the nodes of a schedule, before fusion.
+
+        Args:
+            nodes: the nodes, each after its inputs.
+        """
+        nodes = nodes if self._first is None else self._first(nodes)
+        for node in nodes:
+            # Groups of a ``_foreach`` operator have no such attribute, and their loops are not rebuilt.
+            written = set(getattr(node, "mutation_renames", {}).values())
+            for name in sorted({read.name for read in node.read_writes.reads} & written):
+                node.add_fake_dep(WeakDep(name, mutating_buf=name))
+        return nodes
 
 
 class PlannedOrder(CustomSchedulerPass):

@@ -276,15 +276,17 @@ def waits_of_formed_loops(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
     A kernel that reads a buffer must run after the operator, such as a scatter, that wrote to the
     buffer in place. Inductor may rebuild a kernel's loops to match those of another kernel.
     ``SchedulerNode.recompute_size_and_body`` then loses this dependency, and later passes may move
-    the kernel ahead of the write.
+    the kernel ahead of the write. `near_fusions.KeptWaits` keeps the dependency; a pass that the user
+    has set runs first.
     """
+    from remat.integrations.near_fusions import KeptWaits
 
-    def form(theirs: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
-        theirs(self, *args, **kwargs)
-        self.set_read_writes(self.read_writes.rename(self.mutation_renames))
-
-    owner: Any = torch_compat.SchedulerNode
-    with _for_thread(owner, "recompute_size_and_body").instead(form):
+    config, name = torch_compat.inductor_config, torch_compat.PRE_FUSION_PASS
+    theirs = getattr(config, name)
+    waits: Any = KeptWaits(theirs)
+    if theirs is not None and not isinstance(theirs, torch_compat.CustomSchedulerPass):
+        waits = waits.__call__  # a plain function has no cache key; Inductor then caches nothing
+    with config.patch({name: waits}):
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +79,41 @@ def test_a_kernel_that_is_formed_anew_still_waits_for_a_scatter() -> None:
     torch.compiler.reset()
     compiled = torch.compile(scattered, backend="remat", options={"budget": 0.0})
     torch.testing.assert_close(torch.autograd.grad(compiled(x, w), (x, w)), wanted)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_pass_of_the_users_own_runs_before_the_waits_are_kept(cached: bool) -> None:
+    class Mine(torch_compat.CustomSchedulerPass):
+        def uuid(self) -> str:
+            return "mine"
+
+        def __call__(self, nodes: list[Any]) -> list[Any]:
+            return nodes[::-1]
+
+    mine, name = Mine(), torch_compat.PRE_FUSION_PASS
+    read = SimpleNamespace(name="buf1")
+    added: list[Any] = []
+    nodes = [
+        SimpleNamespace(
+            mutation_renames={"buf0": "buf1"},
+            read_writes=SimpleNamespace(reads=reads),
+            add_fake_dep=added.append,
+        )
+        for reads in ([read, SimpleNamespace(name="buf2")], [])
+    ]
+    given: Any = mine if cached else lambda nodes: nodes[::-1]
+    with (
+        torch_compat.inductor_config.patch({name: given}),
+        workarounds.waits_of_formed_loops(torch.fx.Graph(), True),
+    ):
+        found = getattr(torch_compat.inductor_config, name)
+        # Inductor caches no compilation with a pass that is not a `CustomSchedulerPass`.
+        assert isinstance(found, torch_compat.CustomSchedulerPass) is cached
+        assert found(nodes) == nodes[::-1]
+        if cached:
+            assert "mine" in found.uuid()
+    assert getattr(torch_compat.inductor_config, name) is None
+    assert [(d.name, d.mutating_buf) for d in added] == [("buf1", "buf1")]
 
 
 @pytest.mark.parametrize(

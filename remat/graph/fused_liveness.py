@@ -93,9 +93,10 @@ class FusedWalk(StepWalk):
         first kind is memory for partial results. The second kind is channels-last copies of the
         step's inputs, one for each convolution that reads an input. Forward makes all copies of an
         input before the first of these convolutions runs. Backward does the same. The third kind
-        is a computed value whose channels-last copy a convolution reads, as in the backward of a
-        group norm. The kernel before the convolution makes the copy. This kernel also computes a
-        channels-last value of this size, which it cannot overwrite by the contiguous one.
+        is a computed value whose channels-last copy a convolution reads. The kernel that computes
+        the value makes the copy. After this kernel, only the copy is alive if the value is a view of
+        a result of another shape, as in the backward of a group norm. Otherwise other nodes read the
+        value, too, as with the gradient of a residual sum, and both are alive.
 
         A backward that recomputes no convolution makes no such copies for a ``convolution_backward``
         whose input is contiguous. The operator then copies all that it reads.
@@ -105,7 +106,9 @@ class FusedWalk(StepWalk):
         leaves = aten.convolution_backward.default in called
         leaves = leaves and aten.convolution.default not in called
         contiguous = self._contiguous() if leaves else set()
+        computed: dict[fx.Node, int] = {}
         for moment, node in self.running():
+            computed[node] = moment
             if _workspace_of(node.target) is None:
                 continue
             if node in contiguous:
@@ -121,7 +124,20 @@ class FusedWalk(StepWalk):
                     first = begun.setdefault((moment < self.boundary, a), moment)
                     yield node, tensor_bytes(a.meta.get("val")), first, moment
                 for a in filter(_is_reshaped, node.all_input_nodes):
-                    yield node, 2 * tensor_bytes(a.meta.get("val")), moment - 1, moment - 1
+                    at = self._end_of_kernel(computed[producer_of(a)])
+                    yield node, tensor_bytes(a.meta.get("val")), at, at
+                if "convolution_backward" in str(node.target):
+                    for a in filter(_keeps_its_layout, node.all_input_nodes[:2]):
+                        yield node, tensor_bytes(a.meta.get("val")), computed[a], moment
+
+    def _end_of_kernel(self, moment: int) -> int:
+        """Return the moment before the first later node that never fuses.
+
+        Args:
+            moment: moment of a fusible node, which another node follows.
+        """
+        ran = [*self._forward, *self._backward]
+        return next(m for m in range(moment, len(ran)) if not _joins_kernel(ran[m + 1]))
 
     def _is_copied(self, node: fx.Node) -> bool:
         """Return whether convolutions read a channels-last copy of a node's value.
@@ -510,8 +526,8 @@ def _is_image(node: fx.Node) -> bool:
 def _is_reshaped(node: fx.Node) -> bool:
     """Return whether a convolution on a CPU reads a copy of a node's value in another layout.
 
-    True if the value is a view of a fused result of another shape. Inductor gives such a result the
-    view's contiguous layout, and convolutions read channels-last values.
+    True if the value is a view of a fused result of another shape. Inductor makes such a result
+    contiguous, also if the traced one is not, and convolutions read channels-last values.
     """
     producer = producer_of(node)
     if not _is_image(node) or producer.op != "call_function" or not may_fuse(producer):
@@ -519,8 +535,26 @@ def _is_reshaped(node: fx.Node) -> bool:
     value, made = node.meta["val"], producer.meta.get("val")
     if value.device.type != "cpu" or not isinstance(made, torch.Tensor):
         return False
-    in_order = value.is_contiguous(memory_format=torch.channels_last)
+    in_order = value.is_contiguous(memory_format=torch.channels_last) and made.is_contiguous()
     return made.shape != value.shape and not in_order
+
+
+def _keeps_its_layout(node: fx.Node) -> bool:
+    """Return whether ``convolution_backward`` on a CPU reads a channels-last copy of a value, beside other readers.
+
+    True if several nodes read the value, and the value is fused and was not channels-last when
+    traced. Inductor then keeps the traced layout.
+    """
+    if not _is_image(node) or len(node.users) < 2 or not may_fuse(node) or is_passed_on(node):
+        return False
+    value = node.meta["val"]
+    in_order = value.is_contiguous(memory_format=torch.channels_last)
+    return value.device.type == "cpu" and not in_order
+
+
+def _joins_kernel(node: fx.Node) -> bool:
+    """Return whether a node can be part of a fused kernel, or computes nothing."""
+    return may_fuse(node) or is_passed_on(node)
 
 
 def _weight_for_its_sizes(node: fx.Node) -> Any:

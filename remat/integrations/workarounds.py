@@ -18,13 +18,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from remat import torch_compat
 from remat.graph import ops
 from remat.graph.host_copies import OFFLOAD, RELOAD
 from remat.graph.joint import outputs_of
-from remat.graph.storages import hint
+from remat.graph.storages import hint, tensor_bytes
 from remat.graph.tokens import CHUNK
 
 #: Inductor's setting that vectorises the remainders of loops on a CPU; see `scalar_tails`.
@@ -87,12 +86,7 @@ def planned_layouts_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[Non
             # Generator states, and other tensors with fewer than two dimensions, have only one layout.
             if not isinstance(value, torch.Tensor) or value.dim() < 2:
                 continue
-            with graph.inserting_before(node):
-                laid_out = graph.call_function(
-                    torch_compat.force_stride_order, (given, [hint(s) for s in value.stride()])
-                )
-            laid_out.meta = dict(given.meta)
-            node.replace_input_with(given, laid_out)
+            _read_as_traced(node, given)
     yield
 
 
@@ -110,25 +104,26 @@ def traced_layouts_of_strided(graph: fx.Graph, is_backward: bool) -> Iterator[No
         graph: the graph; it is changed.
         is_backward: whether the graph is the backward graph.
     """
-    aten = torch.ops.aten
-    for node in list(graph.find_nodes(op="call_function", target=aten.as_strided.default)):
+    strided = torch.ops.aten.as_strided.default
+    for node in list(graph.find_nodes(op="call_function", target=strided)):
         given = node.args[0]
-        value, result = (n.meta.get("val") for n in (given, node))
+        value = given.meta.get("val")
         if not isinstance(value, torch.Tensor) or not torch_compat.is_contiguous_or_false(value):
             continue
-        with graph.inserting_before(node):
-            if _is_reshaped(value, result):
-                made = graph.call_function(aten.reshape.default, (given, node.args[1]))
-                made.meta = dict(node.meta)
-                node.replace_all_uses_with(made)
-                graph.erase_node(node)
-            else:
-                made = graph.call_function(
-                    aten.clone.default, (given,), {"memory_format": torch.contiguous_format}
-                )
-                made.meta = dict(given.meta)
-                node.replace_input_with(given, made)
+        # `as_strided` also reads the memory around a view, which a copy of the view does not have.
+        if hint(value.untyped_storage().nbytes()) == tensor_bytes(value):
+            _read_as_traced(node, given)
     yield
+
+
+def _read_as_traced(node: fx.Node, read: fx.Node) -> None:
+    """Make a node read the value of ``read`` in the memory layout of the traced value."""
+    with node.graph.inserting_before(node):
+        laid_out = node.graph.call_function(
+            torch_compat.force_stride_order, (read, [hint(s) for s in read.meta["val"].stride()])
+        )
+    laid_out.meta = dict(read.meta)
+    node.replace_input_with(read, laid_out)
 
 
 @contextlib.contextmanager
@@ -330,16 +325,6 @@ WORKAROUNDS: tuple[Callable[[fx.Graph, bool], AbstractContextManager[None]], ...
     waits_of_formed_loops,
     near_fusions,
 )
-
-
-def _is_reshaped(value: torch.Tensor, result: Any) -> bool:
-    """Return whether a result has the elements of a contiguous tensor, in the same order."""
-    return (
-        isinstance(result, torch.Tensor)
-        and torch_compat.is_contiguous_or_false(result)
-        and statically_known_true(result.numel() == value.numel())
-        and statically_known_true(result.storage_offset() == value.storage_offset())
-    )
 
 
 class GeneratedCode:

@@ -254,6 +254,45 @@ def test_a_backward_convolution_with_a_contiguous_input_copies_what_it_reads(joi
     assert (copied in workspaces(plan, "convolution_backward")) is joined
 
 
+def test_a_channels_last_copy_of_a_reshaped_gradient_is_made_by_its_kernel() -> None:
+    """The gradient has two dimensions and is viewed as images; a product runs before they are read."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        made = torch.nn.functional.conv2d(x, w, padding=1)
+        images = torch.nn.functional.conv2d(made.exp(), w, padding=1)
+        return images.reshape(2, -1).sin().sum() + (a @ a).sin().sum()
+
+    plan = remat.plan(joint_of(f, torch.randn(2, 4, 8, 8), weight(4, 4, 3, 3), weight(8, 8)), 1.0)
+    nodes = {n.name: n for n in plan.backward.graph.nodes}
+    product = next(n for n in nodes.values() if n.target is torch.ops.aten.mm.default)
+    viewed = next(n for n in nodes.values() if "convolution_backward" in n.name).args[0]
+    gradient = viewed.all_input_nodes[0]
+    before = walk_of(plan)
+    for node in (*(n for n in gradient.all_input_nodes if n.op == "call_function"), gradient):
+        product.prepend(node)
+    after = walk_of(plan)
+    for walk, until in ((before, "convolution_backward"), (after, product.name)):
+        moments = {node.name: moment for moment, node in walk.running()}
+        copies = [taken for taken in walk.workspaces() if taken[1] == 2 * 4 * 8 * 8 * 4]
+        assert (moments[until] - 1,) * 2 in [(first, last) for *_, first, last in copies]
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_gradient_with_other_readers_is_alive_beside_its_channels_last_copy(
+    residual: bool,
+) -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        made = torch.nn.functional.conv2d(x, w, padding=1)
+        images = torch.nn.functional.conv2d(made.sin(), w, padding=1)
+        return ((made + images) if residual else images).square().sum()
+
+    walk = walk_of(remat.plan(joint_of(f, torch.randn(2, 4, 8, 8), weight(4, 4, 3, 3)), 1.0))
+    first = min(m for m, n in walk.running() if n.name == "convolution_backward")
+    nbytes = 2 * 4 * 8 * 8 * 4
+    copies = [taken[1:] for taken in walk.workspaces() if taken[0].name == "convolution_backward"]
+    assert ((nbytes, first - 1, first) in copies) is residual
+
+
 def test_experts_one_row_at_a_time_are_neither_gathered_nor_scattered_in_memory() -> None:
     """Each row has its own weight. Neither these weights nor their gradients are written."""
 

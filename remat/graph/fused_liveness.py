@@ -36,6 +36,8 @@ _WORKSPACES = (
 #: Index of the argument ``output_mask`` of ``convolution_backward``. The first entry of this mask says whether the
 #: gradient of the convolution's input is computed.
 _OUTPUT_MASK = 10
+#: Number of dimensions of what a three-dimensional convolution reads.
+_OF_VOLUMES = 5
 #: A sum in backward and its reader form one kernel only if at most this number of unfusible operators run between
 #: the sum and the reader. `remat.integrations.near_fusions` makes Inductor keep this limit.
 NEAR_SUMS = 1
@@ -607,7 +609,8 @@ def _is_summed_product(node: fx.Node) -> bool:
 def _workspace(node: fx.Node) -> int:
     """Return the predicted bytes of the memory for partial results that a node needs on a CPU.
 
-    0 for operators without such memory, and on other devices.
+    0 for operators without such memory, and on other devices. A three-dimensional convolution of
+    contiguous values also copies its result, and its backward copies the gradient and the input.
     """
     needs = _workspace_of(node.target)
     if needs is None:
@@ -615,8 +618,14 @@ def _workspace(node: fx.Node) -> int:
     argument, times = needs
     read = [a for a in node.args if isinstance(a, fx.Node)]
     value = read[argument].meta.get("val") if argument < len(read) else None
-    on_cpu = isinstance(value, torch.Tensor) and value.device.type == "cpu"
-    return times * tensor_bytes(value) if on_cpu else 0
+    if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+        return 0
+    nbytes = times * tensor_bytes(value)
+    if value.dim() == _OF_VOLUMES:
+        backward = "convolution_backward" in str(node.target)
+        copied = (n.meta["val"] for n in (read[:2] if backward else [node]))
+        nbytes += sum(tensor_bytes(v) for v in copied if v.is_contiguous())
+    return nbytes
 
 
 @functools.cache

@@ -293,6 +293,21 @@ def test_a_gradient_with_other_readers_is_alive_beside_its_channels_last_copy(
     assert ((nbytes, first - 1, first) in copies) is residual
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
+def test_convolutions_of_contiguous_volumes_copy_what_they_write_or_read(
+    layout: torch.memory_format,
+) -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv3d(x, w, padding=1).sin().sum()
+
+    x = torch.randn(2, 4, 6, 6, 6).to(memory_format=layout).requires_grad_()
+    plan = remat.plan(joint_of(f, x, weight(8, 4, 3, 3, 3)), 1.0)
+    kernel, read, result = 8 * 4 * 3**3 * 4, 2 * 4 * 6**3 * 4, 2 * 8 * 6**3 * 4
+    copied = layout is torch.contiguous_format
+    assert workspaces(plan, "convolution") == [kernel + copied * result]
+    assert workspaces(plan, "convolution_backward") == [2 * kernel + copied * (read + result)]
+
+
 def test_experts_one_row_at_a_time_are_neither_gathered_nor_scattered_in_memory() -> None:
     """Each row has its own weight. Neither these weights nor their gradients are written."""
 

@@ -9,7 +9,7 @@ workspaces besides their results.
 from __future__ import annotations
 
 import functools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -193,25 +193,22 @@ class FusedWalk(StepWalk):
             for key in kernels.place(node, makes[node], readers, kept)
         ]
         last = {key: max(map(kernels.last, found)) for key, found in readers.items() if found}
-        nbytes, end = self.sizes.nbytes, start + max(0, len(nodes) - 1)
+        nbytes = self.sizes.nbytes
         in_registers = {*made} - {key for key, _ in written} - there
         stays = {*self.inputs, *self.outputs, *kept, *in_registers}
         writing = {node for _, node in written}
-        # For each output node of a kernel, the number of inputs that the result may overwrite. They are counted by
-        # size, because a result can only overwrite an input of equal size.
-        free = Counter(
-            (node, nbytes[key])
-            for key, moment in last.items()
-            if key not in stays and (node := kernels.overwriter(readers[key], moment, writing))
-        )
+        # For each output node of a kernel, the inputs that the result may overwrite, by size, because a result can
+        # only overwrite an input of equal size.
+        free: dict[tuple[fx.Node, int], list[int]] = defaultdict(list)
+        for key, moment in last.items():
+            if key not in stays and (node := kernels.overwriter(readers[key], moment, writing)):
+                free[node, nbytes[key]].append(key)
         found = {}
         for key, node in reversed(written):
             moment = kernels.first(node)
-            if kernels.fuses[node] and free[node, nbytes[key]]:
-                # The kernel writes over an input that it reads for the last time, so its result adds no bytes
-                # at this moment.
-                free[node, nbytes[key]] -= 1
-                moment = min(moment + 1, end)
+            if kernels.fuses[node] and (overwritten := free.get((node, nbytes[key]))):
+                # The kernel reads this input for the last time. The bytes count as those of the result.
+                last[overwritten.pop()] = moment - 1
             found[key] = (node, moment)
             last[key] = max(last.get(key, moment), moment)
         return found, last

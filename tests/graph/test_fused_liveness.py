@@ -45,6 +45,13 @@ def test_a_kernel_writes_where_an_input_ends() -> None:
     assert plan.predicted_peak_bytes == 4096 + 65536 + 4 + 65536 + 65536 + 4096
 
 
+def test_the_last_kernel_of_forward_writes_where_an_input_ends() -> None:
+    """At the end of forward: x, w, the exponential written over the product, and the loss."""
+    joint = joint_of(lambda x, w: (x @ w).exp().sum(), weight(32, 32), weight(32, 512))
+    walk = walk_of(remat.plan(joint, 1.0))
+    assert walk.alive()[walk.boundary - 1] == 4096 + 65536 + 65536 + 4
+
+
 def test_a_kernel_writes_over_a_saved_value_that_it_reads_through_a_view() -> None:
     """Backward's kernel reads the product, and writes its result of 64 KiB over the product."""
     value, aten = torch.empty(128, 128, device="meta"), torch.ops.aten

@@ -123,12 +123,16 @@ def read_memory(memory: object) -> int | float:
     Raises:
         BudgetError: ``memory`` is neither bytes nor a number from 0 to 1.
     """
-    budget = Budget.parse(memory)
-    if budget.peak_bytes is not None:
-        return budget.peak_bytes
-    if budget.share is None:
-        raise BudgetError(f"memory is {memory!r}; expected bytes, or a number from 0 to 1")
-    return float(budget.share)
+    try:
+        budget = Budget.parse(memory)
+    except BudgetError:
+        budget = None
+    if budget is None or (budget.peak_bytes is None and budget.share is None):
+        raise BudgetError(
+            f"memory is {memory!r}; expected bytes: an int above 1, or text like '40GiB' or '512MB'; or a number "
+            "from 0 to 1, the ratio of the peak without checkpointing"
+        )
+    return float(budget.share or 0) if budget.peak_bytes is None else budget.peak_bytes
 
 
 def _without_policy(tree: ModuleTree, k: int, choice: ModuleChoice, gap: float) -> ModuleChoice:
@@ -216,7 +220,7 @@ def _plan(tree: ModuleTree, result: Outcome, memory_bytes: int, world_size: int)
         recompute_ms=spent / PS_PER_MS,
         step_ms=tree.step_ms,
         # HiGHS's bound is inexact. A lower bound above the cost of this plan would be wrong.
-        bound_ms=min(result.bound_ps, float(spent)) / PS_PER_MS,
+        bound_ms=float(min(result.bound_ps, spent)) / PS_PER_MS,
         world_size=world_size,
         solver="highs",
         mode=tree.mode,

@@ -106,6 +106,10 @@ class SACPlan(Record):
         known = ", ".join(m.name for m in self.modules) or "none"
         raise ProblemError(f"module '{name}' is not checkpointed by this plan; it does: {known}")
 
+    def __str__(self) -> str:
+        """Return the text of `explain`."""
+        return self.explain()
+
     def explain(self) -> str:
         """Return the plan as text: peak and times of the step, and bytes and times of each module.
 

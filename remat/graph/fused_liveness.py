@@ -139,7 +139,8 @@ class FusedWalk(StepWalk):
             moment: moment of a fusible node, which another node follows.
         """
         ran = [*self._forward, *self._backward]
-        return next(m for m in range(moment, len(ran)) if not _joins_kernel(ran[m + 1]))
+        later = enumerate(ran[moment + 1 :], moment)
+        return next(m for m, n in later if not (may_fuse(n) or is_passed_on(n)))
 
     def _is_copied(self, node: fx.Node) -> bool:
         """Return whether convolutions read a channels-last copy of a node's value.
@@ -208,7 +209,7 @@ class FusedWalk(StepWalk):
             moment = kernels.first(node)
             if kernels.fuses[node] and (overwritten := free.get((node, nbytes[key]))):
                 # The kernel reads this input for the last time. The bytes count as those of the result.
-                last[overwritten.pop()] = moment - 1
+                last[overwritten.pop()] -= 1
             found[key] = (node, moment)
             last[key] = max(last.get(key, moment), moment)
         return found, last
@@ -539,21 +540,16 @@ def _is_reshaped(node: fx.Node) -> bool:
 
 
 def _keeps_its_layout(node: fx.Node) -> bool:
-    """Return whether ``convolution_backward`` on a CPU reads a channels-last copy of a value, beside other readers.
+    """Return whether Inductor keeps the traced layout of a value that ``convolution_backward`` reads.
 
-    True if several nodes read the value, and the value is fused and was not channels-last when
-    traced. Inductor then keeps the traced layout.
+    The operator then reads a channels-last copy on a CPU. True if several nodes read the value, and
+    the value is fused and was not channels-last when traced.
     """
     if not _is_image(node) or len(node.users) < 2 or not may_fuse(node) or is_passed_on(node):
         return False
     value = node.meta["val"]
     in_order = value.is_contiguous(memory_format=torch.channels_last)
     return value.device.type == "cpu" and not in_order
-
-
-def _joins_kernel(node: fx.Node) -> bool:
-    """Return whether a node can be part of a fused kernel, or computes nothing."""
-    return may_fuse(node) or is_passed_on(node)
 
 
 def _weight_for_its_sizes(node: fx.Node) -> Any:

@@ -37,7 +37,7 @@ class KeptWaits(CustomSchedulerPass):
         self._first = first
 
     def uuid(self) -> Any:
-        """Return a text that identifies the pass, and the user's own, in Inductor's cache keys."""
+        """Return a key that identifies the pass, and the user's own, in Inductor's caches."""
         return "remat.kept-waits", None if self._first is None else self._first.uuid()
 
     def __call__(self, nodes: list[Any]) -> list[Any]:

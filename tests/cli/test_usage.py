@@ -62,6 +62,7 @@ SEVEN = 7
         ("fit nets.py:block --memory 1GiB --ranks 0", "--ranks"),
         ("fit nets.py:block --memory 1GiB --offload ''", "expected the link"),
         ("sac nets.py:block --memory much", "memory is 'much'; expected bytes: an int above 1"),
+        ("sac nets.py:block --memory peak:0.5", "memory is 'peak:0.5'; expected bytes: an int above 1"),
         ("sac nets.py:block --memory 0.5 --mode guess", "'guess' is not one of"),
         ("sac nets.py:block --memory 0.9 --gap 1", "1.0 is not in the range"),
         ("sac nets.py:block --memory 0.9 --plot x.txt", "expected .svg or .png"),

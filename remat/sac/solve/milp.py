@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -123,16 +124,16 @@ def read_memory(memory: object) -> int | float:
     Raises:
         BudgetError: ``memory`` is neither bytes nor a number from 0 to 1.
     """
-    try:
+    with contextlib.suppress(BudgetError):
         budget = Budget.parse(memory)
-    except BudgetError:
-        budget = None
-    if budget is None or (budget.peak_bytes is None and budget.share is None):
-        raise BudgetError(
-            f"memory is {memory!r}; expected bytes: an int above 1, or text like '40GiB' or '512MB'; or a number "
-            "from 0 to 1, the ratio of the peak without checkpointing"
-        )
-    return float(budget.share or 0) if budget.peak_bytes is None else budget.peak_bytes
+        if budget.peak_bytes is not None:
+            return budget.peak_bytes
+        if budget.share is not None:
+            return float(budget.share)
+    raise BudgetError(
+        f"memory is {memory!r}; expected bytes: an int above 1, or text like '40GiB' or '512MB'; or a number "
+        "from 0 to 1, the ratio of the peak without checkpointing"
+    )
 
 
 def _without_policy(tree: ModuleTree, k: int, choice: ModuleChoice, gap: float) -> ModuleChoice:

@@ -135,7 +135,9 @@ def test_the_door_takes_names() -> None:
     assert make_plan(model, (x,), memory="1GiB", solver="native").modules == ()
     with pytest.raises(SolverError, match="unknown solver 'abacus'"):
         make_plan(model, (x,), memory="1GiB", solver="abacus")
-    with pytest.raises(BudgetError, match="expected bytes, or a number"):
+    with pytest.raises(
+        BudgetError, match=r"expected bytes: an int above 1.*or a number from 0 to 1"
+    ):
         make_plan(model, (x,), memory=Peak(0.5))
     assert make_plan(model, (x,), memory=1).modules == ()
 

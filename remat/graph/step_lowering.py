@@ -13,7 +13,7 @@ assumes that later readers read the value of the later run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -82,6 +82,19 @@ class LoweredStep:
         sizes = enumerate(self.problem.size)
         size = tuple(0 if i in optional else nbytes for i, nbytes in sizes)
         return least_peak(replace(self.problem, size=size))[0]
+
+    def with_extra(self, extra: Mapping[str, int]) -> LoweredStep:
+        """Return a copy in which runs take more bytes.
+
+        Args:
+            extra: by name of a joint-graph node, the bytes to add while the node runs; names of views are ignored.
+        """
+        problem = self.problem
+        taken = [*(problem.extra or (0,) * len(problem))]
+        for name, nbytes in extra.items():
+            if name in self.of_name:
+                taken[self.of_name[name]] += nbytes
+        return replace(self, problem=replace(problem, extra=tuple(taken)))
 
     def orders(
         self, sequence: Sequence[int], boundary: int

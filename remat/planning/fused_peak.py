@@ -1,12 +1,12 @@
-"""Plan within a budget on the peak of fused code: search by simulated peak, guided by the estimated peak.
+"""Plan within a budget on the peak of fused code: search by estimated peak.
 
-A decision has up to three peaks. The *simulated* peak is that of the unfused graphs; searches and proofs use this peak.
-The *estimated* peak is computed from the same graphs for the fused code (`remat.graph.fused_liveness`). The *compiled*
-peak is that of the code that Inductor made; it replaces the estimate once the decision was compiled.
+A decision has up to three peaks. The *simulated* peak is that of the unfused graphs. The *estimated* peak is computed
+from the same graphs for the fused code (`remat.graph.fused_liveness`). The *compiled* peak is that of the code that
+Inductor made; it replaces the estimate once the decision was compiled.
 
-The simulated and the estimated peak differ by a similar offset for similar plans. So the search is repeated, with its
-target shifted by the offset of the last plan: first in the node order of the passes. If node orders can be searched,
-short searches of other orders follow. Their offsets vary more, so their target is shifted by the mean offset.
+Searches compute the simulated peak of each schedule. At each node, the unfused graphs hold more bytes than the fused
+code, and the difference is similar for similar plans. So a search near one decision takes the differences of this
+decision: its step problem makes each node's run take more bytes, so that its peaks are estimates plus a constant.
 """
 
 from __future__ import annotations
@@ -17,27 +17,33 @@ from dataclasses import replace
 from itertools import pairwise
 
 from remat.errors import BudgetError
+from remat.graph.copying import run_of
+from remat.graph.fused_liveness import FusedWalk
 from remat.graph.joint import JointGraph, Role, role_of
+from remat.graph.liveness import StepWalk
 from remat.graph.lowering import Decision
 from remat.graph.storages import Sizes
 from remat.planning.candidates import Candidate
+from remat.planning.peak_planner import CLOSING
+from remat.planning.peak_search import PeakSearch
+from remat.planning.pipelines import modules_of
 from remat.planning.planner import Planner
 from remat.planning.prepared import VERTICES
 from remat.units import Budget, bytes_of_share, format_bytes
 
-#: Maximum number of searches of `aim_above` without offloads, and of `aim` in the node order of the passes.
-_SEARCHES = 4
+#: Maximum number of searches of `aim` in the node order of the passes.
+_SEARCHES = 3
 #: Searches of `aim` in other node orders: maximum number, maximum number in a row without a cheaper candidate, and edits
 #: of each search as a fraction of the usual number.
-_ORDERED, _IDLE, _ORDERED_SHARE = 8, 4, 0.17
+_ORDERED, _IDLE, _ORDERED_SHARE = 8, 3, 0.17
+#: Maximum number of searches near the least estimated peak, each of which starts from the last one's result.
+_LOWEST = 2
 #: Neighbouring limits from `without_gaps` differ by at most the largest limit divided by this number.
 _GAP = 16
 #: How often `_explore` halves the two intervals beside the best limit on saved bytes, see `beside_least`.
 _HALVINGS = 2
-#: `aim_above` raises infeasible targets step by step. A step is the least simulated peak divided by this number.
-_STEP = 100
-#: With offloads, `aim_above` makes at most the first number of searches. It first lowers infeasible targets. A step is
-#: then the least simulated peak divided by the second number.
+#: With offloads, `aim_offloading` makes at most the first number of searches. It first lowers infeasible targets. A
+#: step is then the least simulated peak divided by the second number.
 _OFFLOADED = 5, 150
 #: Compiled peaks are far above a limit if they exceed the limit by more than the limit divided by this number.
 _FAR = 10
@@ -50,8 +56,8 @@ _MARGIN = 50
 _PERHAPS = 1.05
 #: `aim` searches node orders from a candidate whose estimated peak is at most this number times the wanted peak.
 _ABOVE = 1.02
-#: `aim` stops if two limits on the simulated peak, one too low and one too high, differ by at most the wanted peak
-#: divided by this number.
+#: `aim` stops if two limits of a search, one too low and one too high, differ by at most the wanted peak divided by this
+#: number.
 _CLOSE = 500
 #: If an estimate exceeds the wanted peak, `_close_in` lowers its limit by at least the wanted peak divided by the first
 #: number. After each search without a candidate within the wanted peak, `_search_orders` lowers its limit by the wanted
@@ -150,11 +156,11 @@ class FusedSearch:
         """
         _refuse_less_than_inputs(self.planner, budget)
         known, planner = compiled or {}, self.planner
-        in_bytes = budget.peak_bytes is not None
+        in_bytes, offloads = budget.peak_bytes is not None, planner.request.offload is not None
         limit = budget.peak_bytes if in_bytes else self._limit
         # The last decision under a budget in bytes is the one with the least estimated peak. `aim` looks only for
         # decisions near the budget, so it would not find that decision.
-        near = planner.request.offload is None and not (last and in_bytes)
+        near = not offloads and not (last and in_bytes)
         found, margin, full = False, 0, planner.with_tagged(planner.allowed_full)
         if in_bytes and limit and not known and limit < planner.expected(full) <= _PERHAPS * limit:
             # The estimate may be too high. Only the compiled step shows whether it fits without further recomputation.
@@ -166,27 +172,26 @@ class FusedSearch:
                 self.try_around(planner.allowed_vertices(VERTICES), limit - margin)
             found = near and self.aim(limit - margin, known)
         if not found:
-            lowest, off, (least, most) = self._explore()
-            first = limit is None
+            least, most = self._explore()
             if limit is None:
                 limit = least + bytes_of_share(budget.peak_share or 0.0, max(0, most - least))
                 self._limit = limit
             margin = max(excess, min(limit // _MARGIN, limit - least))
-            found = near and first and self.aim(limit - margin, known)
-            if not found:
-                self.aim_above(lowest, off, limit - margin)
+            if near:
+                self.aim(limit - margin, known)
+            elif offloads:
+                self.aim_offloading(limit - margin)
         assert limit is not None
         best = _best(self, known, budget, limit, margin, last)
         # No lower bound is proven for peaks of fused code.
         choice = replace(best.choice, recompute_bound=0, peak_limit=0 if in_bytes else limit)
         return replace(best, choice=choice)
 
-    def _explore(self) -> tuple[Candidate, int, tuple[int, int]]:
+    def _explore(self) -> tuple[int, int]:
         """Add candidates to `found`, with peaks from the least peak up to the peak of the decision for budget 1.
 
         Returns:
-            Three items: the candidate with the least simulated peak; the offset of this candidate, in bytes; and the
-            two estimated peaks, in bytes, that the ratios 0 and 1 stand for: the least one of all candidates, and
+            The two estimated peaks, in bytes, that the ratios 0 and 1 stand for: the least one of all candidates, and
             that of the decision for budget 1. If the number of chunks of the loss was chosen, ratio 1 stands for at
             least the estimated peak of the step without chunks.
         """
@@ -194,13 +199,51 @@ class FusedSearch:
         at = self.try_saved(without_gaps(planner.allowed_vertices(VERTICES)))
         for _ in range(_HALVINGS):
             at |= self.try_saved(beside_least(at))
-        most = self.expect(planner.full)
+        self.expect(planner.allowed_full)
+        most = planner.expected(planner.with_tagged(planner.full))
         if planner.ends is not None:  # ratio 1 stands for the step without chunks
             most = max(most, planner.baseline.expected_bytes)
-        # The decision that ratio 0 stands for.
-        lowest = planner.within_peak(Budget(peak_share=0.0), offload=False)
-        off = planner.peak(lowest) - self.expect(lowest)
-        return lowest, off, (min(map(planner.expected, self.found)), most)
+        if planner.is_alone:
+            self.expect(planner.least_peak)
+        else:
+            self._lower()
+        return min(map(planner.expected, self.found)), most
+
+    def _lower(self) -> None:
+        """Search for decisions with estimated peaks below those of all candidates found, and add them to `found`."""
+        planner = self.planner
+        starts = [saved for _, saved in planner.cuts(4 * VERTICES)]
+        for _ in range(_LOWEST):
+            best = min(self.found, key=planner.expected)
+            search, _ = self._search_near(best)
+            lowest = search.lowest([best.saved, *starts], planner.most_saved)
+            reached = [self.expect(planner.informed(d)) for d in filter(planner.may_save, lowest)]
+            if min(reached, default=0) >= planner.expected(best):
+                return
+
+    def _search_near(self, near: Candidate) -> tuple[PeakSearch, int]:
+        """Return a search whose peaks are estimated peaks plus a constant, for schedules near that of a candidate.
+
+        Args:
+            near: the candidate, whose differences between unfused graphs and fused code the search takes.
+
+        Returns:
+            The search, and the constant in bytes: the largest of these differences.
+        """
+        planner = self.planner
+        done = planner.split_of(near)
+        graphs = (*modules_of(done), done.joint.num_fwd_outputs, done.joint.memories)
+        fused, unfused = FusedWalk(*graphs), StepWalk(*graphs)
+        both = list(zip(unfused.alive(), fused.alive(), strict=True))
+        less: dict[
+            str, int
+        ] = {}  # by node, the fewest bytes that fusion saves at a run of the node
+        for moment, node in unfused.running():
+            name, (more, fewer) = run_of(node), both[moment]
+            less[name] = min(more - fewer, less.get(name, more))
+        most = max(less.values(), default=0)
+        step = planner.search.step.with_extra({name: most - n for name, n in less.items()})
+        return PeakSearch(planner.state, planner.lowered, step), most
 
     def expect(self, decided: Candidate) -> int:
         """Add a candidate to `found`, with its values that are tagged for offloading offloaded.
@@ -243,7 +286,8 @@ class FusedSearch:
         """Search for decisions with estimated peaks just within ``wanted``, and add them to `found`.
 
         The first searches keep the node order of the passes. The others also search node orders. They start from a
-        candidate of low cost whose estimated peak may slightly exceed ``wanted``.
+        candidate of low cost whose estimated peak may slightly exceed ``wanted``. If the user named another solver than
+        ``auto``, only this solver's decisions are added.
 
         Args:
             wanted: the estimated peak to stay within, in bytes.
@@ -254,53 +298,41 @@ class FusedSearch:
         """
         planner = self.planner
         self.expect(planner.allowed_full)
+        if planner.is_alone:
+            self._ask_alone(wanted)
+            return bool(self._fits(wanted, known))
         self._close_in(wanted)
         fits = self._fits(wanted, known)
-        if not planner.is_alone and all(d.cost for d in fits):
+        if all(d.cost for d in fits):
             near = self._fits(_ABOVE * wanted, known)
             start = min(near, key=lambda d: d.cost, default=None) or self._nearest(wanted)
             self._search_orders(wanted, start, known)
         return bool(self._fits(wanted, known))
 
-    def _fits(self, peak_bytes: float, known: Container[Decision] = ()) -> list[Candidate]:
-        """Return the candidates found with an estimated peak of at most ``peak_bytes``, without those in ``known``."""
-        expected = self.planner.expected
-        return [d for d in self.found if d.decision not in known and expected(d) <= peak_bytes]
-
-    def _nearest(self, wanted: int) -> Candidate:
-        """Return the candidate found with the estimated peak nearest to ``wanted``."""
-        return min(self.found, key=lambda d: abs(self.planner.expected(d) - wanted))
-
-    def _in_given_order(self, peak_bytes: int) -> Candidate | None:
-        """Return a candidate near a simulated peak, in the node order of the passes; None if none is found."""
-        if not self.planner.is_alone:
-            return self.planner.by_prices(peak_bytes)
-        try:
-            return self.planner.within_peak(Budget(peak_bytes=peak_bytes))
-        except BudgetError:
-            return None
-
     def _close_in(self, wanted: int) -> None:
         """Search in the node order of the passes until an estimated peak is just within ``wanted``; add all candidates.
 
-        Each search has a limit on the simulated peak, because estimated peaks cannot be searched directly. The first
-        limit is ``wanted`` plus the offset of the nearest candidate found before.
+        Each search has a limit on the peak in its step problem. The first limit is ``wanted`` plus the constant of the
+        search. Each later limit is moved by the room that the last candidate leaves.
         """
         planner, last = self.planner, self._nearest(wanted)
-        aim = wanted + planner.peak(last) - planner.expected(last)
+        search, offset = self._search_near(last)
+        starts = [d.saved for d in self.found if d.ordered is None]
+        aim = wanted + offset
         # `low`: the highest limit whose candidate was within `wanted`; `high`: the lowest one whose candidate was not.
         low, high = 0, math.inf
         for _ in range(_SEARCHES):
-            found = self._in_given_order(aim) if aim >= planner.search.least_possible else None
-            if found is None:
+            found = search.within(aim, starts, planner.most_saved)
+            if not planner.may_save(found):
                 return
+            peak, found = found.peak_bytes, planner.informed(found)
             room, same, last = wanted - self.expect(found), found.decision == last.decision, found
             if 0 <= room <= _NEAR * wanted or (room > 0 and not last.cost):
                 return
             if room < 0:
                 # A search within this candidate's peak may find the candidate again.
-                high = min(high, aim, max(low + 1, planner.peak(last)))
-                moved = min(aim + min(room, -(wanted // _LOWERED)), planner.peak(last) - 1)
+                high = min(high, aim, max(low + 1, peak))
+                moved = min(aim + min(room, -(wanted // _LOWERED)), peak - 1)
             else:
                 low, moved = max(low, aim), aim + room
             if high - low <= wanted // _CLOSE:
@@ -313,10 +345,10 @@ class FusedSearch:
     def _search_orders(self, wanted: int, start: Candidate, known: Mapping[Decision, int]) -> None:
         """Search node orders for cheaper candidates with estimated peaks within ``wanted``, and add them to `found`.
 
-        The first search starts from ``start``, with its offset. Each later one starts from the cheapest candidate whose
-        estimate is at most `_ABOVE` times ``wanted``. Its limit on the simulated peak is ``wanted`` plus the mean offset
-        of the candidates that these searches found. The limit falls with each search in a row that finds no candidate
-        within ``wanted``.
+        The first search starts from ``start``. Each later one starts from the cheapest candidate whose estimate is at
+        most `_ABOVE` times ``wanted``. Its limit is ``wanted`` plus the mean difference between the peaks in the step
+        problem and the estimated peaks of the candidates that these searches found. The limit falls with each search in
+        a row that finds no candidate within ``wanted``.
 
         Args:
             wanted: the estimated peak to stay within, in bytes.
@@ -324,7 +356,8 @@ class FusedSearch:
             known: the compiled peak, in bytes, of each decision that was compiled. These decisions do not count.
         """
         planner = self.planner
-        offset, offsets = planner.peak(start) - planner.expected(start), []
+        search, offset = self._search_near(start)
+        offsets: list[int] = []
         misses = idle = 0
 
         def cheapest() -> float:
@@ -333,13 +366,11 @@ class FusedSearch:
         least, seen = cheapest(), {d.decision for d in self.found}
         for _ in range(_ORDERED):
             aim = wanted + offset - misses * (wanted // _LOWERED_ORDERED)
-            if aim < planner.search.least_possible:
-                return
-            refined = planner.refined(start, aim, share=_ORDERED_SHARE)
-            new = [d for d in refined if d.decision not in seen and d.schedule != start.schedule]
+            made = filter(planner.may_save, search.reordered(start, aim, share=_ORDERED_SHARE))
+            new = [d for d in made if d.decision not in seen and d.schedule != start.schedule]
             seen |= {d.decision for d in new}
-            reached = [self.expect(d) for d in new]
-            offsets += [planner.peak(d) - peak for d, peak in zip(new, reached, strict=True)]
+            reached = [self.expect(planner.informed(d)) for d in new]
+            offsets += [d.peak_bytes - peak for d, peak in zip(new, reached, strict=True)]
             before, least = least, cheapest()
             idle = 0 if least < before else idle + 1
             misses = 0 if any(peak <= wanted for peak in reached) else misses + 1
@@ -349,28 +380,44 @@ class FusedSearch:
             near = self._fits(_ABOVE * wanted, known)
             start = min(near or new or [start], key=lambda d: d.cost)
 
-    def aim_above(self, lowest: Candidate, off: int, wanted: int) -> None:
-        """Search for decisions near an estimated peak, even if no schedule is within the corresponding simulated peak.
+    def _ask_alone(self, wanted: int) -> None:
+        """Add to `found` decisions with estimated peaks just within ``wanted`` that the user's solver makes."""
+        planner = self.planner
+        low = max((d.saved_bytes for d in self._fits(wanted)), default=planner.least_bytes)
+        above = (d.saved_bytes for d in self.found if d.saved_bytes > low)
+        high = min(above, default=planner.full_bytes)
+        self.found += planner.bisected(low, high, wanted, CLOSING, planner.expected)
+        search, offset = self._search_near(self._nearest(wanted))
+        found = planner.scheduled(wanted + offset, search)
+        if found is not None:
+            self.expect(found)
 
-        Each search has a limit on the simulated peak. The first limit is ``wanted + off``. A limit below the simulated
-        peak of ``lowest`` is infeasible without offloads, so a limit slightly above that peak is used instead. If
-        values may be offloaded, limits slightly below that peak are tried first. The decisions are added to `found`.
+    def _fits(self, peak_bytes: float, known: Container[Decision] = ()) -> list[Candidate]:
+        """Return the candidates found with an estimated peak of at most ``peak_bytes``, without those in ``known``."""
+        expected = self.planner.expected
+        return [d for d in self.found if d.decision not in known and expected(d) <= peak_bytes]
+
+    def _nearest(self, wanted: int) -> Candidate:
+        """Return the candidate found with the estimated peak nearest to ``wanted``."""
+        return min(self.found, key=lambda d: abs(self.planner.expected(d) - wanted))
+
+    def aim_offloading(self, wanted: int) -> None:
+        """Search for decisions near an estimated peak that may offload values, and add them to `found`.
+
+        Each search has a limit on the simulated peak. The first limit is ``wanted`` plus the difference of the two peaks
+        for the decision with the least simulated peak and no offloads. Limits below that peak may be infeasible. Then
+        limits slightly below the peak are tried, and after an infeasible one, limits slightly above.
 
         Args:
-            lowest: the candidate of the least simulated peak, without offloads.
-            off: offset of ``lowest``, in bytes.
             wanted: the estimated peak to stay within, in bytes.
         """
         planner = self.planner
+        lowest = planner.within_peak(Budget(peak_share=0.0), offload=False)
         feasible = planner.peak(lowest)
-        searches, step = _SEARCHES, feasible // _STEP
-        if planner.request.offload is not None:
-            searches, step = _OFFLOADED[0], -(feasible // _OFFLOADED[1])
-        aim = wanted + off
+        searches, step = _OFFLOADED[0], -(feasible // _OFFLOADED[1])
+        aim = wanted + feasible - self.expect(lowest)
         for _ in range(searches):
             if aim < feasible:
-                # The target is infeasible. A plan slightly above the least simulated peak may have a lower
-                # estimated peak. With offloads, a plan may lie slightly below the least peak without offloads.
                 feasible += step
                 aim = feasible
             try:

@@ -45,20 +45,14 @@ class OrderSearch:
     Args:
         state: the prepared graph, as `remat.planning.pipelines.prepare` returns it.
         lowered: the graph problem of ``state``, with costs.
+        step: the step problem; None: that of ``state``. A schedule may save a copy of every input that may change, and
+            the generator state of every random operator.
     """
 
-    def __init__(self, state: State, lowered: Lowered) -> None:
+    def __init__(self, state: State, lowered: Lowered, step: LoweredStep | None = None) -> None:
         self._state, self._lowered = state, lowered
         self._problem = lowered.problem
-
-    @cached_property
-    def step(self) -> LoweredStep:
-        """The step problem, and the map from its nodes to the joint graph.
-
-        A schedule may save a copy of every input that may change, and the generator state of every random operator.
-        """
-        state = self._state
-        return lower_step(state.joint, state.index, state.roles, self._lowered)
+        self.step = step or lower_step(state.joint, state.index, state.roles, lowered)
 
     @cached_property
     def _free(self) -> ScheduleProblem:

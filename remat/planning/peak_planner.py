@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -13,6 +13,7 @@ from remat.passes.decide.budgeted import RegionBudget
 from remat.planning.candidates import Candidate
 from remat.planning.offload_planner import OffloadPlanner
 from remat.planning.peak_frontier import FEW_RUNS, PeakFrontier, by_peak
+from remat.planning.peak_search import PeakSearch
 from remat.planning.prepared import VERTICES
 from remat.solvers.auto import is_auto
 from remat.solvers.lagrangian import Lagrangian
@@ -281,7 +282,7 @@ class PeakPlanner(OffloadPlanner):
             return [d for d in found if d is not None and self.peak(d) <= peak_bytes]
 
         if self.is_alone:
-            return fits(self.swept(peak_bytes), self._scheduled(peak_bytes))
+            return fits(self.swept(peak_bytes), self.scheduled(peak_bytes, self.search))
         known = fits(self.searched(peak_bytes), self.allowed_full)
         if budget.peak_share is not None:
             known += fits(self.least_peak)
@@ -309,7 +310,7 @@ class PeakPlanner(OffloadPlanner):
             below, above = _around(self._ends(), peak_bytes)
             low = below[0] if below else self.least_bytes
             high = above[0] if above and above[0] > low else self.full_bytes
-            known += fits(*self._bisected(low, high, peak_bytes, CLOSING))
+            known += fits(*self.bisected(low, high, peak_bytes, CLOSING, self.peak))
         return known
 
     def _ends(self) -> list[tuple[int, int]]:
@@ -317,7 +318,9 @@ class PeakPlanner(OffloadPlanner):
         cuts = self.cuts(VERTICES)
         return [(nbytes, self.search.tried(saved).peak_bytes) for nbytes, saved in cuts]
 
-    def _bisected(self, low: int, high: int, peak_bytes: int, most: int) -> Iterator[Candidate]:
+    def bisected(
+        self, low: int, high: int, peak_bytes: int, most: int, peak: Callable[[Candidate], int]
+    ) -> Iterator[Candidate]:
         """Yield the solver's decisions at limits on saved bytes, which are bisected towards a peak.
 
         Args:
@@ -326,6 +329,7 @@ class PeakPlanner(OffloadPlanner):
             peak_bytes: limit on the peak, in bytes. After a decision within this peak, the next limit on saved bytes
                 is higher; after any other decision, it is lower.
             most: maximum number of decisions.
+            peak: function that returns the peak of a decision in bytes: `peak` or `expected`.
         """
         for _ in range(most):
             if high - low <= low // 1000:
@@ -333,20 +337,20 @@ class PeakPlanner(OffloadPlanner):
             middle = (low + high) // 2
             decided = self.at(middle)
             yield decided
-            low, high = (middle, high) if self.peak(decided) <= peak_bytes else (low, middle)
+            low, high = (middle, high) if peak(decided) <= peak_bytes else (low, middle)
 
-    def _scheduled(self, peak_bytes: int) -> Candidate | None:
-        """Ask the user's solver for a schedule within a peak; return it as a candidate.
+    def scheduled(self, peak_bytes: int, search: PeakSearch) -> Candidate | None:
+        """Ask the user's solver for a schedule within a peak of a search's step problem; return it as a candidate.
 
-        The simulated peak of the candidate may exceed the limit. None if the solver does not solve step problems,
+        The peak of the candidate may exceed the limit. None if the solver does not solve step problems,
         finds no schedule, or its schedule saves more than `most_saved` bytes.
         """
         solver = self.request.solver
         if "schedule" not in solver.solves or self.request.hooks:
             return None
         self.on_step(f"asking '{solver.name}' for a schedule")
-        start, _, _ = self.search.schedule(self.least_peak.saved)
-        found = self.search.orders.solved(solver, start, peak_bytes, self.request.time_limit)
+        start, _, _ = search.schedule(self.least_peak.saved)
+        found = search.orders.solved(solver, start, peak_bytes, self.request.time_limit)
         return self.informed(found) if found and self.may_save(found) else None
 
     def _none_within(self, asked: str, possible: int, *, infeasible: bool = False) -> BudgetError:
@@ -431,37 +435,12 @@ class PeakPlanner(OffloadPlanner):
         best = next((d for d in cheapest if self.peak(d) <= peak_bytes), None)
         return None if best is None else self._bounded(best, peak_bytes)
 
-    def by_prices(self, peak_bytes: int) -> Candidate | None:
-        """Search by prices of memory, in the node order of the passes, for a decision whose peak is within a limit.
-
-        Returns the cheapest decision found, or else the one that exceeds the limit least. None if this decision saves
-        more than `most_saved` bytes.
-        """
-        found = self.informed(self._by_prices(peak_bytes, (), self.most_saved))
-        return found if self.may_save(found) else None
-
     def _by_prices(
         self, peak_bytes: int, starts: Iterable[Candidate], capacity: int | None
     ) -> Candidate:
         """Search by prices from ``starts`` and `_starts`; arguments otherwise as in `PeakSearch.within`."""
         saved = [*(s.saved for s in starts), *self._starts(peak_bytes)]
         return self.search.within(peak_bytes, saved, capacity)
-
-    def refined(self, decided: Candidate, peak_bytes: int, *, share: float) -> list[Candidate]:
-        """Search for cheaper schedules within a peak, from the schedule of a candidate.
-
-        Args:
-            decided: the candidate; its peak may exceed the limit.
-            peak_bytes: limit on the peak, in bytes.
-            share: number of edits of the schedule to try, as a ratio of the usual number.
-
-        Returns:
-            The candidate's own schedule and the best schedule of each search, best first, as candidates. Their peaks
-            may exceed the limit. Schedules that cannot be executed or save more than `most_saved` are left out. Empty
-            if node orders cannot be searched.
-        """
-        found = self.search.reordered(decided, peak_bytes, share=share)
-        return [self.informed(d) for d in found if self.may_save(d)]
 
     def _bounded(self, decided: Candidate, peak_bytes: int) -> Candidate:
         """Return a copy of ``decided`` with a lower bound in its ``choice``.
@@ -547,7 +526,7 @@ class PeakPlanner(OffloadPlanner):
         # A limit between the best one and the next higher one may give a better decision.
         low = min(fits, key=lambda d: (d.cost, d.saved_bytes)).saved_bytes
         high = min((c for c in capacities if c > low), default=low)
-        between = self._bisected(low, high, peak_bytes, 6)
+        between = self.bisected(low, high, peak_bytes, 6, self.peak)
         fits += [d for d in between if self.peak(d) <= peak_bytes]
         return min(fits, key=lambda d: (d.cost, d.saved_bytes))
 

@@ -87,10 +87,11 @@ class PeakSearch:
     Args:
         state: the prepared graph, as `remat.planning.pipelines.prepare` returns it.
         lowered: the graph problem of ``state``, with costs.
+        step: the step problem; None: that of ``state``. Peaks are those of this problem's schedules.
     """
 
-    def __init__(self, state: State, lowered: Lowered) -> None:
-        self._state, self._lowered = state, lowered
+    def __init__(self, state: State, lowered: Lowered, step: LoweredStep | None = None) -> None:
+        self._state, self._lowered, self._step = state, lowered, step
         self.problem: GraphProblem = lowered.problem
         self._always = always_saved(self.problem)
         self._evaluations = 0
@@ -100,7 +101,7 @@ class PeakSearch:
     @cached_property
     def orders(self) -> OrderSearch:
         """The search over node orders and recomputations. It starts from schedules that this search has found."""
-        return OrderSearch(self._state, self._lowered)
+        return OrderSearch(self._state, self._lowered, self._step)
 
     def reordered(
         self, decided: Candidate, peak_bytes: int, *, share: float = 1.0

@@ -7,6 +7,7 @@ solver library.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from remat.lazy import names_for_types
@@ -81,7 +82,10 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"remat.{name}")
     if name not in _HOMES:
-        raise AttributeError(f"module 'remat' has no attribute {name!r}", name=name)
+        # With `obj`, a traceback suggests the nearest name.
+        raise AttributeError(
+            f"module 'remat' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+        )
     # A module-level ``__getattr__`` runs only for missing names: the next access skips this function.
     module, _, own = _HOMES[name].partition(":")
     value = globals()[name] = getattr(importlib.import_module(module), own)

@@ -45,5 +45,6 @@ def test_every_public_name_can_be_had() -> None:
 
     for name in remat.__all__:
         assert getattr(remat, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'") as raised:
         _ = remat.nonsense
+    assert raised.value.obj is remat, "Python then suggests the nearest name"

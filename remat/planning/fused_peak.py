@@ -235,9 +235,8 @@ class FusedSearch:
         graphs = (*modules_of(done), done.joint.num_fwd_outputs, done.joint.memories)
         fused, unfused = FusedWalk(*graphs), StepWalk(*graphs)
         both = list(zip(unfused.alive(), fused.alive(), strict=True))
-        less: dict[
-            str, int
-        ] = {}  # by node, the fewest bytes that fusion saves at a run of the node
+        # By name of a node, the fewest bytes by which fused code holds less when the node runs.
+        less: dict[str, int] = {}
         for moment, node in unfused.running():
             name, (more, fewer) = run_of(node), both[moment]
             less[name] = min(more - fewer, less.get(name, more))

@@ -48,6 +48,9 @@ _SAVED = -1
 _DRAWS = 4
 #: On graphs of more nodes, `within` does not call `_filled` if node orders can be searched.
 _LARGE = 2_000
+#: `_filled` tries at most this number of values in a row in vain if the step problem is the caller's: `FusedSearch` makes
+#: many such searches, and a search of node orders follows each.
+_MISSES = 6
 #: Most parts into which `highest` divides backward.
 _STRETCHES = 12
 
@@ -570,10 +573,13 @@ class PeakSearch:
         while True:
             before = best
             again = worth_saving(problem, best.saved)
+            failed = 0
             for i in again:
                 if self._spent():
                     return best
-                better((*best.saved, i))
+                failed = 0 if better((*best.saved, i)) else failed + 1
+                if failed == _MISSES and self._step is not None:
+                    break
             if self.orders.is_possible:
                 return best
             if best is not before:

@@ -69,7 +69,8 @@ class FusedSearch:
     """Search for decisions of one graph under a budget on the peak of fused code.
 
     The candidates of all searches are kept. A search after a compilation chooses among these candidates and new ones.
-    A candidate is a decision with its saved bytes and cost. Its *offset* is its simulated minus its estimated peak.
+    A candidate is a decision with its saved bytes and cost. In this class, an *offset* is the peak of a candidate in the
+    step problem of a search minus its estimated peak.
 
     Args:
         planner: the planner of the graph.
@@ -386,6 +387,8 @@ class FusedSearch:
         above = (d.saved_bytes for d in self.found if d.saved_bytes > low)
         high = min(above, default=planner.full_bytes)
         self.found += planner.bisected(low, high, wanted, CLOSING, planner.expected)
+        if "schedule" not in planner.request.solver.solves:
+            return
         search, offset = self._search_near(self._nearest(wanted))
         found = planner.scheduled(wanted + offset, search)
         if found is not None:

@@ -342,8 +342,13 @@ class PeakPlanner(OffloadPlanner):
     def scheduled(self, peak_bytes: int, search: PeakSearch) -> Candidate | None:
         """Ask the user's solver for a schedule within a peak of a search's step problem; return it as a candidate.
 
-        The peak of the candidate may exceed the limit. None if the solver does not solve step problems,
-        finds no schedule, or its schedule saves more than `most_saved` bytes.
+        Args:
+            peak_bytes: limit on the peak in that step problem, in bytes.
+            search: the search whose step problem the solver gets.
+
+        Returns:
+            The candidate, whose peak may exceed the limit. None if the solver does not solve step problems, finds no
+            schedule, or its schedule saves more than `most_saved` bytes.
         """
         solver = self.request.solver
         if "schedule" not in solver.solves or self.request.hooks:

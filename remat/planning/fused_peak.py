@@ -33,9 +33,9 @@ from remat.units import Budget, bytes_of_share, format_bytes
 
 #: Maximum number of searches of `aim` in the node order of the passes.
 _SEARCHES = 3
-#: Searches of `aim` in other node orders: maximum number, maximum number in a row without a cheaper candidate, and edits
-#: of each search as a fraction of the usual number.
-_ORDERED, _IDLE, _ORDERED_SHARE = 8, 3, 0.17
+#: Searches of `aim` in other node orders: maximum number from the least estimated peak, maximum number near the wanted
+#: peak, maximum number in a row without a cheaper candidate, and edits of each search as a fraction of the usual number.
+_FROM_LEAST, _ORDERED, _IDLE, _ORDERED_SHARE = 2, 5, 3, 0.17
 #: Maximum number of searches near the least estimated peak, each of which starts from the last one's result.
 _LOWEST = 2
 #: Neighbouring limits from `without_gaps` differ by at most the largest limit divided by this number.
@@ -285,9 +285,9 @@ class FusedSearch:
     def aim(self, wanted: int, known: Mapping[Decision, int]) -> bool:
         """Search for decisions with estimated peaks just within ``wanted``, and add them to `found`.
 
-        The first searches keep the node order of the passes. The others also search node orders. They start from a
-        candidate of low cost whose estimated peak may slightly exceed ``wanted``. If the user named another solver than
-        ``auto``, only this solver's decisions are added.
+        The first searches keep the node order of the passes. The others also search node orders: first from the
+        candidate with the least estimated peak, then from one of low cost whose estimated peak may slightly exceed
+        ``wanted``. If the user named another solver than ``auto``, only this solver's decisions are added.
 
         Args:
             wanted: the estimated peak to stay within, in bytes.
@@ -304,9 +304,13 @@ class FusedSearch:
         self._close_in(wanted)
         fits = self._fits(wanted, known)
         if all(d.cost for d in fits):
+            # The two starts lead to different local optima, and either may be the better one.
+            least = min(self.found, key=planner.expected)
+            self._search_orders(wanted, least, known, _FROM_LEAST)
             near = self._fits(_ABOVE * wanted, known)
             start = min(near, key=lambda d: d.cost, default=None) or self._nearest(wanted)
-            self._search_orders(wanted, start, known)
+            if start is not least:
+                self._search_orders(wanted, start, known, _ORDERED)
         return bool(self._fits(wanted, known))
 
     def _close_in(self, wanted: int) -> None:
@@ -342,33 +346,37 @@ class FusedSearch:
             again = same and room > 0 and high < math.inf
             aim = moved if low < moved < high and not again else (low + int(high)) // 2
 
-    def _search_orders(self, wanted: int, start: Candidate, known: Mapping[Decision, int]) -> None:
+    def _search_orders(
+        self, wanted: int, start: Candidate, known: Mapping[Decision, int], searches: int
+    ) -> None:
         """Search node orders for cheaper candidates with estimated peaks within ``wanted``, and add them to `found`.
 
-        The first search starts from ``start``. Each later one starts from the cheapest candidate whose estimate is at
-        most `_ABOVE` times ``wanted``. Its limit is ``wanted`` plus the mean difference between the peaks in the step
-        problem and the estimated peaks of the candidates that these searches found. The limit falls with each search in
-        a row that finds no candidate within ``wanted``.
+        The first search starts from ``start``. Each later one starts from the cheapest candidate that these searches
+        found with an estimate of at most `_ABOVE` times ``wanted``. Its limit is ``wanted`` plus the mean difference
+        between the peaks in the step problem and the estimated peaks of these candidates. The limit falls with each
+        search in a row that finds no candidate within ``wanted``.
 
         Args:
             wanted: the estimated peak to stay within, in bytes.
             start: the candidate that the first search starts from.
             known: the compiled peak, in bytes, of each decision that was compiled. These decisions do not count.
+            searches: maximum number of searches.
         """
         planner = self.planner
         search, offset = self._search_near(start)
-        offsets: list[int] = []
+        own, offsets = {start.decision}, list[int]()
         misses = idle = 0
 
         def cheapest() -> float:
             return min((d.cost for d in self._fits(wanted, known)), default=math.inf)
 
-        least, seen = cheapest(), {d.decision for d in self.found}
-        for _ in range(_ORDERED):
+        least = cheapest()
+        for _ in range(searches):
+            seen = {d.decision for d in self.found}
             aim = wanted + offset - misses * (wanted // _LOWERED_ORDERED)
             made = filter(planner.may_save, search.reordered(start, aim, share=_ORDERED_SHARE))
             new = [d for d in made if d.decision not in seen and d.schedule != start.schedule]
-            seen |= {d.decision for d in new}
+            own |= {d.decision for d in new}
             reached = [self.expect(planner.informed(d)) for d in new]
             offsets += [d.peak_bytes - peak for d, peak in zip(new, reached, strict=True)]
             before, least = least, cheapest()
@@ -377,7 +385,7 @@ class FusedSearch:
             if not least or idle == _IDLE:
                 return
             offset = sum(offsets) // len(offsets) if offsets else offset
-            near = self._fits(_ABOVE * wanted, known)
+            near = [d for d in self._fits(_ABOVE * wanted, known) if d.decision in own]
             start = min(near or new or [start], key=lambda d: d.cost)
 
     def _ask_alone(self, wanted: int) -> None:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from remat.graph import ops
-from remat.graph.fused_liveness import NEAR_SUMS
+from remat.graph.fused_kernels import NEAR_SUMS
 from remat.graph.tokens import CHUNK
 from remat.torch_compat import (
     CustomSchedulerPass,

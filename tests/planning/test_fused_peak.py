@@ -144,6 +144,22 @@ def test_a_plan_far_cheaper_than_those_below_the_margin_is_tried(
         assert search.within(Budget(peak_bytes=1000)).saved == some[chosen].saved
 
 
+def test_node_orders_of_a_plan_of_its_own_are_worth_a_share_of_the_step(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan with node orders of its own saves slightly less than this share, then slightly more."""
+    search, some = FusedSearch(planner), [planner.at(planner.full_bytes // k) for k in (2, 4)]
+    monkeypatch.setattr(search, "aim", lambda *_: True)
+    monkeypatch.setattr(search, "try_around", lambda *_: None)
+    monkeypatch.setattr(planner, "expected", lambda _: 900)
+    monkeypatch.setattr(fused_peak, "input_bytes", lambda _: 0)
+    share, cost = planner.step_cost // 500, planner.step_cost
+    for less, chosen in ((share - 1, 0), (share + 1, 1)):
+        ordered = replace(some[1], cost=cost - less, schedule=((), 0))
+        search.found = [replace(some[0], cost=cost), ordered]
+        assert search.within(Budget(peak_bytes=1000)).saved == some[chosen].saved
+
+
 def test_a_plan_between_peaks_that_fall_and_rise_is_found(
     planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,31 +128,35 @@ def test_budget_1_is_compiled_first_where_its_estimate_may_be_too_high(planner: 
     assert far.decision != planner.full.decision
 
 
+def of_two(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch, peaks: tuple[int, int]
+) -> tuple[FusedSearch, list[Candidate]]:
+    """Return a search that finds nothing by itself, and two decisions with these estimated peaks in bytes."""
+    search, some = FusedSearch(planner), [planner.at(planner.full_bytes // k) for k in (2, 4)]
+    at = dict(zip([d.saved for d in some], peaks, strict=True))
+    monkeypatch.setattr(search, "aim", lambda *_: True)
+    monkeypatch.setattr(search, "try_around", lambda *_: None)
+    monkeypatch.setattr(planner, "expected", lambda d: at.get(d.saved, 5000))
+    monkeypatch.setattr(fused_peak, "input_bytes", lambda _: 0)
+    return search, some
+
+
 def test_a_plan_far_cheaper_than_those_below_the_margin_is_tried(
     planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cheap one is right below the budget, the dear one 10 % below; then both at costs that are near."""
-    search, some = FusedSearch(planner), [planner.at(planner.full_bytes // k) for k in (2, 4)]
-    peaks = {some[0].saved: 990, some[1].saved: 900}
-    monkeypatch.setattr(search, "aim", lambda *_: True)
-    monkeypatch.setattr(search, "try_around", lambda *_: None)
-    monkeypatch.setattr(planner, "expected", lambda d: peaks.get(d.saved, 5000))
-    monkeypatch.setattr(fused_peak, "input_bytes", lambda _: 0)
+    search, some = of_two(planner, monkeypatch, (990, 900))
     unit = 1 + planner.full.cost
     for cost, chosen in ((400, 0), (600, 1)):
         search.found = [replace(some[0], cost=cost * unit), replace(some[1], cost=1000 * unit)]
         assert search.within(Budget(peak_bytes=1000)).saved == some[chosen].saved
 
 
-def test_node_orders_of_a_plan_of_its_own_are_worth_a_share_of_the_step(
+def test_a_plan_with_node_orders_of_its_own_must_save_a_share_of_the_step(
     planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan with node orders of its own saves slightly less than this share, then slightly more."""
-    search, some = FusedSearch(planner), [planner.at(planner.full_bytes // k) for k in (2, 4)]
-    monkeypatch.setattr(search, "aim", lambda *_: True)
-    monkeypatch.setattr(search, "try_around", lambda *_: None)
-    monkeypatch.setattr(planner, "expected", lambda _: 900)
-    monkeypatch.setattr(fused_peak, "input_bytes", lambda _: 0)
+    search, some = of_two(planner, monkeypatch, (900, 900))
     share, cost = planner.step_cost // 500, planner.step_cost
     for less, chosen in ((share - 1, 0), (share + 1, 1)):
         ordered = replace(some[1], cost=cost - less, schedule=((), 0))

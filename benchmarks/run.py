@@ -30,6 +30,7 @@ PLACES = {
     "chunks": ("chunked-loss",),
     "reports": ("reports",),
     "sac": ("sac",),
+    "small": ("small",),
     "solvers": ("solvers",),
 }
 #: The module of each experiment.

@@ -16,7 +16,7 @@ from torch import fx
 from remat.graph import ops
 from remat.graph.costs.fused import is_passed_on, may_fuse, producer_of, readers_of
 from remat.graph.index import inputs_of
-from remat.graph.storages import hint
+from remat.graph.storages import hint, tensors_of
 from remat.graph.writes import by_target
 
 #: A sum in backward and its reader form one kernel only if at most this number of unfusible operators run between
@@ -28,8 +28,10 @@ _MOST_READS = 4
 #: Expensive pointwise operators. If several nodes read the result, it is written to memory once, and no reader's
 #: kernel computes it again.
 _HEAVY = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh")
-#: Indexed reads. Inductor fuses them, but the operator lists of PyTorch's partitioner leave them out.
+#: Indexed reads, and writes into a part of a copy. Inductor fuses them, but the operator lists of PyTorch's partitioner
+#: leave them out.
 INDEXED = (torch.ops.aten._unsafe_index, torch.ops.aten._unsafe_masked_index)
+_WRITTEN_PARTS = (torch.ops.aten.cat, torch.ops.aten.select_scatter, torch.ops.aten.slice_scatter)
 
 
 class Kernels:
@@ -54,10 +56,7 @@ class Kernels:
         self.passed_on = {n: is_passed_on(n) for n in nodes}
         self._numel = functools.cache(numel)
         self._producer = functools.cache(producer_of)
-        self.fuses = {
-            n: may_fuse(n) or ops.packet(n.target) in INDEXED or _is_summed_product(n)
-            for n in nodes
-        }
+        self.fuses = {n: _generates(n) for n in nodes}
         self._order = {n: k for k, n in enumerate(nodes)}
         self._segments: dict[fx.Node, frozenset[int]] = {}
         self._moments: list[int] = [start]
@@ -95,6 +94,8 @@ class Kernels:
                     self._moments[segment] = moment
             elif not self.passed_on[node]:
                 self._own[node] = moment
+                if is_scatter(node.target):  # its kernel computes the written values
+                    self._moments[segment] = moment
                 if node in self._products:
                     self._own[self._products[node]] = moment
                 segment += 1
@@ -302,6 +303,15 @@ class Kernels:
             for k in keys
             if k not in flows or any(not self._segments[r] <= mine for r in readers[k])
         ]
+
+
+def _generates(node: fx.Node) -> bool:
+    """Return whether Inductor generates code for a node. It calls PyTorch's operators for complex numbers."""
+    listed = may_fuse(node) or ops.packet(node.target) in (*INDEXED, *_WRITTEN_PARTS)
+    if not listed and not _is_summed_product(node):
+        return False
+    values = tensors_of([n.meta.get("val") for n in (node, *node.all_input_nodes)])
+    return not any(v.dtype.is_complex for v in values)
 
 
 @functools.cache

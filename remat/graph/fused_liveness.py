@@ -8,7 +8,6 @@ workspaces besides their results.
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -22,22 +21,11 @@ from remat.graph.fused_kernels import INDEXED, Kernels, is_scatter, numel
 from remat.graph.index import inputs_of
 from remat.graph.joint import outputs_of
 from remat.graph.liveness import StepWalk
-from remat.graph.storages import Memories, tensor_bytes
-
-#: Workspaces that operators allocate on a CPU besides their results. Each entry is (part of the operator's name, index
-#: of one tensor argument, workspace bytes divided by the bytes of this argument). Only tensor arguments are counted.
-_WORKSPACES = (
-    # Names are matched as substrings, so the longer name stands first.
-    ("convolution_backward", 2, 2),
-    ("convolution", 1, 1),
-    ("_flash_attention_for_cpu_backward", 1, 1),
-)
+from remat.graph.storages import MEASURE, Memories, hint, tensor_bytes
 
 #: Index of the argument ``output_mask`` of ``convolution_backward``. The first entry of this mask says whether the
 #: gradient of the convolution's input is computed.
 _OUTPUT_MASK = 10
-#: Number of dimensions of what a three-dimensional convolution reads.
-_OF_VOLUMES = 5
 #: Fused operators whose results are contiguous, whatever the format of their inputs.
 _CONTIGUOUS = (*INDEXED, torch.ops.aten.cat)
 
@@ -79,18 +67,18 @@ class FusedWalk(StepWalk):
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
         """Yield the predicted workspaces, as (node, bytes, first moment, last moment).
 
-        A workspace is memory that an operator allocates besides its result. Measured workspaces of
-        single operators do not apply to a compiled step, so fixed rules predict three kinds. The
-        first kind is memory for partial results. The second kind is channels-last copies of the
-        step's inputs, one for each convolution that reads an input. Forward makes all copies of an
-        input before the first of these convolutions runs. Backward does the same. The third kind
-        is a computed value whose channels-last copy a convolution reads. The kernel that computes
+        A workspace is memory that an operator allocates besides its result. There are three kinds. The
+        first kind is measured: memory that the operator allocates while it runs. The second kind is
+        channels-last copies of the step's inputs, one for each convolution that reads an input.
+        Forward makes all copies of an input before the first of these convolutions runs. Backward
+        does the same. The third kind is a computed value whose channels-last copy a convolution reads.
+        The kernel that computes
         the value makes the copy. After this kernel, only the copy is alive if the value is a view of
         a result of another shape, as in the backward of a group norm. Otherwise other nodes read the
         value, too, as with the gradient of a residual sum, and both are alive.
 
         A backward that recomputes no convolution makes no such copies for a ``convolution_backward``
-        whose input is contiguous. The operator then copies all that it reads.
+        whose input is contiguous. The operator then copies all that it reads while it runs.
         """
         begun: dict[tuple[bool, fx.Node], int] = {}
         aten, called = torch.ops.aten, {n.target for n in self._backward}
@@ -100,36 +88,35 @@ class FusedWalk(StepWalk):
         computed: dict[fx.Node, int] = {}
         for moment, node in self.running():
             computed[node] = moment
-            if _workspace_of(node.target) is None:
-                continue
-            if node in contiguous:
-                read = node.all_input_nodes[:3]  # the result's gradient, the input and the weight
-                yield node, sum(tensor_bytes(a.meta["val"]) for a in read), moment, moment
-                continue
-            nbytes = _workspace(node)
+            nbytes = _workspace(node, node not in contiguous)
             if nbytes:
                 yield node, nbytes, moment, moment
-            if "convolution" in str(node.target):
-                sizes = _weight_for_its_sizes(node)
-                for a in (a for a in node.all_input_nodes if a is not sizes and self._is_copied(a)):
-                    first = begun.setdefault((moment < self.boundary, a), moment)
-                    yield node, tensor_bytes(a.meta.get("val")), first, moment
-                for a in filter(_is_reshaped, node.all_input_nodes):
-                    at = self._end_of_kernel(computed[producer_of(a)])
-                    yield node, tensor_bytes(a.meta.get("val")), at, at
-                if "convolution_backward" in str(node.target):
-                    for a in filter(_keeps_its_layout, node.all_input_nodes[:2]):
-                        yield node, tensor_bytes(a.meta.get("val")), computed[a], moment
+            if node in contiguous or "convolution" not in str(node.target):
+                continue
+            sizes = _weight_for_its_sizes(node)
+            for a in (a for a in node.all_input_nodes if a is not sizes and self._is_copied(a)):
+                first = begun.setdefault((moment < self.boundary, a), moment)
+                yield node, tensor_bytes(a.meta.get("val")), first, moment
+            for a in filter(_is_reshaped, node.all_input_nodes):
+                at = self._end_of_kernel(computed[producer_of(a)])
+                yield node, tensor_bytes(a.meta.get("val")), at, at
+            if "convolution_backward" in str(node.target):
+                for a in filter(self._is_copied, _with_gradient(node)):
+                    # The gradient has the format of the copy. A kernel then writes the gradient in the format of `a`.
+                    at = self._end_of_kernel(moment)
+                    yield node, tensor_bytes(a.meta["val"]), at, at
+                for a in filter(_keeps_its_layout, node.all_input_nodes[:2]):
+                    yield node, tensor_bytes(a.meta.get("val")), computed[a], moment
 
     def _end_of_kernel(self, moment: int) -> int:
-        """Return the moment before the first later node that never fuses.
+        """Return the moment before the first later node that never fuses, or the last moment.
 
         Args:
-            moment: moment of a fusible node, which another node follows.
+            moment: moment of a node.
         """
         ran = [*self._forward, *self._backward]
         later = enumerate(ran[moment + 1 :], moment)
-        return next(m for m, n in later if not (may_fuse(n) or is_passed_on(n)))
+        return next((m for m, n in later if not (may_fuse(n) or is_passed_on(n))), len(ran) - 1)
 
     def _is_copied(self, node: fx.Node) -> bool:
         """Return whether convolutions read a channels-last copy of a node's value.
@@ -269,6 +256,12 @@ def _keeps_its_layout(node: fx.Node) -> bool:
     return value.device.type == "cpu" and not in_order
 
 
+def _with_gradient(node: fx.Node) -> list[Any]:
+    """Return the weight of a ``convolution_backward`` in a list, which is empty if its gradient is not computed."""
+    weight, mask = node.args[2], node.args[_OUTPUT_MASK]
+    return [weight] if mask[1] else []  # type: ignore[index]
+
+
 def _weight_for_its_sizes(node: fx.Node) -> Any:
     """Return the weight argument of a ``convolution_backward`` that reads only the weight's sizes.
 
@@ -295,30 +288,12 @@ def _fills(read: fx.Node, node: fx.Node) -> bool:
     )
 
 
-def _workspace(node: fx.Node) -> int:
-    """Return the predicted bytes of the memory for partial results that a node needs on a CPU.
+def _workspace(node: fx.Node, channels_last: bool) -> int:
+    """Return the bytes that a node's operator allocates besides its results in compiled code.
 
-    0 for operators without such memory, and on other devices. A three-dimensional convolution of
-    contiguous values also copies its result, and its backward copies the gradient and the input.
+    Args:
+        node: the node; operators that fuse have no workspace.
+        channels_last: whether the operator reads channels-last copies of images.
     """
-    needs = _workspace_of(node.target)
-    if needs is None:
-        return 0
-    argument, times = needs
-    read = [a for a in node.args if isinstance(a, fx.Node)]
-    value = read[argument].meta.get("val") if argument < len(read) else None
-    if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
-        return 0
-    nbytes = times * tensor_bytes(value)
-    if value.dim() == _OF_VOLUMES:
-        backward = "convolution_backward" in str(node.target)
-        copied = (n.meta["val"] for n in (read[:2] if backward else [node]))
-        nbytes += sum(tensor_bytes(v) for v in copied if v.is_contiguous())
-    return nbytes
-
-
-@functools.cache
-def _workspace_of(target: Any) -> tuple[int, int] | None:
-    """Return the last two items of an operator's entry in `_WORKSPACES`; None if it has no entry."""
-    name = str(target)
-    return next((needs for part, *needs in _WORKSPACES if part in name), None)  # type: ignore[return-value]
+    measure = node.meta.get(MEASURE)
+    return 0 if measure is None or may_fuse(node) else hint(measure(channels_last))

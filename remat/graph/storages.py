@@ -22,6 +22,9 @@ from remat.torch_compat import pytree
 #: inputs and results. The bytes are a number or an expression of symbolic sizes. The key is set when
 #: a plan is made for the machine that runs the step.
 WORKSPACE = "workspace"
+#: Metadata key for a function that measures the workspace of a node in the layouts of compiled code. Its argument says
+#: whether the node reads channels-last copies of four-dimensional tensors. It is set when `WORKSPACE` would be.
+MEASURE = "measure_workspace"
 #: Number assumed for a symbolic size without a hint.
 UNBACKED_HINT = 4096
 

@@ -39,7 +39,7 @@ from remat.passes.split.partition import Partition
 from remat.passes.split.raise_getitems import RaiseGetitems
 from remat.passes.split.reorder_backward import ReorderBackward
 from remat.plugins.registry import registry
-from remat.running.workspace import note_workspaces
+from remat.running.workspace import defer_workspaces, note_workspaces
 from remat.solvers.base import Solver
 from remat.units import Budget
 
@@ -206,12 +206,14 @@ def modules_of(state: State) -> tuple[fx.GraphModule, fx.GraphModule]:
 
 
 def count_workspaces(state: State, cost: CostModel) -> None:
-    """Record the bytes that operators of an eager graph allocate internally on a CPU, so that peaks count them.
+    """Record the bytes that operators allocate internally on a CPU, so that peaks count them.
 
-    Nothing is recorded for other lowerings, or if the cost model is not for a CPU.
+    Simulated peaks of an eager graph count the bytes, and estimated peaks of other graphs, whose operators run on
+    other layouts. Nothing is recorded if the cost model is not for a CPU.
     """
-    if state.joint.lower == "eager" and is_for_cpu(cost):
-        note_workspaces(state.joint.graph)
+    if is_for_cpu(cost):
+        note = note_workspaces if state.joint.lower == "eager" else defer_workspaces
+        note(state.joint.graph)
 
 
 def with_agreement(pipeline: Pipeline, agree: Pass) -> Pipeline:

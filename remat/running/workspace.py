@@ -12,6 +12,7 @@ because workspaces grow linearly with the batch size.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -23,7 +24,7 @@ from torch import fx
 from remat import torch_compat
 from remat.errors import PeakWarning, warn
 from remat.graph.costs.measure import undisturbed
-from remat.graph.storages import WORKSPACE, extent_of, hint, tensor_bytes, tensors_of
+from remat.graph.storages import MEASURE, WORKSPACE, extent_of, hint, tensor_bytes, tensors_of
 from remat.running.measure import allocations
 from remat.torch_compat import pytree
 from remat.units import format_bytes
@@ -239,6 +240,46 @@ def note_workspaces(graph: fx.Graph) -> None:
         draws = torch.Tag.nondeterministic_seeded in node.target.tags
         if nbytes > _NUMBERS or draws or any(may_allocate(node.target, t.dtype) for t in tensors):
             node.meta[WORKSPACE] = in_proportion(nbytes, call)
+
+
+def defer_workspaces(graph: fx.Graph) -> None:
+    """Write a function that measures the node's workspace into each node's metadata, under `MEASURE`.
+
+    A compiled step calls few operators of PyTorch, and passes tensors of other layouts than the graph's to them. The
+    layouts depend on the plan, so the workspace is measured once an estimate of the step asks for it.
+    """
+    for node in graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, torch_compat.OpOverload):
+            continue
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+        call = args, kwargs, node.meta.get("val")
+        if any(may_allocate(node.target, t.dtype) for t in tensors_of(call)):
+            node.meta[MEASURE] = functools.cache(functools.partial(_compiled, node.target, call))
+
+
+def _compiled(op: Any, call: tuple[Any, Any, Any], channels_last: bool) -> Any:
+    """Return the workspace bytes of an operator call in compiled code, as a number or a symbolic size.
+
+    Args:
+        op: an overload of an operator.
+        call: positional arguments, keyword arguments and results of the call.
+        channels_last: whether the compiled code passes four-dimensional tensors in channels-last format. Expanded
+            tensors keep their layout.
+    """
+    args, kwargs = pytree.tree_map(_channels_last, call[:2]) if channels_last else call[:2]
+    return in_proportion(_cached(op, args, kwargs, tensors_of(call)), call)
+
+
+def _channels_last(value: Any) -> Any:
+    """Return a four-dimensional tensor in channels-last format; any other value, and expanded tensors, unchanged."""
+    if not _is_tensor(value) or value.dim() != 4 or 0 in _numbers(value.stride()):
+        return value
+    return torch.empty(
+        _numbers(value.shape),
+        dtype=value.dtype,
+        device="meta",
+        memory_format=torch.channels_last,
+    )
 
 
 def _may_take(op: Any, tensors: Sequence[torch.Tensor]) -> bool:

@@ -20,6 +20,7 @@ from remat.integrations import budget_loop
 from remat.integrations.compiled_memory import read_timeline, write_timeline
 from remat.running.measure import measure_step
 from remat.running.workspace import workspace_bytes
+from tests.small_programs import PROGRAMS
 from tests.steps import measure_held
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -208,3 +209,39 @@ def test_products_that_take_memory_of_their_own_are_known() -> None:
     fn = torch.compile(f, backend="remat", options={"budget": 0.5})
     allocated = measure_step(fn, args, by="allocator").peak_bytes
     assert remat.plans()[-1].peak_bytes == pytest.approx(allocated, rel=0.001)
+
+
+class _Planned(BaseException):
+    """Ends a compilation before its kernels are compiled."""
+
+
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "conv1d",
+        "conv1d, transposed",
+        "conv2d, patches",
+        "conv2d, depthwise",
+        "conv3d, strided",
+        "upsampling, bilinear",
+        "amax, bf16",
+        "real view",
+        "pooling",
+    ],
+)
+def test_estimates_know_what_operators_take_inside(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def ended(step: Any, known: Any) -> bool:
+        made.append(step.made)
+        raise _Planned
+
+    monkeypatch.setattr(budget_loop, "_plans_again", ended)
+    run, _ = PROGRAMS[name]()
+    with pytest.raises(_Planned), torch._functorch.config.patch(enable_autograd_cache=False):
+        torch.compile(run, backend="remat")()
+    (plan,) = made
+    assert plan.predicted_peak_bytes == pytest.approx(plan.peak_bytes, rel=0.05)

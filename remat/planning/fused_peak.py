@@ -247,7 +247,7 @@ class FusedSearch:
         for moment, node in unfused.running():
             name, (more, fewer) = run_of(node), both[moment]
             less[name] = min(more - fewer, less.get(name, more))
-        most = max(less.values(), default=0)
+        most = max([0, *less.values()])
         step = planner.search.step.with_extra({name: most - n for name, n in less.items()})
         return PeakSearch(planner.state, planner.lowered, step), most
 
@@ -304,6 +304,8 @@ class FusedSearch:
         """
         planner = self.planner
         self.expect(planner.allowed_full)
+        if wanted < input_bytes(planner.state.joint):  # nor has any estimate
+            return False
         if planner.is_alone:
             self._ask_alone(wanted)
             return bool(self._fits(wanted, known))

@@ -146,7 +146,7 @@ class OrderSearch:
         Raises:
             SolverError: the solver raises an error, or its answer is wrong.
         """
-        if not self.can_be_ordered:
+        if not self.can_be_ordered or peak_bytes < self.step.least_peak:
             return None
         start = [sequence[p] for p in self._runs_once(sequence)]
         problem = self._free.within(peak_bytes).knowing([start])
@@ -216,7 +216,8 @@ class OrderSearch:
         compiled = kernel()
         if compiled is None or not self.is_possible:
             return []
-        problem = self._free.within(peak_bytes)
+        # Estimates may lead a caller to a limit below 0. Like 0, it asks for the schedule with the lowest peak.
+        problem = self._free.within(max(0, peak_bytes))
         kept = self._runs_once(sequence)
         start, boundary = [sequence[p] for p in kept], bisect_left(kept, boundary)
         copied = [

@@ -70,6 +70,40 @@ def test_no_peak_is_refused_that_the_least_peak_comes_to(
         assert compiler.run(remat.Peak(int(more * least)))[-1] <= int(more * least)
 
 
+class Above(Compiler):
+    """Compiled code takes a multiple of what is expected of it, plus some bytes."""
+
+    def compiled(self, made: remat.Plan) -> remat.Plan:
+        taken = made.predicted_peak_bytes * self._salt + 4096
+        return replace(made, peak_bytes=taken, planned_peak_bytes=made.peak_bytes)
+
+
+@pytest.mark.filterwarnings("ignore::remat.errors.BudgetWarning")
+@pytest.mark.parametrize("times", [1, 2, 5, 100])
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
+def test_a_ratio_of_the_peak_runs_whatever_its_step_takes_as_compiled(
+    joint: remat.JointGraph, times: int, ratio: float
+) -> None:
+    peaks = Above(joint, times).run(remat.Peak(ratio))
+    assert len(peaks) <= 3
+
+
+@pytest.mark.parametrize("times", [1, 2, 5, 100])
+def test_bytes_are_refused_with_a_budget_that_holds_whatever_the_step_takes_as_compiled(
+    joint: remat.JointGraph, times: int
+) -> None:
+    compiler = Above(joint, times)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BudgetWarning)
+        least = min(compiler.run(remat.Peak(0.0)))
+    # Half of the least peak, and one byte more than parameters and inputs
+    for nbytes in (least // 2, 64 * 16 * 4 + 16 * 32 * 4 + 1):
+        with pytest.raises(BudgetError) as raised:
+            compiler.run(remat.Peak(nbytes))
+        named = int(re.findall(r"give budget=(\d+)$", str(raised.value))[0])
+        assert compiler.run(remat.Peak(named))[-1] <= named
+
+
 @pytest.mark.filterwarnings("ignore::remat.errors.BudgetWarning")
 def test_a_refusal_names_what_was_found_and_proven_and_a_budget_that_holds(
     joint: remat.JointGraph,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_map
 
 import remat
 from remat.graph.costs import CostModel, node_costs
@@ -33,7 +34,7 @@ def call_of(target: Any, *args: Any, result: Any = None, **kwargs: Any) -> fx.No
         node.meta["val"] = value
         return node
 
-    node = graph.call_function(target, tuple(map(argument, args)), kwargs)
+    node = graph.call_function(target, tree_map(argument, args), kwargs)
     node.meta["val"] = target(*args, **kwargs) if result is None else result
     return node
 

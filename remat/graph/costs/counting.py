@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from torch import fx
 
 from remat.graph import ops
 from remat.graph.costs.base import CostModel
+from remat.graph.costs.formulas import FORMULAS
 from remat.graph.storages import hint, tensors_of
 from remat.torch_compat import pytree
 
@@ -41,7 +41,7 @@ class Unit(CostModel):
 
 @dataclass(frozen=True, slots=True)
 class Flops(CostModel):
-    """Cost model that counts floating-point operations by PyTorch's own formulas.
+    """Cost model that counts floating-point operations of products, convolutions and attention.
 
     Every operator costs at least 1.
     """
@@ -61,21 +61,21 @@ def count_flops(node: fx.Node) -> int:
 
     The result is 0 for operators without a formula, and for shapes that a formula does not cover.
 
-    The formulas are PyTorch's. PyTorch's registry lacks two kinds of attention: on a CPU, and
-    ``_scaled_dot_product_fused_attention_overrideable``. Both count as flash attention on a GPU.
-    Grouped matrix products (``_grouped_mm``) have a formula of remat's own.
+    Formulas of remat's own come first, because some of PyTorch's are wrong: the backward of a
+    grouped convolution counts ``1 + groups`` times its forward there. PyTorch's registry has
+    the formulas of ``flex_attention`` and of custom operators.
     """
     from torch.utils.flop_counter import flop_registry
 
     packet = ops.packet(node.target)
-    formula = flop_registry.get(packet, _further().get(packet))
-    if formula is None:
+    own, registered = FORMULAS.get(str(packet)), flop_registry.get(packet)
+    if not (own or registered):
         return 0
 
     args, kwargs = pytree.tree_map(_shaped, (node.args, node.kwargs))
     out = pytree.tree_map(_shaped, node.meta.get("val"))
     try:
-        return int(formula(*args, **kwargs, out_val=out))
+        return own(args, out) if own else int(registered(*args, **kwargs, out_val=out))
     except (AssertionError, RuntimeError, NotImplementedError, TypeError, IndexError):
         # The formula does not cover these shapes, which must not end planning. The node's cost still
         # includes memory time.
@@ -141,31 +141,3 @@ def _shaped(x: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return torch.empty([hint(s) for s in value.shape], dtype=value.dtype, device="meta")
     return hint(value) if isinstance(value, torch.SymInt) else value
-
-
-def _grouped_product(x: torch.Tensor, y: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of ``_grouped_mm``, which splits a ragged dimension into groups.
-
-    If one operand is a stack of matrices, the groups split the rows of ``x`` or the columns of
-    ``y``. If both operands are matrices, the groups split the summed dimension. In these cases all
-    groups together take as many operations as one product without groups. Two stacks of matrices
-    take the operations of a batched product.
-    """
-    a, b = x.shape, y.shape
-    rows = a[-2] if len(a) < len(b) or len(b) == 2 else a[0] * a[-2]
-    return 2 * rows * a[-1] * b[-1]
-
-
-@functools.cache
-def _further() -> Mapping[Any, Callable[..., int]]:
-    """Return FLOP formulas for operators that PyTorch's registry lacks, by operator."""
-    from torch.utils.flop_counter import flop_registry
-
-    attention = flop_registry[torch.ops.aten._scaled_dot_product_flash_attention]
-    backward = flop_registry[torch.ops.aten._scaled_dot_product_flash_attention_backward]
-    return {
-        torch.ops.aten._grouped_mm: _grouped_product,
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention,
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: backward,
-        torch.ops.aten._scaled_dot_product_fused_attention_overrideable: attention,
-    }

@@ -1,0 +1,239 @@
+"""FLOP formulas of products, convolutions, attention and recurrent layers.
+
+A multiplication and the addition of its result count as two operations. Additions alone count as
+none, nor do gates and softmax. Zeros of padding and masked scores count like other numbers, because
+most kernels multiply them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Computes the operations of one call from the arguments, without keyword arguments, and the result. Tensors are
+#: meta tensors, and symbolic sizes are ints.
+Formula = Callable[[Sequence[Any], Any], int]
+
+#: The formulas by operator name, such as ``"aten.mm"``. They take precedence over PyTorch's. Names instead of
+#: operators, because versions of PyTorch lack some of the operators.
+FORMULAS: dict[str, Formula] = {}
+
+
+def _formula(names: str) -> Callable[[Formula], Formula]:
+    """Register a formula for aten operators, whose names stand in one text."""
+
+    def register(formula: Formula) -> Formula:
+        FORMULAS.update({f"aten.{name}": formula for name in names.split()})
+        return formula
+
+    return register
+
+
+# Matrices ---------------------------------------------------------------------------------------------
+
+
+@_formula("mm bmm mv dot vdot linear matmul _int_mm _scaled_mm _scaled_mm_v2")
+def _product(args: Sequence[Any], out: Tensor) -> int:
+    """Each element of the result sums over the last dimension of the first factor."""
+    return 2 * out.numel() * _width(args[0])
+
+
+@_formula("addmm baddbmm addmv _addmm_activation")
+def _added_product(args: Sequence[Any], out: Tensor) -> int:
+    return _product(args[1:], out)
+
+
+@_formula("addbmm")
+def _summed_products(args: Sequence[Any], out: Tensor) -> int:
+    return len(args[1]) * _product(args[1:], out)
+
+
+@_formula("addr")
+def _added_outer_product(args: Sequence[Any], out: Tensor) -> int:
+    return 2 * out.numel()
+
+
+@_formula("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2")
+def _grouped_product(args: Sequence[Any], out: Tensor) -> int:
+    """Count a product of which a ragged dimension is split into groups.
+
+    If one operand is a stack of matrices, the groups split the rows of the first operand or the
+    columns of the second. If both operands are matrices, the groups split the summed dimension. In
+    these cases all groups together take as many operations as one product without groups. Two
+    stacks of matrices take the operations of a batched product.
+    """
+    x: Tensor = args[0]
+    y: Tensor = args[1]
+    rows = x.shape[-2] if x.dim() < y.dim() or y.dim() == 2 else x.shape[0] * x.shape[-2]
+    return 2 * rows * _width(x) * y.shape[-1]
+
+
+def _width(x: Tensor) -> int:
+    """Return how many numbers a row holds; a 4-bit tensor packs two into each element."""
+    return x.shape[-1] * (2 if x.dtype is torch.float4_e2m1fn_x2 else 1)
+
+
+@_formula("_trilinear")
+def _trilinear_form(args: Sequence[Any], out: Tensor) -> int:
+    """Count two products: the first two factors are multiplied, and summed where the third is broadcast."""
+    expanded, summed = args[3:6], args[6]
+    x, y, z = (
+        functools.reduce(torch.unsqueeze, sorted(dims), factor)
+        for factor, dims in zip(args[:3], expanded, strict=True)
+    )
+    first = rest = x * y
+    for d in summed:
+        rest = rest.sum(d, keepdim=True) if d in expanded[2] else rest
+    return 2 * (first.numel() + (rest * z).numel())
+
+
+# Convolutions -----------------------------------------------------------------------------------------
+
+
+@_formula("cudnn_convolution mkldnn_convolution miopen_convolution miopen_depthwise_convolution")
+@_formula("_slow_conv2d_forward slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d")
+@_formula("_conv_depthwise2d conv_depthwise3d")
+def _plain_convolution(args: Sequence[Any], out: Tensor) -> int:
+    """Each element of the result takes one filter, which reads the channels of one group."""
+    weight: Tensor = args[1]
+    return 2 * out.numel() * math.prod(weight.shape[1:])
+
+
+@_formula("cudnn_convolution_transpose miopen_convolution_transpose")
+@_formula("slow_conv_transpose2d slow_conv_transpose3d")
+def _transposed_convolution(args: Sequence[Any], out: Tensor) -> int:
+    """Each element of the input takes one filter, which writes the channels of one group."""
+    return _plain_convolution(args, args[0])
+
+
+@_formula("convolution _convolution convolution_overrideable")
+def _convolution(args: Sequence[Any], out: Tensor) -> int:
+    transposed = args[6]
+    return _transposed_convolution(args, out) if transposed else _plain_convolution(args, out)
+
+
+@_formula("convolution_backward convolution_backward_overrideable")
+def _convolution_backward(args: Sequence[Any], out: Tensor) -> int:
+    """The gradients of input and weight take as many operations as forward each."""
+    grad, x, weight, *_, transposed, _, _, (of_input, of_weight, _) = args
+    formula = _transposed_convolution if transposed else _plain_convolution
+    return (bool(of_input) + bool(of_weight)) * formula((x, weight), grad)
+
+
+@_formula("conv_tbc")
+def _time_first_convolution(args: Sequence[Any], out: Tensor) -> int:
+    """The last dimension of the weight is the channels of the result."""
+    weight: Tensor = args[1]
+    return 2 * out.numel() * math.prod(weight.shape[:-1])
+
+
+# Attention --------------------------------------------------------------------------------------------
+
+
+def _attention(query: Tensor, keys: int, value: Tensor) -> int:
+    """Count the scores of all keys, and the sum of the values."""
+    return 2 * math.prod(query.shape[:-1]) * keys * (query.shape[-1] + value.shape[-1])
+
+
+def _attention_backward(query: Tensor, keys: int, value: Tensor) -> int:
+    """Count the scores again, and two gradients of each of forward's two products."""
+    return 2 * math.prod(query.shape[:-1]) * keys * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+@_formula("_scaled_dot_product_attention_math _scaled_dot_product_efficient_attention")
+@_formula("_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu")
+@_formula("_scaled_dot_product_cudnn_attention _scaled_dot_product_fused_attention_overrideable")
+def _sdpa(args: Sequence[Any], out: Tensor) -> int:
+    query, key, value, *_ = args
+    return _attention(query, key.shape[-2], value)
+
+
+@_formula("_scaled_dot_product_efficient_attention_backward")
+@_formula("_scaled_dot_product_flash_attention_backward")
+@_formula("_scaled_dot_product_flash_attention_for_cpu_backward")
+@_formula("_scaled_dot_product_cudnn_attention_backward")
+@_formula("_scaled_dot_product_fused_attention_overrideable_backward")
+def _sdpa_backward(args: Sequence[Any], out: Tensor) -> int:
+    _, query, key, value, *_ = args
+    return _attention_backward(query, key.shape[-2], value)
+
+
+# Tokens stand before heads in these four. Jagged sequences stand one behind the other. Their lengths are unknown, so
+# each query counts as many keys as the longest sequence has.
+
+
+@_formula("_flash_attention_forward")
+def _flash(args: Sequence[Any], out: Tensor) -> int:
+    query, _, value, _, _, _, longest, *_ = args
+    return _attention(query, longest, value)
+
+
+@_formula("_flash_attention_backward")
+def _flash_backward(args: Sequence[Any], out: Tensor) -> int:
+    _, query, _, value, _, _, _, _, _, longest, *_ = args
+    return _attention_backward(query, longest, value)
+
+
+@_formula("_efficient_attention_forward")
+def _efficient(args: Sequence[Any], out: Tensor) -> int:
+    query, key, value, _, _, _, _, longest, *_ = args
+    return _attention(query, key.shape[-3] if longest is None else longest, value)
+
+
+@_formula("_efficient_attention_backward")
+def _efficient_backward(args: Sequence[Any], out: Tensor) -> int:
+    _, query, _, value, _, _, _, _, _, longest, *_ = args
+    return _attention_backward(query, longest, value)
+
+
+# Recurrent layers -------------------------------------------------------------------------------------
+
+
+def _steps(x: Tensor, weights: Sequence[Tensor]) -> int:
+    """Each weight matrix takes one product with a vector, for each time step of each sequence."""
+    matrices = sum(w.numel() for w in weights if w.dim() == 2)
+    return 2 * math.prod(x.shape[:-1]) * matrices
+
+
+@_formula("_cudnn_rnn miopen_rnn")
+def _recurrent(args: Sequence[Any], out: Tensor) -> int:
+    x, weights, *_ = args
+    return _steps(x, weights)
+
+
+@_formula("_cudnn_rnn_backward miopen_rnn_backward")
+def _recurrent_backward(args: Sequence[Any], out: Tensor) -> int:
+    """The gradients of states and input take as many operations as forward, those of weights too."""
+    *_, (_, _, _, of_weights) = args
+    return (1 + bool(of_weights)) * _recurrent(args, out)
+
+
+@_formula("lstm gru rnn_tanh rnn_relu")
+def _recurrent_module(args: Sequence[Any], out: Tensor) -> int:
+    x, *_ = args
+    # An LSTM has a list of states before the list of weights.
+    *_, weights = (arg for arg in args if isinstance(arg, list | tuple))
+    return _steps(x, weights)
+
+
+@_formula("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
+def _recurrent_cell(args: Sequence[Any], out: Tensor) -> int:
+    x, _, of_input, of_state, *_ = args
+    return _steps(x, (of_input, of_state))
+
+
+@_formula("mkldnn_rnn_layer")
+def _recurrent_layer(args: Sequence[Any], out: Tensor) -> int:
+    x, of_input, of_state, *_ = args
+    return _steps(x, (of_input, of_state))
+
+
+@_formula("mkldnn_rnn_layer_backward")
+def _recurrent_layer_backward(args: Sequence[Any], out: Tensor) -> int:
+    """Gradients of input, states and weights are computed, wanted or not."""
+    return 2 * _recurrent_layer(args, out)

@@ -58,6 +58,7 @@ def test_views_elements_and_inputs_cost_nothing(joint: remat.JointGraph) -> None
         ("h100", torch.float32, 512, 495, 3.35),
         ("h100", torch.bfloat16, 8192, 989, 3.35),
         ("a100", torch.float32, 4096, 156, 2.039),
+        ("a100", torch.float64, 4096, 156 / 8, 2.039),
         ("mi300x", torch.float16, 64, 1307, 5.3),
     ],
 )
@@ -71,6 +72,24 @@ def test_roofline_is_the_slower_of_arithmetic_and_memory(
     cost = costs(joint, Roofline(DEVICES[device]))["mm"]
     assert cost == pytest.approx(slower, rel=1e-9, abs=1)
     assert Roofline.unit == "ps"
+
+
+@pytest.mark.parametrize(
+    ("factors", "result", "tflops"),
+    [
+        (torch.float8_e4m3fn, torch.bfloat16, 2 * 989),
+        (torch.bfloat16, torch.float32, 989),
+    ],
+)
+def test_the_factors_of_a_product_set_its_rate(
+    factors: torch.dtype, result: torch.dtype, tflops: float
+) -> None:
+    """The result and the scales may be of wider types."""
+    n = 8192
+    x, out = (torch.empty(n, n, dtype=d, device="meta") for d in (factors, result))
+    product = call_of(torch.ops.aten._scaled_mm.default, x, x, torch.ones(()), result=out)
+    cost = Roofline(DEVICES["h100"]).cost(product)
+    assert cost == pytest.approx(2 * n**3 / tflops, abs=1)
 
 
 def test_roofline_by_name() -> None:

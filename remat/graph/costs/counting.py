@@ -68,14 +68,16 @@ def count_flops(node: fx.Node) -> int:
     from torch.utils.flop_counter import flop_registry
 
     packet = ops.packet(node.target)
-    own, registered = FORMULAS.get(str(packet)), flop_registry.get(packet)
-    if not (own or registered):
+    own = FORMULAS.get(str(packet))
+    if own is None and packet not in flop_registry:
         return 0
 
     args, kwargs = pytree.tree_map(_shaped, (node.args, node.kwargs))
     out = pytree.tree_map(_shaped, node.meta.get("val"))
     try:
-        return own(args, out) if own else int(registered(*args, **kwargs, out_val=out))
+        if own:
+            return own(args, out)
+        return int(flop_registry[packet](*args, **kwargs, out_val=out))
     except (AssertionError, RuntimeError, NotImplementedError, TypeError, IndexError):
         # The formula does not cover these shapes, which must not end planning. The node's cost still
         # includes memory time.

@@ -86,10 +86,12 @@ def _trilinear_form(args: Sequence[Any], out: Tensor) -> int:
         functools.reduce(torch.unsqueeze, sorted(dims), factor)
         for factor, dims in zip(args[:3], expanded, strict=True)
     )
-    first = rest = x * y
+    first: Tensor = x * y
+    rest: Tensor = first
     for d in summed:
         rest = rest.sum(d, keepdim=True) if d in expanded[2] else rest
-    return 2 * (first.numel() + (rest * z).numel())
+    rest = rest * z
+    return 2 * (first.numel() + rest.numel())
 
 
 # Convolutions -----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import ClassVar, Self
 
 import torch
@@ -82,10 +83,8 @@ class Roofline(CostModel):
             node: the node.
             moved_bytes: bytes that the run reads from and writes to memory.
         """
-        tensors = tensors_of(node.meta.get("val"))
-        dtype = tensors[0].dtype if tensors else torch.float32
         device = self.device
-        arithmetic = count_flops(node) / device.flops_per_ps(dtype)
+        arithmetic = count_flops(node) / device.flops_per_ps(_factor_dtype(node))
         for name, count in SLOW.items():
             if rate := getattr(device, name):
                 arithmetic += count(node) / rate
@@ -103,6 +102,16 @@ class Roofline(CostModel):
 
     def __str__(self) -> str:
         return f"{self.name}:{self.source or self.device.name}"
+
+
+def _factor_dtype(node: fx.Node) -> torch.dtype:
+    """Return the narrowest floating type that a node reads, which is the type of a product's factors.
+
+    The result may be wider: products of 8-bit floats return 16-bit ones. So may scales and states.
+    """
+    read = [t.dtype for n in node.all_input_nodes for t in tensors_of(n.meta.get("val"))]
+    floats = [dtype for dtype in read if dtype.is_floating_point]
+    return min(floats, key=attrgetter("itemsize"), default=torch.float32)
 
 
 def sent_bytes(node: fx.Node) -> int:

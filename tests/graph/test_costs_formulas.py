@@ -48,7 +48,7 @@ def flops(target: Any, *args: Any, result: Any) -> int:
 
 
 def backward(out: T, products: Products, *inputs: T) -> tuple[list[T], int]:
-    """Gradients of the sum of squares of a tensor, and the operations they take."""
+    """Gradients of half the sum of squares of a tensor, and the operations they take."""
     before = products.count
     grads = torch.autograd.grad(out, inputs, out.detach(), retain_graph=True)
     return list(grads), 2 * (products.count - before)

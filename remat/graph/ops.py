@@ -123,7 +123,7 @@ def is_random(node: fx.Node) -> bool:
     dropout. A higher-order operator is random if a graph or an operator that it calls is random.
     """
     if isinstance(node.target, torch_compat.HigherOrderOperator):
-        return any(map(_is_seeded, called_operators(node))) or any(
+        return any(map(is_seeded, called_operators(node))) or any(
             is_random(n) or n.target is _RUN_AND_SAVE for n in nested_nodes(node)
         )
     return is_random_call(node.target, node.args, node.kwargs)
@@ -134,7 +134,7 @@ def is_random_call(target: Target, args: Sequence[Any], kwargs: Mapping[str, Any
 
     Always False for higher-order operators, which `is_random` handles.
     """
-    if not _is_seeded(target):
+    if not is_seeded(target):
         return False
     position = _dropout_position(target)
     if position is None:
@@ -152,7 +152,8 @@ def _dropout_position(target: Target) -> int | None:
 
 
 @functools.cache
-def _is_seeded(target: Target) -> bool:
+def is_seeded(target: Target) -> bool:
+    """Return whether an operator may draw from a random generator, by the operator's tags."""
     return (
         isinstance(target, torch_compat.OpOverload)
         and torch.Tag.nondeterministic_seeded in target.tags
@@ -173,7 +174,7 @@ def is_plain(node: fx.Node) -> bool:
 def _is_plain(target: Target) -> bool:
     return not (
         isinstance(target, torch_compat.HigherOrderOperator)
-        or _is_seeded(target)
+        or is_seeded(target)
         or written_places(target)
         or _is_impure(target)
         or _is_collective(target)

@@ -12,9 +12,10 @@ from torch.utils.checkpoint import checkpoint
 from remat.errors import PlanError, ProblemError
 from remat.sac.api.policy import policy
 from remat.sac.policies.compose import PolicyLike
+from remat.sac.policies.consistency import draws_into_argument
 from remat.sac.policies.region import is_traced
 from remat.sac.run.module_calls import check_module, own_forward, set_forward
-from remat.sac.solve.plan import ModulePlan, SACPlan
+from remat.sac.solve.plan import ModulePlan, SACPlan, operators_named
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -124,8 +125,10 @@ class Checkpointed:
         self._module = module
         self._made_of = (plan, policies, options)
         self._contexts = policy(plan, *policies, **options)
-        # Plain checkpointing recomputes every operator. A policy would only add Python code for each operator.
-        self._is_plain = not plan.stored and not policies
+        # Plain checkpointing recomputes every operator. A policy would only add Python code for each operator,
+        # unless the recomputation must not stop early.
+        late = any(map(draws_into_argument, operators_named(plan.ops)))
+        self._is_plain = not plan.stored and not policies and not late
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not (self._module.training and torch.is_grad_enabled()):

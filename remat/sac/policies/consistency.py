@@ -5,13 +5,17 @@ A region is the code that one call of `torch.utils.checkpoint.checkpoint` runs. 
 
 Recomputation is correct if every operator that runs again finds the inputs and the generator state
 that it had in forward. A saved operator does not run again. During recomputation it therefore
-neither draws random numbers nor writes to its arguments. This leads to three rules:
+neither draws random numbers nor writes to its arguments. This leads to four rules:
 
 * Random operators: recomputation starts from the generator state at the beginning of the region,
   and saved operators do not advance that state. So a random operator may be recomputed only if no
   earlier random operator is saved. A custom operator that is not declared pure
   (`remat.declare_pure`) counts as random and may have other side effects. Such an operator is
   saved, unless a MUST verdict forbids this or the operator writes in place.
+* Random operators that write their numbers to an argument, such as RReLU's: PyTorch saves this
+  argument for backward before the operator writes. Recomputation stops when the last tensor is
+  saved, and would miss the write. After such an operator, the region therefore saves one more
+  tensor at its end.
 * In-place writes to a tensor made in the region: the writing operator and the operator that made
   the tensor must both be saved, or both be recomputed. If both are saved, every earlier reader of
   the tensor must be saved as well. A recomputed reader would read the written value.
@@ -24,6 +28,7 @@ neither draws random numbers nor writes to its arguments. This leads to three ru
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -33,7 +38,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from remat import torch_compat
 from remat.errors import PolicyError
-from remat.graph.ops import is_known, is_random_call
+from remat.graph.ops import is_known, is_random_call, is_seeded
 from remat.graph.purity import name_of
 from remat.graph.writes import written_places
 from remat.sac.policies.compose import MUST, SAVE
@@ -44,9 +49,15 @@ _CONSTANT = torch.ops.aten.lift_fresh.default
 
 
 class RandomOps:
-    """Track the random operators of one run of a region, to decide which of them must be saved."""
+    """Track the random operators of one run of a region, to decide which of them must be saved.
+
+    Attributes:
+        wrote_argument: whether an operator of the run has drawn numbers into an argument; see
+            `draws_into_argument`.
+    """
 
     def __init__(self) -> None:
+        self.wrote_argument = False
         self._saved: Any = None  # the last saved operator that may have drawn random numbers
 
     def settle(
@@ -71,6 +82,7 @@ class RandomOps:
         opaque = not is_known(op)
         if not (opaque or is_random_call(op, args, kwargs)):
             return verdict
+        self.wrote_argument |= draws_into_argument(op)
         if verdict in SAVE:
             self._saved = op
             return verdict
@@ -96,6 +108,21 @@ class RandomOps:
             )
         self._saved = op
         return CheckpointPolicy.PREFER_SAVE
+
+
+@functools.cache
+def draws_into_argument(op: Any) -> bool:
+    """Return whether a random operator writes to an argument that the operator does not return.
+
+    An example is the argument ``noise`` of RReLU. Autograd saves such an argument before the
+    operator runs, and a result after the operator has run.
+    """
+    if not is_seeded(op):
+        return False
+    schema = torch_compat.schema(op)
+    returned = {name for r in schema.returns if r.alias_info for name in r.alias_info.before_set}
+    written = [schema.arguments[k].alias_info for k, _ in written_places(op)]
+    return any(info is not None and returned.isdisjoint(info.before_set) for info in written)
 
 
 def _has_generator(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

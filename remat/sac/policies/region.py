@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from remat import torch_compat
@@ -146,11 +147,32 @@ class _Run:
         except PolicyError as error:
             raise PolicyError(f"{self._where}: {error}") from None
 
+    def save_last(self) -> None:
+        """Save one more tensor at the end of the region, if an operator drew numbers into an argument.
+
+        PyTorch stops a recomputation when the region's last tensor is saved. Autograd saves such an
+        argument before the operator writes to it, so another tensor must be the last one.
+        """
+        if self._random is not None and self._random.wrote_argument:
+            _Saving.apply(_EMPTY)  # type: ignore[no-untyped-call]
+
     @property
     def _where(self) -> str:
         if self._module:
             return f"module '{self._module}'"
         return f"region with policy '{name_of(self._policy)}'"
+
+
+#: A tensor that `_Saving` saves; autograd saves nothing for tensors that require no gradient.
+_EMPTY = torch.empty(0, requires_grad=True)
+
+
+class _Saving(torch.autograd.Function):
+    """Save a tensor for backward without running an operator, which outer regions would count."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> None:
+        ctx.save_for_backward(x)
 
 
 @contextlib.contextmanager
@@ -160,10 +182,11 @@ def _forward(mode: Any, run: _Run) -> Iterator[None]:
         yield
     # Not reached after an exception in forward. Otherwise, operators that did not run would be a second error.
     run.end(mode.storage)
+    run.save_last()
 
 
 class _Recompute:
-    """Call `_Run.check`, then enter PyTorch's context manager for recomputation."""
+    """PyTorch's context manager for recomputation, between `_Run.check` and `_Run.save_last`."""
 
     def __init__(self, mode: Any, run: _Run) -> None:
         self._mode = mode
@@ -176,3 +199,5 @@ class _Recompute:
 
     def __exit__(self, *error: Any) -> None:
         self._mode.__exit__(*error)
+        if error[0] is None:
+            self._run.save_last()

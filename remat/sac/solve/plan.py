@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from remat.errors import ProblemError
 from remat.files import Form, Record, check_figures
@@ -167,13 +168,16 @@ def _step(plan: SACPlan) -> list[str]:
 def _undeclared(modules: Iterable[ModulePlan]) -> Iterator[str]:
     """Yield the names of stored operators that are not declared pure."""
     for m in modules:
-        for name in dict.fromkeys(m.ops[i] for i in m.stored):
-            try:
-                op = read_target(name)
-            except LookupError:  # a custom operator that is not registered in this process
-                continue
+        for op in operators_named(m.ops[i] for i in m.stored):
             if not is_known(op):
                 yield name_of(op)
+
+
+def operators_named(names: Iterable[str]) -> Iterator[Any]:
+    """Yield the operator of each distinct name, without custom operators that are not registered."""
+    for name in dict.fromkeys(names):
+        with contextlib.suppress(LookupError):
+            yield read_target(name)
 
 
 def _row(m: ModulePlan, names: list[str]) -> tuple[str, str, str, str, str]:

@@ -62,6 +62,15 @@ def test_the_same_gradients_from_the_same_parameters(model: Stack, plan: SACPlan
     assert type(model.layers[0]) is Block
 
 
+def test_noise_of_a_module_without_stored_results_is_written_again() -> None:
+    """RReLU's noise is saved for backward before it is written; see `draws_into_argument`."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.RReLU()))
+    wanted = gradients(model, inputs())
+    ops = ("t", "addmm", "empty_like", "rrelu_with_noise")
+    plain = plan_of(*(f"aten.{op}.default" for op in ops), name="0")
+    assert all_equal(gradients(apply(model, sac_plan(plain)), inputs()), wanted)
+
+
 def test_removing_leaves_no_trace(model: Stack, plan: SACPlan) -> None:
     inner = Calls(model.layers[0].get_submodule("up"))
     before = [dict(m.__dict__) for m in model.modules()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from remat.errors import PolicyError
-from remat.sac import context_fn
+from remat.sac import compose, context_fn, policy
 from tests.sac import planned
 from tests.sac.planned import checkpointed
 
@@ -67,6 +68,44 @@ def test_a_draw_after_a_saved_one_that_must_be_recomputed_is_refused() -> None:
     )
 
 
+SPLIT = [PREFER_SAVE, PREFER_RECOMPUTE]
+
+
+@pytest.mark.parametrize(
+    "contexts",
+    [
+        context_fn(Table(rand_like=SPLIT), Table()),
+        context_fn(Table(), compose(Table(), Table(rand_like=SPLIT))),
+        policy(
+            planned.plan_of(
+                *(f"aten.{op}" for op in ("rand_like.default", "mul.Tensor", "sin.default")),
+                stored=(0,),
+            ),
+            strict=False,
+        ),
+    ],
+    ids=["composed", "composed twice", "plan"],
+)
+def test_draws_of_any_policy_and_of_regions_within_are_decided_alike(contexts: Any) -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return checkpointed(two_draws, x, contexts=contexts) + torch.rand_like(x).exp() * x.cos()
+
+    def eager(x: torch.Tensor) -> torch.Tensor:
+        return two_draws(x) + torch.rand_like(x).exp() * x.cos()
+
+    assert torch.equal(gradient(two_draws, contexts), gradient(two_draws))
+    outer = context_fn(Table(rand_like=SPLIT))
+    for around in (None, outer, contexts):
+        assert torch.equal(gradient(run, around), gradient(eager))
+
+
+def test_a_firm_plan_that_splits_the_draws_is_refused() -> None:
+    ops = "rand_like.default", "mul.Tensor", "sin.default", "rand_like.default", "mul.Tensor"
+    plan = planned.plan_of(*(f"aten.{op}" for op in ops), stored=(0,))
+    with pytest.raises(PolicyError, match=r"aten.rand_like.default cannot be MUST_RECOMPUTE"):
+        gradient(two_draws, policy(plan))
+
+
 def test_draws_before_a_saved_one_may_be_recomputed() -> None:
     split = Table(rand_like=[MUST_RECOMPUTE, MUST_SAVE])
     assert torch.equal(gradient(two_draws, context_fn(split)), gradient(two_draws))
@@ -97,6 +136,55 @@ def test_attention_without_dropout_is_not_random() -> None:
 
     refused = Table(rand=[MUST_SAVE], _scaled_dot_product_flash_attention_for_cpu=[MUST_RECOMPUTE])
     assert torch.equal(gradient(run, context_fn(refused)), gradient(run))
+
+
+@pytest.fixture
+def filled_memory() -> Iterator[None]:
+    """Fill uninitialised memory with NaN, so that a missing write is seen."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("filled_memory")
+@pytest.mark.parametrize("table", [Table(), Table(mul=[MUST_SAVE], rrelu_with_noise=[PREFER_SAVE])])
+def test_noise_that_is_written_after_it_is_saved_is_written_again(table: Table) -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return F.rrelu((x - 1) * 2, training=True)
+
+    wanted = gradient(run)
+    assert not torch.allclose(gradient(run, plain(Table())), wanted), "PyTorch does it by itself"
+    assert torch.equal(gradient(run, context_fn(table)), wanted)
+
+
+@pytest.mark.usefixtures("filled_memory")
+def test_noise_of_a_region_within_a_region_is_written_again() -> None:
+    inner, outer = context_fn(Table()), context_fn(Table(sin=[MUST_SAVE]))
+
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return F.rrelu(x - 1, training=True)
+
+    def run(x: torch.Tensor, *contexts: Any) -> torch.Tensor:
+        y = x.sin()
+        return (checkpointed(noisy, y, contexts=inner) if contexts else noisy(y)).exp()
+
+    def checkpointed_run(x: torch.Tensor) -> torch.Tensor:
+        return run(x, inner)
+
+    assert torch.equal(gradient(checkpointed_run, outer), gradient(run))
+
+
+@pytest.mark.parametrize(("noise", "count"), [(False, 1), (True, 2)])
+def test_only_noise_makes_the_last_operators_run_again(noise: bool, count: int) -> None:
+    runs: list[int] = []
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        y = (F.rrelu(x, training=True) if noise else x).sin()
+        runs.append(1)
+        return y + 1
+
+    gradient(run, context_fn(Table()))
+    assert len(runs) == count
 
 
 def in_place(x: torch.Tensor) -> torch.Tensor:

@@ -170,12 +170,21 @@ class Backend:
             if made is None:
                 return compiled
             step.check_host()
-            look = step.finish(example_inputs)
+            look = step.finish(_traced_inputs(gm, example_inputs))
             step.progress.finish(made)
             count = step.count_runs(gm, example_inputs)
             return wrap_step(
                 compiled, made, by_inductor=lower == "inductor", count=count, look=look
             )
+
+
+def _traced_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
+    """Return the inputs with their symbolic sizes; Dynamo gives a backend jagged tensors without them."""
+    places = gm.graph.find_nodes(op="placeholder")
+    return [
+        node.meta.get("example_value", value)
+        for node, value in zip(places, example_inputs, strict=True)
+    ]
 
 
 def compile_step(

@@ -38,6 +38,7 @@ from remat.graph.storages import (
 )
 from remat.integrations.workarounds import allow_keeping_the_graph
 from remat.planning.plan import Plan
+from remat.sac.run.operators import plain_parts
 from remat.units import Budget, format_apart, format_bytes
 
 #: A bound of at least this number counts as no bound, because no tensor of this size fits in memory.
@@ -56,9 +57,9 @@ class Size:
         most: largest possible size; None if unknown or unbounded.
         source: origin of the size in the user's code, for messages.
         value: the size as a ``torch.SymInt`` of an input; None if no input has this size.
-        place: pair (position, dimension) of an input tensor that has this size in this dimension.
-            For an input that is a number, the dimension is None. If no input has this size,
-            ``place`` is None.
+        place: triple (position, part, dimension) of an input tensor that has this size in this
+            dimension; ``part`` counts in `_parts`. For an input that is a number, the dimension is
+            None. If no input has this size, ``place`` is None.
         declared: whether no guard may narrow the range, because the user declared the range or the
             size is data-dependent.
         marked: whether the user marked the size as dynamic, so that Dynamo refuses to make it
@@ -71,7 +72,7 @@ class Size:
     most: int | None = None
     source: str = ""
     value: Any = None
-    place: tuple[int, int | None] | None = None
+    place: tuple[int, int, int | None] | None = None
     declared: bool = False
     marked: bool = False
 
@@ -83,7 +84,8 @@ def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
     """
     found: dict[str, Size] = {}
     marks: dict[Any, tuple[bool, bool]] | None = None
-    for k, value in enumerate(example_inputs):
+    parts = ((k, j, part) for k, v in enumerate(example_inputs) for j, part in enumerate(_parts(v)))
+    for k, j, value in parts:
         is_tensor = isinstance(value, torch.Tensor)
         for d, size in enumerate(numbers_of(value)):
             symbol = expression_of(size)
@@ -100,12 +102,17 @@ def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
                 **_range_of(env, symbol),
                 source=str(sources[0].name) if sources else symbol.name,
                 value=size,
-                place=(k, d if is_tensor else None),
+                place=(k, j, d if is_tensor else None),
                 # A guard on a data-dependent size (one without a hint) would raise instead of causing a recompilation.
                 declared=declared or not size.node.has_hint(),
                 marked=marked,
             )
     return found
+
+
+def _parts(value: Any) -> list[Any]:
+    """Return a value, followed by the plain tensors in it; only these have all sizes of a jagged tensor."""
+    return [value, *plain_parts(value)] if isinstance(value, torch.Tensor) else [value]
 
 
 def _range_of(env: Any, symbol: Any) -> dict[str, Any]:
@@ -466,8 +473,8 @@ class _SizeCheck:
         for name, size in self._sizes.items():
             seen[name] = size.number
             if size.place is not None:
-                at, dimension = size.place
-                value = arguments[at]
+                at, part, dimension = size.place
+                value = _parts(arguments[at])[part]
                 seen[name] = int(value if dimension is None else value.size(dimension))
         numbers = torch_compat.handed_numbers(step)
         if len(numbers) == len(self._handed):

@@ -97,7 +97,7 @@ class GraphMemory:
             sizes=tuple(
                 (k, str(expression_of(v)), hint(v))
                 for k, v in enumerate(inputs)
-                if isinstance(v, torch.SymInt)
+                if expression_of(v) is not None
             ),
             bytes_at=SizedBytes(made) if made.symbolic else None,
             fixed_bytes=sum(dict(map(_storage, (*own, *(inputs[k] for k in parameters)))).values()),

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import remat
-from remat.errors import BudgetWarning
+from remat.errors import BudgetError, BudgetWarning
 from remat.integrations import step_tally
 from remat.running.measure import measure_step
 
@@ -225,3 +225,26 @@ def test_a_plan_of_one_of_several_graphs_says_so() -> None:
     f = whole(Blocks([Block()]), {"budget": 0.5, "lower": "eager"})
     f(torch.randn(64, 64)).sum().backward()
     assert "graph" not in dict(remat.plans()[-1].rows)
+
+
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+def test_a_budget_in_bytes_holds_for_jagged_tensors_of_every_length(lower: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.Sigmoid(), nn.Linear(64, 16))
+    f = whole(model, {"budget": "48KiB", "lower": lower})
+    before = len(remat.plans())
+    for lengths, plans in ([3, 5, 9], 1), ([4, 5], 1), ([20, 5, 9], 2):
+        parts = [torch.randn(n, 16) for n in lengths]
+        x = torch.nested.nested_tensor(parts, layout=torch.jagged)
+        found, wanted = (
+            torch.autograd.grad(run(x).sin().values().sum(), list(model.parameters()))
+            for run in (f, model)
+        )
+        torch.testing.assert_close(found, wanted)
+        made = remat.plans()[before:]
+        assert all(plan.peak_bytes <= 48 * 2**10 for plan in made)
+        assert len(made) >= plans
+    too_small = whole(model, {"budget": "8KiB", "lower": lower})
+    torch.compiler.reset()
+    with pytest.raises(BudgetError):
+        too_small(x)

@@ -1,6 +1,6 @@
 """The command group ``remat``, and the options and helpers that its commands share.
 
-Exit codes: 0 done, 1 the command failed, 2 wrong usage, 130 interrupted by Ctrl-C.
+Exit codes: 0 done, 1 the command failed, 2 wrong usage, 130 interrupted by Ctrl-C. `plan` and `repro` have further ones.
 """
 
 from __future__ import annotations

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from remat.planning.plans import PlanSet
     from remat.planning.request import PlanRequest
 
+#: Exit code if the plan is within the budget by simulation, but not by the estimate for Inductor. `repro` has 3.
+ABOVE_AS_COMPILED = 4
+
 
 @main.command()
 @model_options
@@ -70,7 +73,10 @@ def plan(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Plan one training step of MODEL under a memory budget."""
+    """Plan one training step of MODEL under a memory budget.
+
+    Exit code: 4 if the plan is within the budget by simulation, but its estimated peak under Inductor is not.
+    """
     from remat.cli import tables
     from remat.planning.plan import Plan
     from remat.planning.plan_set import plan_graphs
@@ -96,9 +102,15 @@ def plan(
             made.plot(plot)
     if save is not None:
         write_file(save, made.to_json(), "plan")
+    fuses = options["lower"] == "inductor" and request.budget.on_peak
+    expected = made.predicted_peak_bytes if fuses and isinstance(made, Plan) else 0
+    limit = request.budget.peak_bytes or expected
+    if expected > limit:  # under --json, standard output is the plan alone
+        click.echo(_above(expected, limit), err=as_json)
+    code = ABOVE_AS_COMPILED if expected > limit else 0
     if as_json:
         click.echo(made.to_json(), nl=False)
-        return
+        click.get_current_context().exit(code)
     for joint, one in zip(step.joints, [made] if isinstance(made, Plan) else made, strict=True):
         if explain:  # the explanation has the figures of the table
             click.echo(f"{step.title(joint)}\n{one.explain()}")
@@ -106,11 +118,29 @@ def plan(
             tables.show(tables.plan_table(one, step.title(joint), str(request.cost)))
     if not isinstance(made, Plan):
         click.echo(made.explain().partition("\n")[0])
-    elif request.budget.on_peak and options["lower"] == "inductor":
+    elif expected:
         click.echo(
-            f"as compiled    {format_bytes(made.predicted_peak_bytes)} is expected once Inductor has fused this plan; "
+            f"as compiled    {format_bytes(expected)} is expected once Inductor has fused this plan; "
             'torch.compile(backend="remat") plans by such peaks, this command by those of the graph as it is'
         )
     for what, path in (("drawn:", plot), ("plan written to", save)):
         if path is not None:
             click.echo(f"{what} {path}")
+    click.get_current_context().exit(code)
+
+
+def _above(expected: int, limit: int) -> str:
+    """Return the first line of the output if a plan is within its budget by simulation alone.
+
+    Args:
+        expected: the plan's estimated peak under Inductor, in bytes.
+        limit: the budget on the peak, in bytes.
+    """
+    from remat.units import format_apart
+
+    allowed, peak = format_apart(limit, expected)
+    return (
+        f"above budget   a peak of {peak} ({expected} bytes) is estimated under Inductor; expected at most {allowed} "
+        f"({limit} bytes), which holds by simulation without fusion. Try other budgets here, or train with "
+        'torch.compile(backend="remat"), which plans by estimated peaks'
+    )

@@ -164,6 +164,21 @@ def test_a_budget_on_the_peak_tells_what_is_expected_of_compiled_code() -> None:
     assert "as compiled" not in shown(*asked, "--lower", "eager")
 
 
+def test_a_plan_above_its_budget_under_inductor_has_an_exit_code_of_its_own() -> None:
+    """The block's simulated peak is 468,288 bytes, and the estimate under Inductor 566,784 bytes."""
+    asked = ("plan", "nets.py:block", "--cost", "roofline:h100", "--budget", "500000B")
+    done = run(*asked)
+    assert done.exit_code == 4
+    says = "above budget   a peak of 554 KiB (566784 bytes) is estimated under Inductor; expected at most 488"
+    assert done.stdout.startswith(says)
+    machine = run(*asked, "--json")
+    assert machine.exit_code == 4
+    assert json.loads(machine.stdout)["peak_bytes"] == 468288
+    assert says in machine.stderr
+    shown(*asked, "--lower", "eager")
+    shown("plan", "nets.py:block", "--budget", "566784B")
+
+
 @pytest.mark.parametrize(
     ("function", "says"),
     [

@@ -145,7 +145,9 @@ def about(option: str) -> Iterator[None]:
 
 def append_message(error: BaseException, text: str) -> None:
     """Append a line to the message of an error."""
-    if error.args and isinstance(error.args[0], str):
+    if not error.args:
+        error.args = (text,)
+    elif isinstance(error.args[0], str):
         error.args = (f"{error.args[0]}\n{text}", *error.args[1:])
     else:  # no text to append to; tracebacks show notes
         error.add_note(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,14 @@ WITHOUT_REMAT = (
 )
 
 
+#: Cause of a forward that needs backward, for messages. Inductor's joint-graph passes apply the pattern.
+RANDPERM_PATTERN = (
+    "Inductor's pattern randperm_index_add (torch/_inductor/fx_passes/misc_patterns.py) reads the length of a slice of "
+    "torch.randperm from the gradient of what the slice indexes. Forward would need backward. With "
+    "options={'lower': 'eager'} the step runs, without Inductor's passes"
+)
+
+
 def name_plain_failure(
     error: Exception, module: fx.GraphModule, inputs: Sequence[Any], lower: str
 ) -> None:
@@ -48,7 +57,17 @@ def name_plain_failure(
         compiler = torch_compat.lookup_backend(backend)
         if raises_alike(error, partial(compiler, module, list(inputs))):
             append_message(error, WITHOUT_REMAT.format(backend=backend))
+            frames = traceback.extract_tb(_inner(error).__traceback__)
+            # The pattern leaves a cycle if the gradient depends on the slice.
+            if frames[-1].name == "stable_topological_sort" and _slices_randperm(module):
+                append_message(error, RANDPERM_PATTERN)
             return
+
+
+def _slices_randperm(module: fx.GraphModule) -> bool:
+    """Return whether a graph from Dynamo takes a slice of a random permutation."""
+    drawn = module.graph.find_nodes(op="call_function", target=torch.randperm)
+    return any(user.target is operator.getitem for node in drawn for user in node.users)
 
 
 def raises_alike(error: Exception, run: Callable[[], object]) -> bool:

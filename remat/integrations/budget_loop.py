@@ -41,6 +41,7 @@ from remat.integrations.workarounds import (
 from remat.passes.ranks.agree_ranks import AgreeRanks
 from remat.planning.fused_peak import FusedSearch, input_bytes
 from remat.planning.plan import Plan
+from remat.planning.plan_text import learned_text
 from remat.planning.planner import Planner, plan_graph
 from remat.planning.request import PlanRequest
 from remat.units import Budget, format_apart, format_bytes
@@ -634,7 +635,7 @@ class CompiledBudget:
                 f"Inductor compiled it{where}, the least of the plans that were compiled ({len(compiled)}){without}. "
                 f"It is proven only that none is below {self._inputs} bytes ({format_bytes(self._inputs)}), which "
                 f"parameters and inputs take. {_UNSHRUNK}. `remat plan MODEL --budget peak:0` estimates the least peak, without "
-                f"compiling. {advice[0].upper()}{advice[1:]}"
+                f"compiling. {advice[0].upper()}{advice[1:]}{learned_text(made.forward.graph.nodes)}"
             )
         what = "has a peak of" if asked.on_peak else "keeps"
         instead = "A share is held as nearly as can be; a peak in bytes is held or refused"

@@ -27,6 +27,7 @@ from remat.planning.candidates import Candidate
 from remat.planning.peak_planner import CLOSING
 from remat.planning.peak_search import PeakSearch
 from remat.planning.pipelines import modules_of
+from remat.planning.plan_text import learned_text
 from remat.planning.planner import Planner
 from remat.planning.prepared import VERTICES
 from remat.units import Budget, bytes_of_share, format_bytes
@@ -161,7 +162,7 @@ class FusedSearch:
         Raises:
             BudgetError: the budget is in bytes, and parameters and inputs alone exceed it.
         """
-        _refuse_less_than_inputs(self.planner, budget)
+        _refuse_less_than_inputs(self, budget)
         known, planner = compiled or {}, self.planner
         in_bytes, offloads = budget.peak_bytes is not None, planner.request.offload is not None
         limit = budget.peak_bytes if in_bytes else self._limit
@@ -482,14 +483,19 @@ def input_bytes(joint: JointGraph) -> int:
     return sum(Sizes(joint.memories).of_all(inputs).values())
 
 
-def _refuse_less_than_inputs(planner: Planner, budget: Budget) -> None:
-    """Raise a BudgetError if a budget on the peak is in bytes and below the bytes of parameters and inputs."""
-    given = input_bytes(planner.state.joint)
+def _refuse_less_than_inputs(search: FusedSearch, budget: Budget) -> None:
+    """Raise a BudgetError if a budget on the peak is in bytes and below the bytes of parameters and inputs.
+
+    The message names the least estimated peak, so the error costs one search.
+    """
+    given = input_bytes(search.planner.state.joint)
     if budget.peak_bytes is not None and budget.peak_bytes < given:
+        least, _ = search._explore()
         raise BudgetError(
             f"budget is a peak of {format_bytes(budget.peak_bytes)} ({budget.peak_bytes} bytes), which is infeasible: "
-            f"parameters and inputs alone take {format_bytes(given)} ({given} bytes); remat.Peak(0.0) asks for the "
-            "least peak that is found"
+            f"parameters and inputs alone take {format_bytes(given)} ({given} bytes). The least peak of any plan found is "
+            f"about {format_bytes(least)} ({least} bytes), estimated under Inductor; budget=remat.Peak(0.0) runs that plan"
+            + learned_text(search.planner.state.index.nodes)
         )
 
 

@@ -14,6 +14,7 @@ from remat.planning.candidates import Candidate
 from remat.planning.offload_planner import OffloadPlanner
 from remat.planning.peak_frontier import FEW_RUNS, PeakFrontier, by_peak
 from remat.planning.peak_search import PeakSearch
+from remat.planning.plan_text import learned_text
 from remat.planning.prepared import VERTICES
 from remat.solvers.auto import is_auto
 from remat.solvers.lagrangian import Lagrangian
@@ -381,10 +382,10 @@ class PeakPlanner(OffloadPlanner):
         held = ""
         if self.state.policies or (self.state.plain is not None and not self.state.chunk):
             named = self.state.policies or "by remat.region"
-            held = f" All plans follow the policies {named}; others may lower the least peak."
+            held = f". All plans follow the policies {named}; others may lower the least peak"
         return BudgetError(
             f"{asked}{why}. The least peak of any plan found is {format_bytes(least)} ({least} bytes); "
-            f"{self.request.how_to_run(least)}. {_UNSHRUNK}{held}"
+            f"{self.request.how_to_run(least)}. {_UNSHRUNK}{held}{learned_text(self.state.index.nodes)}"
         )
 
     @cached_property

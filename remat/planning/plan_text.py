@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from torch import fx
+
+from remat.graph.source import source_line
+from remat.graph.storages import expression_of, has_symbols, hint, numbers_of
 from remat.report.explanation import counted
 from remat.units import Budget, bytes_of_share, format_bytes, format_cost
 
@@ -183,3 +187,24 @@ def offload_lines(plan: Plan, made_by: Mapping[str, str]) -> list[str]:
         nbytes = format_bytes(sum(value.nbytes for value in rest))
         lines.append(f"    {nbytes:>10}  {len(rest)} smaller ones")
     return lines
+
+
+def learned_text(nodes: Iterable[fx.Node]) -> str:
+    """Return the text, for a refused budget, on the numbers that stand for data-dependent sizes; may be empty.
+
+    Args:
+        nodes: the nodes of a graph. The first node with a size gives the line of the user's code.
+    """
+    found: dict[str, str] = {}
+    for node in nodes:
+        for size in numbers_of(node.meta.get("val")):
+            for symbol in getattr(expression_of(size), "free_symbols", ()):
+                learned = size.node.shape_env.create_symintnode(symbol, hint=None)
+                if symbol.name not in found and has_symbols([learned], learned=True):
+                    found[symbol.name] = f"{symbol.name} ({source_line(node)}) as {hint(learned):,}"
+    if not found:
+        return ""
+    return (
+        f". A size that depends on data counts by a number: {', '.join(found.values())}. A bound in the model's code, "
+        "torch._check(size <= N), makes it N at most"
+    )

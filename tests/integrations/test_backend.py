@@ -93,7 +93,7 @@ def test_errors_keep_their_class_and_end_with_our_message(model: nn.Module, by_n
     with pytest.raises(BudgetError) as caught:
         torch.compile(model, **given)(X)
     assert isinstance(caught.value, torch_compat.BackendCompilerFailed)
-    assert str(caught.value).endswith("asks for the least peak that is found")
+    assert str(caught.value).endswith("budget=remat.Peak(0.0) runs that plan")
     assert isinstance(caught.value.inner_exception, BudgetError)
 
 
@@ -200,3 +200,33 @@ def test_the_stages_of_a_compilation_are_named(
     with torch_compat.functorch_config.patch(enable_autograd_cache=False):
         torch.compile(model, backend=remat.backend(budget=0.5))(X).sum().backward()
     assert stages[:3] == ["planning", "compiling forward", "compiling backward"]
+
+
+def cyclic(x: torch.Tensor, k: int) -> torch.Tensor:
+    return x[torch.randperm(16)[:k]].sin().sum()
+
+
+def linear(x: torch.Tensor, k: int) -> torch.Tensor:
+    return x[torch.randperm(16)[:k]].sum()
+
+
+@pytest.mark.parametrize("program", [cyclic, linear])
+def test_a_forward_that_inductor_makes_need_backward_is_named_and_runs_without_inductor(
+    program: Any,
+) -> None:
+    def gradient(run: Any, k: int) -> torch.Tensor:
+        torch.manual_seed(k)
+        x = torch.linspace(0, 1, 128).view(16, 8).requires_grad_()
+        return torch.autograd.grad(run(x, k), x)[0]
+
+    torch.compiler.reset()
+    fused = torch.compile(program, backend="remat")
+    gradient(fused, 4)  # the next size is a symbol
+    with pytest.raises(Exception, match=r"pattern randperm_index_add .*'lower': 'eager'") as caught:
+        gradient(fused, 5)
+    if program is linear:
+        assert "forward outputs depend on backward" in str(caught.value)
+    torch.compiler.reset()
+    unfused = torch.compile(program, backend="remat", options={"lower": "eager"})
+    for k in (4, 5, 6):
+        assert torch.equal(gradient(unfused, k), gradient(program, k))

@@ -13,6 +13,8 @@ import torch
 import remat
 from remat.errors import BudgetError, BudgetWarning
 from remat.integrations.budget_loop import CompiledBudget, warn_of_saved
+from remat.planning.fused_peak import FusedSearch
+from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.units import format_bytes
 
@@ -156,7 +158,7 @@ def test_a_refusal_of_one_of_several_graphs_names_no_budget(joint: remat.JointGr
 
 
 def test_a_peak_below_parameters_and_inputs_is_refused_before_anything_is_compiled(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, joint: remat.JointGraph
 ) -> None:
     def compiled(*args: object, **kwargs: object) -> None:
         raise AssertionError("nothing is to be compiled")
@@ -165,8 +167,14 @@ def test_a_peak_below_parameters_and_inputs_is_refused_before_anything_is_compil
     x, w = torch.randn(64, 16), torch.randn(16, 32, requires_grad=True)
     torch.compiler.reset()
     budget = remat.Peak((64 * 16 + 16 * 32) * 4 - 1)
-    with pytest.raises(Exception, match=r"parameters and inputs alone take 6 KiB \(6144 bytes\)"):
+    with pytest.raises(BudgetError, match=r"inputs alone take 6 KiB \(6144 bytes\)") as caught:
         torch.compile(step, backend="remat", options={"budget": budget})(x, w)
+    least = re.search(r"about .* \((\d+) bytes\), estimated under Inductor", str(caught.value))
+    assert least
+    request = PlanRequest.of(budget=remat.Peak(0.0))
+    planner = Planner.of(joint.copy(), request)
+    assert int(least[1]) == planner.expected(FusedSearch(planner).within(request.budget))
+    assert "budget=remat.Peak(0.0) runs that plan" in str(caught.value)
 
 
 def test_a_saved_plan_that_is_above_its_budget_as_compiled_is_warned_of(

@@ -314,6 +314,25 @@ def counted(x: T, n: T) -> T:
     return (torch.ones(k, 8).sin() @ x.mT.exp()).cos().sum(0)  # type: ignore[call-overload,no-any-return]
 
 
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+@pytest.mark.parametrize(("bound", "number"), [(10**6, "4,096"), (512, "512")])
+def test_a_refusal_says_what_a_size_that_the_data_tells_counts_as(
+    bound: int, number: str, lower: str
+) -> None:
+    def bounded(x: T, n: T) -> T:
+        k = n.item()
+        torch._check(k <= bound)
+        return counted(x, n)
+
+    with dynamo_config.patch(capture_scalar_outputs=True):
+        f = compiled(bounded, remat.Peak(100), lower=lower)
+        with pytest.raises(BudgetError) as caught:
+            f(drawn(6, 8), torch.tensor(4))
+    says = rf"a size that depends on data counts by a number: u\d \(test_step_guards.py:\d+ .*\) as {number}\."
+    assert re.search(says, str(caught.value), re.IGNORECASE)
+    assert "torch._check(size <= N), makes it N at most" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("by", "lower"), [("saved", "eager"), ("peak", "eager"), ("peak", "inductor")]
 )

@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from remat import torch_compat
 from remat.errors import PlanError
 from remat.graph import ops
+from remat.graph.capture_errors import RANDPERM_PATTERN
 from remat.graph.copying import Copier
 from remat.graph.fake import cloned, refresh_views
 from remat.graph.forward_order import forward_sorted
@@ -205,6 +206,10 @@ class Extraction:
         invalid = [i for i in running if roles.tangent_closure[i]]
         if invalid:
             lines = [f"  {located(index.nodes[i])}" for i in invalid[:5]]
+            if self._joint.lower == "inductor" and any(
+                _slices_randperm(index.nodes[i]) for i in invalid
+            ):
+                lines.append(RANDPERM_PATTERN)
             raise PlanError("\n".join(["forward outputs depend on backward, through:", *lines]))
         return forward_sorted(running, index, roles, self._state.storages)
 
@@ -275,6 +280,12 @@ class Extraction:
         values = [snapshot.get(o, env.get(o)) if isinstance(o, fx.Node) else o for o in outputs]
         write_output(graph.output(()), values, descs)
         return graph
+
+
+def _slices_randperm(node: fx.Node) -> bool:
+    """Return whether a node is a slice of a random permutation."""
+    drawn = node.args[0] if node.target is torch.ops.aten.slice.Tensor else None
+    return isinstance(drawn, fx.Node) and ops.packet(drawn.target) is torch.ops.aten.randperm
 
 
 def _copy_runs(

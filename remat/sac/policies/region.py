@@ -154,7 +154,7 @@ class _Run:
         argument before the operator writes to it, so another tensor must be the last one.
         """
         if self._random is not None and self._random.wrote_argument:
-            _Saving.apply(_EMPTY)  # type: ignore[no-untyped-call]
+            _Saving.apply(_LEAF)  # type: ignore[no-untyped-call]
 
     @property
     def _where(self) -> str:
@@ -163,8 +163,10 @@ class _Run:
         return f"region with policy '{name_of(self._policy)}'"
 
 
-#: A tensor that `_Saving` saves; autograd saves nothing for tensors that require no gradient.
-_EMPTY = torch.empty(0, requires_grad=True)
+#: Argument of `_Saving`, because autograd saves nothing if no argument requires a gradient.
+_LEAF = torch.empty(0, requires_grad=True)
+#: The tensor that `_Saving` saves. PyTorch detaches a saved leaf, which fails under a fake mode.
+_EMPTY = torch.empty(0)
 
 
 class _Saving(torch.autograd.Function):
@@ -172,7 +174,7 @@ class _Saving(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> None:
-        ctx.save_for_backward(x)
+        ctx.save_for_backward(_EMPTY)
 
 
 @contextlib.contextmanager

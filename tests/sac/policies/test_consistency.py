@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from remat.errors import PolicyError
@@ -172,6 +173,13 @@ def test_noise_of_a_region_within_a_region_is_written_again() -> None:
         return run(x, inner)
 
     assert torch.equal(gradient(checkpointed_run, outer), gradient(run))
+
+
+def test_noise_is_written_again_under_a_fake_mode() -> None:
+    with FakeTensorMode():
+        x = torch.ones(6, requires_grad=True)
+        found = planned.gradient(lambda x: F.rrelu(x, training=True), x, context_fn(Table()))
+    assert found.shape == (6,)
 
 
 @pytest.mark.parametrize(("noise", "count"), [(False, 1), (True, 2)])

@@ -12,6 +12,8 @@ import inspect
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 
 class RematError(Exception):
@@ -210,6 +212,24 @@ def warn(text: str, category: type[Warning]) -> None:
     for noted in _RECORDED.get():
         noted.append((text, category))
     warnings.warn(text, category, stacklevel=levels_to_user())
+
+
+@dataclass(slots=True)
+class Said:
+    """The bytes that the last warning about a step named, so that a warning follows only for more.
+
+    Attributes:
+        nbytes: the bytes; 0 before the first warning.
+    """
+
+    NEXT: ClassVar[str] = "Another warning follows only if it takes over 10% more"
+
+    nbytes: int = 0
+
+    @property
+    def quiet(self) -> int:
+        """The most bytes that need no further warning: a tenth more than ``nbytes``."""
+        return self.nbytes + self.nbytes // 10
 
 
 def levels_to_user() -> int:

@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import torch
 from torch import fx
 
 from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER
-from remat.errors import ProblemError, RematError, did_you_mean
+from remat.errors import BudgetWarning, ProblemError, RematError, did_you_mean, warn
 from remat.graph.capture import LOWERINGS
 from remat.graph.capture_errors import name_plain_failure
 from remat.graph.joint import JointGraph, copy_module
@@ -27,10 +28,12 @@ from remat.integrations.compile_progress import CompileProgress
 from remat.integrations.partitioner import (
     Partitioner,
     StepPartition,
+    code_of,
     name_of,
     partitioner,
 )
-from remat.integrations.step_guards import at_declared_sizes, wrap_step
+from remat.integrations.step_guards import at_declared_sizes
+from remat.integrations.step_wrapper import wrap_step
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.ranks.agree_ranks import WAIT_S, AgreeRanks
 from remat.planning.plan import Plan
@@ -168,6 +171,7 @@ class Backend:
                 torch_compat.innermost_fn(compiled).partitioned = self, step  # type: ignore[attr-defined]
             made = step.made
             if made is None:
+                _warn_of_traced_backward(gm, step)
                 return compiled
             step.check_host()
             look = step.finish(_traced_inputs(gm, example_inputs))
@@ -360,6 +364,33 @@ def _compile_eager(
         keep_inference_input_mutations=True,
     )
     return compiled(gm, example_inputs)
+
+
+def _warn_of_traced_backward(gm: fx.GraphModule, step: StepPartition) -> None:
+    """Warn that an unplanned graph runs backward itself, as under Dynamo's option ``trace_autograd_ops``.
+
+    AOTAutograd does not partition such a graph, because autograd runs no part of it later. The
+    warning is given once for each compiled function.
+
+    Args:
+        gm: the graph from Dynamo.
+        step: the compilation, without a plan.
+    """
+    modules = [m for m in gm.modules() if isinstance(m, fx.GraphModule)]
+    targets = {node.target for m in modules for node in m.graph.nodes}
+    name = torch_compat.traced_frame()[0]
+    key = f"{name} {code_of('')}"
+    if key in step.graphs.unplanned or targets.isdisjoint(
+        (torch.autograd.grad, torch_compat.functorch_grad)
+    ):
+        return
+    step.graphs.unplanned.add(key)
+    warn(
+        f"'{name or name_of(gm)}' runs without a plan, and its budget {step.asked.budget.label} is not held: it computes "
+        "gradients itself, so forward and backward are one graph, which cannot be partitioned. Compile only the model "
+        "or the loss, and call backward() or torch.autograd.grad outside of the compiled function",
+        BudgetWarning,
+    )
 
 
 def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -18,7 +18,7 @@ from torch import fx
 
 from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER
-from remat.errors import BudgetError, BudgetWarning, ProblemError, warn
+from remat.errors import BudgetError, BudgetWarning, ProblemError, Said, warn
 from remat.graph.collection import paused_collection
 from remat.graph.costs.auto import device_type_of, is_for_cpu
 from remat.graph.joint import JointGraph, copy_module, primals_of
@@ -62,8 +62,6 @@ from remat.version import __version__
 
 _LOG = logging.getLogger(__name__)
 
-#: A step over its budget causes another warning if its bytes exceed the bytes in the last warning by this factor.
-_MORE_OVER = 1.1
 #: Pattern of Dynamo's path of a submodule, such as ``L['self'].blocks``; the group is the local variable's name.
 _OF_LOCAL = re.compile(r"L\['(\w+)'\]\.")
 #: Attributes of a partitioner that do not affect its plans, or that enter its cache key in another way.
@@ -88,8 +86,8 @@ class CompiledGraphs:
         has_breaks: whether the step has graph breaks. A pattern that matches no module in one graph
             may then match a module in another graph.
         host_bytes: dict from the identity of each graph to the bytes that the graph offloads.
-        over: dict from the identity of each graph that runs although its budget cannot be met, to
-            the bytes that the last warning about the graph named.
+        unplanned: identities of the functions without a plan that a warning has named.
+        said: dict from the identity of each graph to the bytes that warnings about the graph named.
     """
 
     planned: set[str] = field(default_factory=set)
@@ -97,7 +95,8 @@ class CompiledGraphs:
     matched: set[str] = field(default_factory=set)
     has_breaks: bool = False
     host_bytes: dict[str, int] = field(default_factory=dict)
-    over: dict[str, int] = field(default_factory=dict)
+    unplanned: set[str] = field(default_factory=set)
+    said: defaultdict[str, Said] = field(default_factory=lambda: defaultdict(Said))
 
 
 class Partitioner(torch_compat.CustomPartitionerFn):
@@ -377,7 +376,7 @@ class StepPartition:
     def count_runs(
         self, gm: fx.GraphModule, inputs: Sequence[Any]
     ) -> Callable[[Sequence[Any], Sequence[Any], Any], None] | None:
-        """Return the callback that counts runs of the compiled graph, for `step_guards.wrap_step`.
+        """Return the callback that counts runs of the compiled graph, for `step_wrapper.wrap_step`.
 
         The result is None if the budget is not a peak in bytes, or no plan was made.
 
@@ -512,11 +511,16 @@ class StepPartition:
         Raises:
             PlanError: a saved plan exceeds its budget in bytes at the traced sizes.
         """
-        if self.made is None:
+        made, look = self.made, None
+        if made is None:
             return None
-        self.warn_if_over()
-        look = guard_sizes(inputs, self.made, saved=self.applied, watched=self.watched)
-        plan_log.add(self.made)
+        if not self.over or not self.beside[1]:  # else `StepTally` warns when the graphs run
+            budget = self.options.request.budget if self.over else made.asked
+            said = self.graphs.said[self._kind or made.fingerprint]
+            if self.over:
+                self._warn_of_excess(made, said)
+            look = guard_sizes(inputs, made, budget, said, saved=self.applied, watched=self.watched)
+        plan_log.add(made)
         return look
 
     def _of_step(self) -> str:
@@ -594,26 +598,22 @@ class StepPartition:
             return False
         return asked.budget.in_bytes and (self._trains or bool(self.beside[1]))
 
-    def warn_if_over(self) -> None:
+    def _warn_of_excess(self, made: Plan, said: Said) -> None:
         """Warn that a step runs although its budget cannot be met.
 
-        The warning is given once for each compiled function. It is given again if the step takes
-        over 10 % more bytes than the last warning named.
+        Args:
+            made: the plan that runs.
+            said: the bytes that warnings about this step have named; it is updated.
         """
-        made, kind = self.made, self._kind or ""
-        # If several graphs share the budget, `StepTally` warns when they run.
-        if not self.over or made is None or self.beside[1]:
-            return
         on_peak = self.options.request.budget.on_peak
-        taken, said = made.peak_bytes if on_peak else made.saved_bytes, self.graphs.over.get(kind)
-        if said is not None and taken <= said * _MORE_OVER:
+        taken = made.peak_bytes if on_peak else made.saved_bytes
+        if taken <= said.quiet:
             return
-        self.graphs.over[kind] = taken
+        said.nbytes = taken
         warn(
             f"a step that has run before is compiled again, and its budget cannot be held: {self.over}. The plan with "
             f"the least {'peak' if on_peak else 'saved bytes'} runs instead, which takes {format_bytes(taken)} "
-            f"({taken} bytes). Of this code no more is said unless it takes over {_MORE_OVER - 1:.0%} more; "
-            "options={'strict': True} refuses it",
+            f"({taken} bytes). {Said.NEXT}; options={{'strict': True}} refuses it",
             BudgetWarning,
         )
 

@@ -1,13 +1,9 @@
-"""Check a compiled step at run time: its sizes, and writes to its outputs.
+"""Check the sizes of a compiled step.
 
-Sizes: with dynamic shapes, a plan meets a budget in bytes only up to some sizes. The step's bytes
-are known as expressions of its symbolic sizes. Upper bounds of these expressions give the largest
-sizes that meet the budget. A guard makes Dynamo recompile for larger sizes. Sizes that no guard can
-bound are checked when the step runs.
-
-Writes: autograd detects a write to a saved tensor by the tensor's version counter. A compiled step
-may save a second tensor that shares the memory of an output. The second tensor has its own version,
-which a write to the output does not change. This module therefore checks the version of the output.
+With dynamic shapes, a plan meets a budget in bytes only up to some sizes. The step's bytes are known
+as expressions of its symbolic sizes. Upper bounds of these expressions give the largest sizes that
+meet the budget. A guard makes Dynamo recompile for larger sizes. Sizes that no guard can bound are
+checked when the step runs, and so are all sizes of a step that exceeds its budget.
 """
 
 from __future__ import annotations
@@ -15,8 +11,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice
 from typing import Any
 
 import sympy
@@ -24,7 +18,7 @@ import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.errors import BudgetError, BudgetWarning, PlanError, RereadError, warn
+from remat.errors import BudgetError, BudgetWarning, PlanError, Said, warn
 from remat.graph.joint import outputs_of
 from remat.graph.liveness import StorageKind, own_outputs, sums_of
 from remat.graph.source import source_line
@@ -36,7 +30,6 @@ from remat.graph.storages import (
     planned_sizes,
     sizes_at,
 )
-from remat.integrations.workarounds import allow_keeping_the_graph
 from remat.planning.plan import Plan
 from remat.sac.run.operators import plain_parts
 from remat.units import Budget, format_apart, format_bytes
@@ -227,7 +220,7 @@ class SizedBytes:
         # If the compiled bytes have no symbolic sizes, the simulated ones are used instead.
         if all(x.size is None for x in timeline.lifetimes):
             timeline = plan.simulated
-        peak = plan.asked.peak_bytes is not None
+        peak = plan.asked.on_peak
         self.taken = plan.peak_bytes if peak else plan.saved_bytes
         chosen = [x for x in timeline.lifetimes if peak or x.kind is StorageKind.SAVED]
         # Saved values are all alive when backward begins, so one program point suffices to sum their bytes.
@@ -309,7 +302,13 @@ Look = Callable[[Sequence[Any], Any], None]
 
 
 def guard_sizes(
-    example_inputs: Sequence[Any], made: Plan, *, saved: Plan | None, watched: bool
+    example_inputs: Sequence[Any],
+    made: Plan,
+    budget: Budget,
+    said: Said,
+    *,
+    saved: Plan | None,
+    watched: bool,
 ) -> Look | None:
     """Make Dynamo recompile a step for sizes at which its plan may exceed a budget in bytes.
 
@@ -319,18 +318,19 @@ def guard_sizes(
 
     Args:
         example_inputs: inputs that the step was traced with.
-        made: the step's plan, with the budget and, if known, the figures of the compiled code.
+        made: the step's plan, with the figures of the compiled code if these are known.
+        budget: the step's budget, which the plan may exceed.
+        said: the bytes that warnings about this step have named.
         saved: the saved plan that the step was split by, which no new plan may replace; None if the step was planned.
         watched: whether the returned callback will be called after each run.
 
     Returns:
         A callback that checks the sizes that no guard can bound. None if no such check is needed,
-        if ``watched`` is False, or if the step exceeds its budget even at the traced sizes.
+        or if ``watched`` is False.
 
     Raises:
         PlanError: a saved plan exceeds its budget in bytes at the traced sizes.
     """
-    budget = made.asked
     limit = budget.peak_bytes or budget.nbytes
     if limit is None or not (made.symbolic or made.learns_sizes):
         return None
@@ -345,8 +345,12 @@ def guard_sizes(
             f"{format_bytes(bytes_at.taken)} ({bytes_at.taken} bytes) at these sizes; expected sizes at which it "
             f"takes at most {limit} bytes. Plan again at the largest sizes, or under a ratio, which grows with them"
         )
+    most = limit  # bytes from which on Dynamo recompiles the step
     if bytes_at.taken > limit:
-        return None
+        said.nbytes = max(said.nbytes, bytes_at.taken)  # compilation has warned
+        # A plan for other sizes may meet the budget. Dynamo compiles a function eight times at most, so the bytes of
+        # a step that is checked when it runs double before it is compiled again.
+        most = 2 * bytes_at.taken if watched else said.quiet
     inputs = {n: s for n, s in sizes_of(example_inputs).items() if n in bytes_at.symbols}
     learned = _learned_sizes(made, bytes_at.symbols - inputs.keys())
     # No guard may bound a data-dependent or a declared size: the guard would raise instead of causing a recompilation.
@@ -360,20 +364,20 @@ def guard_sizes(
         return None
     # If the budget holds for every value of the sizes that no guard bounds, guards on the other sizes suffice.
     widest = {name: given[name] for name in fixed}
-    if bytes_at({**widest, **{n: (s.least, s.number) for n, s in free.items()}}) <= limit:
+    if bytes_at({**widest, **{n: (s.least, s.number) for n, s in free.items()}}) <= most:
         fixed = widest
-    largest = _largest(bytes_at, limit, free, fixed)
-    for name, most in largest.items():
-        torch._check(free[name].value <= most)  # type: ignore[no-untyped-call]  # adds the guard
-        given[name] = free[name].least, most
-    if bytes_at(given) <= limit:
+    for name, largest in _largest(bytes_at, most, free, fixed).items():
+        torch._check(free[name].value <= largest)  # type: ignore[no-untyped-call]  # adds the guard
+        given[name] = free[name].least, largest
+    if bytes_at(given) <= max(limit, said.quiet):
         return None
-    look = _SizeCheck(made, bytes_at, limit, sizes, fixed)
+    look = _SizeCheck(made, bytes_at, budget, limit, said, sizes, fixed)
     if watched and not look.unseen:
         return look
     warn(
-        f"'{made.graph}' holds its budget {budget.label} for {look.shown()}. The step exceeds the budget at larger sizes, "
-        "which depend on the data and are not checked as it runs. Keep them smaller, or give a smaller budget",
+        f"'{made.graph}' {'holds' if most == limit else 'exceeds'} its budget {budget.label} for {look.shown()}. The step "
+        "takes more at larger sizes, which depend on the data and are not checked as it runs. Keep them smaller, or "
+        "give a smaller budget",
         BudgetWarning,
     )
     return look if watched else None
@@ -408,12 +412,15 @@ def _learned_sizes(made: Plan, names: set[str]) -> list[Size]:
 class _SizeCheck:
     """Callback that checks the sizes of each run of a step.
 
-    The callback warns once if the step exceeds its budget at the sizes of a run.
+    The callback warns if the step exceeds its budget at the sizes of a run, and takes over a tenth
+    more than earlier warnings named.
 
     Args:
         made: the step's plan.
         bytes_at: the step's bytes as a function of sizes.
-        limit: the budget in bytes.
+        budget: the budget.
+        limit: bytes above which the callback warns.
+        said: the bytes that warnings about this step have named.
         sizes: all sizes on which the bytes depend.
         unbounded: symbols of the sizes that no guard bounds.
 
@@ -425,7 +432,9 @@ class _SizeCheck:
         self,
         made: Plan,
         bytes_at: SizedBytes,
+        budget: Budget,
         limit: int,
+        said: Said,
         sizes: Sequence[Size],
         unbounded: Collection[str],
     ) -> None:
@@ -434,14 +443,12 @@ class _SizeCheck:
         kinds = (torch.SymInt, torch.SymFloat, torch.SymBool)
         handed = [getattr(expression_of(v), "name", "") for v in numbers if isinstance(v, kinds)]
         self.unseen = {s.name for s in sizes if s.place is None and s.name not in handed}
-        self._bytes_at, self._limit = bytes_at, limit
+        self._bytes_at, self._budget, self._limit, self._said = bytes_at, budget, limit, said
         self._sizes = {s.name: s for s in sizes}
         self._shown = [s.name for s in sizes if s.name in unbounded] or [*self._sizes]
         self._handed = handed
-        self._graph, self._label = made.graph, made.asked.label
-        self._peak = made.asked.peak_bytes is not None
+        self._graph = made.graph
         self._held: Mapping[str, int] = dict.fromkeys(self._sizes, -1)
-        self._warned = False
 
     def __call__(self, arguments: Sequence[Any], step: Any) -> None:
         """Check the sizes of a finished run.
@@ -450,21 +457,20 @@ class _SizeCheck:
             arguments: arguments of the run.
             step: the node of autograd's graph that runs backward.
         """
-        if self._warned:
-            return
         seen = self._seen(arguments, step)
         if all(number <= self._held[name] for name, number in seen.items()):
             return
-        # If the budget holds at twice these sizes, later runs up to these sizes skip the sum.
+        most = max(self._limit, self._said.quiet)
+        # If no warning is due at twice these sizes, later runs up to these sizes skip the sum.
         for times in (2, 1):
             upto = {name: times * number for name, number in seen.items()}
             within = {n: (self._sizes[n].least, k) for n, k in upto.items()}
-            if self._bytes_at(within) <= self._limit:
+            if self._bytes_at(within) <= most:
                 self._held = upto
                 return
         taken = self._bytes_at({n: (k, k) for n, k in seen.items()})
-        if taken > self._limit:
-            self._warned = True
+        if taken > most:
+            self._said.nbytes = taken
             self._warn(taken, seen)
 
     def _seen(self, arguments: Sequence[Any], step: Any) -> dict[str, int]:
@@ -482,7 +488,7 @@ class _SizeCheck:
         return seen
 
     def _warn(self, taken: int, seen: Mapping[str, int]) -> None:
-        """Warn that the step exceeds its budget, and suggest a smaller budget.
+        """Warn that the step exceeds its budget, and suggest a smaller one if the plan was within the budget.
 
         The suggested budget is the given budget times the ratio of the planned bytes to ``taken``.
 
@@ -491,13 +497,15 @@ class _SizeCheck:
             seen: the sizes of the run.
         """
         more, most = format_apart(taken, self._limit)
-        less = self._limit * self._bytes_at.taken // taken
-        instead = Budget(peak_bytes=less) if self._peak else Budget(nbytes=less)
+        remedy, peak = "Raise the budget", self._budget.on_peak
+        if self._bytes_at.taken <= self._limit:
+            less = self._limit * self._bytes_at.taken // taken
+            instead = Budget(peak_bytes=less) if peak else Budget(nbytes=less)
+            remedy = f"budget='{instead}' makes up for it"
         warn(
-            f"'{self._graph}' {'has a peak of' if self._peak else 'keeps'} {more} ({taken} bytes) at "
-            f"{self.shown(seen)}, above the {most} ({self._limit} bytes) of its budget {self._label}. It was planned "
-            f"for {self.shown()}, and is not planned again. budget='{instead}' makes up for it; or keep these "
-            "sizes smaller. Nothing more is said of this step",
+            f"'{self._graph}' {'has a peak of' if peak else 'keeps'} {more} ({taken} bytes) at {self.shown(seen)}, above "
+            f"the {most} ({self._limit} bytes) of its budget {self._budget.label}. It was planned for {self.shown()}. "
+            f"{remedy}; or keep these sizes smaller. {Said.NEXT}",
             BudgetWarning,
         )
 
@@ -550,122 +558,3 @@ def _largest(
         if holds({**found, name: free[name].most}):
             found[name] = None
     return {name: most for name, most in found.items() if most is not None}
-
-
-def wrap_step(
-    compiled: Callable[..., Any],
-    made: Plan,
-    *,
-    by_inductor: bool,
-    count: Callable[[Sequence[Any], Sequence[Any], Any], None] | None,
-    look: Look | None,
-) -> Callable[..., Any]:
-    """Wrap a compiled step to allow ``retain_graph=True``, and to detect writes to its outputs.
-
-    If the user writes to an output after forward, and backward reads that output, backward raises a
-    `RereadError`. Writes through NumPy or ``.data`` do not change a tensor's version, so such
-    writes are not detected. The callbacks ``count`` and ``look`` are called after each run.
-
-    Args:
-        compiled: the compiled step, which returns a flat list of values.
-        made: the plan of the step.
-        by_inductor: whether Inductor compiled the step.
-        count: called after each run that has a backward, with the run's arguments, the run's
-            outputs, and the node of autograd's graph that runs backward. None: nothing is called.
-        look: called after each run that has a backward, with the run's arguments and the node of
-            autograd's graph that runs backward. None: nothing is called.
-
-    Returns:
-        The wrapped step.
-    """
-    # The wrapped step must not keep the plan's modules alive, so it has no reference to the plan.
-    places, name = made.reread_outputs, made.graph
-    advice = "Write to a clone of it"
-    if made.reread_inputs:
-        advice += ", or say reread_inputs=False: then backward reads neither inputs nor outputs again, and keeps more"
-    met: list[type] = []
-
-    def run(*arguments: Any) -> Any:
-        if met and not places and count is None and look is None:
-            return compiled(*arguments)
-        # Collected before the run, because a step that writes to an argument replaces its node.
-        earlier = {a.grad_fn for a in arguments if isinstance(a, torch.Tensor)}
-        outputs = compiled(*arguments)
-        step = next(filter(None, (_step_of(value, earlier) for value in outputs)), None)
-        if step is not None:  # there is something to differentiate
-            if not met:
-                met.append(type(step))
-                allow_keeping_the_graph(step, by_inductor=by_inductor)
-            _watch(step, outputs, places, name, advice)
-            if count is not None:
-                count(arguments, outputs, step)
-            if look is not None and type(step) is met[0]:
-                look(arguments, step)
-        return outputs
-
-    return run
-
-
-def _watch(
-    step: Any, outputs: Sequence[Any], places: Sequence[int], name: str, advice: str
-) -> None:
-    """Record the versions of the outputs that backward reads, and compare them before backward.
-
-    Args:
-        step: the node of autograd's graph that runs backward.
-        outputs: outputs of the step.
-        places: positions of the outputs that backward reads.
-        name: name of the step in messages.
-        advice: end of the error message.
-    """
-    marks = []
-    for k in places:
-        value = outputs[k]
-        # Inference tensors have no version.
-        if not isinstance(value, torch.Tensor) or value.is_inference():
-            continue
-        mark = value.detach()  # shares the version counter; the next line releases its memory
-        mark.data = value.new_empty(0)
-        shape = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-        marks.append((mark, torch_compat.version(mark), f"output {k} of '{name}', {shape},"))
-    if marks:
-        step.register_prehook(partial(_check, marks, advice))
-
-
-def _step_of(value: Any, earlier: Collection[Any]) -> Any:
-    """Return the node of autograd's graph that runs the backward of a compiled step.
-
-    Args:
-        value: an output of the step. If the output has no such node, the result is None.
-        earlier: nodes of the step's arguments. An output that is a view of an argument leads to
-            them, and to the nodes of other compiled steps behind them.
-    """
-    todo = [getattr(value, "grad_fn", None)]
-    # If an output is a view of a returned value, view nodes come before the step's node.
-    for node in islice(iter(todo), 8):
-        if node in earlier:
-            continue
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return node
-        todo += [n for n, _ in getattr(node, "next_functions", ())]
-    return None
-
-
-def _check(marks: Sequence[tuple[torch.Tensor, int, str]], advice: str, _: Any) -> None:
-    """Raise an error if an output was written to since `_watch` recorded its version.
-
-    Args:
-        marks: a triple for each output: a tensor that shares the output's version counter, the
-            recorded version, and the output's name for messages.
-        advice: end of the error message.
-        _: the gradients that autograd passes to the hook; not used.
-
-    Raises:
-        RereadError: an output was written to.
-    """
-    for mark, version, name in marks:
-        if torch_compat.version(mark) != version:
-            raise RereadError(
-                f"{name} was written to between forward and backward, which reads it again; expected it "
-                f"as it was returned. {advice}"
-            )

@@ -19,16 +19,13 @@ import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.errors import BudgetWarning, RematError, warn
+from remat.errors import BudgetWarning, RematError, Said, warn
 from remat.graph.joint import primal_place
 from remat.graph.liveness import StorageKind, Timeline
 from remat.graph.storages import expression_of, hint
 from remat.integrations.step_guards import SizedBytes
 from remat.planning.plan import Plan
 from remat.units import format_bytes
-
-#: A step causes another warning if its peak exceeds the peak in the last warning by more than 1/20.
-_MORE = 20
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, weakref_slot=True)
@@ -223,7 +220,7 @@ class StepTally:
         # Re-entrant, since garbage collection may release a run at any time.
         self._lock = threading.RLock()
         self._compiled: weakref.WeakKeyDictionary[GraphMemory, int] = weakref.WeakKeyDictionary()
-        self._warned: weakref.WeakKeyDictionary[GraphMemory, int] = weakref.WeakKeyDictionary()
+        self._said: weakref.WeakKeyDictionary[GraphMemory, int] = weakref.WeakKeyDictionary()
         # Dict from a storage id to the list [bytes of the storage, number of references].
         self._values: dict[int, list[int]] = {}
         self._bytes = 0  # of the storages in `_values`, of gradients, and of values saved by runs
@@ -482,17 +479,17 @@ class StepTally:
         """Warn that the peak of a step exceeds the budget.
 
         The first warning is given as soon as the peak exceeds the budget. Another warning is given
-        at the end of the step if the peak has grown by more than 1/20 since the last warning.
+        at the end of the step if the peak has grown by more than a tenth since the last warning.
 
         Args:
             run: the newest run, which the message names.
             done: whether the step has ended.
         """
-        warned = max((self._warned.get(graph, 0) for graph in self._graphs), default=0)
-        if (warned and not done) or self._peak <= max(self.limit, warned + warned // _MORE):
+        said = Said(max((self._said.get(graph, 0) for graph in self._graphs), default=0))
+        if (said.nbytes and not done) or self._peak <= max(self.limit, said.quiet):
             return
         for graph in self._graphs:
-            self._warned[graph] = self._peak
+            self._said[graph] = self._peak
         so_far, saved = ("", "") if done else (" so far", "")
         if done and self._each > 0:
             saved = f", or give each graph about remat.Saved({self._each})"

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         make_boxed_func,
         supports_graphsafe_rng,
     )
+    from torch._functorch.eager_transforms import _autograd_grad as functorch_grad
     from torch._functorch.partitioners import _size_of as size_of
     from torch._functorch.partitioners import (
         default_partition,
@@ -340,7 +341,7 @@ def codegen_of(graph: fx.Graph) -> Any:
 
 
 def traced_frame() -> tuple[str, dict[str, Any]]:
-    """Return name and local variables of the function that Dynamo is tracing.
+    """Return the qualified name and the local variables of the function that Dynamo is tracing.
 
     The result is ("", {}) if Dynamo is tracing no function.
     """
@@ -348,14 +349,14 @@ def traced_frame() -> tuple[str, dict[str, Any]]:
 
     try:
         tracer: Any = InstructionTranslator.current_tx()
-        return tracer.f_code.co_name, tracer.f_locals
+        return tracer.f_code.co_qualname, tracer.f_locals
     except AttributeError:
         return "", {}
 
 
 def resumes_after_break() -> bool:
     """Return whether a graph break precedes the code that Dynamo is tracing."""
-    return traced_frame()[0].startswith("torch_dynamo_resume_in_")
+    return traced_frame()[0].rpartition(".")[2].startswith("torch_dynamo_resume_in_")
 
 
 def mark_boxed(function: Any) -> None:

@@ -138,7 +138,7 @@ def capture(
     if not sink:
         raise CaptureError(
             f"'{name}' has nothing to differentiate: no output depends on a parameter or input that "
-            "requires a gradient (is it in torch.no_grad, or frozen?)"
+            "requires a gradient (is it in torch.no_grad or frozen, or does it call backward itself?)"
             + ("" if fullgraph else "; nor is it compiled where a graph breaks inside of a loop")
         )
     return sink[0] if fullgraph else sink

@@ -49,7 +49,6 @@ class Size:
         least: smallest possible size.
         most: largest possible size; None if unknown or unbounded.
         source: origin of the size in the user's code, for messages.
-        value: the size as a ``torch.SymInt`` of an input; None if no input has this size.
         place: triple (position, part, dimension) of an input tensor that has this size in this
             dimension; ``part`` counts in `_parts`. For an input that is a number, the dimension is
             None. If no input has this size, ``place`` is None.
@@ -64,10 +63,17 @@ class Size:
     least: int = 0
     most: int | None = None
     source: str = ""
-    value: Any = None
     place: tuple[int, int, int | None] | None = None
     declared: bool = False
     marked: bool = False
+
+    def read(self, inputs: Sequence[Any]) -> Any:
+        """Return this size of a step's inputs; the planned size if no input has it."""
+        if self.place is None:
+            return self.number
+        at, part, dimension = self.place
+        value = _parts(inputs[at])[part]
+        return value if dimension is None else value.size(dimension)
 
 
 def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
@@ -94,7 +100,6 @@ def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
                 number=hint(size),
                 **_range_of(env, symbol),
                 source=str(sources[0].name) if sources else symbol.name,
-                value=size,
                 place=(k, j, d if is_tensor else None),
                 # A guard on a data-dependent size (one without a hint) would raise instead of causing a recompilation.
                 declared=declared or not size.node.has_hint(),
@@ -351,10 +356,9 @@ def guard_sizes(
         # A plan for other sizes may meet the budget. Dynamo compiles a function eight times at most, so the bytes of
         # a step that is checked when it runs double before it is compiled again.
         most = 2 * bytes_at.taken if watched else said.quiet
-    inputs = {n: s for n, s in sizes_of(example_inputs).items() if n in bytes_at.symbols}
-    learned = _learned_sizes(made, bytes_at.symbols - inputs.keys())
+    of_run = RunSizes.of(made, example_inputs, bytes_at.symbols)
     # No guard may bound a data-dependent or a declared size: the guard would raise instead of causing a recompilation.
-    sizes = [*inputs.values(), *learned]
+    sizes = [*of_run.planned.values()]
     given = {s.name: (s.least, s.most) for s in sizes}
     fixed: dict[str, tuple[int, int | None]] = {
         s.name: (s.least, s.number) for s in sizes if s.place is None or s.declared
@@ -367,12 +371,12 @@ def guard_sizes(
     if bytes_at({**widest, **{n: (s.least, s.number) for n, s in free.items()}}) <= most:
         fixed = widest
     for name, largest in _largest(bytes_at, most, free, fixed).items():
-        torch._check(free[name].value <= largest)  # type: ignore[no-untyped-call]  # adds the guard
+        torch._check(free[name].read(example_inputs) <= largest)  # type: ignore[no-untyped-call]  # adds the guard
         given[name] = free[name].least, largest
     if bytes_at(given) <= max(limit, said.quiet):
         return None
-    look = _SizeCheck(made, bytes_at, budget, limit, said, sizes, fixed)
-    if watched and not look.unseen:
+    look = _SizeCheck(made, bytes_at, budget, limit, said, of_run, fixed)
+    if watched and not of_run.unseen:
         return look
     warn(
         f"'{made.graph}' {'holds' if most == limit else 'exceeds'} its budget {budget.label} for {look.shown()}. The step "
@@ -409,6 +413,54 @@ def _learned_sizes(made: Plan, names: set[str]) -> list[Size]:
     return [*found.values()]
 
 
+class RunSizes:
+    """Read the sizes of a finished run of a step.
+
+    Args:
+        made: the step's plan.
+        sizes: the sizes to read.
+
+    Attributes:
+        planned: dict from a symbol to its `Size`.
+        unseen: symbols of the sizes that cannot be read after a run.
+    """
+
+    def __init__(self, made: Plan, sizes: Sequence[Size]) -> None:
+        values = outputs_of(made.forward.graph)[own_outputs(made.forward) :]
+        numbers = [v.meta.get("val") for v in values if isinstance(v, fx.Node)]
+        kinds = (torch.SymInt, torch.SymFloat, torch.SymBool)
+        self._handed = [
+            getattr(expression_of(v), "name", "") for v in numbers if isinstance(v, kinds)
+        ]
+        self.planned = {s.name: s for s in sizes}
+        self.unseen = {s.name for s in sizes if s.place is None and s.name not in self._handed}
+
+    @classmethod
+    def of(cls, made: Plan, example_inputs: Sequence[Any], symbols: set[str]) -> RunSizes:
+        """Build the reader of the sizes with the given symbols.
+
+        Args:
+            made: the step's plan.
+            example_inputs: inputs that the step was traced with.
+            symbols: the symbols.
+        """
+        inputs = {n: s for n, s in sizes_of(example_inputs).items() if n in symbols}
+        return cls(made, [*inputs.values(), *_learned_sizes(made, symbols - inputs.keys())])
+
+    def read(self, arguments: Sequence[Any], step: Any) -> dict[str, int]:
+        """Return the sizes of a finished run; a size that cannot be read has its planned value.
+
+        Args:
+            arguments: arguments of the run.
+            step: the node of autograd's graph that runs backward.
+        """
+        seen = {name: int(size.read(arguments)) for name, size in self.planned.items()}
+        numbers = torch_compat.handed_numbers(step)
+        if len(numbers) == len(self._handed):
+            seen |= {n: int(k) for n, k in zip(self._handed, numbers, strict=True) if n in seen}
+        return seen
+
+
 class _SizeCheck:
     """Callback that checks the sizes of each run of a step.
 
@@ -423,9 +475,6 @@ class _SizeCheck:
         said: the bytes that warnings about this step have named.
         sizes: all sizes on which the bytes depend.
         unbounded: symbols of the sizes that no guard bounds.
-
-    Attributes:
-        unseen: symbols of the sizes that cannot be read after a run.
     """
 
     def __init__(
@@ -435,20 +484,13 @@ class _SizeCheck:
         budget: Budget,
         limit: int,
         said: Said,
-        sizes: Sequence[Size],
+        sizes: RunSizes,
         unbounded: Collection[str],
     ) -> None:
-        values = outputs_of(made.forward.graph)[own_outputs(made.forward) :]
-        numbers = [v.meta.get("val") for v in values if isinstance(v, fx.Node)]
-        kinds = (torch.SymInt, torch.SymFloat, torch.SymBool)
-        handed = [getattr(expression_of(v), "name", "") for v in numbers if isinstance(v, kinds)]
-        self.unseen = {s.name for s in sizes if s.place is None and s.name not in handed}
         self._bytes_at, self._budget, self._limit, self._said = bytes_at, budget, limit, said
-        self._sizes = {s.name: s for s in sizes}
-        self._shown = [s.name for s in sizes if s.name in unbounded] or [*self._sizes]
-        self._handed = handed
-        self._graph = made.graph
-        self._held: Mapping[str, int] = dict.fromkeys(self._sizes, -1)
+        self._sizes, self._graph = sizes, made.graph
+        self._shown = [n for n in sizes.planned if n in unbounded] or [*sizes.planned]
+        self._held: Mapping[str, int] = dict.fromkeys(sizes.planned, -1)
 
     def __call__(self, arguments: Sequence[Any], step: Any) -> None:
         """Check the sizes of a finished run.
@@ -457,14 +499,14 @@ class _SizeCheck:
             arguments: arguments of the run.
             step: the node of autograd's graph that runs backward.
         """
-        seen = self._seen(arguments, step)
+        seen = self._sizes.read(arguments, step)
         if all(number <= self._held[name] for name, number in seen.items()):
             return
         most = max(self._limit, self._said.quiet)
         # If no warning is due at twice these sizes, later runs up to these sizes skip the sum.
         for times in (2, 1):
             upto = {name: times * number for name, number in seen.items()}
-            within = {n: (self._sizes[n].least, k) for n, k in upto.items()}
+            within = {n: (self._sizes.planned[n].least, k) for n, k in upto.items()}
             if self._bytes_at(within) <= most:
                 self._held = upto
                 return
@@ -472,20 +514,6 @@ class _SizeCheck:
         if taken > most:
             self._said.nbytes = taken
             self._warn(taken, seen)
-
-    def _seen(self, arguments: Sequence[Any], step: Any) -> dict[str, int]:
-        """Return the sizes of a finished run; a size that cannot be read has its planned value."""
-        seen = {}
-        for name, size in self._sizes.items():
-            seen[name] = size.number
-            if size.place is not None:
-                at, part, dimension = size.place
-                value = _parts(arguments[at])[part]
-                seen[name] = int(value if dimension is None else value.size(dimension))
-        numbers = torch_compat.handed_numbers(step)
-        if len(numbers) == len(self._handed):
-            seen |= {n: int(k) for n, k in zip(self._handed, numbers, strict=True) if n in seen}
-        return seen
 
     def _warn(self, taken: int, seen: Mapping[str, int]) -> None:
         """Warn that the step exceeds its budget, and suggest a smaller one if the plan was within the budget.
@@ -515,8 +543,9 @@ class _SizeCheck:
         Args:
             numbers: dict from each symbol to the value to show; None for the planned values.
         """
-        found = {n: self._sizes[n].number for n in self._shown} if numbers is None else numbers
-        return ", ".join(f"{self._sizes[n].source or n} = {found[n]}" for n in self._shown)
+        planned = self._sizes.planned
+        found = {n: planned[n].number for n in self._shown} if numbers is None else numbers
+        return ", ".join(f"{planned[n].source or n} = {found[n]}" for n in self._shown)
 
 
 def _largest(

@@ -22,8 +22,8 @@ from remat import torch_compat
 from remat.errors import BudgetWarning, RematError, Said, warn
 from remat.graph.joint import primal_place
 from remat.graph.liveness import StorageKind, Timeline
-from remat.graph.storages import expression_of, hint
-from remat.integrations.step_guards import SizedBytes
+from remat.graph.storages import hint
+from remat.integrations.step_guards import RunSizes, SizedBytes
 from remat.planning.plan import Plan
 from remat.units import format_bytes
 
@@ -42,8 +42,7 @@ class GraphMemory:
         own: parameters and buffers that are attributes of the graph's module instead of inputs.
         parameters: positions of the inputs that are parameters.
         values: positions of the inputs that are tensors but not parameters.
-        sizes: the inputs that are symbolic sizes, each as (position, name of the symbol, planned
-            value).
+        sizes: reader of the sizes of a run; None if ``bytes_at`` is None.
         bytes_at: function from ranges of sizes to an upper bound of the graph's own peak in bytes.
             None if that peak does not depend on sizes.
         fixed_bytes: bytes of all parameters and buffers. This part of the peak does not depend on
@@ -59,7 +58,7 @@ class GraphMemory:
     own: tuple[torch.Tensor, ...] = ()
     parameters: tuple[int, ...] = ()
     values: tuple[int, ...] = ()
-    sizes: tuple[tuple[int, str, int], ...] = ()
+    sizes: RunSizes | None = None
     bytes_at: SizedBytes | None = None
     fixed_bytes: int = 0
     _factors: dict[tuple[int, ...], float] = field(default_factory=dict)
@@ -81,6 +80,7 @@ class GraphMemory:
         forward, backward = _highest(made)
         tensors = [k for k, v in enumerate(inputs) if isinstance(v, torch.Tensor)]
         parameters = [k for k in tensors if isinstance(inputs[k], torch.nn.Parameter)]
+        bytes_at = SizedBytes(made) if made.symbolic or made.learns_sizes else None
         return cls(
             name=made.graph,
             forward_bytes=forward,
@@ -91,35 +91,32 @@ class GraphMemory:
             own=own,
             parameters=tuple(parameters),
             values=tuple(k for k in tensors if k not in parameters),
-            sizes=tuple(
-                (k, str(expression_of(v)), hint(v))
-                for k, v in enumerate(inputs)
-                if expression_of(v) is not None
-            ),
-            bytes_at=SizedBytes(made) if made.symbolic else None,
+            sizes=None if bytes_at is None else RunSizes.of(made, inputs, bytes_at.symbols),
+            bytes_at=bytes_at,
             fixed_bytes=sum(dict(map(_storage, (*own, *(inputs[k] for k in parameters)))).values()),
         )
 
-    def scaled(self, arguments: Sequence[Any]) -> float:
+    def scaled(self, arguments: Sequence[Any], step: Any) -> float:
         """Return the ratio of a run's bytes, at the sizes of this run, to the planned bytes; at least 1.
 
         Both byte counts are those of the graph's peak without parameters and buffers.
 
         Args:
             arguments: arguments of the run.
+            step: the node of autograd's graph that runs backward.
         """
-        seen = tuple(arguments[k] for k, *_ in self.sizes)
-        if self.bytes_at is None or all(
-            number <= planned for number, (*_, planned) in zip(seen, self.sizes, strict=True)
-        ):
+        if self.bytes_at is None or self.sizes is None:
             return 1.0
-        if seen not in self._factors:
-            names = (name for _, name, _ in self.sizes)
-            ranges = {name: (k, k) for name, k in zip(names, seen, strict=True)}
+        seen = self.sizes.read(arguments, step)
+        if all(number <= self.sizes.planned[name].number for name, number in seen.items()):
+            return 1.0
+        key = tuple(seen.values())
+        if key not in self._factors:
             taken = self.bytes_at.taken - self.fixed_bytes
-            more = self.bytes_at(ranges) - self.bytes_at.taken
-            self._factors[seen] = 1 + max(0, more) / max(1, taken)
-        return self._factors[seen]
+            more = self.bytes_at({n: (k, k) for n, k in seen.items()}) - self.bytes_at.taken
+            self._factors.clear()  # sizes from data may differ in each step
+            self._factors[key] = 1 + max(0, more) / max(1, taken)
+        return self._factors[key]
 
 
 def _highest(made: Plan) -> tuple[int, int]:
@@ -303,7 +300,7 @@ class StepTally:
             self._compiled.pop(graph, None)
             self._runs += 1
             self._graphs.add(graph)
-            factor = graph.scaled(arguments)
+            factor = graph.scaled(arguments, step)
             parameters = self._parameters_of(graph, arguments)
             run = _Run(self, graph, factor, parameters)
             keys: list[int] = []

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import remat
+from remat import torch_compat
 from remat.errors import BudgetError, BudgetWarning
 from remat.integrations import step_tally
 from remat.running.measure import measure_step
@@ -203,6 +204,34 @@ def test_longer_batches_count_at_their_sizes() -> None:
         assert (taken > 10 * 2**20) == over
         assert bool(said) == over
         assert not said or 0.94 * taken <= said[-1] <= 1.1 * taken
+
+
+class Masked(nn.Module):
+    """Two graphs; the second has as many rows as the data say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.one(x).tanh()
+        torch._dynamo.graph_break()
+        chosen = (x[:, 0] > 0).nonzero().squeeze(1)
+        return self.two(y[chosen]).exp().sin()
+
+
+def test_sizes_from_the_data_count_at_their_numbers() -> None:
+    torch.manual_seed(0)
+    model = Masked()
+    options = {"budget": remat.Peak("12MiB"), "lower": "eager"}
+    f = torch.compile(model, backend="remat", dynamic=True, options=options)
+    with torch_compat.dynamo_config.patch(capture_dynamic_output_shape_ops=True):
+        for rows, over in ((2000, False), (20_000, True), (40_000, True)):
+            taken, said = measured(model, f, torch.rand(rows, 64))
+            assert (taken > 12 * 2**20) == over
+            assert bool(said) == over
+            # All bytes of a graph grow by one factor, although some of them do not depend on the data.
+            assert not said or 0.85 * taken <= said[-1] <= 1.1 * taken
 
 
 def test_a_refusal_of_a_graph_before_a_break_names_no_budget() -> None:

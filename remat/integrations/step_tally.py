@@ -36,6 +36,7 @@ class GraphMemory:
         name: name of the graph, for messages.
         forward_bytes: most bytes alive at one time in forward.
         backward_bytes: most bytes alive at one time in backward, without forward's outputs.
+        retained_bytes: the same if the autograd graph is retained, so that backward frees no saved value.
         held_bytes: bytes of the values saved for backward that are neither inputs nor outputs.
         read: positions of the inputs that backward reads.
         reread_outputs: positions of the outputs that backward reads.
@@ -52,6 +53,7 @@ class GraphMemory:
     name: str
     forward_bytes: int
     backward_bytes: int
+    retained_bytes: int
     held_bytes: int
     read: frozenset[int]
     reread_outputs: tuple[int, ...]
@@ -77,7 +79,7 @@ class GraphMemory:
             *(b for _, b in gm.named_buffers(remove_duplicate=False)),
         )
         places = (primal_place(name) for name in made.saved)
-        forward, backward = _highest(made)
+        forward, backward, retained = _highest(made)
         tensors = [k for k, v in enumerate(inputs) if isinstance(v, torch.Tensor)]
         parameters = [k for k in tensors if isinstance(inputs[k], torch.nn.Parameter)]
         bytes_at = SizedBytes(made) if made.symbolic or made.learns_sizes else None
@@ -85,6 +87,7 @@ class GraphMemory:
             name=made.graph,
             forward_bytes=forward,
             backward_bytes=backward,
+            retained_bytes=retained,
             held_bytes=made.saved_bytes,
             read=frozenset(k - len(own) for k in places if k is not None and k >= len(own)),
             reread_outputs=made.reread_outputs,
@@ -119,20 +122,23 @@ class GraphMemory:
         return self._factors[key]
 
 
-def _highest(made: Plan) -> tuple[int, int]:
-    """Return the most bytes alive at one time in forward, and the most in backward.
+def _highest(made: Plan) -> tuple[int, int, int]:
+    """Return the most bytes alive at one time in forward, in backward, and in backward with a retained graph.
 
-    Neither number includes the step's inputs, and the number for backward does not include
-    forward's outputs. If the plan has no timeline, both numbers are the whole peak of the step.
+    No number includes the step's inputs, and the numbers for backward do not include forward's
+    outputs. If the plan has no timeline, all numbers are the whole peak of the step.
     """
     try:
         timeline: Timeline = made.timeline
     except RematError:  # a plan from a cache without a timeline
-        return made.peak_bytes, made.peak_bytes
+        return made.peak_bytes, made.peak_bytes, made.peak_bytes
     kinds = [k for k in StorageKind if k is not StorageKind.INPUT]
     forward = max(timeline.nbytes(*kinds)[: timeline.boundary], default=0)
     kinds.remove(StorageKind.OUTPUT)
-    return forward, max(timeline.nbytes(*kinds)[timeline.boundary :], default=0)
+    backward = max(timeline.nbytes(*kinds)[timeline.boundary :], default=0)
+    kinds.remove(StorageKind.SAVED)
+    retained = max(timeline.nbytes(*kinds)[timeline.boundary :], default=0) + made.saved_bytes
+    return forward, backward, retained
 
 
 class _Parameters:
@@ -183,7 +189,17 @@ class _Run:
         parameters: parameters of the run.
     """
 
-    __slots__ = ("__weakref__", "backward_bytes", "held", "keys", "name", "parameters", "tally")
+    __slots__ = (
+        "__weakref__",
+        "backward_bytes",
+        "held",
+        "keys",
+        "name",
+        "parameters",
+        "retained",
+        "retained_bytes",
+        "tally",
+    )
 
     def __init__(
         self, tally: StepTally, graph: GraphMemory, factor: float, parameters: _Parameters
@@ -191,6 +207,8 @@ class _Run:
         self.tally, self.name, self.parameters = tally, graph.name, parameters
         self.held = int(graph.held_bytes * factor)
         self.backward_bytes = int(graph.backward_bytes * factor)
+        self.retained_bytes = int(graph.retained_bytes * factor)
+        self.retained = False  # whether the autograd graph was retained in backward
         # Ids of storages kept for backward; None if the run keeps nothing.
         self.keys: list[int] | None = None
 
@@ -370,19 +388,20 @@ class StepTally:
         with self._lock:
             if run.keys is None:  # a further backward of the same run
                 return
-            if self._runs > 1:
+            run.retained = torch_compat.keeps_graph()
+            if self._runs > 1 or run.retained:  # otherwise the graph's plan meets the budget
                 others = self._waiting - 1
                 # Meanwhile FSDP gathers the parameters of the next backward, into a buffer and a copy of the buffer.
                 gathered = run.parameters.fleeting_bytes * (3 if others else 1)
-                taken = run.backward_bytes + gathered - run.held
-                self._note(taken, run, self._held - run.held, others)
+                own = run.retained_bytes if run.retained else run.backward_bytes
+                self._note(own + gathered - run.held, run, self._held - run.held, others)
             for key, nbytes in run.parameters.gradients.items():
                 if key not in self._gradients:
                     self._gradients[key] = nbytes
                     self._bytes += nbytes
-            if not torch_compat.keeps_graph():
+            if not run.retained:
                 self.release(run)
-            if not self._waiting:
+            if run.retained or not self._waiting:
                 self._warn(run, done=True)
 
     def release(self, run: _Run) -> None:
@@ -490,13 +509,20 @@ class StepTally:
         so_far, saved = ("", "") if done else (" so far", "")
         if done and self._each > 0:
             saved = f", or give each graph about remat.Saved({self._each})"
+        advice = (
+            "Graphs that are compiled one by one are planned within what those before them hold, each as if it ran "
+            "once in a step. Compile the model as one graph, or plan its graphs together: remat.plan(remat.capture("
+            f'model, args, fullgraph=False), budget=…), then options={{"plan": plans}}{saved}'
+        )
+        if run.retained:
+            advice = (
+                "Backward retained the autograd graph (retain_graph=True), so it freed no saved value, as plans "
+                "expect. Do not retain the graph, or give a smaller budget"
+            )
         warn(
             f"a step takes {format_bytes(self._peak)} ({self._peak} bytes){so_far}, in {self._runs} runs of compiled "
             f"graphs, '{run.name}' the last of them. That is {format_bytes(self._peak - self.limit)} above the budget "
-            f"on its peak, {format_bytes(self.limit)} ({self.limit} bytes). Graphs that are "
-            "compiled one by one are planned within what those before them hold, each as if it ran once in a step. "
-            "Compile the model as one graph, or plan its graphs together: remat.plan(remat.capture(model, args, "
-            f'fullgraph=False), budget=…), then options={{"plan": plans}}{saved}',
+            f"on its peak, {format_bytes(self.limit)} ({self.limit} bytes). {advice}",
             BudgetWarning,
         )
 

@@ -16,6 +16,7 @@ import remat
 from remat import torch_compat
 from remat.errors import BudgetError, BudgetWarning
 from remat.integrations import step_tally
+from remat.running import measure
 from remat.running.measure import measure_step
 
 pytestmark = pytest.mark.filterwarnings(
@@ -204,6 +205,21 @@ def test_longer_batches_count_at_their_sizes() -> None:
         assert (taken > 10 * 2**20) == over
         assert bool(said) == over
         assert not said or 0.94 * taken <= said[-1] <= 1.1 * taken
+
+
+def test_a_retained_graph_counts_what_backward_does_not_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run_backward(result: Any) -> None:
+        result[1].backward(result[1].detach(), retain_graph=retain)
+
+    monkeypatch.setattr(measure, "run_backward", run_backward)
+    model = Blocks([Block()])
+    f = whole(model, {"budget": remat.Peak("2800KiB"), "lower": "eager"})
+    for retain, warns in ((False, False), (True, True), (True, False)):
+        taken, said = measured(model, f, torch.randn(512, 64))
+        assert retain == (taken > 2800 * 2**10)
+        assert said == ([taken] if warns else [])
 
 
 class Masked(nn.Module):

@@ -514,7 +514,8 @@ class StepPartition:
         made, look = self.made, None
         if made is None:
             return None
-        if not self.over or not self.beside[1]:  # else `StepTally` warns when the graphs run
+        # `StepTally` warns if other graphs run in the same step. Outputs that the user still holds are no such graphs.
+        if not self.over or not self.beside[0]:
             budget = self.options.request.budget if self.over else made.asked
             said = self.graphs.said[self._kind or made.fingerprint]
             if self.over:
@@ -610,10 +611,13 @@ class StepPartition:
         if taken <= said.quiet:
             return
         said.nbytes = taken
+        again = "that has run before is compiled again"
+        if not self._trains:
+            again = f"is compiled while outputs of other graphs hold {format_bytes(self.beside[1])}"
         warn(
-            f"a step that has run before is compiled again, and its budget cannot be held: {self.over}. The plan with "
-            f"the least {'peak' if on_peak else 'saved bytes'} runs instead, which takes {format_bytes(taken)} "
-            f"({taken} bytes). {Said.NEXT}; options={{'strict': True}} refuses it",
+            f"a step {again}, and its budget cannot be held: {self.over}. The plan with the least "
+            f"{'peak' if on_peak else 'saved bytes'} runs instead, which takes {format_bytes(taken)} ({taken} bytes). "
+            f"{Said.NEXT}; options={{'strict': True}} refuses it",
             BudgetWarning,
         )
 

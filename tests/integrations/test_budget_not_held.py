@@ -56,6 +56,21 @@ def test_what_takes_far_more_than_was_warned_of_is_warned_of_again() -> None:
     assert 1.1 * figures[0] < figures[1]
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_an_output_that_is_still_held_hides_no_excess(same: bool) -> None:
+    """As the loss of the last step is, which a loop holds until the next step returns."""
+    torch._dynamo.reset()
+    options = {"budget": "500KiB", "lower": "eager"}
+    first = torch.compile(net(), backend="remat", dynamic=False, options=options)
+    wider = nn.Sequential(net(), nn.Tanh())
+    then = first if same else torch.compile(wider, backend="remat", options=options)
+    held = first(torch.randn(64, 64))
+    held.sum().backward()
+    with pytest.warns(BudgetWarning, match="and its budget cannot be held: budget"):
+        then(torch.randn(512, 64)).sum().backward()
+    assert held.numel()
+
+
 def test_the_first_step_refuses_and_names_a_budget_that_is_held() -> None:
     with pytest.raises(Exception, match=r"(?s)BudgetError.*give budget=") as raised:
         steps("500KiB", "eager", 512)

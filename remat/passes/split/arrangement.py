@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
 from remat.errors import PlanError
 from remat.graph import ops
 from remat.graph.index import GraphIndex
-from remat.graph.joint import split_outputs
-from remat.graph.lowering import Decision
+from remat.graph.joint import HandedKind, split_outputs
+from remat.graph.lowering import Decision, must_recompute
 from remat.graph.replays import is_element, maker_of
-from remat.graph.writes import is_destination
+from remat.graph.storages import tensor_bytes
+from remat.graph.writes import aliased_argument, is_destination
 from remat.passes.core.state import State
+from remat.passes.decide.min_cut import Fusibility
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,49 @@ def arrange(state: State, decision: Decision) -> Arrangement:
         read=frozenset(backward.handed),
         snapshots=frozenset(backward.snapshots),
     )
+
+
+def with_views(state: State, found: Arrangement, offloads: frozenset[int]) -> Arrangement:
+    """Let forward hand over a view of a saved value, if backward reads the value through this view only.
+
+    The view is one that forward computes, and that a kernel of its own reads there, such as a convolution. A view takes
+    no bytes. Inductor chooses the memory layout of a value that forward hands over by the value's shape. If a
+    convolution reads an NHWC value as NCHW, the layout for the NHWC shape fits no reader, and both graphs copy the value.
+
+    Args:
+        state: the state with the joint graph.
+        found: the orders of both graphs, with owners of storages handed over.
+        offloads: positions of the values that are offloaded, which stay as they are.
+    """
+    index, storages, fusion = state.index, state.storages, state.get(Fusibility())
+    backward = set(found.backward)
+    gradients = {index.position[o] for o in split_outputs(state.joint)[1] if isinstance(o, fx.Node)}
+
+    def next_view(i: int) -> int | None:
+        readers = [u for u in index.users[i] if u in backward]
+        if len(readers) != 1 or i in gradients or not state.roles.required_forward[readers[0]]:
+            return None
+        view, base = index.nodes[readers[0]], index.nodes[i]
+        is_whole = tensor_bytes(view.meta.get("val")) == tensor_bytes(base.meta.get("val"))
+        alike = is_whole and HandedKind.of(view) is HandedKind.of(base)
+        return readers[0] if alike and aliased_argument(view) is base else None
+
+    read = set(found.read)
+    gone: set[int] = set()
+    for i in sorted(found.read - offloads - backward):
+        owner = storages.owner[i]
+        fixed = storages.alive[owner] or owner in storages.mutated or found.forward.count(i) > 1
+        if fixed or index.nodes[i].op != "call_function":
+            continue
+        chain = [i]
+        while (view := next_view(chain[-1])) is not None and not must_recompute(index.nodes[view]):
+            chain.append(view)
+        while not fusion.is_materialized(chain[-1]) and len(chain) > 1:
+            chain.pop()
+        read = read - {i} | {chain[-1]}
+        gone.update(chain[1:])
+    kept = tuple(i for i in found.backward if i not in gone)
+    return replace(found, backward=kept, read=frozenset(read))
 
 
 def position_of(index: GraphIndex, name: str, verb: str = "runs") -> int:

@@ -27,7 +27,7 @@ from remat.graph.source import located
 from remat.graph.storages import storage_key
 from remat.graph.writes import is_destination
 from remat.passes.core.state import State
-from remat.passes.split.arrangement import Arrangement, arrange, position_of
+from remat.passes.split.arrangement import Arrangement, arrange, position_of, with_views
 from remat.passes.split.convention import write_output
 
 
@@ -61,7 +61,9 @@ class Extraction:
             position_of(self._index, name, "saves") for name in decision.snapshots
         )
         self._ordered = decision.is_ordered
-        self._runs = arrange(state, decision) if self._ordered else self._reach_backward(set(keep))
+        runs = arrange(state, decision) if self._ordered else self._reach_backward(set(keep))
+        away = frozenset(position_of(self._index, o.name, "offloads") for o in decision.offloads)
+        self._runs = with_views(state, runs, away)
         handed: dict[HandedKind, list[fx.Node]] = {kind: [] for kind in HandedKind}
         for i in sorted(self._runs.read):
             node = self._index.nodes[i]

@@ -101,6 +101,40 @@ def test_halves_keep_what_aliases_what() -> None:
                 assert mine == base, n.name
 
 
+# Views --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("is_read_itself", "handed"), [(False, "permute"), (True, "mul")])
+def test_a_view_is_handed_over_if_backward_reads_nothing_else(
+    is_read_itself: bool, handed: str
+) -> None:
+    """Inductor lays a handed value out by its shape, and a convolution wants the layout of the permuted one."""
+
+    def f(x: torch.Tensor, scale: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        h = x * scale
+        y = F.conv2d(h.permute(0, 3, 1, 2), w).sum()
+        return y + h.sin().sum() if is_read_itself else y
+
+    joint = joint_of(f, torch.randn(2, 6, 6, 3), weight(3), weight(4, 3, 1, 1))
+    plan = remat.plan(joint, 1)
+    assert "mul" in plan.saved
+    assert plan.saved_bytes == 2 * 6 * 6 * 3 * 4
+    tensors = {handed, "primals_1", "primals_3"}
+    assert {*returned(plan.forward)} & {"mul", "permute", "primals_1", "primals_3"} == tensors
+    assert ("permute" in calls(plan.backward)) == is_read_itself
+
+
+def test_a_view_that_fuses_with_its_readers_is_taken_again() -> None:
+    """The product is in memory; Inductor could copy it for the shape of the view."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).view(2, 2, 2, 8).sin().sum()
+
+    plan = remat.plan(joint_of(f, weight(8, 8), weight(8, 8)), 1, "cut")
+    assert "mm" in returned(plan.forward)
+    assert "view" in calls(plan.backward)
+
+
 # Random numbers -----------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from remat.planning.offload_copies import Copies
 from remat.planning.offload_costs import Tagged, Times, tagged_values, why_kept
 from remat.planning.peak_bound import PeakBounds
 from remat.planning.peak_search import PeakSearch
-from remat.planning.pipelines import PassManager
+from remat.planning.pipelines import SPLIT, PassManager
 from remat.planning.prepared import Prepared
 from remat.planning.request import PlanRequest
 from remat.solvers.offload_prices import Lives
@@ -465,15 +465,14 @@ class OffloadPlanner(Prepared):
             The candidate and its bytes above the peak. None and 0 if one of the values cannot be offloaded;
             later searches do not offload such values.
         """
-        plain = self.split(wanted)
+        decision = replace(wanted.decision, offloads=offloads)
+        decided = replace(self.state, decision=decision, choice=wanted.choice)
+        plain = PassManager(SPLIT).run(decided, in_place=True, verify=False).state
         _, refused = traced_offloads(plain, offloads)
         if refused:
             self._left_out |= refused
             return None, 0
-        decision = replace(wanted.decision, offloads=offloads)
-        done = PassManager((OffloadSaved(),)).run(
-            replace(plain, decision=decision), in_place=True, verify=False
-        )
+        done = PassManager((OffloadSaved(),)).run(plain, in_place=True, verify=False)
         copies = Copies(done.state, offloads, self.request.link, self._times)
         placed, exposed_time, over = copies.placed(peak_bytes)
         choice = replace(wanted.choice, exposed_time=exposed_time)

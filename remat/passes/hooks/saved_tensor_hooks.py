@@ -16,7 +16,7 @@ from remat.graph.joint import JointGraph, output_node
 from remat.graph.liveness import saved_storages
 from remat.graph.replays import is_element
 from remat.graph.storages import Sizes, hint, storage_key, tensor_bytes
-from remat.graph.writes import written_by
+from remat.graph.writes import root_of, written_by
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import Analysis, PassResult, State
 from remat.passes.hooks.choices import chosen_by
@@ -192,7 +192,8 @@ def _is_random_state(node: fx.Node) -> bool:
 
 
 def _is_random(node: fx.Node) -> bool:
-    """Return whether ``node`` draws random numbers, such as those of a dropout."""
+    """Return whether ``node`` draws random numbers, such as those of a dropout, or is a view of them."""
+    node = root_of(node)
     return ops.is_random(node) or "inductor_rand" in str(node.target)
 
 
@@ -216,6 +217,7 @@ def _is_statistic(node: fx.Node) -> bool:
 
     An example is the logsumexp of attention, which the operator's backward needs at full precision.
     """
+    node = root_of(node)
     source = node.args[0] if node.args else None
     if not is_element(node) or not isinstance(source, fx.Node) or node.args[1] == 0:
         return False

@@ -61,9 +61,10 @@ class Extraction:
             position_of(self._index, name, "saves") for name in decision.snapshots
         )
         self._ordered = decision.is_ordered
-        runs = arrange(state, decision) if self._ordered else self._reach_backward(set(keep))
-        away = frozenset(position_of(self._index, o.name, "offloads") for o in decision.offloads)
-        self._runs = with_views(state, runs, away)
+        self._runs = arrange(state, decision) if self._ordered else self._reach_backward(set(keep))
+        if state.joint.lower == "inductor" and state.hooks is None:
+            away = (position_of(self._index, o.name, "offloads") for o in decision.offloads)
+            self._runs = with_views(state, self._runs, frozenset(away))
         handed: dict[HandedKind, list[fx.Node]] = {kind: [] for kind in HandedKind}
         for i in sorted(self._runs.read):
             node = self._index.nodes[i]

@@ -115,7 +115,7 @@ def test_a_view_is_handed_over_if_backward_reads_nothing_else(
         y = F.conv2d(h.permute(0, 3, 1, 2), w).sum()
         return y + h.sin().sum() if is_read_itself else y
 
-    joint = joint_of(f, torch.randn(2, 6, 6, 3), weight(3), weight(4, 3, 1, 1))
+    joint = remat.capture(f, (torch.randn(2, 6, 6, 3), weight(3), weight(4, 3, 1, 1)))
     plan = remat.plan(joint, 1)
     assert "mul" in plan.saved
     assert plan.saved_bytes == 2 * 6 * 6 * 3 * 4
@@ -130,7 +130,7 @@ def test_a_view_that_fuses_with_its_readers_is_taken_again() -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return (x @ w).view(2, 2, 2, 8).sin().sum()
 
-    plan = remat.plan(joint_of(f, weight(8, 8), weight(8, 8)), 1, "cut")
+    plan = remat.plan(remat.capture(f, (weight(8, 8), weight(8, 8))), 1, "cut")
     assert "mm" in returned(plan.forward)
     assert "view" in calls(plan.backward)
 

@@ -120,11 +120,12 @@ class _SetPlanner(PeakOfGraphs):
         # If the cheapest decisions of all graphs fit together, bytes need not be distributed.
         most = [max(p.hull.ends[1].saved_bytes, p.least_bytes) for p in free]
         cheapest = sum(r * b for r, b in zip(runs, most, strict=True)) + passed.all_bytes <= room
-        if cheapest:
+        is_budget_1 = full == room
+        if full <= room:
+            best = with_own(p.full for p in free)
+        if cheapest and not is_budget_1:
             best = with_own(p.at(c) for p, c in zip(free, most, strict=True))
-        elif full <= room:
-            best = with_own(p.at(p.full_bytes) for p in free)
-        for _ in range(0 if cheapest or not free else ROUNDS):
+        for _ in range(0 if cheapest or is_budget_1 or not free else ROUNDS):
             shares = _shares(free, runs, room - reserve)
             if shares is None:
                 break

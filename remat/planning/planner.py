@@ -328,10 +328,11 @@ class Planner(PeakPlanner):
         Every saved value counts, including values that `decide` offloads afterwards.
         """
         limits = replace(self.deciding, budget=budget).limits(self.state)
-        found = self.decided(limits)
-        if limits.capacity == self.full_bytes:  # this is also the decision for budget 1
-            found = self.decisions.setdefault(self.full_bytes, found)
-        return found
+        if limits.capacity != self.full_bytes:
+            return self.decided(limits)
+        region, why = limits.region_budget, limits.least_because
+        choice = replace(self.full.choice, region_budget=region, least_because=why)
+        return replace(self.full, choice=choice)
 
     @cached_property
     def baseline(self) -> Baseline:
@@ -350,7 +351,7 @@ class Planner(PeakPlanner):
         except RematError:
             return Baseline()
         # `peak` also sets `full_curve`, if it simulates the planner's own decision at budget 1.
-        is_own = full is self.decisions.get(self.full_bytes) and self.request.hooks is None
+        is_own = full is self._full and self.request.hooks is None
         if is_own and self.peak(full) and self.full_curve is not None:
             curve = self.full_curve
         else:

@@ -366,7 +366,7 @@ def test_one_peak_holds_over_all_graphs(
         figures.append((plans.peak_bytes, -plans.recompute_cost))
     assert figures == sorted(figures)
     (least, _), (full, _) = figures
-    assert full == plans.without_peak_bytes
+    assert full <= plans.without_peak_bytes, "a cheaper plan may have a lower peak"
     assert least < full or isinstance(model, Held)
     between = (least + full) // 2
     assert remat.plan(joints, remat.Peak(between), cost="roofline:h100").peak_bytes <= between

@@ -13,12 +13,15 @@ import torch
 from torch import nn
 
 import remat
+from benchmarks.workloads import Convolutions
 from remat.graph.costs import CostModel, Flops
 from remat.graph.costs.base import node_costs
+from remat.planning import prepared
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.units import format_bytes
 from tests.graphs import joint_of
+from tests.models import build
 from tests.planning.test_peak_budgets import Nothing
 
 MODEL = nn.Sequential(
@@ -41,6 +44,34 @@ def test_it_is_the_plan_at_budget_1(joint: remat.JointGraph, budget: Any, cost: 
     assert plan.without_recompute_cost == full.recompute_cost
     assert plan.step_cost == full.step_cost
     assert full.before_after.more == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "solver"),
+    [
+        pytest.param("bert", prepared.COST_ERROR, "min-cut", id="a gain within the error"),
+        pytest.param("gpt2", prepared.COST_ERROR, "auto", id="a gain beyond the error"),
+        pytest.param("unet", 0, "min-cut", id="a higher peak once compiled"),
+        pytest.param("bert", 0, "auto", id="a lower peak"),
+    ],
+)
+def test_only_a_surely_better_decision_replaces_the_cut_at_budget_1(
+    name: str, error: float, solver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared, "COST_ERROR", error)
+    if name == "unet":
+        joint = remat.capture(Convolutions(16), (torch.randn(2, 3, 16, 16),))
+    else:
+        step = build(name)
+        joint = remat.capture(step.model, step.args, step.kwargs)
+    cut, full, named = (remat.plan(joint, 1, by) for by in ("cut", "auto", "lagrangian"))
+    assert full.solver == solver
+    assert (full.saved == cut.saved) == (solver == "min-cut")
+    assert full.predicted_peak_bytes <= cut.predicted_peak_bytes
+    assert named.recompute_cost < cut.recompute_cost, "a solver that the user names decides alone"
+    for plan in (cut, full, named, remat.plan(joint, 0.5, "lagrangian")):
+        assert plan.without_recompute_cost == full.recompute_cost
+        assert plan.without_expected_bytes == full.predicted_peak_bytes
 
 
 def test_a_step_costs_every_operator_once(joint: remat.JointGraph) -> None:

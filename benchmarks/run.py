@@ -25,6 +25,7 @@ PLACES = {
     "quality": ("plan-quality", "flops", "hand-written"),
     "partition": ("partition", "compile-time"),
     "step": ("step",),
+    "default": ("default",),
     "memory": ("peak", "compiled-memory", "fit", "hooks"),
     "plans": ("peak-plans", "large-steps", "schedules", "frontier", "offloading", "explorer"),
     "chunks": ("chunked-loss",),

@@ -39,12 +39,14 @@ from torch._functorch import config as functorch
 import remat
 from benchmarks.experiment import KEPT_MEMORY, Case, Experiment, Row, grid
 from benchmarks.torch_partitioner import Split, partition, run_twice
-from benchmarks.workloads import STEPS, Batch, Workload
+from benchmarks.workloads import STEPS, WITHOUT_BUDGET, Batch, Workload
 from remat.graph.joint import JointGraph
 from remat.planning.pipelines import prepare
 from remat.plugins.registry import registry
 from remat.running.measure import measure_step
 
+#: All models that are timed.
+WORK = {**STEPS, **WITHOUT_BUDGET}
 #: The cost models that predict.
 COSTS = ("roofline-fused:cpu", "profile:cpu")
 #: Largest relative difference of a loss from the reference's.
@@ -94,7 +96,7 @@ def prices_of(joint: JointGraph) -> dict[str, dict[str, int]]:
 
 def variants(name: str, budgets: Sequence[float]) -> list[Variant]:
     """Compiles everything that is compared, by one step each that leaves the weights as they were."""
-    work = STEPS[name]
+    work = WORK[name]
     original = work.build()
     batch = work.batches(1)[0]
     made: list[Variant] = []
@@ -128,7 +130,7 @@ def variants(name: str, budgets: Sequence[float]) -> list[Variant]:
         recompute(variant, plan.saved_bytes, run_twice((plan.forward, plan.backward)))
 
     joint = remat.capture(copy.deepcopy(original), (), batch)
-    prices = prices_of(joint)
+    prices = prices_of(joint) if budgets else {}
     add("eager", None)
     for budget in (1.0, *budgets):
         theirs = Split.of(joint, partition(joint.copy(), budget))
@@ -166,7 +168,7 @@ def train(made: Sequence[Variant], work: Workload, steps: int) -> None:
                 made[i].step_ms.append(1e3 * seconds)
 
 
-def measure(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+def measure(name: str, cases: Sequence[Case], quick: bool, steps: int = 20) -> Iterator[Row]:
     """Each variant is a compilation of the same code; Dynamo gives up after eight by default."""
     # Operators are timed anew for the cost model ``profile``, whatever is known from before.
     with (
@@ -175,11 +177,11 @@ def measure(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
         torch._dynamo.config.patch(recompile_limit=64),
         functorch.patch(enable_autograd_cache=False),
     ):
-        yield from timed_steps(name, cases, 5 if quick else 20)
+        yield from timed_steps(name, cases, 5 if quick else steps)
 
 
 def timed_steps(name: str, cases: Sequence[Case], steps: int) -> Iterator[Row]:
-    work, start = STEPS[name], time.perf_counter()
+    work, start = WORK[name], time.perf_counter()
     made = variants(name, [b for b in dict.fromkeys(case.budget for case in cases) if b < 1])
     batch, compiled = work.batches(1)[0], counters["stats"]["unique_graphs"]
     train(made, work, steps)
@@ -239,10 +241,12 @@ def summarise(rows: list[Row]) -> Row:
 
     ``predicted`` is by each cost model, of the operators recomputed beyond those that the same side recomputes at budget 1: the
     rank correlation with the time that was measured beyond that step, the one that exact predictions would have under the noise
-    of these medians, and the sum of all predicted over the sum of all measured; of the plans that remat compiled, and of all.
+    of these medians, the sum of all predicted over the sum of all measured, and the root mean square of their differences as
+    fractions of the step; of the plans that remat compiled, and of all.
     """
     by_case = {(r["workload"], r["side"], r["budget"]): r for r in rows}
     points: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    squares: dict[tuple[str, str], list[float]] = {}
     for (name, side, budget), row in by_case.items():
         if budget in (None, 1):
             continue
@@ -254,8 +258,9 @@ def summarise(rows: list[Row]) -> Row:
             ms = predicted - own["predicted_recompute_ms"][model]
             for whose in ("remat", "all"):
                 if whose == "all" or side.startswith(whose):
-                    of = points.setdefault((whose, model.partition(":")[0]), [])
-                    of.append((ms, middle, noise))
+                    key = whose, model.partition(":")[0]
+                    points.setdefault(key, []).append((ms, middle, noise))
+                    squares.setdefault(key, []).append(((ms - middle) / own["step_ms"][1]) ** 2)
     apart = (
         row["workload"]
         for row in rows
@@ -271,6 +276,7 @@ def summarise(rows: list[Row]) -> Row:
                 "predicted_to_measured": round(
                     sum(a for a, *_ in pairs) / sum(b for _, b, _ in pairs), 4
                 ),
+                "error_of_step": round(statistics.fmean(squares[whose, model]) ** 0.5, 4),
             }
             for (whose, model), pairs in sorted(points.items(), reverse=True)
         },

@@ -189,6 +189,20 @@ def step(records: Records) -> str:
     return markdown(("model", "budget", *head), shown)
 
 
+def default(records: Records) -> str:
+    """Time and peak of steps without a budget beside plain Inductor's: a line for each model."""
+    cells: dict[str, list[str]] = {}
+    for row in rows_of(records["default"], "pytorch again", "remat"):
+        low, median, high = row["to_pytorch"]
+        cells.setdefault(row["workload"], []).append(f"{median:.2f} ({low:.2f}–{high:.2f})")
+        if row["side"] == "remat":
+            cells[row["workload"]].append(f"{row['peak_to_pytorch']:.2f}")
+    summary = records["default"]["summary"]
+    cells["geometric mean"] = ["", f"{summary['mean_step']:.2f}", f"{summary['mean_peak']:.2f}"]
+    head = ("model", "Inductor again", "remat", "remat's peak")
+    return markdown(head, [(name, *texts) for name, texts in cells.items()])
+
+
 def predictions(records: Records) -> str:
     """Predicted against measured extra time, by cost model."""
     whose = {"all": "all", "remat": "those that remat compiled"}
@@ -199,6 +213,7 @@ def predictions(records: Records) -> str:
         "rank correlation": "{spearman:.2f}",
         "if exact": "{spearman_if_exact:.2f}",
         "total to measured": "{predicted_to_measured:.2f}",
+        "error, of the step": lambda found: percent(found["error_of_step"]),
     }
     predicted = records["step"]["summary"]["predicted"]
     return table(columns, [{"name": name, **found} for name, found in predicted.items()])
@@ -370,6 +385,7 @@ TABLES: dict[str, Callable[[Records], str]] = {
     ),
     "partition": partition,
     "step": step,
+    "default": default,
     "predictions": predictions,
     "first-step": first_step,
     "memory": memory,

@@ -33,6 +33,9 @@ CLASSES = {
     "t5": "T5ForConditionalGeneration",
     "vit": "ViTForImageClassification",
     "resnet": "ResNetForImageClassification",
+    "convnext": "ConvNextForImageClassification",
+    "swin": "SwinForImageClassification",
+    "deberta": "DebertaV2ForMaskedLM",
 }
 
 
@@ -125,7 +128,7 @@ def images(
     """A classifier of images."""
     # Without a type, the first step notes one, and the second compiles anew.
     config["problem_type"] = "single_label_classification"
-    if kind == "vit":
+    if kind in ("vit", "swin"):
         config["image_size"] = side
 
     def draw() -> Batch:
@@ -220,6 +223,23 @@ class MixtureOfExperts(nn.Module):
         return nn.functional.cross_entropy(self.head(x).flatten(0, 1), input_ids.flatten())
 
 
+class GatedUnits(nn.Module):
+    """A language model of one recurrent cell, unrolled."""
+
+    def __init__(self, width: int = 128) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(500, width)
+        self.cell, self.head = nn.GRUCell(width, width), nn.Linear(width, 500)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(input_ids)
+        states = [torch.zeros_like(x[:, 0])]
+        for t in range(x.shape[1]):
+            states.append(self.cell(x[:, t], states[-1]))
+        logits = self.head(torch.stack(states[1:], 1))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), input_ids.flatten())
+
+
 def _bert(dropout: float) -> Workload:
     about = "3 layers of width 256" + (f", dropout of {dropout:.0%}" if dropout else "")
     return text(
@@ -282,6 +302,29 @@ COMPILED: Mapping[str, Workload] = {
         batch=lambda: {"input_ids": torch.randint(0, 1000, (4, 128))},
     ),
 }
+
+#: Models that are compiled without a budget: most of those whose compilation is timed, and other kinds of layers.
+WITHOUT_BUDGET: Mapping[str, Workload] = {
+    **{name: work for name, work in COMPILED.items() if name not in ("wide", "bert-dropout")},
+    "convnext": images(
+        "convnext", 8, 64, "2+2+4+2 blocks of width 48 to 384", hidden_sizes=[48, 96, 192, 384],
+        depths=[2, 2, 4, 2], num_labels=100,
+    ),
+    "swin": images(
+        "swin", 8, 64, "2+2 blocks of width 48 and 96", patch_size=4, embed_dim=48, depths=[2, 2], num_heads=[3, 6],
+        window_size=4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, drop_path_rate=0.0, num_labels=100,
+    ),
+    "gru": Workload(
+        about="a cell of width 128, batch 32, sequence 16",
+        model=GatedUnits,
+        batch=lambda: {"input_ids": torch.randint(0, 500, (32, 16))},
+    ),
+    "deberta": text(
+        "deberta", 4, 128, "2 layers of width 192", least=1, vocab_size=512, hidden_size=192, num_hidden_layers=2,
+        num_attention_heads=3, intermediate_size=768, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        relative_attention=True, pos_att_type=["c2p", "p2c"], max_position_embeddings=128,
+    ),
+}  # fmt: skip
 
 #: Models of real width, for one accelerator: each trains in bfloat16 within 40 GiB or so, and compiles in half a minute.
 LARGE: Mapping[str, Workload] = {

@@ -19,10 +19,11 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.errors import PlanError
 from remat.graph import ops, purity
+from remat.graph.branch_values import KeptBranches, check_may_branch_again, keep_branches
 from remat.graph.index import GraphIndex
 from remat.graph.ownership import Storages
 from remat.graph.policies import TAGGED_BY
-from remat.graph.replays import Replays, is_element, state_bytes
+from remat.graph.replays import Replays, is_element, maker_of, state_bytes
 from remat.graph.roles import Roles
 from remat.graph.source import located
 from remat.graph.storages import tensor_bytes
@@ -50,12 +51,15 @@ class Lowered:
             snapshot copies.
         of_position: for each joint-graph position, the node of the problem that holds the value; -1
             if there is none.
+        kept: joint-graph positions of the nodes that must not run again, so that backward branches
+            as forward did.
     """
 
     problem: GraphProblem
     kind: tuple[SavedKind, ...]
     position: tuple[int, ...]
     of_position: tuple[int, ...]
+    kept: KeptBranches = KeptBranches()
 
     def priced(self, costs: Sequence[int], unit: str) -> Lowered:
         """Return a copy whose problem has other costs; states and snapshots cost nothing.
@@ -232,10 +236,10 @@ def lower(
         unit: unit of the costs.
 
     Raises:
-        PlanError: a node is tagged MUST_RECOMPUTE, but its operator may have undeclared effects; see
-            `check_may_run_again`.
+        PlanError: a node is tagged MUST_RECOMPUTE, but its operator may have undeclared effects, or
+            it is a branch value; see `check_may_run_again` and `check_may_branch_again`.
     """
-    rules = _Rules(index, storages)
+    rules = _Rules(index, roles, storages)
     rows: list[_Row] = []
     of_position = [-1] * len(index)
     snapshot: dict[int, int] = {}
@@ -294,7 +298,13 @@ def lower(
         needed=tuple(sorted(needed)),
         unit=unit,
     )
-    return Lowered(problem=problem, kind=kind, position=position, of_position=tuple(of_position))
+    return Lowered(
+        problem=problem,
+        kind=kind,
+        position=position,
+        of_position=tuple(of_position),
+        kept=rules.kept,
+    )
 
 
 class _Row(NamedTuple):
@@ -394,12 +404,21 @@ class _Rules:
     Attributes:
         replays: callable that returns whether a random operator can be replayed from a saved
             generator state.
+        kept: nodes that must not run again, so that backward branches as forward did.
     """
 
-    def __init__(self, index: GraphIndex, storages: Storages) -> None:
+    def __init__(self, index: GraphIndex, roles: Roles, storages: Storages) -> None:
         self._index, self._storages = index, storages
         self._tags = _tied_by_tags(index, storages)
         self.replays = Replays(index.nodes[i] for i in index.special)
+        self.kept = keep_branches(
+            index,
+            roles,
+            runs_again=self._may_run_again,
+            is_tagged=lambda i: self._tags.get(i) is CheckpointPolicy.MUST_RECOMPUTE,
+        )
+        for i in sorted(self.kept.branches):
+            check_may_branch_again(index.nodes[i])
 
     def may_save(self, i: int) -> tuple[bool, int]:
         """Return whether the node at position ``i`` may be saved, and how many bytes saving takes."""
@@ -426,11 +445,16 @@ class _Rules:
             return insists, storages.nbytes[owner] if insists and not storages.alive[owner] else 0
         if self._tags.get(i) is CheckpointPolicy.MUST_RECOMPUTE:
             # The tag is ignored if a second run would change the results.
-            return self.replays.forbid(node), storages.nbytes[i]
+            is_kept = index.position[maker_of(node)] in self.kept
+            return is_kept or self.replays.forbid(node), storages.nbytes[i]
         return True, 0 if storages.alive[i] else storages.nbytes[i]
 
     def may_recompute(self, i: int) -> bool:
         """Return whether the node at position ``i`` may run again."""
+        return i not in self.kept and self._may_run_again(i)
+
+    def _may_run_again(self, i: int) -> bool:
+        """Return whether the node at position ``i`` may run again, apart from branch values."""
         index, node = self._index, self._index.nodes[i]
         if node.op in ("placeholder", "get_attr"):
             # Backward reads an attribute from its own module, but an input must be passed to backward.

@@ -19,10 +19,13 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from remat import torch_compat
 from remat.graph import ops
+from remat.graph.branch_values import check_may_branch_again, keep_branches
 from remat.graph.fake import refresh
-from remat.graph.joint import output_node
+from remat.graph.index import index_graph
+from remat.graph.joint import JointGraph, output_node
 from remat.graph.lowering import check_may_run_again
 from remat.graph.replays import is_element, maker_of
+from remat.graph.roles import classify
 from remat.graph.storages import fake_mode_of, storage_key
 from remat.graph.writes import aliased_argument
 
@@ -69,12 +72,13 @@ def split_region(
 
     Raises:
         PlanError: an operator that may have undeclared effects is tagged MUST_RECOMPUTE; see
-            `check_may_run_again`.
+            `check_may_run_again`. Or a branch value is; see `check_may_branch_again`.
     """
     for node in module.graph.nodes:
         if node.meta.get("recompute") is not None and ops.is_opaque(maker_of(node)):
             check_may_run_again(node)
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    _keep_branches(module, num_fwd_outputs)
     # At a budget below 1, PyTorch recomputes random operators, which then draw other numbers.
     with torch_compat.functorch_config.patch(activation_memory_budget=1.0):
         split: Modules = torch_compat.min_cut_rematerialization_partition(
@@ -84,6 +88,18 @@ def split_region(
             static_lifetime_input_indices=list(static_lifetime_input_indices or ()),
         )
     return split
+
+
+def _keep_branches(module: fx.GraphModule, num_fwd_outputs: int) -> None:
+    """Tag what must not run again in a region as MUST_SAVE, so that backward branches as forward did."""
+    joint = JointGraph(graph_module=module, num_fwd_outputs=num_fwd_outputs)
+    index = index_graph(joint.graph)
+    kept = keep_branches(index, classify(joint, index))
+    for i, node in enumerate(index.nodes):
+        if index.position[maker_of(node)] in kept:
+            if i in kept.branches:
+                check_may_branch_again(node)
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def separate_calls(graph: fx.Graph) -> int:

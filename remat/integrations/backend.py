@@ -57,7 +57,9 @@ _LOCK = threading.Lock()
 _BACKENDS: weakref.WeakValueDictionary[int, Backend] = weakref.WeakValueDictionary()
 
 #: Names of remat's options; `Backend` passes all others to Inductor.
-OPTIONS = (*inspect.signature(partitioner).parameters, "lower")
+OPTIONS = (*inspect.signature(partitioner).parameters, "lower", "exact_branches")
+#: Inductor's setting for rounding every 16-bit result. If the user gives it, remat does not turn it on by itself.
+_ROUNDS = "emulate_precision_casts"
 #: Inductor's setting for reusing a buffer for a later result of the same size; remat switches the reuse off. Inductor
 #: decides on reuse by an estimate of the peak that ignores workspaces (internal buffers) of attention and convolutions.
 #: Without reuse, a buffer is freed after its last reader.
@@ -86,6 +88,8 @@ class Backend:
                 f"option 'lower' is {lower!r}; expected one of {', '.join(map(repr, LOWERINGS))}"
             )
         _check_inductor(given)
+        if _ROUNDS in {str(k).replace("-", "_") for k in given}:
+            ours["exact_branches"] = False
         self._partition = Partitioner(**ours)
         if lower == "eager":
             if given or mode is not None:
@@ -247,6 +251,7 @@ def backend(
     policies: PoliciesOption = None,
     chunk: ChunkOption = None,
     strict: bool = False,
+    exact_branches: bool = True,
     lower: Literal["inductor", "eager"] = "inductor",
     mode: str | None = None,
     **inductor: Any,
@@ -286,6 +291,10 @@ def backend(
             first compilation does. By default a recompilation warns instead, and the step runs
             under the plan with the least peak. Under a `remat.Saved` budget, the step then runs
             under the plan with the fewest saved bytes.
+        exact_branches: whether Inductor rounds every 16-bit result as eager PyTorch does, in graphs
+            that branch on such results, as a router of experts does. If False, the numbers of
+            forward, and hence its branches, may depend on the budget. Backward takes forward's
+            branches in any case.
         lower: ``"inductor"`` to compile the forward and backward graphs with Inductor; ``"eager"``
             to run them uncompiled.
         mode: a mode of Inductor, such as ``"max-autotune"``.

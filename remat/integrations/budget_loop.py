@@ -13,9 +13,13 @@ from torch import fx
 
 from remat import torch_compat
 from remat.errors import BudgetError, BudgetWarning, PlanError, record_warnings, warn
+from remat.graph.branch_values import branches_on_16_bits, has_16_bits
+from remat.graph.index import index_graph
 from remat.graph.joint import JointGraph, copy_module
 from remat.graph.lowering import Decision
 from remat.graph.regions import calls_regions, is_region, split_region
+from remat.graph.roles import classify
+from remat.graph.source import located
 from remat.integrations import plan_cache
 from remat.integrations.compiled_memory import (
     CompiledGraph,
@@ -37,6 +41,7 @@ from remat.integrations.workarounds import (
     deferred_kernels,
     masks_from_bytes,
     masks_to_bytes,
+    rounded_as_in_eager,
 )
 from remat.passes.ranks.agree_ranks import AgreeRanks
 from remat.planning.fused_peak import FusedSearch, input_bytes
@@ -214,6 +219,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         self.record: CachedPlan | None = None
         self._graphs: list[CompiledGraph] = []
         self._masks: frozenset[str] = frozenset()
+        self._exact_branches = False
         self.is_new = False
         self.unloaded: list[GeneratedCode] = []
 
@@ -292,9 +298,10 @@ class Attempt(torch_compat.CustomPartitionerFn):
         # After this call, Inductor computes the cache keys of both compiled graphs by `uuid`. These keys must not
         # depend on source lines, which are part of the digest `_traces`.
         self.is_new, self._traces = True, ""
+        joint = joint_of(gm, self._step.options.lower, **convention)
+        self._exact_branches |= self._rounds_as_eager(joint)
         if is_region(gm, joint_inputs):
             return split_region(gm, **convention)
-        joint = joint_of(gm, self._step.options.lower, **convention)
         if not self._keeps:
             return self._step.split(joint)
         # The text of the graph is taken before planning changes the graph in place.
@@ -308,6 +315,25 @@ class Attempt(torch_compat.CustomPartitionerFn):
         if record.joint:
             self.record = replace(record, warnings=plan_cache.repeated(warned))
         return graphs
+
+    def _rounds_as_eager(self, joint: JointGraph) -> bool:
+        """Return whether Inductor rounds each 16-bit result of a graph, because the graph branches on one.
+
+        The joint graph alone decides, so that forward is the same at every budget.
+        """
+        if not self._step.options.exact_branches or not has_16_bits(joint.graph):
+            return False
+        index = index_graph(joint.graph)
+        found = branches_on_16_bits(index, classify(joint, index))
+        if found:
+            _LOG.info(
+                "%d values of '%s' branch on numbers of 16 bits, first %s: each 16-bit result is rounded as in eager "
+                "PyTorch; options={'exact_branches': False} turns this off",
+                len(found),
+                joint.name,
+                located(index.nodes[found[0]]),
+            )
+        return bool(found)
 
     def compile_graph(self, gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
         """Compile the forward or the backward graph with Inductor, and record its generated code.
@@ -329,7 +355,8 @@ class Attempt(torch_compat.CustomPartitionerFn):
             self._masks = masks_to_bytes(gm.graph, graph.own)
         elif self._whole:
             example_inputs = masks_from_bytes(gm.graph, example_inputs, self._masks)
-        compiled = compile_graph(gm, example_inputs, **kwargs)
+        with rounded_as_in_eager(gm.graph) if self._exact_branches else contextlib.nullcontext():
+            compiled = compile_graph(gm, example_inputs, **kwargs)
         graph.code = getattr(compiled, "source_code", "")
         graph.constants = getattr(compiled, "constants", None) or {}
         graph.key = torch_compat.cache_key(compiled)

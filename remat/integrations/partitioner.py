@@ -113,6 +113,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             alone.
         repro: the folder for reproducers of planning errors; None for no reproducers.
         strict: whether a budget in bytes that cannot be met raises an error at every compilation.
+        exact_branches: whether Inductor rounds each 16-bit result of a graph that branches on one.
         graphs: record of the graphs that this partitioner has partitioned.
         made: the plan of the last call of this object. The plan's modules live as long as this
             object. None for a compilation by the backend, where `StepPartition` holds the plan.
@@ -125,6 +126,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         rank_wait_s: float | None = WAIT_S,
         repro: str | Path | bool | None = None,
         strict: bool = False,
+        exact_branches: bool = True,
         **options: Any,
     ) -> None:
         """Parse and check the options.
@@ -137,6 +139,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
                 no reproducers.
             strict: whether a recompilation raises an error if a budget in bytes cannot be met, as
                 the first compilation does.
+            exact_branches: as in `remat.backend`.
             options: the other options of the function `partitioner`.
         """
         torch_compat.check_version()
@@ -151,6 +154,12 @@ class Partitioner(torch_compat.CustomPartitionerFn):
                 "least peak, with a warning) or True (it is refused)"
             )
         self.strict = strict
+        if type(exact_branches) is not bool:
+            raise ProblemError(
+                f"exact_branches is {exact_branches!r}; expected True (Inductor rounds every 16-bit result of a graph "
+                "that branches on one) or False (it rounds as by default)"
+            )
+        self.exact_branches = exact_branches
         self.graphs = CompiledGraphs()
         self.made: Plan | None = None
 

@@ -21,6 +21,7 @@ from torch import fx
 
 from remat import torch_compat
 from remat.graph import ops
+from remat.graph.branch_values import is_16_bits
 from remat.graph.host_copies import OFFLOAD, RELOAD
 from remat.graph.joint import outputs_of
 from remat.graph.storages import hint, tensor_bytes
@@ -308,6 +309,22 @@ def near_fusions(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
         ),
         torch_compat.INDUCTOR.set_choices_handler(NearFusions()),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def rounded_as_in_eager(graph: fx.Graph) -> Iterator[None]:
+    """Make Inductor round each 16-bit result, whatever the result is fused with.
+
+    By default, a kernel keeps a 16-bit result in 32 bits until the result is written to memory. What
+    is written depends on what is saved, so the numbers of forward would depend on the budget.
+    Tracing marks nodes for this setting, but only the traced graph shows whether it is needed.
+    """
+    for node in graph.nodes:
+        values = (n.meta.get("val") for n in (node, *node.all_input_nodes))
+        if node.op == "call_function" and any(map(is_16_bits, values)):
+            node.meta["low_precision_pointwise_barrier"] = True
+    with torch_compat.inductor_config.patch(emulate_precision_casts=True):
         yield
 
 

@@ -6,7 +6,7 @@ Values that repeat from layer to layer share a row, so the table for 80 layers i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -15,11 +15,14 @@ from torch import fx
 
 from remat import torch_compat
 from remat.graph import ops, purity
+from remat.graph.branch_values import Branches
 from remat.graph.host_copies import WAIT_COPIED
-from remat.graph.joint import output_node
+from remat.graph.index import index_graph
+from remat.graph.joint import JointGraph, output_node
 from remat.graph.liveness import own_outputs
 from remat.graph.lowering import must_recompute, must_save
 from remat.graph.replays import maker_of
+from remat.graph.roles import classify
 from remat.graph.source import source_line
 from remat.graph.storages import Sizes
 from remat.report.pictures import shortened
@@ -60,6 +63,8 @@ class KeptStorage:
             ``"MUST_SAVE"``; empty if there is none.
         undeclared: those operators that made the value and must not run again, because they are not
             declared pure.
+        branch: ``"branch value"`` if the value is kept so that backward branches as forward did;
+            ``"compared"`` if it is kept because backward compares it with its maximum; else empty.
     """
 
     name: str
@@ -69,6 +74,7 @@ class KeptStorage:
     price: int | None
     tagged: str = ""
     undeclared: tuple[str, ...] = ()
+    branch: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +118,7 @@ def kept(plan: Plan) -> list[KeptStorage]:
         if must_save(node)
         for k in sizes.keys(node)
     }
+    graph = _forward_branches(forward)
     found: list[KeptStorage] = []
     for node in handed:
         if node.target is WAIT_COPIED:  # a copy in host memory takes no memory of the device
@@ -130,9 +137,33 @@ def kept(plan: Plan) -> list[KeptStorage]:
                 price=None if i is None else price(problem, there, i),
                 tagged=next((tags[k] for k in fresh if k in tags), ""),
                 undeclared=_undeclared(node),
+                branch=_branch(node, graph) if _runs_once(problem, index, node) else "",
             )
         )
     return found
+
+
+def _runs_once(problem: GraphProblem, index: Mapping[str, int], node: fx.Node) -> bool:
+    """Return whether the operator that made a kept value must not run again."""
+    at = index.get(maker_of(node).name)
+    return at is not None and not problem.recomputable[at]
+
+
+def _forward_branches(forward: fx.GraphModule) -> set[fx.Node]:
+    """Return the nodes of a forward module that compute branch values."""
+    whole = len(pytree.arg_tree_leaves(*output_node(forward.graph).args))
+    index = index_graph(forward.graph)
+    joint = JointGraph(graph_module=forward, num_fwd_outputs=whole)
+    return {index.nodes[i] for i in Branches(index, classify(joint, index)).found}
+
+
+def _branch(node: fx.Node, branches: set[fx.Node]) -> str:
+    """Return the attribute ``branch`` of a `KeptStorage` whose value cannot be recomputed."""
+    maker = maker_of(node)
+    if maker in branches:
+        return "branch value"
+    others = (ops.may_have_effects, ops.is_collective, ops.is_mutating, must_save)
+    return "" if node.op != "call_function" or any(o(maker) for o in others) else "compared"
 
 
 def _undeclared(node: fx.Node) -> tuple[str, ...]:
@@ -212,7 +243,7 @@ def explain(plan: Plan) -> list[str]:
         nbytes = format_bytes(sum(k.nbytes for k in keeps))
         lines += [f"  kept activations: {nbytes} in {counted(len(keeps), 'storage')}"]
         lines += _columns(_kept_rows(keeps, show_cost), 4)
-        lines += [*_not_offloaded(keeps), *_run_once(keeps)]
+        lines += [*_not_offloaded(keeps), *_kept_branches(keeps), *_run_once(keeps)]
     runs = again(plan)
     costly = [r for r in runs if r.cost]
     if costly:
@@ -242,6 +273,20 @@ def _not_offloaded(keeps: Iterable[KeptStorage]) -> list[str]:
     ]
 
 
+def _kept_branches(keeps: Iterable[KeptStorage]) -> list[str]:
+    """Return lines of text on the values that are kept so that backward branches as forward did."""
+    lines = []
+    for kind, why in (
+        ("branch value", "branch values, which backward must not round otherwise"),
+        ("compared", "values that backward compares with their maximum"),
+    ):
+        found = [k for k in keeps if k.branch == kind]
+        if found:
+            size = format_bytes(sum(k.nbytes for k in found))
+            lines.append(f"  kept as {why}: {size} of {_names(k.op for k in found)}")
+    return lines
+
+
 def _run_once(keeps: Iterable[KeptStorage]) -> list[str]:
     """Return lines of text on values kept because their operators are not declared pure, with code to declare them."""
     undeclared = [k for k in keeps if k.undeclared and not k.tagged]
@@ -267,7 +312,9 @@ def _kept_rows(keeps: Iterable[KeptStorage], show_cost: ShowCost) -> list[list[s
         prices = [k.price for k in group if k.price is not None]
         nbytes = sum(k.nbytes for k in group if k.price is not None)
         rate = ""
-        if any(k.tagged for k in group):
+        if branch := next((k.branch for k in group if k.branch), ""):
+            cost = branch
+        elif any(k.tagged for k in group):
             cost = f"tagged {next(k.tagged for k in group if k.tagged)}"
         elif not prices:
             cost = "not declared pure" if any(k.undeclared for k in group) else "cannot be"

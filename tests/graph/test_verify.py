@@ -43,6 +43,11 @@ def mutates(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return y.exp().sum()
 
 
+def routes(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    z = torch.mm(x, w)
+    return (w[z.argmax(-1)] * z.exp()).sum()
+
+
 @functools.cache
 def planned(program: Program, budget: float, dynamic: bool) -> tuple[remat.JointGraph, remat.Plan]:
     x = torch.randn(64, 64) if program is mutates else weight(64, 64)
@@ -259,6 +264,15 @@ def save_against_its_tag(s: Split) -> None:
     node(s.joint, "cos").meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
 
 
+def branch_again(s: Split) -> None:
+    taken, mm = find(s.backward, "argmax"), find(s.backward, "mm")
+    next(n for n in s.backward.graph.nodes if n.op == "call_function").prepend(mm)
+    with s.backward.graph.inserting_after(mm):
+        made = s.backward.graph.node_copy(find(s.forward, "argmax"), lambda _: mm)
+    made.meta = {**made.meta, RUN_OF: "argmax"}
+    taken.replace_all_uses_with(made)
+
+
 def lose_a_fake_value(s: Split) -> None:
     del find(s.forward, "exp").meta["val"]
 
@@ -307,6 +321,7 @@ BREAKAGES: dict[Callable[[Split], Split | None], tuple[dict[str, Any], str, str]
     snapshot_too_late: (MUTATED, READ, "'primals_1_snapshot' (aten.clone.default) reads 'primals_1' behind 'copy_'"),
     read_what_was_overwritten: (MUTATED, READ, "reads 'primals_1', which forward has overwritten"),
     refill_what_is_read: (SAVED, "inputs that may be overwritten must not be read again", "'sin' (aten.sin.default) reads 'primals_1'"),
+    branch_again: ({"program": routes, "budget": 0}, "backward must branch as forward did", "'argmax_1' (aten.argmax.default) branches on 'mm'"),
     recompute_against_its_tag: (RECOMPUTED, "tags must hold", "'mm' is tagged MUST_SAVE"),
     save_against_its_tag: (SAVED, "tags must hold", "'cos' is tagged MUST_RECOMPUTE"),
     lose_a_fake_value: (SAVED, "every value must have a fake value", "'exp' has lost"),

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from remat.graph.index import are_plain
+from remat.graph.branch_values import Branches
+from remat.graph.index import GraphIndex, are_plain, index_graph
 from remat.graph.joint import JointGraph, outputs_of
+from remat.graph.roles import classify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,6 +56,16 @@ class Facts:
     def joint(self) -> dict[str, fx.Node]:
         """Nodes of the joint graph by name, in graph order."""
         return {n.name: n for n in self.split.joint.graph.nodes}
+
+    @cached_property
+    def joint_index(self) -> GraphIndex:
+        """Node positions of the joint graph."""
+        return index_graph(self.split.joint.graph)
+
+    @cached_property
+    def branches(self) -> Branches:
+        """Branch values and exact operators of the joint graph."""
+        return Branches(self.joint_index, classify(self.split.joint, self.joint_index))
 
     @cached_property
     def position(self) -> dict[str, int]:

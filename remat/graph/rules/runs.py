@@ -131,6 +131,34 @@ def copies_are_alike(facts: Facts) -> Iterator[Fault]:
                     yield Fault(text, (source,))
 
 
+def branches_are_forwards(facts: Facts) -> Iterator[Fault]:
+    """Yield a fault for each branch value that is computed again from numbers that may round otherwise.
+
+    The rule follows the inputs of a branch value through exact operators, up to what forward saves.
+    """
+    graph = facts.branches
+    names = {facts.joint_index.nodes[i].name for i in graph.found | graph.comparisons}
+    if not names:
+        return
+    position = facts.joint_index.by_name
+    for backward, nodes in enumerate(facts.split_nodes):
+        for node in nodes:
+            if run_of(node) not in names or not (backward or RUN_OF in node.meta):
+                continue
+            stack, seen = list(inputs_of(node)), {node}
+            while stack:
+                read = stack.pop()
+                i = position.get(run_of(read), -1)
+                if read in seen or read.op != "call_function" or i < 0 or graph.ignores_floats(i):
+                    continue
+                seen.add(read)
+                if graph.is_exact(i):
+                    stack.extend(inputs_of(read))
+                elif RUN_OF in read.meta or (backward and read.name in facts.calls):
+                    text = f"{called(node)} branches on {called(read)}, which is computed again"
+                    yield Fault(text, (node, read))
+
+
 def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
     """Return the operator that a node runs, and the nodes that the operator reads.
 

@@ -1,0 +1,370 @@
+"""Find branch values, and the values that forward must keep so that backward branches alike.
+
+A *branch value* changes the function that a step computes: an index, a rank, a count, a float cast
+to an integer, a comparison that reaches an output. If backward computed a branch value again from
+numbers that are rounded otherwise, backward would differentiate another function than forward
+computed. A kernel rounds a value by what is fused with it, so nearly all floating-point operators
+may round otherwise in a second run. Exact operators, such as views, gathers and maxima, do not.
+
+A branch value may therefore run again only if it is computed from *settled* values, which are the
+same bit for bit in every plan. Such a value is an input, is never recomputed, or is an exact
+function of settled values.
+
+Masks that only multiply gradients of continuous functions, such as that of ReLU, are no branch
+values: near the threshold, both sides have nearly the same value. An exception is a comparison with
+a maximum of the compared values. If their rounding differs, no element equals the maximum, and the
+gradient is 0/0. The compared values are then never recomputed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from remat.errors import PlanError
+from remat.graph import ops
+from remat.graph.index import GraphIndex
+from remat.graph.policies import TAGGED_BY
+from remat.graph.roles import Roles
+from remat.graph.source import located
+from remat.graph.storages import leaves_of
+
+#: Names of operators, by kind.
+_KINDS = {
+    # Select, move, compare, negate or count numbers without rounding, besides views and casts.
+    "exact": "getitem clone contiguous copy lift_fresh lift_fresh_copy _unsafe_view reshape view_copy "
+    "detach_copy cat stack index index_select gather take take_along_dim embedding where masked_fill "
+    "masked_scatter scatter select_scatter slice_scatter diagonal_scatter flip roll repeat "
+    "repeat_interleave constant_pad_nd tril triu tile broadcast_tensors expand_copy permute_copy neg abs "
+    "relu clamp clamp_min clamp_max hardtanh maximum minimum fmax fmin max min amax amin aminmax topk sort "
+    "kthvalue median nanmedian mode cummax cummin histc _local_scalar_dense item max_pool2d_with_indices "
+    "max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d _low_memory_max_pool_with_offsets",
+    "cast": "_to_copy to type_as convert_element_type",
+    # Rounded alike in every kernel (IEEE 754), if nothing else is fused between them.
+    "arithmetic": "add sub rsub mul div reciprocal",
+    # Return one of the values that they compare. A comparison with the result asks which value that was.
+    "selecting": "max min amax amin aminmax topk kthvalue median nanmedian mode sort cummax cummin "
+    "linalg_vector_norm scatter_reduce index_reduce segment_reduce",
+    # Discontinuous functions whose result is a float.
+    "step": "sign sgn heaviside round floor ceil trunc fix frac fmod remainder floor_divide hardshrink",
+    # Tell finite numbers from others, which no rounding changes.
+    "finite check": "isnan isinf isfinite isposinf isneginf",
+    # Random operators that may read probabilities from a tensor.
+    "weighted draw": "multinomial bernoulli poisson binomial",
+    # Continuous functions that PyTorch decomposes into comparisons, casts or steps. What these compare decides
+    # between pieces that meet, such as x and 0.01 * x of a leaky ReLU. Names are without "_backward".
+    "continuous": "leaky_relu elu celu selu softplus hardswish hardsigmoid hardtanh relu relu6 prelu "
+    "_prelu_kernel rrelu_with_noise log_sigmoid_forward log_sigmoid softshrink smooth_l1_loss huber_loss "
+    "nan_to_num logaddexp logaddexp2 logsumexp xlogy special_xlog1py special_entr logit clamp clamp_min "
+    "clamp_max binary_cross_entropy mish gelu silu _softmax _log_softmax _safe_softmax threshold "
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
+    "_upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d "
+    "upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d "
+    "grid_sampler_3d _embedding_bag _embedding_bag_forward_only _euclidean_dist linalg_vector_norm norm "
+    "_cdist_forward native_dropout "
+    "max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d "
+    "fractional_max_pool2d fractional_max_pool3d _low_memory_max_pool_with_offsets",
+}
+_NAMES = {kind: frozenset(names.split()) for kind, names in _KINDS.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptBranches:
+    """Nodes that must not run again, so that backward branches as forward did.
+
+    Attributes:
+        branches: positions of branch values.
+        compared: positions of values that backward compares with their maximum.
+    """
+
+    branches: frozenset[int] = frozenset()
+    compared: frozenset[int] = frozenset()
+
+    def __contains__(self, position: int) -> bool:
+        return position in self.branches or position in self.compared
+
+
+def keep_branches(
+    index: GraphIndex,
+    roles: Roles,
+    *,
+    runs_again: Callable[[int], bool] = lambda _: True,
+    is_tagged: Callable[[int], bool] = lambda _: False,
+) -> KeptBranches:
+    """Find the nodes that must not run again, so that backward branches as forward did.
+
+    Args:
+        index: node positions of the joint graph.
+        roles: classification of the nodes as forward or backward.
+        runs_again: whether the node at a position may run again, apart from branch values.
+        is_tagged: whether a checkpoint policy asks to recompute the node at a position. If a
+            compared value has such a tag, the comparison is kept instead.
+    """
+    graph = Branches(index, roles)
+    found, compared = set(graph.found), set[int]()
+    for i in graph.comparisons:
+        sources = [j for j in graph.sources(i) if runs_again(j)]
+        if any(map(is_tagged, sources)):
+            found.add(i)
+        else:
+            compared.update(sources)
+    if not found:
+        return KeptBranches(compared=frozenset(compared))
+    branches: set[int] = set()
+    settled = bytearray(len(index))
+    for i, node in enumerate(index.nodes):
+        if roles.tangent_closure[i]:
+            continue
+        from_settled = all(settled[j] for j in index.inputs[i])
+        if i in found and runs_again(i) and not from_settled:
+            branches.add(i)
+        settled[i] = (
+            node.op != "call_function"
+            or i in found
+            or i in compared
+            or not runs_again(i)
+            or graph.ignores_floats(i)
+            or (from_settled and graph.is_exact(i))
+        )
+    return KeptBranches(branches=frozenset(branches), compared=frozenset(compared))
+
+
+def branches_on_16_bits(index: GraphIndex, roles: Roles) -> list[int]:
+    """Return the branch values that forward computes from floats of 16 bits.
+
+    A kernel of Inductor may keep such a float in 32 bits, depending on what is fused.
+    """
+    graph = Branches(index, roles)
+    # Whether each node depends on a float of 16 bits that may be unrounded.
+    rounded = bytearray(len(index))
+    for i, node in enumerate(index.nodes):
+        if node.op == "call_function" and not (roles.tangent_closure[i] or graph.ignores_floats(i)):
+            rounded[i] = any(rounded[j] for j in index.inputs[i]) or (
+                not graph.is_exact(i) and any(map(is_16_bits, leaves_of(index.values[i])))
+            )
+    return sorted(i for i in graph.found | graph.comparisons if rounded[i])
+
+
+def has_16_bits(graph: fx.Graph) -> bool:
+    """Return whether a node of a graph computes a tensor of bfloat16 or float16."""
+    values = (n.meta.get("val") for n in graph.nodes)
+    return any(is_16_bits(v) for value in values for v in leaves_of(value))
+
+
+class Branches:
+    """Branch values and exact operators of a joint graph.
+
+    Args:
+        index: node positions of the joint graph.
+        roles: classification of the nodes as forward or backward.
+
+    Attributes:
+        found: positions of the branch values, without ``comparisons``.
+        comparisons: positions of comparisons with a maximum, or the like, that forward does not
+            need.
+    """
+
+    def __init__(self, index: GraphIndex, roles: Roles) -> None:
+        self._index, self._required = index, roles.required_forward
+        self._floats = [
+            [j for j in reads if any(map(_is_float, leaves_of(index.values[j])))]
+            for reads in index.inputs
+        ]
+        inside = [
+            i
+            for i, node in enumerate(index.nodes)
+            # An operator that reads no floats does not branch on them.
+            if node.op == "call_function" and self._floats[i] and not roles.tangent_closure[i]
+        ]
+        self.found = frozenset(filter(self._is_branch, inside))
+        self.comparisons = frozenset(i for i in inside if self._is_gradient_of_selection(i))
+        self._constants = bytearray(len(index))
+        for i in range(len(index)):
+            self._constants[i] = self._is_constant(i)
+
+    def is_exact(self, i: int) -> bool:
+        """Return whether the same inputs give the same result, bit for bit, in whatever kernel."""
+        node, value = self._index.nodes[i], self._index.values[i]
+        name = ops.name_of(node.target)
+        if name in _NAMES["cast"]:
+            return self._is_exact_cast(i)
+        if name in _NAMES["exact"] or i in self.found or ops.default_taxonomy().is_view(node):
+            return True
+        return not any(map(_is_float, leaves_of(value)))
+
+    def ignores_floats(self, i: int) -> bool:
+        """Return whether a node computes its result without the contents of a float.
+
+        A replay of a random operator counts, because the replay draws the same numbers.
+        """
+        node = self._index.nodes[i]
+        if self._constants[i]:
+            return True
+        if not self._floats[i]:
+            # A quotient of integers, for example, may be rounded by a kernel.
+            return self.is_exact(i) or _is_draw(node) or not self._index.inputs[i]
+        return ops.ignores_content(node) and not _draws_by_weight(node)
+
+    def sources(self, i: int) -> list[int]:
+        """Return the nearest nodes that may round, from which exact operators compute node ``i``."""
+        found: set[int] = set()
+        stack, seen = [*self._index.inputs[i]], {i}
+        while stack:
+            j = stack.pop()
+            if j in seen or self._index.nodes[j].op != "call_function" or self.ignores_floats(j):
+                continue
+            seen.add(j)
+            if self.is_exact(j):
+                stack.extend(self._index.inputs[j])
+            else:
+                found.add(j)
+        return sorted(found)
+
+    def _is_constant(self, i: int) -> bool:
+        """Return whether a node computes numbers such as positions from sizes alone.
+
+        No such number is written to memory, so all kernels compute the number from the same formula.
+        """
+        node, value = self._index.nodes[i], self._index.values[i]
+        if node.op != "call_function":
+            return isinstance(value, torch.SymInt)
+        if ops.is_random(node) or is_16_bits(value):
+            return False
+        is_formula = ops.name_of(node.target) in _NAMES["arithmetic"] or self.is_exact(i)
+        reads = self._index.inputs[i]
+        return all(self._constants[j] for j in reads) and (not reads or is_formula)
+
+    def _is_branch(self, i: int) -> bool:
+        node, value, needed = self._index.nodes[i], self._index.values[i], self._required[i]
+        name = ops.name_of(node.target)
+        if ops.is_random(node):
+            return _draws_by_weight(node)
+        if name in _NAMES["step"] or (name == "div" and node.kwargs.get("rounding_mode")):
+            return needed and not _is_part_of_continuous(node)
+        if not _has_discrete(value) or ops.ignores_content(node):
+            return False
+        if self._is_comparison(i) and not needed:
+            return False
+        # Attention and the like return seeds and sizes beside their floats.
+        beside = ops.default_taxonomy().is_compute_intensive(node) or "attention" in name
+        return (
+            not (beside or name == "getitem")
+            and not self._checks_finite(i)
+            and not _is_part_of_continuous(node)
+        )
+
+    def _is_gradient_of_selection(self, i: int) -> bool:
+        """Return whether only backward needs a comparison with a maximum or the like."""
+        if self._required[i] or not self._is_comparison(i):
+            return False
+        return any(map(self._selects, self._floats[i]))
+
+    def _is_comparison(self, i: int) -> bool:
+        node, value = self._index.nodes[i], self._index.values[i]
+        is_bool = isinstance(value, torch.Tensor) and value.dtype is torch.bool
+        return is_bool and ops.is_pointwise(node.target) and not self._checks_finite(i)
+
+    def _checks_finite(self, i: int) -> bool:
+        """Return whether a comparison tells finite numbers from others; rounding does not matter then."""
+        node = self._index.nodes[i]
+        if ops.name_of(node.target) in _NAMES["finite check"]:
+            return True
+        if len(node.args) < 2:
+            return False
+        other = node.args[1]
+        return other is node.args[0] or (isinstance(other, float) and not math.isfinite(other))
+
+    def _selects(self, j: int) -> bool:
+        """Return whether a value is a maximum or the like, looking through exact operators."""
+        while self._index.nodes[j].op == "call_function":
+            node = self._index.nodes[j]
+            # `max` of two tensors compares element by element, and its gradient has no quotient.
+            if ops.name_of(node.target) in _NAMES["selecting"] and len(self._floats[j]) == 1:
+                return True
+            if len(self._floats[j]) != 1 or not self.is_exact(j):
+                return False
+            (j,) = self._floats[j]
+        return False
+
+    def _is_exact_cast(self, i: int) -> bool:
+        values, value = self._index.values, self._index.values[i]
+        sources = [values[j] for j in self._index.inputs[i]][:1]
+        if all(_is_lossless(source, value) for source in sources):
+            return True
+        # Random numbers are drawn and cast in the kernel that reads them.
+        return any(_is_draw(self._index.nodes[j]) for j in self._index.inputs[i])
+
+
+def check_may_branch_again(node: fx.Node) -> None:
+    """Refuse MUST_RECOMPUTE on a branch value that a second run could change.
+
+    Raises:
+        PlanError: the user's code tags the node MUST_RECOMPUTE.
+    """
+    is_own = node.meta.get("recompute") is CheckpointPolicy.MUST_RECOMPUTE
+    if is_own and TAGGED_BY not in node.meta:
+        raise PlanError(
+            f"'{node.name}' is tagged MUST_RECOMPUTE, but {node.target} returns a branch value, such as an index or "
+            "the result of a comparison, of numbers that a second run may round otherwise. Backward would then "
+            "take another branch than forward did. Let the policy answer MUST_SAVE or PREFER_RECOMPUTE for it, "
+            f"or MUST_SAVE for what it reads\n  {located(node)}"
+        )
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.SymFloat) or (
+        isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    )
+
+
+def _has_discrete(value: Any) -> bool:
+    """Return whether a value, or an element of a tuple, is an integer or a bool.
+
+    Tensors of uint8 in a tuple are internal buffers of an operator.
+    """
+    if isinstance(value, torch.Tensor):
+        return not _is_float(value)
+    return any(
+        isinstance(v, (torch.SymInt, torch.SymBool))
+        or (isinstance(v, torch.Tensor) and v.dtype is not torch.uint8 and not _is_float(v))
+        for v in leaves_of(value)
+    )
+
+
+def is_16_bits(value: Any) -> bool:
+    """Return whether a value is a tensor of bfloat16 or float16."""
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+
+
+def _is_lossless(source: Any, value: Any) -> bool:
+    """Return whether a cast keeps every number, or is no cast to a float."""
+    if not isinstance(source, torch.Tensor) or not _is_float(value) or source.dtype is torch.bool:
+        return True
+    if not _is_float(source):
+        return not is_16_bits(value)
+    return torch.promote_types(source.dtype, value.dtype) is value.dtype
+
+
+def _draws_by_weight(node: fx.Node) -> bool:
+    """Return whether a random operator reads probabilities from a tensor."""
+    name = ops.name_of(node.target)
+    return name in _NAMES["weighted draw"] and not (name == "bernoulli" and len(node.args) > 1)
+
+
+def _is_draw(node: fx.Node) -> bool:
+    return ops.name_of(node.target) == "inductor_random" or ops.is_random(node)
+
+
+def _is_part_of_continuous(node: fx.Node) -> bool:
+    """Return whether a node computes, or is part of, a continuous function.
+
+    PyTorch notes the operator that it decomposed into a node.
+    """
+    names = map(ops.name_of, (node.target, node.meta.get("original_aten")))
+    return any(name.removesuffix("_backward") in _NAMES["continuous"] for name in names)

@@ -1,0 +1,272 @@
+"""Does backward branch as forward did, at every budget, and what does that cost?
+
+Routers send each token to one of 16 experts, whose rows in the router's weight are nearly equal, so that many tokens are near a
+tie. A table with a row for each expert is read by the chosen row, and its gradient in float32 counts the tokens that backward
+sends there, by groups of tokens. *Flips* are tokens that backward counts elsewhere than forward, *moved* are tokens that forward sends
+elsewhere than at budget 1.
+
+Models of ``transformers`` and nets without a table have gradients alone: ``gradient_off`` is their distance from those of budget 1.
+``step_ms`` is the least time of some steps. The side names type and lowering.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import remat
+from benchmarks.experiment import Case, Experiment, Row, grid
+
+BUDGETS = (1, 0.5, 0.3, 0, "peak:0.3", "peak:0")
+TYPES = ("bfloat16", "float16", "float32")
+LOWERINGS = ("inductor", "eager")
+TOKENS, WIDTH, EXPERTS, GROUPS = 4096, 64, 16, 64
+
+#: The expert of each token, from its scores.
+RANKS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "topk": lambda z: z.topk(1, -1).indices[:, 0],
+    "argmax": lambda z: z.argmax(-1),
+    "sort": lambda z: z.sort(-1, descending=True).indices[:, 0],
+    "ranks": lambda z: ((z[:, :, None] < z[:, None]).sum(-1) == 0).long().argmax(-1),
+}
+
+
+class Layer(nn.Module):
+    """Normalisation, a gated linear layer, scaling, and a router over experts that are nearly equal."""
+
+    def __init__(self, rank: Callable[[torch.Tensor], torch.Tensor], bias: bool) -> None:
+        super().__init__()
+        self.rank = rank
+        self.norm = nn.Parameter(torch.rand(WIDTH) + 0.5)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+        self.down = nn.Linear(WIDTH, WIDTH, bias=False)
+        rows = torch.randn(1, WIDTH) * 0.2 + torch.randn(EXPERTS, WIDTH) * 2e-3
+        self.router = nn.Parameter(rows)
+        self.bias = nn.Parameter(torch.randn(EXPERTS) * 1e-3) if bias else None
+        self.table = nn.Parameter(torch.zeros(EXPERTS, GROUPS))
+        self.register_buffer("groups", torch.eye(GROUPS).repeat(TOKENS // GROUPS, 1))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        h = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.norm
+        a, b = self.up(h).chunk(2, -1)
+        h = F.silu(a) * b * 0.37
+        scores = (h @ self.router.t()).softmax(-1)
+        expert = self.rank(scores if self.bias is None else scores + self.bias)
+        counted = (self.table[expert] * self.groups).sum()
+        return x + self.down(h) * scores.gather(-1, expert[:, None]), counted, expert
+
+
+class Routers(nn.Module):
+    """Three layers; returns a loss, and the experts of all tokens."""
+
+    def __init__(self, rank: str, bias: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(RANKS[rank], bias) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        counted, experts = [], []
+        for layer in self.layers:
+            x, count, expert = layer(x)
+            counted.append(count)
+            experts.append(expert)
+        return x.float().square().mean() + torch.stack(counted).sum(), torch.stack(experts)
+
+    def flips(self, experts: torch.Tensor) -> int:
+        """Tokens that backward counts elsewhere than forward."""
+        found = 0
+        for layer, chosen in zip(self.layers, experts, strict=True):
+            there = F.one_hot(chosen, EXPERTS).float().t() @ layer.groups  # type: ignore[operator]
+            found += int((there - layer.table.grad).abs().sum()) // 2  # type: ignore[operator]
+        return found
+
+
+class Net(nn.Module):
+    """A linear layer before and behind what is measured; returns a loss, and what the net chose."""
+
+    def __init__(self, middle: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> None:
+        super().__init__()
+        self.before, self.behind = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.middle = middle
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y, chosen = self.middle(F.silu(self.before(x)) * 0.37)
+        return self.behind(y).float().square().mean(), chosen
+
+
+def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A vector quantiser with a straight-through gradient: the nearest of the first rows."""
+    book = x[:EXPERTS]
+    code = (x[:, None] - book).square().sum(-1).argmin(-1)
+    return x + (book[code] - x).detach() + book[code], code
+
+
+def hashed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """LSH attention: tokens are sorted by buckets, and attend within chunks of 64."""
+    bucket = torch.cat([x[:, :8], -x[:, :8]], -1).argmax(-1)
+    order = bucket.argsort(stable=True)
+    chunks = x[order].view(-1, 64, WIDTH)
+    y = (chunks @ chunks.mT).softmax(-1) @ chunks
+    return y.view(-1, WIDTH)[order.argsort()], bucket
+
+
+def sparsemax(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    z = x.sort(-1, descending=True).values
+    k = torch.arange(1, WIDTH + 1, dtype=x.dtype)
+    total = z.cumsum(-1)
+    support = (1 + k * z > total).sum(-1, keepdim=True)
+    tau = (total.gather(-1, support - 1) - 1) / support.to(x.dtype)
+    return (x - tau).clamp(min=0), support
+
+
+def pooled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = F.max_pool2d(x.view(64, 64, 8, 8), 2)
+    return F.interpolate(y, scale_factor=2).view(-1, WIDTH), torch.zeros(())
+
+
+def maximum(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    z = x.softmax(-1)
+    return x * z.amax(-1, keepdim=True) + z * (z == z.amax(-1, keepdim=True)), torch.zeros(())
+
+
+MIDDLES = {
+    "quantiser": quantised,
+    "lsh": hashed,
+    "sparsemax": sparsemax,
+    "max-pool": pooled,
+    "maxima": maximum,
+    "relu": lambda x: (F.relu(x).sin(), torch.zeros(())),
+    "hardtanh": lambda x: (F.hardtanh(x * 9).sin(), torch.zeros(())),
+}
+#: Classes of `transformers` whose blocks route tokens.
+MODELS: Mapping[str, tuple[str, Row]] = {
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 8}),
+    "qwen3-moe": (
+        "Qwen3MoeForCausalLM",
+        {"num_experts": 8, "moe_intermediate_size": 128, "head_dim": 32},
+    ),
+}
+
+
+class Language(nn.Module):
+    """A tiny mixture of experts of `transformers`; returns its loss."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        import transformers
+
+        kind, more = MODELS[name]
+        model = getattr(transformers, kind)
+        sizes = {
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_hidden_layers": 2,
+            "vocab_size": 512,
+        }
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "use_cache": False}
+        self.model = model(model.config_class(**sizes, **heads, **more))
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.model(input_ids=ids, labels=ids).loss, torch.zeros(())
+
+
+def build(name: str, dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    if name in MODELS:
+        return Language(name).to(dtype), torch.randint(0, 512, (2, 128))
+    model: nn.Module
+    if name in MIDDLES:
+        model = Net(MIDDLES[name])
+    else:
+        model = Routers(name.removesuffix("-bias"), bias=name.endswith("-bias"))
+    for label, p in model.named_parameters():
+        p.data = p.data if label.endswith("table") else p.data.to(dtype)
+    return model, torch.randn(TOKENS, WIDTH).to(dtype)
+
+
+def measure(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    first: dict[str, tuple[torch.Tensor, torch.Tensor, float]] = {}
+    for case in cases:
+        torch.compiler.reset()
+        kind, lower = case.side.split()
+        model, given = build(name, getattr(torch, kind))
+        options = {"budget": case.budget, "lower": lower}
+        compiled = torch.compile(model, backend="remat", options=options)
+        try:
+            loss, chosen = compiled(given)
+        except Exception as error:
+            yield case.row(error=str(error).splitlines()[0])
+            continue
+        loss.backward()
+        gradient = torch.cat(
+            [p.grad.float().flatten() for p in model.parameters() if p.grad is not None]
+        )
+        flips = model.flips(chosen) if isinstance(model, Routers) else 0
+        forward, right, value = first.setdefault(case.side, (chosen, gradient, float(loss)))
+        plan = remat.plans()[-1]
+        yield case.row(
+            flips=flips,
+            moved=int((chosen != forward).sum()),
+            loss_off=abs(float(loss) - value),
+            nan=int(gradient.isnan().sum()),
+            gradient_off=float((gradient - right).norm() / right.norm()),
+            step_ms=fastest(functools.partial(step, compiled, given), 3 if quick else 15),
+            saved_bytes=plan.saved_bytes,
+            peak_bytes=plan.peak_bytes,
+            recompute_cost=plan.recompute_cost,
+        )
+
+
+def step(compiled: Callable[[torch.Tensor], Any], given: torch.Tensor) -> None:
+    compiled(given)[0].backward()
+
+
+def fastest(run: Callable[[], None], repeats: int) -> float:
+    """Milliseconds of the fastest run."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times) * 1e3
+
+
+def summarise(rows: list[Row]) -> Row:
+    ran = [row for row in rows if "error" not in row]
+    return {
+        "cells": len(ran),
+        "errors": len(rows) - len(ran),
+        "flips": sum(row["flips"] for row in ran),
+        "moved": sum(row["moved"] for row in ran),
+        "nan_cells": sum(row["nan"] > 0 for row in ran),
+        "gradient_off": max((row["gradient_off"] for row in ran), default=0.0),
+    }
+
+
+def missed(summary: Row) -> list[str]:
+    limits = {"flips": 0, "moved": 0, "nan_cells": 0, "gradient_off": 0.02}
+    return [
+        f"{name} is {summary[name]}, over {most}"
+        for name, most in limits.items()
+        if summary[name] > most
+    ]
+
+
+WORKLOADS = (*RANKS, "topk-bias", *MODELS, *MIDDLES)
+SIDES = tuple(f"{kind} {lower}" for kind in TYPES for lower in LOWERINGS)
+
+EXPERIMENTS = {
+    "branch-values": Experiment(
+        about="whether backward branches as forward did at every budget",
+        cases=grid(WORKLOADS, BUDGETS, SIDES),
+        quick=grid(("argmax", "maxima"), (1, 0.5), ("bfloat16 inductor",)),
+        measure=measure,
+        summarise=summarise,
+        missed=missed,
+    )
+}

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import remat
 from benchmarks.experiment import Case, Experiment, Row, grid
@@ -55,7 +54,7 @@ class Layer(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         h = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.norm
         a, b = self.up(h).chunk(2, -1)
-        h = F.silu(a) * b * 0.37
+        h = nn.functional.silu(a) * b * 0.37
         scores = (h @ self.router.t()).softmax(-1)
         expert = self.rank(scores if self.bias is None else scores + self.bias)
         counted = (self.table[expert] * self.groups).sum()
@@ -81,7 +80,7 @@ class Routers(nn.Module):
         """Tokens that backward counts elsewhere than forward."""
         found = 0
         for layer, chosen in zip(self.layers, experts, strict=True):
-            there = F.one_hot(chosen, EXPERTS).float().t() @ layer.groups  # type: ignore[operator]
+            there = nn.functional.one_hot(chosen, EXPERTS).float().t() @ layer.groups  # type: ignore[operator]
             found += int((there - layer.table.grad).abs().sum()) // 2  # type: ignore[operator]
         return found
 
@@ -95,7 +94,7 @@ class Net(nn.Module):
         self.middle = middle
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        y, chosen = self.middle(F.silu(self.before(x)) * 0.37)
+        y, chosen = self.middle(nn.functional.silu(self.before(x)) * 0.37)
         return self.behind(y).float().square().mean(), chosen
 
 
@@ -125,8 +124,8 @@ def sparsemax(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pooled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    y = F.max_pool2d(x.view(64, 64, 8, 8), 2)
-    return F.interpolate(y, scale_factor=2).view(-1, WIDTH), torch.zeros(())
+    y = nn.functional.max_pool2d(x.view(64, 64, 8, 8), 2)
+    return nn.functional.interpolate(y, scale_factor=2).view(-1, WIDTH), torch.zeros(())
 
 
 def maximum(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,8 +139,8 @@ MIDDLES = {
     "sparsemax": sparsemax,
     "max-pool": pooled,
     "maxima": maximum,
-    "relu": lambda x: (F.relu(x).sin(), torch.zeros(())),
-    "hardtanh": lambda x: (F.hardtanh(x * 9).sin(), torch.zeros(())),
+    "relu": lambda x: (nn.functional.relu(x).sin(), torch.zeros(())),
+    "hardtanh": lambda x: (nn.functional.hardtanh(x * 9).sin(), torch.zeros(())),
 }
 #: Classes of `transformers` whose blocks route tokens.
 MODELS: Mapping[str, tuple[str, Row]] = {

@@ -92,6 +92,10 @@ class RereadError(RematError, RuntimeError):
     """Raised by backward if the user wrote to an output of the step that backward reads."""
 
 
+class RecomputeError(RematError, RuntimeError):
+    """Raised by backward, under ``check="recomputed"``, if a branch value differs from forward's."""
+
+
 class VerifyError(PlanError):
     """Raised if a pass leaves a forward or backward graph that breaks a rule of the verifier."""
 

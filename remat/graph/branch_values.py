@@ -29,9 +29,10 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.errors import PlanError
 from remat.graph import ops
-from remat.graph.index import GraphIndex
+from remat.graph.index import GraphIndex, index_graph
+from remat.graph.joint import JointGraph, output_node
 from remat.graph.policies import TAGGED_BY
-from remat.graph.roles import Roles
+from remat.graph.roles import Roles, classify
 from remat.graph.source import located
 from remat.graph.storages import leaves_of
 
@@ -149,6 +150,15 @@ def branches_on_16_bits(index: GraphIndex, roles: Roles) -> list[int]:
                 not graph.is_exact(i) and any(map(is_16_bits, leaves_of(index.values[i])))
             )
     return sorted(i for i in graph.found | graph.comparisons if rounded[i])
+
+
+def branches_of_forward(forward: fx.GraphModule) -> set[fx.Node]:
+    """Return the nodes of a forward module that compute branch values."""
+    joint = JointGraph(
+        graph_module=forward, num_fwd_outputs=len(leaves_of(output_node(forward.graph).args))
+    )
+    index = index_graph(forward.graph)
+    return {index.nodes[i] for i in Branches(index, classify(joint, index)).found}
 
 
 def has_16_bits(graph: fx.Graph) -> bool:

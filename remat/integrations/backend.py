@@ -57,7 +57,7 @@ _LOCK = threading.Lock()
 _BACKENDS: weakref.WeakValueDictionary[int, Backend] = weakref.WeakValueDictionary()
 
 #: Names of remat's options; `Backend` passes all others to Inductor.
-OPTIONS = (*inspect.signature(partitioner).parameters, "lower", "exact_branches")
+OPTIONS = (*inspect.signature(partitioner).parameters, "lower", "exact_branches", "check")
 #: Inductor's setting for rounding every 16-bit result. If the user gives it, remat does not turn it on by itself.
 _ROUNDS = "emulate_precision_casts"
 #: Inductor's setting for reusing a buffer for a later result of the same size; remat switches the reuse off. Inductor
@@ -252,6 +252,7 @@ def backend(
     chunk: ChunkOption = None,
     strict: bool = False,
     exact_branches: bool = True,
+    check: Literal["recomputed"] | None = None,
     lower: Literal["inductor", "eager"] = "inductor",
     mode: str | None = None,
     **inductor: Any,
@@ -295,6 +296,9 @@ def backend(
             that branch on such results, as a router of experts does. If False, the numbers of
             forward, and hence its branches, may depend on the budget. Backward takes forward's
             branches in any case.
+        check: ``"recomputed"``, for debugging: forward also saves each value that backward computes
+            again, and backward compares the two bit for bit. A branch value that differs raises a
+            `remat.errors.RecomputeError`; other differences are logged. The budget is not met.
         lower: ``"inductor"`` to compile the forward and backward graphs with Inductor; ``"eager"``
             to run them uncompiled.
         mode: a mode of Inductor, such as ``"max-autotune"``.

@@ -173,7 +173,7 @@ def _plans_again(step: StepPartition, known: CompiledBudget) -> bool:
     if made is not None and step.applied:
         warn_of_saved(made)
         return False
-    if made is None or (step.over and not options.with_others):
+    if made is None or (step.over and not options.with_others) or options.check is not None:
         return False
     try:
         return known.replans(
@@ -370,7 +370,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         the plan keeps its estimated figures. The plan is written to the plan cache.
         """
         made = self._step.made
-        if not self._whole or len(self._graphs) != 2 or made is None:
+        if not self._whole or len(self._graphs) != 2 or made is None or self._step.options.check:
             return
         forward, backward = self._graphs
         symbolic = self._step.options.in_bytes and (made.symbolic or made.learns_sizes)

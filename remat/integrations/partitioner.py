@@ -30,6 +30,7 @@ from remat.graph.user_mutations import copy_outputs, unversioned_outputs
 from remat.graph.verify import Split, verify
 from remat.integrations import plan_log
 from remat.integrations.compile_progress import CompileProgress
+from remat.integrations.recompute_check import add_checks
 from remat.integrations.step_guards import Look, at_declared_sizes, guard_sizes
 from remat.integrations.step_tally import GraphMemory, StepTally, tally_of
 from remat.passes.core.base import Pass
@@ -114,6 +115,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         repro: the folder for reproducers of planning errors; None for no reproducers.
         strict: whether a budget in bytes that cannot be met raises an error at every compilation.
         exact_branches: whether Inductor rounds each 16-bit result of a graph that branches on one.
+        check: ``"recomputed"`` if backward compares what it recomputes with forward's values; else
+            None.
         graphs: record of the graphs that this partitioner has partitioned.
         made: the plan of the last call of this object. The plan's modules live as long as this
             object. None for a compilation by the backend, where `StepPartition` holds the plan.
@@ -127,6 +130,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         repro: str | Path | bool | None = None,
         strict: bool = False,
         exact_branches: bool = True,
+        check: str | None = None,
         **options: Any,
     ) -> None:
         """Parse and check the options.
@@ -140,6 +144,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             strict: whether a recompilation raises an error if a budget in bytes cannot be met, as
                 the first compilation does.
             exact_branches: as in `remat.backend`.
+            check: as in `remat.backend`.
             options: the other options of the function `partitioner`.
         """
         torch_compat.check_version()
@@ -160,6 +165,9 @@ class Partitioner(torch_compat.CustomPartitionerFn):
                 "that branches on one) or False (it rounds as by default)"
             )
         self.exact_branches = exact_branches
+        if check not in (None, "recomputed"):
+            raise ProblemError(f"check is {check!r}; expected None or 'recomputed'")
+        self.check = check
         self.graphs = CompiledGraphs()
         self.made: Plan | None = None
 
@@ -310,7 +318,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         False if a pipeline, a hook without a cache key, or code from outside remat takes part in
         the decision. False also if ranks must agree on the decision.
         """
-        if not self.cacheable or self.request.pipeline is not None:
+        if not self.cacheable or self.request.pipeline is not None or self.check is not None:
             return False
         return not self.with_others and is_known_elsewhere(self.described())
 
@@ -455,7 +463,11 @@ class StepPartition:
         if not self.watched:
             self.finish(primals)
         # AOTAutograd may take the backward module apart later, so it gets a copy of the plan's module.
-        return made.forward, copy_module(made.backward)
+        forward, backward = made.forward, copy_module(made.backward)
+        if self.options.check is not None:
+            forward = copy_module(forward)  # the plan's own graphs stay without checks
+            add_checks(forward, backward, joint.num_fwd_outputs)
+        return forward, backward
 
     def _match_policies(self, joint: JointGraph) -> None:
         """Check that each pattern of the policies matches a module of the step.

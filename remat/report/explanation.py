@@ -15,14 +15,12 @@ from torch import fx
 
 from remat import torch_compat
 from remat.graph import ops, purity
-from remat.graph.branch_values import Branches
+from remat.graph.branch_values import branches_of_forward
 from remat.graph.host_copies import WAIT_COPIED
-from remat.graph.index import index_graph
-from remat.graph.joint import JointGraph, output_node
+from remat.graph.joint import output_node
 from remat.graph.liveness import own_outputs
 from remat.graph.lowering import must_recompute, must_save
 from remat.graph.replays import maker_of
-from remat.graph.roles import classify
 from remat.graph.source import source_line
 from remat.graph.storages import Sizes
 from remat.report.pictures import shortened
@@ -118,7 +116,7 @@ def kept(plan: Plan) -> list[KeptStorage]:
         if must_save(node)
         for k in sizes.keys(node)
     }
-    graph = _forward_branches(forward)
+    graph = branches_of_forward(forward)
     found: list[KeptStorage] = []
     for node in handed:
         if node.target is WAIT_COPIED:  # a copy in host memory takes no memory of the device
@@ -147,14 +145,6 @@ def _runs_once(problem: GraphProblem, index: Mapping[str, int], node: fx.Node) -
     """Return whether the operator that made a kept value must not run again."""
     at = index.get(maker_of(node).name)
     return at is not None and not problem.recomputable[at]
-
-
-def _forward_branches(forward: fx.GraphModule) -> set[fx.Node]:
-    """Return the nodes of a forward module that compute branch values."""
-    whole = len(pytree.arg_tree_leaves(*output_node(forward.graph).args))
-    index = index_graph(forward.graph)
-    joint = JointGraph(graph_module=forward, num_fwd_outputs=whole)
-    return {index.nodes[i] for i in Branches(index, classify(joint, index)).found}
 
 
 def _branch(node: fx.Node, branches: set[fx.Node]) -> str:

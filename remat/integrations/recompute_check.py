@@ -1,0 +1,148 @@
+"""Compare recomputed values with forward's at run time, for debugging: the option ``check="recomputed"``.
+
+Forward also saves each value that backward computes again, and backward compares the two. The step
+therefore keeps what budget 1 keeps, or more. Under Inductor, the compared values are written to
+memory, so that kernels may fuse, and round, otherwise than without the check.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat.errors import RecomputeError
+from remat.graph.branch_values import branches_of_forward
+from remat.graph.joint import HandedKind, output_node, outputs_of
+from remat.graph.source import located
+from remat.graph.storages import Sizes, fake_mode_of, storage_key
+from remat.passes.split.convention import own_descriptors, write_output
+
+_LOG = logging.getLogger(__name__)
+
+
+@torch.library.custom_op("remat::compare_again", mutates_args=())
+def compare_again(
+    again: torch.Tensor, first: torch.Tensor, what: str, branch: bool
+) -> torch.Tensor:
+    """Compare a recomputed value with forward's, bit for bit.
+
+    Args:
+        again: the value as backward computed it.
+        first: the value as forward computed it.
+        what: describes the value in messages: node, operator and source line.
+        branch: whether the value is a branch value.
+
+    Returns:
+        The largest difference; infinity if only one of two elements is a number.
+
+    Raises:
+        RecomputeError: a branch value differs.
+    """
+    differs = (again != first) & ~((again != again) & (first != first))
+    if not differs.any():
+        return torch.zeros((), dtype=torch.float64)
+    count, of = int(differs.sum()), differs.numel()
+    if branch:
+        raise RecomputeError(
+            f"{count} of {of} elements of a branch value differ between forward and backward; expected none: "
+            f"{what}\nBackward differentiates another function than forward computed. Please report this"
+        )
+    wide = torch.complex128 if again.is_complex() else torch.float64
+    off = (again.to(wide) - first.to(wide)).abs()[differs].nan_to_num(nan=torch.inf).max()
+    return off.to("cpu", torch.float64)
+
+
+@torch.library.custom_op("remat::report_again", mutates_args=())
+def report_again(gradient: torch.Tensor, seen: list[torch.Tensor], names: str) -> torch.Tensor:
+    """Log the largest difference of each recomputed value that differs, and return a copy of a gradient.
+
+    Args:
+        gradient: a gradient that backward returns, so that no compiler removes the comparisons.
+        seen: results of `compare_again`.
+        names: what `compare_again` compared, one value a line.
+    """
+    found = [(float(off), what) for off, what in zip(seen, names.split("\n"), strict=True)]
+    differing = sorted((pair for pair in found if pair[0]), reverse=True)
+    for off, what in differing:
+        _LOG.warning("recomputed otherwise than in forward, by up to %.3g: %s", off, what)
+    if not differing:
+        _LOG.info("all %d recomputed values are forward's, bit for bit", len(found))
+    return gradient.clone()
+
+
+@compare_again.register_fake
+def _(again: torch.Tensor, first: torch.Tensor, what: str, branch: bool) -> torch.Tensor:
+    return torch.empty((), dtype=torch.float64)
+
+
+@report_again.register_fake
+def _(gradient: torch.Tensor, seen: list[torch.Tensor], names: str) -> torch.Tensor:
+    return torch.empty_like(gradient)
+
+
+def add_checks(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> None:
+    """Make backward compare each value that it recomputes with forward's, in place.
+
+    Values without a memory of their own, such as views, are left out.
+
+    Args:
+        forward: the forward module.
+        backward: the backward module of the same plan.
+        num_fwd_outputs: number of forward's own outputs.
+    """
+    values = outputs_of(forward.graph)
+    own, saved = values[:num_fwd_outputs], values[num_fwd_outputs:]
+    calls = {n.name: n for n in forward.graph.nodes if n.op == "call_function"}
+    inputs = [n for n in forward.graph.nodes if n.op == "placeholder"]
+    taken = {*Sizes().of_all([n for n in (*inputs, *values) if isinstance(n, fx.Node)])}
+    pairs: list[tuple[fx.Node, fx.Node]] = []
+    for node in backward.graph.nodes:
+        first = calls.get(node.name) if node.op == "call_function" else None
+        key = None if first is None else storage_key(first.meta.get("val"))
+        if first is not None and key is not None and key not in taken:
+            taken.add(key)
+            pairs.append((node, first))
+    gradients = outputs_of(backward.graph)
+    at = next((k for k, g in enumerate(gradients) if isinstance(g, fx.Node)), None)
+    if not pairs or at is None:
+        return
+    # New values come behind the saved tensors whose version counters autograd checks.
+    kinds = [HandedKind.of(v) if isinstance(v, fx.Node) else HandedKind.SIZE for v in saved]
+    place = kinds.count(HandedKind.TENSOR)
+    new = [first for _, first in pairs]
+    out = output_node(forward.graph)
+    descs = own_descriptors(out, num_fwd_outputs)
+    write_output(out, [*own, *saved[:place], *new, *saved[place:]], descs)
+    handed = [n for n in backward.graph.nodes if n.op == "placeholder"]
+    before = handed[kinds.count(HandedKind.SIZE) + place]
+    branches = branches_of_forward(forward)
+    seen, texts = [], []
+    for again, first in pairs:
+        with backward.graph.inserting_before(before):
+            given = backward.graph.placeholder(f"{first.name}_first")
+        given.meta = {k: v for k, v in first.meta.items() if k in ("val", "tensor_meta")}
+        texts.append(located(first).replace("\n", " "))
+        arguments = (again, given, texts[-1], first in branches)
+        with backward.graph.inserting_after(again):
+            seen.append(_call(backward.graph, torch.ops.remat.compare_again.default, arguments))
+    last = output_node(backward.graph)
+    with backward.graph.inserting_before(last):
+        arguments = (gradients[at], seen, "\n".join(texts))  # type: ignore[assignment]
+        gradients[at] = _call(backward.graph, torch.ops.remat.report_again.default, arguments)
+    write_output(last, gradients, own_descriptors(last, len(gradients)))
+    for module in (forward, backward):
+        module.graph.lint()
+        module.recompile()
+
+
+def _call(graph: fx.Graph, target: Any, arguments: tuple[Any, ...]) -> fx.Node:
+    """Add a call of an operator, with its fake value."""
+    node = graph.call_function(target, arguments)
+    fakes = fx.node.map_arg(arguments, lambda n: n.meta["val"])
+    mode: Any = fake_mode_of(fakes)
+    with mode:
+        node.meta["val"] = target(*fakes)
+    return node

@@ -358,7 +358,10 @@ def _is_lossless(source: Any, value: Any) -> bool:
         return True
     if not _is_float(source):
         return not is_16_bits(value)
-    return torch.promote_types(source.dtype, value.dtype) is value.dtype
+    if source.is_complex() and not value.is_complex():
+        return False
+    narrow, wide = torch.finfo(source.dtype), torch.finfo(value.dtype)
+    return wide.eps <= narrow.eps and wide.max >= narrow.max and wide.tiny <= narrow.tiny
 
 
 def _draws_by_weight(node: fx.Node) -> bool:

@@ -370,7 +370,8 @@ class PlanRequest:
         if not self.of_several:
             return f"to run {what}, give budget={peak_bytes}"
         return (
-            f"the step has other graphs too, and all of them need more than {peak_bytes} bytes. Compile the model as "
+            f"the step has other graphs or operators beside it, and needs {peak_bytes} bytes or more: try "
+            f"budget={peak_bytes} first. Or compile the model as "
             "one graph: run it with TORCH_LOGS=graph_breaks to see where it breaks. Or plan its graphs together: "
             'remat.plan(remat.capture(model, args, fullgraph=False), budget=…), then options={"plan": plans}'
         )

@@ -23,6 +23,7 @@ from remat.graph.lowering import must_recompute, must_save
 from remat.graph.replays import maker_of
 from remat.graph.source import source_line
 from remat.graph.storages import Sizes
+from remat.graph.writes import aliased_argument
 from remat.report.pictures import shortened
 from remat.solvers.graph_problem import GraphProblem
 from remat.torch_compat import pytree
@@ -107,7 +108,7 @@ def kept(plan: Plan) -> list[KeptStorage]:
     seen = set(sizes.of_all(n for n in forward.graph.nodes if n.op == "placeholder"))
     seen |= set(sizes.of_all(v for v in values[:own] if isinstance(v, fx.Node)))
     index = {name: i for i, name in enumerate(problem.names)}
-    handed = [v for v in values[own:] if isinstance(v, fx.Node)]
+    handed = [_owner(v) for v in values[own:] if isinstance(v, fx.Node)]
     there = {index[name] for name in map(_saved_name, handed) if name in index}
     there |= {index[name] for name in plan.recomputed if name in index}
     tags = {
@@ -139,6 +140,13 @@ def kept(plan: Plan) -> list[KeptStorage]:
             )
         )
     return found
+
+
+def _owner(node: fx.Node) -> fx.Node:
+    """Return the node that a view is a view of, since forward may hand over a view of a saved value."""
+    while isinstance(base := aliased_argument(node), fx.Node) and base.op == "call_function":
+        node = base
+    return node
 
 
 def _runs_once(problem: GraphProblem, index: Mapping[str, int], node: fx.Node) -> bool:

@@ -221,7 +221,7 @@ def test_what_a_kernel_keeps_in_registers_is_no_place_to_write() -> None:
         return (torch.nn.functional.gelu(x @ w) @ v).square().sum()
 
     args = (weight(64, 32), weight(32, 256), weight(256, 32))
-    plan = remat.plan(remat.capture(f, args, lower="inductor"), 1)
+    plan = remat.plan(remat.capture(f, args, lower="inductor"), 1, "lagrangian")
     assert plan.predicted_peak_bytes == (3 * 64 + 8 + 2 * 32) * 1024
 
 
@@ -248,7 +248,7 @@ def test_a_read_by_index_is_never_written_either() -> None:
         return torch.ops.aten._unsafe_index(x, [index]).sin().sum()
 
     x, index = weight(64, 64), torch.arange(256) // 4
-    plan = remat.plan(joint_of(f, x, index), 1.0)
+    plan = remat.plan(joint_of(f, x, index), 1.0, "lagrangian")
     assert "cos" in plan.saved
     assert written(walk_of(plan)).isdisjoint({"_unsafe_index", "sin"})
 

@@ -150,9 +150,7 @@ def test_a_refusal_of_one_of_several_graphs_names_no_budget(joint: remat.JointGr
         except BudgetError as error:
             text = str(error)
     assert "give budget=" not in text
-    assert re.search(
-        r"all of them need more than \d+ bytes.*TORCH_LOGS=graph_breaks.*fullgraph=False", text
-    )
+    assert re.search(r"needs \d+ bytes or more.*TORCH_LOGS=graph_breaks.*fullgraph=False", text)
     assert f"about {format_bytes(without)} without remat" in text
     assert "--budget peak:0" in text
 

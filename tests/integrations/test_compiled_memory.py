@@ -142,7 +142,8 @@ def test_pages_show_the_step_as_compiled(tmp_path: Path) -> None:
 
 
 def test_a_peak_holds_in_the_allocator() -> None:
-    top, low = compiled("chain", 1.0)[3], compiled("chain", remat.Peak(0.0))[3]
+    # The compiled peak of budget 1 may be lower than its estimate: Inductor reorders kernels of such plans.
+    top, low = compiled("chain", 1.0)[2].predicted_peak_bytes, compiled("chain", remat.Peak(0.0))[3]
     assert low < top
     plan, allocated = compiled("chain", remat.Peak(low + (top - low) // 4))[2:]
     assert allocated <= (plan.asked.peak_bytes or 0)

@@ -116,10 +116,8 @@ def test_gradients_of_maxima_are_those_of_budget_1(form: str, dtype: torch.dtype
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
-def test_one_line_says_that_results_are_rounded(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch_compat.functorch_config, "enable_autograd_cache", False)
+@torch_compat.functorch_config.patch(enable_autograd_cache=False)
+def test_one_line_says_that_results_are_rounded(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "remat"):
         routed(budget=1)
     (line,) = (r.message for r in caplog.records if "exact_branches" in r.message)

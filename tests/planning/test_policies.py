@@ -16,9 +16,12 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 import remat
 from remat.errors import BudgetError, PlanError, ProblemError
 from remat.graph import ops
+from remat.graph.branch_values import keep_branches
+from remat.graph.index import index_graph
 from remat.graph.joint import output_node
 from remat.graph.liveness import own_outputs
 from remat.graph.replays import Replays, maker_of
+from remat.graph.roles import classify
 from remat.graph.storages import storage_key
 from remat.graph.text import parse_joint, print_joint
 from remat.integrations.partitioner import Partitioner
@@ -121,9 +124,15 @@ def saved_inside(plan: remat.Plan, pattern: str) -> list[str]:
 
 def cannot_run_again(joint: remat.JointGraph, names: list[str]) -> list[str]:
     """Of some nodes, those whose operators must run once."""
-    replays = Replays(joint.graph.nodes)
-    nodes = {n.name: n for n in joint.graph.nodes}
-    return [n for n in names if replays.forbid(nodes[n]) or ops.is_opaque(maker_of(nodes[n]))]
+    replays, index = Replays(joint.graph.nodes), index_graph(joint.graph)
+    kept = keep_branches(index, classify(joint, index))
+    return [
+        n
+        for n in names
+        if replays.forbid(node := index.nodes[index.by_name[n]])
+        or ops.is_opaque(maker_of(node))
+        or index.by_name[n] in kept
+    ]
 
 
 def run_again(plan: remat.Plan, pattern: str) -> set[str]:

@@ -206,7 +206,9 @@ def near_fusions() -> bool:
             x = narrow(F.silu(wide(x).sin())) + x
         return x
 
-    compile_step = remat.backend(budget=1.0, cost="roofline:h100", fx_graph_cache=False)
+    compile_step = remat.backend(
+        budget=1.0, cost="roofline:h100", solver="lagrangian", fx_graph_cache=False
+    )
     begin = workarounds.GeneratedCode.__init__
 
     def generate(gm: fx.GraphModule, inputs: list[Any]) -> Any:

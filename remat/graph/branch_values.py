@@ -72,6 +72,8 @@ _KINDS = {
     "max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d "
     "fractional_max_pool2d fractional_max_pool3d _low_memory_max_pool_with_offsets",
 }
+#: Metadata key of the mark for `is_piece`.
+PIECE = "remat_piece_of_continuous"
 _NAMES = {kind: frozenset(names.split()) for kind, names in _KINDS.items()}
 
 
@@ -244,11 +246,10 @@ class Branches:
         node, value = self._index.nodes[i], self._index.values[i]
         if node.op != "call_function":
             return isinstance(value, torch.SymInt)
-        if ops.is_random(node) or is_16_bits(value):
-            return False
-        is_formula = ops.name_of(node.target) in _NAMES["arithmetic"] or self.is_exact(i)
         reads = self._index.inputs[i]
-        return all(self._constants[j] for j in reads) and (not reads or is_formula)
+        if not all(self._constants[j] for j in reads) or ops.is_random(node) or is_16_bits(value):
+            return False
+        return not reads or ops.name_of(node.target) in _NAMES["arithmetic"] or self.is_exact(i)
 
     def _is_branch(self, i: int) -> bool:
         node, value, needed = self._index.nodes[i], self._index.values[i], self._required[i]
@@ -375,9 +376,21 @@ def _is_draw(node: fx.Node) -> bool:
 
 
 def _is_part_of_continuous(node: fx.Node) -> bool:
-    """Return whether a node computes, or is part of, a continuous function.
+    return _is_continuous(node.target) or is_piece(node)
 
-    PyTorch notes the operator that it decomposed into a node.
+
+def is_piece(node: fx.Node) -> bool:
+    """Return whether a node compares, casts or steps as a part of a decomposed continuous function.
+
+    PyTorch notes the operator that it decomposed. A graph that was read from text has a mark instead.
     """
-    names = map(ops.name_of, (node.target, node.meta.get("original_aten")))
-    return any(name.removesuffix("_backward") in _NAMES["continuous"] for name in names)
+    if node.meta.get(PIECE):
+        return True
+    whole = node.meta.get("original_aten")
+    if whole is None or not _is_continuous(whole) or _is_continuous(node.target):
+        return False
+    return ops.name_of(node.target) in _NAMES["step"] or _has_discrete(node.meta.get("val"))
+
+
+def _is_continuous(target: Any) -> bool:
+    return ops.name_of(target).removesuffix("_backward") in _NAMES["continuous"]

@@ -60,7 +60,8 @@ def capture(case: Case) -> Recorded | None:
     except Unsupported:
         SEEN["refused by Dynamo"] += 1
     except Exception as error:
-        if "is tagged MUST_RECOMPUTE, but remat_fuzz::" in str(error):
+        refused = ("is tagged MUST_RECOMPUTE, but remat_fuzz::", "returns a branch value")
+        if any(words in str(error) for words in refused):
             SEEN["refused by name: may not run again"] += 1
         elif is_refused_by_pytorch(case, error):
             SEEN["refused by PyTorch"] += 1
@@ -226,7 +227,12 @@ def check_tagged(case: Case, captured: Recorded, reference: dict[str, torch.Tens
     except PlanError as error:
         SEEN["conflicting tags"] += 1
         text = str(error)
-        told = ("loosen a MUST_SAVE", "can neither be saved nor recomputed", "remat.declare_pure")
+        told = (
+            "loosen a MUST_SAVE",
+            "can neither be saved nor recomputed",
+            "remat.declare_pure",
+            "branch value",
+        )
         assert any(words in text for words in told)
         return
     SEEN["tagged"] += 1

@@ -71,7 +71,8 @@ def all_inputs(draw: st.DrawFn, *, apart: bool = False) -> tuple[Input, ...]:
         shape = draw(st.sampled_from(shapes))
         dtype = "float32"
         if kind is Kind.DATA:
-            dtype = draw(st.sampled_from(["float32", "float32", "int64", "bool", "float64"]))
+            floats = ["float32", "float32", "float64", "bfloat16", "float16"]
+            dtype = draw(st.sampled_from([*floats, "int64", "bool"]))
         if draw(st.integers(0, 9)) == 0:
             shape = (0, *shape[1:])
         of = draw(st.integers(0, len(inputs) - 1))

@@ -19,6 +19,7 @@ from remat.errors import BudgetError, PlanError
 from remat.graph.branch_values import branches_on_16_bits, keep_branches
 from remat.graph.index import index_graph
 from remat.graph.roles import classify
+from remat.graph.text import parse_joint, print_joint
 
 Tensor = torch.Tensor
 Program = Callable[[Tensor, Tensor], Tensor]
@@ -170,6 +171,14 @@ def test_masks_of_continuous_functions_and_exact_branches_may_run_again(
     joint = captured(program, lower)
     assert not kept(joint).branches
     assert not kept(joint).compared
+
+
+def test_what_is_exempt_stays_so_in_text() -> None:
+    joint = captured(leaky, "inductor")
+    read = parse_joint(print_joint(joint))
+    assert print_joint(read) == print_joint(joint)
+    assert not kept(read).branches
+    assert remat.plan(read, 0).saved == remat.plan(joint, 0).saved
 
 
 @pytest.mark.parametrize("lower", LOWERINGS)

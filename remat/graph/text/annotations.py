@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from remat import torch_compat
 from remat.errors import ProblemError
+from remat.graph.branch_values import PIECE, is_piece
 from remat.graph.joint import UNCHECKED
 from remat.graph.policies import REGION, is_region, region_of
 from remat.graph.source import source_line
@@ -29,6 +30,7 @@ _POLICIES = {policy.name.lower(): policy for policy in CheckpointPolicy}
 _FLAGS = {
     "backward_hook": "has_backward_hook",
     "unchecked": UNCHECKED,
+    "continuous": PIECE,
 }
 #: Arguments of ``part(…)``: whether AOTAutograd traced the nodes below in forward or backward, or whether the
 #: nodes must be placed there.
@@ -129,7 +131,9 @@ def write_marks(node: fx.Node, regions: Mapping[int, int]) -> list[str]:
     region = meta.get("ac_graph_id")
     if type(region) is int:
         marks.append(f"region({regions[region]})")
-    marks += [mark for mark, key in _FLAGS.items() if meta.get(key)]
+    marks += [
+        mark for mark, key in _FLAGS.items() if meta.get(key) or (key is PIECE and is_piece(node))
+    ]
     custom = meta.get("custom")
     budget = custom.get(MEMORY_BUDGET_ANNOTATION_KEY) if isinstance(custom, dict) else None
     if isinstance(budget, (int, float)) and budget >= 0:

@@ -467,6 +467,13 @@ class StepPartition:
         if self.options.check is not None:
             forward = copy_module(forward)  # the plan's own graphs stay without checks
             add_checks(forward, backward, joint.num_fwd_outputs)
+            if asked.budget.in_bytes or asked.budget.on_peak:
+                warn(
+                    f"check='recomputed' holds no budget in bytes or on the peak: '{made.graph}' also saves what backward "
+                    f"computes again, and is not planned again for {asked.budget.label}. Its plan may differ from that "
+                    "without the check; a ratio of saved bytes gives the same plan with and without it",
+                    BudgetWarning,
+                )
         return forward, backward
 
     def _match_policies(self, joint: JointGraph) -> None:

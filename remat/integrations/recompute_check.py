@@ -69,7 +69,8 @@ def report_again(gradient: torch.Tensor, seen: list[torch.Tensor], names: str) -
     for off, what in differing:
         _LOG.warning("recomputed otherwise than in forward, by up to %.3g: %s", off, what)
     if not differing:
-        _LOG.info("all %d recomputed values are forward's, bit for bit", len(found))
+        # A warning is shown without any logging set up, so that the user sees that the check ran.
+        _LOG.warning("all %d recomputed values are forward's, bit for bit", len(found))
     return gradient.clone()
 
 

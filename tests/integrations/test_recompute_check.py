@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 import remat
-from remat.errors import ProblemError, RecomputeError
+from remat.errors import BudgetWarning, ProblemError, RecomputeError
 from remat.integrations import recompute_check
 
 pytestmark = pytest.mark.filterwarnings(
@@ -76,10 +76,17 @@ def test_other_values_that_differ_are_logged_with_the_largest_difference(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     breaking(monkeypatch, "sin_1")
-    run(lower="eager", check="recomputed")
+    with caplog.at_level(logging.WARNING, "remat"):
+        run(lower="eager", check="recomputed")
     (first, *_) = (r.message for r in caplog.records if "recomputed otherwise" in r.message)
     assert "by up to" in first
     assert "test_recompute_check.py" in first
+
+
+@pytest.mark.parametrize("budget", ["peak:0.5", "1GiB"])
+def test_a_budget_that_the_check_does_not_hold_is_warned_of(budget: str) -> None:
+    with pytest.warns(BudgetWarning, match="check='recomputed' holds no budget in bytes"):
+        run(budget=budget, check="recomputed", lower="eager")
 
 
 def test_the_plan_has_no_checks() -> None:

@@ -18,6 +18,8 @@ from tests.fuzz.fuzzing import run_portion
 from tests.fuzz.program import Input, Program
 from tests.steps import differences
 
+#: The number of a portion whose first twenty programs draw twice, are tagged and offload.
+VARIED = 1
 #: The number of a portion in which whole steps of every kind are drawn.
 WHOLE_STEPS = 3
 
@@ -33,7 +35,7 @@ def one_thread() -> Iterator[None]:
 
 def test_no_pipeline_changes_what_a_program_does() -> None:
     """Twenty programs; `make fuzz` draws thousands."""
-    portion = run_portion(0, programs=20, shrink=False)
+    portion = run_portion(VARIED, programs=20, shrink=False)
     assert portion.fault is None, portion.fault
     seen = portion.seen
     # The law is only worth something where plans differ, draw twice, and are refused.

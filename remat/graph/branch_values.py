@@ -239,15 +239,17 @@ class Branches:
         return sorted(found)
 
     def _is_constant(self, i: int) -> bool:
-        """Return whether a node computes numbers such as positions from sizes alone.
+        """Return whether a node computes numbers from sizes, such as positions, or from random draws.
 
-        No such number is written to memory, so all kernels compute the number from the same formula.
+        Such numbers are not written to memory, so all kernels compute them by the same formula.
         """
         node, value = self._index.nodes[i], self._index.values[i]
         if node.op != "call_function":
             return isinstance(value, torch.SymInt)
+        if _is_draw(node):
+            return not self._floats[i]
         reads = self._index.inputs[i]
-        if not all(self._constants[j] for j in reads) or ops.is_random(node) or is_16_bits(value):
+        if not all(self._constants[j] for j in reads) or is_16_bits(value):
             return False
         return not reads or ops.name_of(node.target) in _NAMES["arithmetic"] or self.is_exact(i)
 

@@ -107,6 +107,10 @@ def dropped(x: Tensor, w: Tensor) -> Tensor:
     return F.dropout((x @ w).sin(), 0.3).exp().sum()
 
 
+def dropped_paths(x: Tensor, w: Tensor) -> Tensor:
+    return ((x @ w).sin().exp() * (torch.rand(8, 1) + 0.7).floor()).sum()
+
+
 def masked(x: Tensor, w: Tensor) -> Tensor:
     seen = torch.arange(8)[:, None] >= torch.arange(8)
     return (x @ w).masked_fill(~seen, -torch.inf).softmax(-1).sin().sum()
@@ -125,7 +129,7 @@ def resized(x: Tensor, w: Tensor) -> Tensor:
     return F.interpolate((x @ w)[None, None], scale_factor=2.0).sin().sum()
 
 
-EXEMPT = (rectified, leaky, pairwise, dropped, masked, guarded, of_inputs, resized)
+EXEMPT = (rectified, leaky, pairwise, dropped, dropped_paths, masked, guarded, of_inputs, resized)
 
 
 def pooled(x: Tensor, w: Tensor) -> Tensor:

@@ -258,6 +258,8 @@ class Branches:
         name = ops.name_of(node.target)
         if ops.is_random(node):
             return _draws_by_weight(node)
+        if called := ops.subgraphs(node):  # a loop, a condition or a region
+            return any(map(branches_of_forward, called)) and "attention" not in name
         if name in _NAMES["step"] or (name == "div" and node.kwargs.get("rounding_mode")):
             return needed and not _is_part_of_continuous(node)
         if not _has_discrete(value) or ops.ignores_content(node):

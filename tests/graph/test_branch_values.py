@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._higher_order_ops import while_loop
 from torch.nn import functional as F
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import (
 
 import remat
 from remat.errors import BudgetError, PlanError
+from remat.graph import ops
 from remat.graph.branch_values import branches_on_16_bits, keep_branches
 from remat.graph.index import index_graph
 from remat.graph.roles import classify
@@ -71,6 +73,13 @@ def stepped(x: Tensor, w: Tensor) -> Tensor:
     return (z.exp() * (z * 3).round().detach()).sum()
 
 
+def until_large(x: Tensor, w: Tensor) -> Tensor:
+    def body(y: Tensor) -> Any:
+        return (torch.tanh(y @ w) + 1,)
+
+    return while_loop(lambda y: y.sum() < 64, body, ((x @ w).sin(),))[0].exp().sum()
+
+
 def only_largest(x: Tensor, w: Tensor) -> Tensor:
     z = (x @ w).softmax(-1)
     return (z.exp() * (z == z.amax(-1, keepdim=True))).sum()
@@ -88,6 +97,7 @@ BRANCHES: dict[Program, set[str]] = {
     gated: {"gt"},
     stepped: {"round"},
     only_largest: {"eq"},
+    until_large: {"while_loop_stack_output"},
 }
 
 
@@ -121,6 +131,13 @@ def guarded(x: Tensor, w: Tensor) -> Tensor:
     return torch.where(z.isnan() | (z == torch.inf), 0, z.exp()).sum()
 
 
+def looped(x: Tensor, w: Tensor) -> Tensor:
+    def body(i: Tensor, y: Tensor) -> Any:
+        return i + 1, torch.tanh(y @ w)
+
+    return while_loop(lambda i, y: i < 3, body, (torch.tensor(0), x.sin()))[1].exp().sum()
+
+
 def of_inputs(x: Tensor, w: Tensor) -> Tensor:
     return (w[x.argmax(-1)] * (x @ w).exp() * (x.t() > 0.5)).sum()
 
@@ -129,7 +146,18 @@ def resized(x: Tensor, w: Tensor) -> Tensor:
     return F.interpolate((x @ w)[None, None], scale_factor=2.0).sin().sum()
 
 
-EXEMPT = (rectified, leaky, pairwise, dropped, dropped_paths, masked, guarded, of_inputs, resized)
+EXEMPT = (
+    rectified,
+    leaky,
+    pairwise,
+    dropped,
+    dropped_paths,
+    masked,
+    guarded,
+    looped,
+    of_inputs,
+    resized,
+)
 
 
 def pooled(x: Tensor, w: Tensor) -> Tensor:
@@ -144,7 +172,7 @@ def captured(program: Program, lower: Any, dtype: torch.dtype = torch.float32) -
 
 def operators(joint: remat.JointGraph, positions: Any) -> set[str]:
     index = index_graph(joint.graph)
-    return {index.nodes[i].target.overloadpacket.__name__ for i in positions}  # type: ignore[union-attr]
+    return {ops.name_of(index.nodes[i].target) for i in positions}
 
 
 def kept(joint: remat.JointGraph) -> Any:

@@ -81,8 +81,6 @@ def test_gradients(program: Callable[..., Any]) -> None:
     least, *_ = check(lambda: (program, pair()), budgets=budgets, captured=program is condition)
     if program is dropping_condition:
         assert not any(n.startswith("cond") for n in least.recomputed), "drawn once"
-    elif program is loop:
-        assert not least.recomputed, "rounding may change how often it runs"
     else:
         assert least.recomputed
 

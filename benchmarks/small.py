@@ -75,14 +75,15 @@ def measure_small(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row
                 compiled=first.peak_bytes,
                 plans=len(made),
                 gradient=far,
-                wrong=far > TOLERANCE[tensors[0].dtype],
+                wrong=not far <= TOLERANCE[tensors[0].dtype],  # NaN is wrong, too
             )
 
 
 def distance(found: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> float:
     """Largest difference of a gradient, as a share of the largest gradient: gradients through a norm may be about 0."""
-    largest = max(float(b.abs().norm()) for b in right)
-    return max(float((a - b).abs().norm()) for a, b in zip(found, right, strict=True)) / largest
+    largest = torch.stack([b.abs().float().norm() for b in right]).max()
+    far = torch.stack([(a - b).abs().float().norm() for a, b in zip(found, right, strict=True)])
+    return float(far.max() / largest)  # NaN if one of them is
 
 
 def summarise_small(rows: list[Row]) -> Row:

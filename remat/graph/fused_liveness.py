@@ -23,8 +23,8 @@ from remat.graph.joint import outputs_of
 from remat.graph.liveness import StepWalk
 from remat.graph.storages import MEASURE, Memories, hint, tensor_bytes
 
-#: Index of the argument ``output_mask`` of ``convolution_backward``. The first entry of this mask says whether the
-#: gradient of the convolution's input is computed.
+#: Index of the argument ``output_mask`` of ``convolution_backward``. The first two entries of this mask say whether the
+#: gradients of the convolution's input and weight are computed.
 _OUTPUT_MASK = 10
 #: Fused operators whose results are contiguous, whatever the format of their inputs.
 _CONTIGUOUS = (*INDEXED, torch.ops.aten.cat)
@@ -67,15 +67,16 @@ class FusedWalk(StepWalk):
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
         """Yield the predicted workspaces, as (node, bytes, first moment, last moment).
 
-        A workspace is memory that an operator allocates besides its result. There are three kinds. The
+        A workspace is memory that an operator allocates besides its result. There are four kinds. The
         first kind is measured: memory that the operator allocates while it runs. The second kind is
         channels-last copies of the step's inputs, one for each convolution that reads an input.
         Forward makes all copies of an input before the first of these convolutions runs. Backward
-        does the same. The third kind is a computed value whose channels-last copy a convolution reads.
-        The kernel that computes
-        the value makes the copy. After this kernel, only the copy is alive if the value is a view of
-        a result of another shape, as in the backward of a group norm. Otherwise other nodes read the
-        value, too, as with the gradient of a residual sum, and both are alive.
+        does the same. The third kind is a computed value whose channels-last copy a convolution
+        reads. The kernel that computes the value makes the copy. After this kernel, only the copy is
+        alive if the value is a view of a result of another shape, as in the backward of a group norm.
+        Otherwise other nodes read the value, too, as with the gradient of a residual sum, and both
+        are alive. The fourth kind is the gradient of a copied weight, which the next kernel writes in
+        the format of the weight.
 
         A backward that recomputes no convolution makes no such copies for a ``convolution_backward``
         whose input is contiguous. The operator then copies all that it reads while it runs.

@@ -360,8 +360,9 @@ class PlanRequest:
     def how_to_run(self, peak_bytes: int, what: str = "that plan") -> str:
         """Return advice, as text for an error message, on how to run a plan with a given peak.
 
-        For a single graph, the advice is to give this peak as the budget. For one of several graphs, whose budget
-        is shared, the advice is to compile the model as one graph or to plan the graphs together.
+        For a single graph, the advice is to give this peak as the budget. One of several graphs shares the budget
+        with the others. The advice is then to try this peak, to compile the model as one graph, or to plan the graphs
+        together.
 
         Args:
             peak_bytes: the peak of the plan, in bytes.
@@ -371,8 +372,8 @@ class PlanRequest:
             return f"to run {what}, give budget={peak_bytes}"
         return (
             f"the step has other graphs or operators beside it, and needs {peak_bytes} bytes or more: try "
-            f"budget={peak_bytes} first. Or compile the model as "
-            "one graph: run it with TORCH_LOGS=graph_breaks to see where it breaks. Or plan its graphs together: "
+            f"budget={peak_bytes} first. Or compile the model as one graph: run it with TORCH_LOGS=graph_breaks to see "
+            "where it breaks. Or plan its graphs together: "
             'remat.plan(remat.capture(model, args, fullgraph=False), budget=…), then options={"plan": plans}'
         )
 

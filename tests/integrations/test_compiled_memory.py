@@ -90,13 +90,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 @functools.cache
-def compiled(name: str, budget: Any) -> tuple[Any, Any, remat.Plan, int]:
+def compiled(name: str, budget: Any, solver: str = "auto") -> tuple[Any, Any, remat.Plan, int]:
     """A compiled step, its model and input, its plan, and its peak in the allocator."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     kind, shape = MODELS[name]
     step = SimpleNamespace(model=kind(), args=(torch.randn(shape),), kwargs={})
-    options = {"budget": budget, "cost": "roofline:h100"}
+    options = {"budget": budget, "cost": "roofline:h100", "solver": solver}
     fn = torch.compile(step.model, backend="remat", options=options)
     allocated = measure_step(fn, step.args, by="allocator").peak_bytes
     return fn, step, remat.plans()[-1], allocated
@@ -142,8 +142,8 @@ def test_pages_show_the_step_as_compiled(tmp_path: Path) -> None:
 
 
 def test_a_peak_holds_in_the_allocator() -> None:
-    # The compiled peak of budget 1 may be lower than its estimate: Inductor reorders kernels of such plans.
-    top, low = compiled("chain", 1.0)[2].predicted_peak_bytes, compiled("chain", remat.Peak(0.0))[3]
+    # The default plan at budget 1 compiles below its estimate, even below that of the least peak.
+    top, low = compiled("chain", 1.0, "lagrangian")[3], compiled("chain", remat.Peak(0.0))[3]
     assert low < top
     plan, allocated = compiled("chain", remat.Peak(low + (top - low) // 4))[2:]
     assert allocated <= (plan.asked.peak_bytes or 0)

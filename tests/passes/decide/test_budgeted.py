@@ -78,7 +78,8 @@ def test_more_budget_never_costs_more(state: State, solver: str, cost: str) -> N
 def test_at_budget_one_the_bytes_are_those_of_the_cut(joint: remat.JointGraph) -> None:
     cut, plan = remat.plan(joint, 1, "cut"), remat.plan(joint, 1)
     assert plan.saved_bytes <= cut.saved_bytes == plan.full_bytes == cut.full_bytes
-    assert plan.recompute_cost <= cut.recompute_cost
+    assert remat.plan(joint, 1, "lagrangian").recompute_cost < cut.recompute_cost
+    assert plan.recompute_cost <= cut.recompute_cost  # too little is gained here to leave the cut
     more = remat.plan(joint, remat.Saved(10 * plan.full_bytes))
     assert more.recompute_cost <= plan.recompute_cost
 

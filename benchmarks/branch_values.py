@@ -7,20 +7,33 @@ elsewhere than at budget 1.
 
 Models of ``transformers`` and nets without a table have gradients alone: ``gradient_off`` is their distance from those of budget 1.
 ``step_ms`` is the least time of some steps. The side names type and lowering.
+
+``branch-price`` plans real architectures twice: with the constraint that branch values must not run again (``kept``), and without
+(``free``). Both plans have the same bytes, those that the budget stands for with the constraint. Budget 0 asks for the least saved
+bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 
 import remat
-from benchmarks.experiment import Case, Experiment, Row, grid
+from benchmarks.experiment import Case, Experiment, Row, grid, timed
+from benchmarks.figures import geometric_mean, ratio_of
+from benchmarks.plans import COST
+from benchmarks.quality import FLOOR
+from benchmarks.workloads import COMPILED, captured
+from remat.graph import lowering, verify
+from remat.graph.branch_values import KeptBranches
+from remat.graph.rules.runs import branches_are_forwards
 
 BUDGETS = (1, 0.5, 0.3, 0, "peak:0.3", "peak:0")
 TYPES = ("bfloat16", "float16", "float32")
@@ -256,6 +269,77 @@ def missed(summary: Row) -> list[str]:
     ]
 
 
+@contextlib.contextmanager
+def unconstrained() -> Iterator[None]:
+    """Let branch values run again, unverified."""
+    rules = [rule for rule in verify.RULES if rule[1] is not branches_are_forwards]
+    with (
+        mock.patch.object(lowering, "keep_branches", return_value=KeptBranches()),
+        mock.patch.object(verify, "RULES", rules),
+    ):
+        yield
+
+
+def price(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    """Plan with the constraint and without at the same bytes."""
+    small = COMPILED.get(name)
+    joint = remat.capture(small.build(), (), small.batches(1)[0]) if small else captured(name)
+    limits: dict[Any, Any] = {}
+    for case in cases:
+        of_peak = isinstance(case.budget, str)
+        budget: Any = remat.Peak(float(case.budget.split(":")[1])) if of_peak else case.budget
+        with unconstrained() if case.side == "free" else contextlib.nullcontext():
+            limit = limits.get(case.budget, budget)
+            seconds, _, plan = timed(functools.partial(remat.plan, joint, limit, cost=COST))
+        if of_peak:
+            limits.setdefault(case.budget, remat.Peak(plan.peak_limit))
+        elif case.budget > 0:
+            limits.setdefault(case.budget, remat.Saved(plan.capacity))
+        yield case.row(
+            saved_bytes=plan.saved_bytes,
+            peak_bytes=plan.peak_bytes,
+            cost=plan.recompute_cost,
+            step_cost=plan.step_cost,
+            full_bytes=plan.full_bytes,
+            seconds=seconds,
+        )
+
+
+def summarise_price(rows: list[Row]) -> Row:
+    """Multiples of what a plan without the constraint costs, and saves at least."""
+    at = {(row["workload"], row["budget"], row["side"]): row for row in rows}
+    pairs = [(row, at[(*key, "free")]) for (*key, side), row in at.items() if side == "kept"]
+    costs = [ratio_of(a["cost"], b["cost"]) for a, b in pairs if a["budget"] != 0]
+    least = [(a, b) for a, b in pairs if a["budget"] == 0]
+    return {
+        "cells": len(pairs),
+        "cost_mean": geometric_mean(costs, FLOOR),
+        "cost_worst": max(costs),
+        # Without the constraint, some steps need to save nothing.
+        "least_bytes_worst": max(
+            (a["saved_bytes"] / b["saved_bytes"] for a, b in least if b["saved_bytes"]), default=1.0
+        ),
+        "least_bytes_more_of_full": max(
+            (a["saved_bytes"] - b["saved_bytes"]) / a["full_bytes"] for a, b in least
+        ),
+    }
+
+
+def dear(summary: Row) -> list[str]:
+    limits = {
+        "cost_mean": 1.01,
+        "cost_worst": 1.05,
+        "least_bytes_worst": 1.05,
+        "least_bytes_more_of_full": 0.05,
+    }
+    return [
+        f"{name} is {summary[name]:.3f}, over {most}"
+        for name, most in limits.items()
+        if summary[name] > most
+    ]
+
+
+PRICED = ("moe", "mixtral-8x7b", "vit-huge", "resnet-50", "unet", "gpt2-xl")
 WORKLOADS = (*RANKS, "topk-bias", *MODELS, *MIDDLES)
 SIDES = tuple(f"{kind} {lower}" for kind in TYPES for lower in LOWERINGS)
 
@@ -267,5 +351,13 @@ EXPERIMENTS = {
         measure=measure,
         summarise=summarise,
         missed=missed,
-    )
+    ),
+    "branch-price": Experiment(
+        about="what it costs that branch values must not run again",
+        cases=grid(PRICED, (0, 0.5, 0.3, "peak:0.5", "peak:0.3", "peak:0.1"), ("kept", "free")),
+        quick=grid(("moe",), (0, 0.5), ("kept", "free")),
+        measure=price,
+        summarise=summarise_price,
+        missed=dear,
+    ),
 }

@@ -219,11 +219,14 @@ def _minor(release: str) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d+", release)[:2])
 
 
-def is_before(minor: str) -> bool:
-    """Return whether the installed PyTorch is older than a minor version, such as ``"2.16"``."""
+def is_before(release: str) -> bool:
+    """Return whether the installed PyTorch is older than a release, such as ``"2.14.1"``."""
     import torch
 
-    return _minor(torch.__version__) < _minor(minor)
+    def numbers(version: str) -> tuple[int, ...]:
+        return tuple(int(n) for n in re.findall(r"\d+", version)[:3])
+
+    return numbers(torch.__version__) < numbers(release)
 
 
 def schema(op: Any) -> Any:

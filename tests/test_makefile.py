@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,8 +15,20 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is n
 
 def would_run(*arguments: str) -> str:
     """What `make` would do for a first time."""
-    command = ["make", "--dry-run", "--always-make", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return make("--dry-run", "--always-make", *arguments)
+
+
+def make(*arguments: str, folder: Path = ROOT) -> str:
+    """What `make` prints, without the variables of a `make` that runs these tests."""
+    own = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("MAKEFLAGS", "MAKEOVERRIDES", "TORCH", "PYTHON")
+    }
+    command = ["make", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=own, capture_output=True, text=True, check=True
+    ).stdout
 
 
 @pytest.mark.parametrize(
@@ -52,9 +65,8 @@ def test_the_demo_installs_what_it_needs_and_no_more(tmp_path: Path) -> None:
         (tmp_path / name).write_text((ROOT / name).read_text())
 
     def would_install(*arguments: str) -> list[str]:
-        command = ["make", "--dry-run", *arguments]
-        said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-        return [line for line in said.stdout.splitlines() if "pip install" in line]
+        said = make("--dry-run", *arguments, folder=tmp_path)
+        return [line for line in said.splitlines() if "pip install" in line]
 
     (demo,) = would_install("demo")
     assert demo.endswith("-e '.[hf,plot]'")

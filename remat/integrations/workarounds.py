@@ -39,7 +39,7 @@ _STEPS = {
 
 #: Dict from the name of a workaround's function to the first version of PyTorch without the fault. From that version on
 #: the workaround is not applied.
-FIXED_IN: dict[str, str] = {"waits_of_formed_loops": "2.15"}
+FIXED_IN: dict[str, str] = {"waits_of_formed_loops": "2.14.1"}
 
 
 def is_needed(workaround: Callable[..., Any]) -> bool:
